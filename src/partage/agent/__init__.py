@@ -1,0 +1,1 @@
+"""The service of a node: observes, turns, owns time and tasks."""

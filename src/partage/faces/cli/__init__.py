@@ -1,0 +1,1 @@
+"""The command ``partage``: one file per verb."""

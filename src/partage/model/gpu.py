@@ -1,0 +1,173 @@
+"""What a node has: GPUs, MIG devices, the links between them, the driver. One immutable snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from partage.model.placement import Placement
+
+
+class ComputeMode(IntEnum):
+    """Who may open a context on a GPU. Source: nvml.h, nvmlComputeMode_t."""
+
+    DEFAULT = 0
+    EXCLUSIVE_THREAD = 1
+    PROHIBITED = 2
+    EXCLUSIVE_PROCESS = 3
+
+
+class RecoveryAction(IntEnum):
+    """What the driver says a GPU needs. Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (230)."""
+
+    NONE = 0
+    GPU_RESET = 1
+    NODE_REBOOT = 2
+    DRAIN_P2P = 3
+    DRAIN_AND_RESET = 4
+    RECOVER_IMEX = 5
+    BUS_RESET = 6
+    SYSTEM_REBOOT = 7
+
+
+class LinkPath(IntEnum):
+    """How two GPUs are joined over PCIe; nearer is greater, in NVIDIA's scoring (facts 3.5)."""
+
+    CROSS_CPU = 10
+    SAME_CPU = 20
+    HOST_BRIDGE = 30
+    MULTI_SWITCH = 40
+    SINGLE_SWITCH = 50
+    SAME_BOARD = 60
+
+
+@dataclass(frozen=True, slots=True)
+class MigMode:
+    """current: what the GPU does now; pending: what it will do after a reset."""
+
+    current: bool
+    pending: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MigDevice:
+    """One compute instance: what CUDA sees and a container gets.
+
+    index:        position in NVML's list of the GPU's MIG devices, the ``1`` of ``0:1``.
+    profile:      canonical name, ``1g.10gb``, ``1c.3g.40gb``, ``1g.10gb+me``.
+    placement:    memory slices of its GPU instance.
+    memory_bytes: memory of its GPU instance.
+    gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None where unknown.
+    """
+
+    uuid: str
+    index: int
+    gi_id: int
+    ci_id: int
+    profile: str
+    placement: Placement
+    memory_bytes: int
+    gi_minor: int | None = None
+    ci_minor: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU that answers.
+
+    index:  NVML's enumeration number; minor: the N of ``/dev/nvidiaN``. They differ on real nodes.
+    product: as NVML returns it; architecture: ``volta``, ``ampere``, ... or ``unknown``.
+    pci_device_id: device and vendor, ``0x233010de`` in lower case.
+    mig_mode: None on a GPU without MIG.
+    recovery: None where the driver does not say.
+    """
+
+    index: int
+    uuid: str
+    minor: int
+    product: str
+    architecture: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    pci_bus_id: str
+    pci_device_id: str
+    numa_node: int | None = None
+    mig_mode: MigMode | None = None
+    mig_devices: tuple[MigDevice, ...] = ()
+    compute_mode: ComputeMode = ComputeMode.DEFAULT
+    recovery: RecoveryAction | None = None
+
+    @property
+    def mig_enabled(self) -> bool:
+        """MIG mode is on now."""
+        return self.mig_mode is not None and self.mig_mode.current
+
+
+@dataclass(frozen=True, slots=True)
+class LostGpu:
+    """A GPU that NVML lists and cannot open. uuid and pci_bus_id: None where they can no longer be read."""
+
+    index: int
+    uuid: str | None
+    pci_bus_id: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How near two GPUs are. nvlinks: active NVLinks between them, those through NVSwitch counted."""
+
+    a: str
+    b: str
+    path: LinkPath
+    nvlinks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """A driver that works. version ``550.163.01``; cuda ``12.4``."""
+
+    version: str
+    cuda: str
+
+
+@dataclass(frozen=True, slots=True)
+class NoDriver:
+    """Why no GPU can be seen: a typed, explained state, not an error.
+
+    kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``failed``.
+    """
+
+    kind: str
+    reason: str
+    hint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """One snapshot of a node.
+
+    gpus:  ordered by index; lost: those that do not answer, ordered by index.
+    links: one per unordered pair of GPUs that answer.
+    control_nodes: control device files that exist (``/dev/nvidiactl`` ...), as paths in the container.
+    boot_id: changes with every boot of the node.
+    open_to_env: True where an unprivileged pod can set NVIDIA_VISIBLE_DEVICES itself, None: not known.
+    simulated: the node is a simulation.
+    """
+
+    driver: Driver | NoDriver
+    gpus: tuple[Gpu, ...] = ()
+    lost: tuple[LostGpu, ...] = ()
+    links: tuple[Link, ...] = ()
+    control_nodes: tuple[str, ...] = ()
+    boot_id: str = ""
+    open_to_env: bool | None = None
+    simulated: bool = False
+
+    def __iter__(self) -> Iterator[Gpu]:
+        return iter(self.gpus)
+
+    def gpu(self, uuid: str) -> Gpu | None:
+        """The GPU of that UUID that answers, or None."""
+        return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)

@@ -1,0 +1,63 @@
+"""Names that cross the border to kubelet and driver: resource names and the ids of shares."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+
+ResourceName = NewType("ResourceName", str)
+"""An extended resource, ``nvidia.com/gpu.shared``; made by ``parse_resource_name``."""
+
+VENDOR = "nvidia.com"
+_LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
+LONGEST_RESOURCE_NAME = 63
+_SEPARATOR = "::"
+
+
+def parse_resource_name(text: str) -> ResourceName:
+    """The resource that ``text`` names; ``nvidia.com/`` is put in front where no domain stands.
+
+    The rules are those of NVIDIA's plugin (63 characters in all, the part after the slash an
+    RFC 1123 subdomain), save that another domain is allowed. Raises ValueError.
+    """
+    full = text if "/" in text else f"{VENDOR}/{text}"
+    domain, _, name = full.partition("/")
+    if len(full) > LONGEST_RESOURCE_NAME:
+        raise ValueError(f"resource name {full[:80]!r} is longer than {LONGEST_RESOURCE_NAME} characters")
+    if not (_SUBDOMAIN.fullmatch(domain) and _SUBDOMAIN.fullmatch(name)):
+        raise ValueError(f"{text!r} is not a resource name: lower case letters, digits, '-' and '.' only")
+    if domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+        raise ValueError(f"{text!r} is in a domain that Kubernetes keeps for itself")
+    return ResourceName(full)
+
+
+def plugin_socket_name(resource: ResourceName) -> str:
+    """The socket's base name: ``nvidia-gpu.shared.sock`` as NVIDIA's plugin calls it."""
+    domain, _, name = resource.partition("/")
+    prefix = "nvidia" if domain == VENDOR else domain
+    return f"{prefix}-{name}.sock"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ShareId:
+    """What the kubelet calls a device: a GPU or MIG device, or one share of it.
+
+    device:  UUID of the GPU or MIG device.
+    replica: 0-based number of the share; None where the device is not shared.
+    """
+
+    device: str
+    replica: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> ShareId:
+        """Inverse of ``str``. Anything parses: an id without ``::n`` is a whole device."""
+        device, separator, number = text.partition(_SEPARATOR)
+        if separator and number.isascii() and number.isdigit():
+            return cls(device, int(number))
+        return cls(text, None)
+
+    def __str__(self) -> str:
+        return self.device if self.replica is None else f"{self.device}{_SEPARATOR}{self.replica}"

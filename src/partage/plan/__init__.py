@@ -1,0 +1,1 @@
+"""Decisions, pure: policy and inventory in, offers, answers and steps out."""

@@ -1,0 +1,1 @@
+"""A simulated node behind the same ports, as strict as the hardware."""

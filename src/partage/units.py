@@ -1,0 +1,48 @@
+"""Amounts of memory and percentages: parse what people write, print what people read."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+_SUFFIXES = {
+    "": 1,
+    "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12,
+    "k": 10**3,
+    "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 2**40,
+}  # fmt: skip
+_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_PERCENT = re.compile(r"(\d{1,3})\s*%", re.ASCII)
+_LONGEST = 32
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes in a Kubernetes quantity: ``8Gi``, ``512Mi``, ``8G``, ``1073741824``.
+
+    Raises ValueError for anything else, for fractions of a byte and for zero.
+    """
+    match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if match is None or match[2] not in _SUFFIXES:
+        raise ValueError(f"{text[:_LONGEST]!r} is not an amount of memory such as 8Gi or 512Mi")
+    amount = Decimal(match[1]) * _SUFFIXES[match[2]]
+    if amount != int(amount) or amount <= 0:
+        raise ValueError(f"{text!r} is not a whole, positive number of bytes")
+    return int(amount)
+
+
+def format_bytes(amount_bytes: int) -> str:
+    """Short text for people: ``79.6 GiB``, ``512 MiB``; exact multiples without a fraction."""
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if amount_bytes >= size:
+            return f"{amount_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
+    return f"{amount_bytes} B"
+
+
+def parse_percent(text: str) -> int:
+    """Whole percent, 1 to 100, in ``20%``. Raises ValueError for anything else."""
+    match = _PERCENT.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    if match is None or not 1 <= int(match[1]) <= 100:
+        raise ValueError(f"{text[:_LONGEST]!r} is not a percentage from 1% to 100%")
+    return int(match[1])
