@@ -1,0 +1,58 @@
+# Everything a newcomer needs: `make demo` shows the main job, `make test` runs the tests.
+# Both set everything up first; the second time that costs nothing.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+STORY  ?= examples/07-mixed-node/story.yaml
+# Two workers: the tests mostly wait for sockets and processes, not for a core.
+PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format lint types contracts bench proto lock clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
+
+setup: $(READY)  ## install Partage and its tools into .venv
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Partage needs Python 3.11 or newer; say which: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	@touch $@
+
+demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
+	$(BIN)/partage simulate $(STORY)
+
+test: $(READY)  ## all tests
+	$(PYTEST)
+
+check: format lint types contracts test  ## what continuous integration runs
+
+format: $(READY)
+	$(BIN)/ruff format --check .
+
+lint: $(READY)
+	$(BIN)/ruff check .
+
+types: $(READY)
+	$(BIN)/mypy
+
+contracts: $(READY)
+	$(BIN)/lint-imports --no-logo
+
+bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
+	$(BIN)/python -m bench
+
+proto: $(READY)  ## generate the kubelet's messages anew from proto/
+	$(BIN)/python proto/generate.py
+
+lock: $(READY)  ## pin what is installed now
+	$(BIN)/python -m pip freeze --exclude-editable --exclude pip > constraints.txt
+
+clean:  ## remove what setup and tests left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
