@@ -1,0 +1,38 @@
+"""Amounts of memory and percentages."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.units import GIB, MIB, format_bytes, parse_bytes, parse_percent
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("8Gi", 8 * GIB), ("512Mi", 512 * MIB), ("8G", 8 * 10**9), ("1.5Gi", 3 * GIB // 2), (" 7 ", 7)],
+)
+def test_quantities_are_read_as_kubernetes_reads_them(text: str, amount: int) -> None:
+    assert parse_bytes(text) == amount
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1Gi", "8 GB", "8gi", "0.1", "1e3", "٣Gi", "9" * 100, "Gi"])
+def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        parse_bytes(text)
+
+
+@given(st.integers(1, 2**20))
+def test_whole_mebibytes_survive_printing_within_rounding(mebibytes: int) -> None:
+    printed = format_bytes(mebibytes * MIB)
+    assert parse_bytes(printed.replace(" ", "").removesuffix("B")) == pytest.approx(mebibytes * MIB, rel=0.06)
+
+
+@pytest.mark.parametrize(("text", "percent"), [("20%", 20), ("100 %", 100), ("1%", 1)])
+def test_percentages(text: str, percent: int) -> None:
+    assert parse_percent(text) == percent
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "20", "-5%", "2.5%", "%"])
+def test_what_is_no_percentage_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="percentage"):
+        parse_percent(text)
