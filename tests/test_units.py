@@ -9,13 +9,13 @@ from partage.units import GIB, MIB, format_bytes, parse_bytes, parse_percent
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("8Gi", 8 * GIB), ("512Mi", 512 * MIB), ("8G", 8 * 10**9), ("1.5Gi", 3 * GIB // 2), (" 7 ", 7)],
+    [("8Gi", 8 * GIB), ("512Mi", 512 * MIB), ("8G", 8 * 10**9), ("1.5Gi", 3 * GIB // 2), (" 7 ", 7), ("0.5", 1)],
 )
 def test_quantities_are_read_as_kubernetes_reads_them(text: str, amount: int) -> None:
     assert parse_bytes(text) == amount
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1Gi", "8 GB", "8gi", "0.1", "1e3", "٣Gi", "9" * 100, "Gi"])
+@pytest.mark.parametrize("text", ["", "0", "-1Gi", "8 GB", "8gi", "0.0", "1e3", "٣Gi", "9" * 100, "Gi"])
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         parse_bytes(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from decimal import Decimal
+from math import ceil
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
@@ -21,15 +22,15 @@ _LONGEST = 32
 def parse_bytes(text: str) -> int:
     """Bytes in a Kubernetes quantity: ``8Gi``, ``512Mi``, ``8G``, ``1073741824``.
 
-    Raises ValueError for anything else, for fractions of a byte and for zero.
+    Fractions of a byte are rounded up, as Kubernetes does. Raises ValueError for anything else and for zero.
     """
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or match[2] not in _SUFFIXES:
         raise ValueError(f"{text[:_LONGEST]!r} is not an amount of memory such as 8Gi or 512Mi")
-    amount = Decimal(match[1]) * _SUFFIXES[match[2]]
-    if amount != int(amount) or amount <= 0:
-        raise ValueError(f"{text!r} is not a whole, positive number of bytes")
-    return int(amount)
+    amount_bytes = ceil(Decimal(match[1]) * _SUFFIXES[match[2]])
+    if amount_bytes == 0:
+        raise ValueError(f"{text!r} is not a positive amount of memory")
+    return amount_bytes
 
 
 def format_bytes(amount_bytes: int) -> str:
