@@ -1,0 +1,201 @@
+"""What the verbs have in common: options, documents, and the way to the hardware.
+
+Imported by every verb, the agent's too: nothing heavy at the top.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from partage.errors import Problem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from partage.edges.hardware.port import Hardware
+    from partage.model.gpu import Inventory
+    from partage.model.policy import Policy
+
+API_VERSION = "partage/v1"
+OUTPUT_KEY = "partage.output"
+"""Where the context remembers ``-o``, so that errors are told in the same language."""
+
+DEFAULT_RUN_DIR = "/run/partage"
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+# --- options -----------------------------------------------------------------------------------
+
+
+def output_option(*formats: str) -> Callable[[Command], Command]:
+    """``-o``: the first format is the default."""
+    return click.option(
+        "-o",
+        "--output",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        is_eager=True,
+        callback=_remember_output,
+        help="How to write the answer.",
+    )
+
+
+def _remember_output(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    del parameter
+    ctx.meta[OUTPUT_KEY] = value
+    return value
+
+
+def machine_option(command: Command) -> Command:
+    """``--machine``."""
+    return click.option(
+        "--machine",
+        metavar="NAME|FILE",
+        help="A simulated node in place of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
+    )(command)
+
+
+def policy_options(command: Command) -> Command:
+    """``--policy`` and ``--config``."""
+    command = click.option(
+        "--config", metavar="NAME", help="Which of the policy file's named configurations."
+    )(command)
+    return click.option(
+        "--policy",
+        metavar="FILE",
+        help="The policy: Partage's own format, NVIDIA's device-plugin file or mig-parted's; - is standard "
+        "input. Without it every GPU is exclusive.",
+    )(command)
+
+
+def run_dir_option(command: Command) -> Command:
+    """``--run-dir``: where a running agent leaves its report."""
+    return click.option(
+        "--run-dir",
+        metavar="DIR",
+        help=f"Where a running agent leaves its report ({DEFAULT_RUN_DIR}; on a simulated node, none).",
+    )(command)
+
+
+# --- the answer --------------------------------------------------------------------------------
+
+
+def document(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON document of ours."""
+    return {"apiVersion": API_VERSION, "kind": kind, **body}
+
+
+def problems_document(problems: Iterable[Problem]) -> dict[str, Any]:
+    """What ``-o json`` says in place of an answer."""
+    return document("Problems", {"problems": [problem_row(problem) for problem in problems]})
+
+
+def problem_row(problem: Problem) -> dict[str, str]:
+    """One problem, as DESIGN words it."""
+    return {
+        "file": problem.file,
+        "path": problem.path,
+        "severity": problem.severity,
+        "message": problem.message,
+        "hint": problem.hint,
+    }
+
+
+def print_document(answer: Mapping[str, Any], output: str) -> None:
+    """Write a document to stdout, as ``json`` or ``yaml``."""
+    if output == "yaml":
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(dict(answer), sort_keys=False, allow_unicode=True, width=110))
+    else:
+        sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_problems(problems: Iterable[Problem]) -> None:
+    """One line per problem on stderr."""
+    for problem in problems:
+        click.echo(f"{problem.severity}: {problem}".replace("\n", " "), err=True)
+
+
+def console() -> Console:
+    """Where tables and pictures go. Not narrower than they can be read where nobody watches the width."""
+    from rich.console import Console
+
+    wide_enough = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
+    return Console(highlight=False, width=wide_enough, soft_wrap=False)
+
+
+# --- the node ----------------------------------------------------------------------------------
+
+
+def read_policy(policy: str | None, config: str | None) -> Policy:
+    """The policy of ``--policy``, or every GPU exclusive. Raises InputError with all problems."""
+    from partage.edges.files.policy import load_policy
+    from partage.errors import InputError
+    from partage.model.policy import ALL_EXCLUSIVE
+
+    if policy is None:
+        if config is not None:
+            raise InputError(
+                "--config names a configuration of a policy file", "say which with --policy FILE"
+            )
+        return ALL_EXCLUSIVE
+    return load_policy(policy, config, os.environ)
+
+
+def open_hardware(machine: str | None) -> Hardware:
+    """The real node, or the simulated one."""
+    if machine is not None:
+        from partage.sim.hardware import SimulatedHardware
+        from partage.sim.machine import load_machine
+
+        return SimulatedHardware(load_machine(machine))
+    from partage.edges.hardware.nvml import NvmlHardware
+
+    return NvmlHardware()
+
+
+def observe(machine: str | None) -> Inventory:
+    """One look at the node. Raises InputError for a machine that does not exist."""
+    import asyncio
+
+    async def look() -> Inventory:
+        hardware = open_hardware(machine)
+        try:
+            return await hardware.observe()
+        finally:
+            await hardware.close()
+
+    return asyncio.run(look())
+
+
+def need_driver(inventory: Inventory) -> Inventory:
+    """The inventory, where GPUs can be seen. Raises DriverUnavailable with what to do."""
+    from partage.errors import DriverUnavailable
+    from partage.model.gpu import NoDriver
+
+    if isinstance(inventory.driver, NoDriver):
+        hint = inventory.driver.hint or "install or repair the NVIDIA driver"
+        raise DriverUnavailable(
+            inventory.driver.reason, f"{hint}; --machine 8xh100-sxm5-80gb simulates a node instead"
+        )
+    return inventory
+
+
+def write_file(path: str, text: str) -> None:
+    """Write an answer to a file. Raises InputError where that cannot be."""
+    from partage.errors import InputError
+
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError([Problem(path, "", "error", f"cannot be written: {error.strerror}")]) from error

@@ -1,0 +1,135 @@
+"""The command ``partage``: finds the verb, and answers for every error.
+
+A verb ``v`` is the click command called ``command`` in the module ``partage.faces.cli.v``, imported when it
+is called and not before: the agent shall not pay for tables and pictures. Every PartageError ends here, one
+line per problem on stderr and the exit code of its class. Bugs are not caught: they print a traceback.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from partage import __version__
+from partage.errors import InputError, PartageError, Problem
+from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems, problems_document
+
+VERBS = {
+    "show": "The node: its GPUs, what they offer, who holds it, and a picture.",
+    "plan": "What a policy would offer, what it would change, and why not.",
+    "check": "Whether policies and manifests are right, before they cost a card.",
+    "simulate": "Play a story of pods against the agent, on a simulated node.",
+    "record": "Write the node down as a machine for the simulation.",
+    "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
+    "hardware": "The agent's privileged helper; the agent starts it itself.",
+}
+
+_INTERRUPTED = 130
+_PIPE_CLOSED = 141
+
+
+class Verbs(click.Group):
+    """The group of all verbs, none of them imported before it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in VERBS:
+            return None
+        verb: click.Command = importlib.import_module(f"partage.faces.cli.{cmd_name}").command
+        return verb
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in VERBS and not name.startswith("-"):
+            raise click.UsageError(f"there is no verb {name!r}{_nearest(name)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of verbs, without importing one."""
+        del ctx
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, VERBS, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; the verbs are {', '.join(VERBS)}"
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    subcommand_metavar="VERB [OPTIONS]",
+    epilog="--machine puts a simulated node in place of the real one, for every verb: "
+    "partage show --machine 8xh100-sxm5-80gb",
+)
+@click.version_option(__version__, prog_name="partage", message="%(prog)s %(version)s")
+def partage() -> None:
+    """Share the NVIDIA GPUs of a node, card by card.
+
+    Answers go to stdout, everything else to stderr. Exit codes: 0 done or true, 1 false, 2 the input is
+    wrong, 3 understood but impossible here, 4 hardware or daemon, 5 cluster.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and leave the process with its exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command; the exit code."""
+    # Values remembered while parsing (``-o json``) outlive the parser: an error is told in the same language.
+    meta: dict[str, object] = {}
+    try:
+        code = _invoke(arguments, meta)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read us has gone (``| head``). Python would complain once more when it closes stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+    return code
+
+
+def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
+    try:
+        with partage.make_context("partage", arguments) as ctx:
+            try:
+                result = partage.invoke(ctx)
+            finally:
+                meta.update(ctx.meta)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as leaving:
+        return leaving.exit_code
+    except click.ClickException as error:
+        error.show()
+        _answer_in_kind([Problem("", "", "error", error.format_message())], meta)
+        return InputError.exit_code
+    except PartageError as error:
+        print_problems(error.problems)
+        _answer_in_kind(error.problems, meta)
+        return error.exit_code
+
+
+def _answer_in_kind(problems: Sequence[Problem], meta: dict[str, object]) -> None:
+    """Who asked for a document gets one, for an error too."""
+    output = meta.get(OUTPUT_KEY)
+    if output in ("json", "yaml"):
+        print_document(problems_document(problems), str(output))
