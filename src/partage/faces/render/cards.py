@@ -1,0 +1,154 @@
+"""The picture of a node as values: cards, blocks and cells, before anything is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from partage.faces.words import count_of, guarantee_words, product_word, way
+from partage.model.gpu import Gpu, Inventory, LostGpu
+from partage.model.policy import Strategy
+from partage.model.share import GpuOffer, Offer, Offering, weakest
+from partage.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One share. holder: who holds it, None where it is free. weight: its part of the block."""
+
+    holder: str | None
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One device of a GPU, or a gap between MIG devices (no cells).
+
+    label: the MIG profile, empty for a whole GPU. weight: memory slices, 1 for a whole GPU.
+    """
+
+    label: str
+    weight: int
+    cells: tuple[Cell, ...]
+    planned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU, ready to be drawn. trouble: what is wrong with it, empty where nothing is."""
+
+    index: int
+    product: str
+    way: str
+    strategy: Strategy | None
+    blocks: tuple[Block, ...]
+    shares: str
+    guarantee: str
+    trouble: str = ""
+
+
+def cards_of(
+    inventory: Inventory,
+    offer: Offer,
+    holders: Mapping[str, str],
+    troubles: Mapping[str, str],
+    slices_of: Mapping[str, int],
+) -> list[Card]:
+    """One card per GPU, lost ones included, ordered by index.
+
+    holders: share id to who holds it. troubles: GPU UUID to what is wrong with it.
+    slices_of: GPU UUID to the number of memory slices of its model.
+    """
+    cards = [
+        _card(gpu, offer.get(gpu.uuid, ()), holders, troubles.get(gpu.uuid, ""), slices_of.get(gpu.uuid, 8))
+        for gpu in inventory
+    ]
+    cards += [_lost_card(gpu) for gpu in inventory.lost]
+    return sorted(cards, key=lambda card: card.index)
+
+
+def _card(gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], trouble: str, slices: int) -> Card:
+    product = product_word(gpu.product)
+    if not offer:
+        nothing = "MIG mode, no MIG device" if gpu.mig_enabled else "offers nothing"
+        return Card(gpu.index, product, nothing, None, (Block("", 1, ()),), "", "", trouble)
+    mig = any(offering.profile for offering in offer)
+    return Card(
+        index=gpu.index,
+        product=product,
+        way=_ways(offer),
+        strategy=offer[0].strategy,
+        blocks=_mig_blocks(gpu, offer, holders, slices) if mig else (_whole_block(offer, holders),),
+        shares=_shares_text(offer),
+        guarantee=guarantee_words(weakest(offering.guarantee for offering in offer)),
+        trouble=trouble,
+    )
+
+
+def _lost_card(gpu: LostGpu) -> Card:
+    return Card(gpu.index, "lost", "", None, (Block("", 1, ()),), "", "", gpu.reason)
+
+
+def _ways(offer: GpuOffer) -> str:
+    ways = dict.fromkeys(way(o.strategy, o.shared, o.replicas) for o in offer)
+    return next(iter(ways)) if len(ways) == 1 else "several ways"
+
+
+def _shares_text(offer: GpuOffer) -> str:
+    """``4 shares of 20 GiB``, ``1 x 40 GiB, 2 x 20 GiB``; the sizes of unequal shares, largest first."""
+    sizes: dict[int, int] = {}
+    for offering in sorted(offer, key=lambda offering: -offering.memory_bytes):
+        sizes[offering.memory_bytes] = sizes.get(offering.memory_bytes, 0) + offering.count
+    if len(sizes) == 1:
+        ((size, count),) = sizes.items()
+        each = format_bytes(size)
+        threads = offer[0].threads_percent
+        compute = "" if threads is None else f", {threads}% of the SMs"
+        return each if count == 1 else f"{count_of(count, 'share')} of {each}{compute} each"
+    return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
+
+
+def _whole_block(offer: GpuOffer, holders: Mapping[str, str]) -> Block:
+    return Block("", 1, tuple(cell for offering in offer for cell in _cells(offering, holders)))
+
+
+def _cells(offering: Offering, holders: Mapping[str, str]) -> list[Cell]:
+    weight = max(1, offering.memory_bytes >> 20)
+    return [Cell(holders.get(share), weight) for share in offering.share_ids]
+
+
+def _mig_blocks(gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], slices: int) -> tuple[Block, ...]:
+    """The GPU's memory slices from left to right; devices of one GPU instance share its slices."""
+    placements = {device.uuid: device.placement for device in gpu.mig_devices}
+    at: dict[tuple[int, int], list[Offering]] = {}
+    unplaced: list[Offering] = []
+    for offering in offer:
+        placement = placements.get(offering.device)
+        if placement is None:
+            unplaced.append(offering)
+        else:
+            at.setdefault((placement.start, placement.size), []).append(offering)
+    if unplaced:
+        # Planned devices: nothing sits anywhere yet, so their memory says how wide they are.
+        return tuple(_mig_block([o], _slices_by_memory(o, gpu, slices), holders) for o in offer)
+    blocks: list[Block] = []
+    position = 0
+    for (start, size), offerings in sorted(at.items()):
+        if start > position:
+            blocks.append(Block("", start - position, ()))
+        blocks.append(_mig_block(offerings, size, holders))
+        position = start + size
+    if position < slices:
+        blocks.append(Block("", slices - position, ()))
+    return tuple(blocks)
+
+
+def _mig_block(offerings: Sequence[Offering], weight: int, holders: Mapping[str, str]) -> Block:
+    label = " ".join(dict.fromkeys(offering.profile or "" for offering in offerings))
+    cells = tuple(cell for offering in offerings for cell in _cells(offering, holders))
+    return Block(label, weight, cells, planned=any(offering.planned for offering in offerings))
+
+
+def _slices_by_memory(offering: Offering, gpu: Gpu, slices: int) -> int:
+    whole = offering.memory_bytes * (1 if offering.shared is Strategy.EXCLUSIVE else offering.replicas)
+    return max(1, round(whole * slices / gpu.memory_bytes))

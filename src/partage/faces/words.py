@@ -1,0 +1,81 @@
+"""How the answers say it to people: guarantees, strategies, lists of GPUs. Text only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from partage.model.policy import Strategy
+from partage.model.share import Guarantee
+
+GUARANTEES = {
+    Guarantee.HARD: "the hardware holds it",
+    Guarantee.GUARDED: "the MPS daemon refuses more",
+    Guarantee.ADVISORY: "a tenant can drop it",
+    Guarantee.NONE: "a neighbour can take it all",
+}
+"""What each guarantee means for the memory of a share, in words that follow its name."""
+
+_STRATEGIES = {
+    Strategy.EXCLUSIVE: "exclusive",
+    Strategy.TIME_SLICING: "time-slicing",
+    Strategy.MPS: "MPS",
+    Strategy.MIG: "MIG",
+}
+
+
+def strategy_word(strategy: Strategy) -> str:
+    """The strategy as people write it."""
+    return _STRATEGIES[strategy]
+
+
+def guarantee_words(guarantee: Guarantee) -> str:
+    """``guarded: the MPS daemon refuses more``."""
+    return f"{guarantee}: {GUARANTEES[guarantee]}"
+
+
+def way(strategy: Strategy, shared: Strategy, replicas: int) -> str:
+    """How a device is shared: ``MPS x 4``, ``MIG``, ``MIG, time-slicing x 4``."""
+    if shared is Strategy.EXCLUSIVE:
+        return strategy_word(strategy)
+    parts = f"{strategy_word(shared)} x {replicas}"
+    return parts if strategy is shared else f"{strategy_word(strategy)}, {parts}"
+
+
+def numbers(values: Iterable[int]) -> str:
+    """``0-3, 6`` for 0, 1, 2, 3, 6."""
+    runs: list[tuple[int, int]] = []
+    for value in sorted(set(values)):
+        if runs and runs[-1][1] == value - 1:
+            runs[-1] = (runs[-1][0], value)
+        else:
+            runs.append((value, value))
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def gpus(values: Iterable[int]) -> str:
+    """``GPU 3``, ``GPUs 0-3, 6``."""
+    distinct = set(values)
+    return f"{'GPU' if len(distinct) == 1 else 'GPUs'} {numbers(distinct)}"
+
+
+def count_of(amount: int, noun: str, plural: str = "") -> str:
+    """``1 share``, ``4 shares``."""
+    return f"{amount} {noun if amount == 1 else plural or noun + 's'}"
+
+
+def shorten(text: str, width: int) -> str:
+    """At most ``width`` characters, the end cut off visibly."""
+    if len(text) <= width:
+        return text
+    return text[: width - 1] + "…" if width > 1 else text[:width]
+
+
+def listed(items: Sequence[str], most: int) -> str:
+    """``a, b, c and 4 more``."""
+    shown = ", ".join(items[:most])
+    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
+
+
+def product_word(product: str) -> str:
+    """The product without the maker's name, which is the same on every card."""
+    return product.removeprefix("NVIDIA ")
