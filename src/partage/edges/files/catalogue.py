@@ -1,0 +1,237 @@
+"""GPU models that Partage knows without asking a driver: names, memory, MIG geometry.
+
+The figures lie in ``catalogue/*.json``; ``catalogue/README.md`` says where they come from. The driver of a
+real GPU always wins over them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from partage.model.geometry import Engines, Geometry, ProfileSpec
+from partage.model.gpu import Gpu
+from partage.model.profile import MigProfile
+from partage.units import GIB, MIB
+
+_FOLDER = Path(__file__).with_name("catalogue")
+_MEMORY_TOLERANCE = 0.05
+"""How far a GPU's memory may be from its model's. Drivers keep back up to 2 %; the next larger card of one
+device id has 17 % more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """One model.
+
+    id:              ours, ``h100-sxm5-80gb``. products: as NVML returns them, the usual one first.
+    pci_device_ids:  device and vendor, ``0x233010de``, in the order of ``products`` where they are as many.
+    memory_bytes:    total as the driver says it; memory_derived: only the figure of the name was known.
+    nvlink:          a remark on NVLink where the source has one.
+    geometry:        None for a model without MIG, and where no placements are published; ``no_geometry`` says which.
+    """
+
+    id: str
+    products: tuple[str, ...]
+    pci_device_ids: tuple[str, ...]
+    architecture: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    memory_derived: bool
+    mig: bool
+    mig_survives_reboot: bool
+    mig_needs_reset: bool
+    geometry: Geometry | None
+    renamed_geometries: Mapping[int, Geometry]
+    no_geometry: str = ""
+    nvlink: str = ""
+    confidence: str = ""
+    notes: str = ""
+
+    def geometry_for(self, memory_bytes: int) -> Geometry | None:
+        """The geometry, with the profile names that a card of that much memory has.
+
+        One device id has been sold as 186 and as 189 GiB, and the names follow the total (GB200).
+        """
+        total_gib = -(-memory_bytes // GIB)
+        return self.renamed_geometries.get(total_gib, self.geometry)
+
+    def pci_device_id(self, product: str) -> str:
+        """The device id that goes with one of ``products``; the model's first where that is not known."""
+        position = self.products.index(product) if product in self.products else 0
+        return self.pci_device_ids[min(position, len(self.pci_device_ids) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """All models, in the order of the files."""
+
+    models: tuple[GpuModel, ...]
+
+    def by_id(self, model_id: str) -> GpuModel | None:
+        """The model of that id; case does not matter."""
+        wanted = model_id.lower()
+        return next((model for model in self.models if model.id == wanted), None)
+
+    def by_product(self, product: str) -> tuple[GpuModel, str] | None:
+        """The model, and NVML's spelling, of a product name; case, vendor and kind of separator do not matter."""
+        wanted = _plain(product)
+        return next(
+            ((model, name) for model in self.models for name in model.products if _plain(name) == wanted),
+            None,
+        )
+
+    def by_pci_device_id(self, pci_device_id: str) -> GpuModel | None:
+        """The model of a device id, ``0x233010de``."""
+        wanted = pci_device_id.lower()
+        return next((model for model in self.models if wanted in model.pci_device_ids), None)
+
+    def by_gpu(self, gpu: Gpu) -> GpuModel | None:
+        """The model of a GPU: by device id, else by product, if its memory agrees."""
+        model = self.by_pci_device_id(gpu.pci_device_id)
+        if model is None:
+            named = self.by_product(gpu.product)
+            model = named[0] if named else None
+        if model is None or not _memory_agrees(model, gpu.memory_bytes):
+            return None
+        return model
+
+    def find(self, name: str) -> tuple[GpuModel, str] | None:
+        """The model, and the product meant, of an id or a product name."""
+        model = self.by_id(name)
+        return (model, model.products[0]) if model else self.by_product(name)
+
+    def simulable(self) -> tuple[GpuModel, ...]:
+        """The models of which a machine can be made: with a name, and with placements if they have MIG."""
+        return tuple(model for model in self.models if model.products and (model.geometry or not model.mig))
+
+    def nearest(self, name: str) -> tuple[str, ...]:
+        """Up to three ids or product names that look most like ``name``."""
+        import difflib
+
+        spelled = {_plain(product): product for model in self.simulable() for product in model.products}
+        spelled |= {model.id: model.id for model in self.simulable()}
+        return tuple(
+            spelled[key] for key in difflib.get_close_matches(_plain(name), spelled, n=3, cutoff=0.4)
+        )
+
+
+@cache
+def load() -> Catalogue:
+    """The catalogue; read once."""
+    mig = _read("mig.json")
+    preferred = {name: row["preferred_starts"] for name, row in mig["geometries"].items()}
+    return Catalogue(
+        tuple(_mig_model(row, preferred) for row in mig["models"])
+        + tuple(_plain_model(row) for row in _read("gpus.json"))
+    )
+
+
+def geometry_of(gpu: Gpu) -> Geometry | None:
+    """What ``gpu`` allows under MIG; None where that is not known (``why_no_geometry``)."""
+    model = load().by_gpu(gpu)
+    return model.geometry_for(gpu.memory_bytes) if model else None
+
+
+def why_no_geometry(gpu: Gpu) -> str:
+    """One sentence on a GPU for which ``geometry_of`` has no answer."""
+    model = load().by_gpu(gpu)
+    if model is None:
+        return f"{gpu.product} ({gpu.pci_device_id}) is not in the catalogue: its MIG layouts cannot be planned offline"
+    return model.no_geometry
+
+
+def _read(name: str) -> Any:
+    return json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+
+
+def _plain(product: str) -> str:
+    words = product.lower().replace("_", " ").replace("-", " ").split()
+    return "-".join(words[1:] if words[:1] == ["nvidia"] else words)
+
+
+def _memory_agrees(model: GpuModel, memory_bytes: int) -> bool:
+    return abs(memory_bytes - model.memory_bytes) <= model.memory_bytes * _MEMORY_TOLERANCE
+
+
+def _capability(text: str | None) -> tuple[int, int]:
+    major, _, minor = (text or "0.0").partition(".")
+    return int(major), int(minor)
+
+
+def _plain_model(row: Mapping[str, Any]) -> GpuModel:
+    return GpuModel(
+        id=row["id"],
+        products=(row["product"],),
+        pci_device_ids=(row["pci_device_id"],),
+        architecture=row["architecture"],
+        compute_capability=_capability(row["compute_capability"]),
+        memory_bytes=row["memory_mib"] * MIB,
+        memory_derived=False,
+        mig=False,
+        mig_survives_reboot=False,
+        mig_needs_reset=False,
+        geometry=None,
+        renamed_geometries={},
+        no_geometry=f"{row['product']} has no MIG",
+        nvlink=row["nvlink"],
+    )
+
+
+def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list[int]]]) -> GpuModel:
+    names = tuple(profile["name"] for profile in row["profiles"])
+    total_mib = row["memory_total_mib"]
+    geometry = row["geometry"]
+    return GpuModel(
+        id=row["id"],
+        products=tuple(row["product_names"]),
+        pci_device_ids=(*row["pci_device_ids"], *(row.get("also_seen_ids") or ())),
+        architecture=row["architecture"],
+        compute_capability=_capability(row["compute_capability"]),
+        memory_bytes=total_mib * MIB if total_mib else row["name_total_gib"] * GIB,
+        memory_derived=not total_mib,
+        mig=True,
+        mig_survives_reboot=bool(row["mig_mode_survives_reboot"]),
+        mig_needs_reset=bool(row["mig_mode_change_needs_reset"]),
+        geometry=_geometry(row, names, preferred[geometry]) if geometry else None,
+        renamed_geometries={
+            int(key.rpartition("_")[2]): _geometry(row, tuple(variant), preferred[geometry])
+            for key, variant in (row.get("name_variants") or {}).items()
+        },
+        no_geometry="" if geometry else f"no placements are published for {row['id']}: not plannable offline",
+        confidence=row["confidence"],
+        notes=row["notes"] or "",
+    )
+
+
+def _geometry(row: Mapping[str, Any], names: tuple[str, ...], preferred: Mapping[str, list[int]]) -> Geometry:
+    return Geometry(
+        model=row["id"],
+        compute_slices=row["compute_slices"],
+        memory_slices=row["memory_slices"],
+        max_instances=row["max_instances"],
+        profiles=tuple(
+            _spec(name, profile, preferred[profile["kind"]])
+            for name, profile in zip(names, row["profiles"], strict=True)
+        ),
+    )
+
+
+def _spec(name: str, row: Mapping[str, Any], preferred: list[int]) -> ProfileSpec:
+    memory_mib, engines = row["memory_mib"], row["engines"]
+    return ProfileSpec(
+        profile=MigProfile.parse(name),
+        nvml_profile=row["nvml_enum"],
+        smi_id=row["smi_id"],
+        compute_slices=row["slices"],
+        size=row["placements"]["size"],
+        starts=tuple(row["placements"]["starts"]),
+        preferred_starts=tuple(preferred),
+        max_count=row["max_count"],
+        memory_bytes=memory_mib * MIB if memory_mib else None,
+        engines=Engines(**engines) if engines else None,
+    )

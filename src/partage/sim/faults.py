@@ -1,0 +1,152 @@
+"""What can go wrong on a simulated node. Values; ``SimulatedHardware.misbehave`` makes them happen.
+
+A GPU is named by its NVML index, which it keeps while it is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from partage.errors import HardwareError
+from partage.model.gpu import RecoveryAction
+from partage.model.layout import LayoutItem
+
+Call = Literal["observe", "conditions", "events"]
+"""A verb of the hardware port."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoseGpu:
+    """The GPU falls off the bus. nameless: not even its UUID and PCI address can be read any more."""
+
+    gpu: int
+    reason: str = "GPU is lost"
+    nameless: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReturns:
+    """A lost GPU answers again, as it was, without having been reset."""
+
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class RaiseXid:
+    """The driver reports an XID, with what follows from it on hardware (``AFTERMATH``). gpu None: no GPU is named."""
+
+    gpu: int | None
+    code: int
+    gi: int | None = None
+    ci: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ailing:
+    """What the driver says of the GPU's health from now on; None leaves a word as it is."""
+
+    gpu: int
+    recovery: RecoveryAction | None = None
+    rows_pending: bool | None = None
+    rows_failed: bool | None = None
+    fabric_ok: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResetGpu:
+    """Somebody resets the GPU: MIG instances are gone, a pending MIG mode holds, ailments and loss are over."""
+
+    gpu: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reboot:
+    """The node reboots: every GPU is reset, the reset counts begin again, Hopper and later forget MIG mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverGone:
+    """The driver is unloaded, or does not fit its library any more. kind: as in ``model.gpu.NoDriver``."""
+
+    kind: str = "driver-missing"
+    reason: str = "the NVIDIA driver is not loaded"
+
+
+@dataclass(frozen=True, slots=True)
+class DriverLoaded:
+    """A driver is loaded, in place of what was there. Empty texts: the version that was there last."""
+
+    version: str = ""
+    cuda: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailCall:
+    """The next ``times`` calls fail with that error; times None: until healed."""
+
+    call: Call
+    error: HardwareError
+    times: int | None = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HangCall:
+    """The next ``times`` calls hang: for that long, then they answer; seconds None: until their deadline."""
+
+    call: Call
+    seconds: float | None = None
+    times: int | None = 1
+
+
+@dataclass(frozen=True, slots=True)
+class HealCall:
+    """Calls of that verb fail and hang no more."""
+
+    call: Call
+
+
+@dataclass(frozen=True, slots=True)
+class SetMig:
+    """An administrator changes MIG by hand: layout None switches the mode off, else on and laid out anew."""
+
+    gpu: int
+    layout: tuple[LayoutItem, ...] | None
+
+
+Fault = (
+    LoseGpu
+    | GpuReturns
+    | RaiseXid
+    | Ailing
+    | ResetGpu
+    | Reboot
+    | DriverGone
+    | DriverLoaded
+    | FailCall
+    | HangCall
+    | HealCall
+    | SetMig
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TimedFault:
+    """A fault that happens by itself: so long after the first call, or at the call after so many."""
+
+    fault: Fault
+    after_s: float | None = None
+    after_calls: int | None = None
+
+
+AFTERMATH: dict[int, Callable[[int], Fault]] = {
+    48: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
+    63: lambda gpu: Ailing(gpu, rows_pending=True),
+    64: lambda gpu: Ailing(gpu, rows_failed=True),
+    79: lambda gpu: LoseGpu(gpu, "GPU has fallen off the bus"),
+    95: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
+    119: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
+}
+"""What an XID brings with it, by code. Source: NVIDIA's XID catalogue (double-bit error, row remapping recorded and
+failed, off the bus, uncontained error, GSP time-out). Other codes are events and nothing more."""

@@ -1,0 +1,199 @@
+"""The hardware port on a simulated node: as strict as the real one, and it can be told to misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from partage.edges.hardware.port import DEADLINE_S, Events
+from partage.errors import DriverUnavailable, HardwareTimeout
+from partage.model.gpu import Inventory, NoDriver
+from partage.model.health import Condition, Xid
+from partage.sim.faults import (
+    AFTERMATH,
+    Call,
+    FailCall,
+    Fault,
+    HangCall,
+    HealCall,
+    RaiseXid,
+    Reboot,
+    TimedFault,
+)
+from partage.sim.machine import Machine
+from partage.sim.node import NodeState, after, conditions_of, known_gpu, observed, picture, switched_on
+
+
+@dataclass(slots=True)
+class _Spell:
+    """A fault of a call, and how many calls it still befalls; None: until healed."""
+
+    fault: FailCall | HangCall
+    left: int | None
+
+
+class SimulatedHardware:
+    """A simulated node behind the hardware port (``edges.hardware.port.Hardware``).
+
+    deadline_s: how long a call may hang before it raises HardwareTimeout. clock: seconds, for faults that
+    happen by themselves; counted from the first call.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        deadline_s: float = DEADLINE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._state = switched_on(machine)
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._began: float | None = None
+        self._calls = 0
+        self._timed: list[TimedFault] = list(machine.faults)
+        self._spells: list[_Spell] = []
+        self._xids: deque[Xid] = deque()
+        self._changed = False
+        self._news = asyncio.Event()
+
+    @property
+    def state(self) -> NodeState:
+        """The node's state now."""
+        return self._state
+
+    async def observe(self) -> Inventory:
+        """The whole node."""
+        await self._admit("observe")
+        return observed(self._state)
+
+    async def conditions(self) -> tuple[Condition, ...]:
+        """The driver's word on every GPU."""
+        await self._admit("conditions")
+        self._require_driver()
+        return conditions_of(self._state)
+
+    async def events(self, timeout_s: float) -> Events:
+        """What happened; waits for it."""
+        await self._admit("events")
+        until = self._clock() + timeout_s
+        while True:
+            self._require_driver()
+            if self._xids or self._changed:
+                return self._take_events()
+            now = self._clock()
+            if now >= until:
+                return Events()
+            self._news.clear()
+            await self._wait_for_news(min(until, self._next_due()) - now)
+            self._let_time_pass()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def misbehave(self, fault: Fault) -> None:
+        """Make the fault happen now. Raises InputError for a GPU that the node does not have."""
+        self._happen(fault)
+
+    def __str__(self) -> str:
+        spells = [f"{spell.fault.call} will {_word(spell.fault)}" for spell in self._spells]
+        return "\n".join([picture(self._state), *spells])
+
+    async def _admit(self, call: Call) -> None:
+        self._calls += 1
+        self._let_time_pass()
+        spell = next((spell for spell in self._spells if spell.fault.call == call), None)
+        if spell is None:
+            return
+        if spell.left is not None:
+            spell.left -= 1
+            if spell.left <= 0:
+                self._spells.remove(spell)
+        await self._suffer(spell.fault)
+
+    async def _suffer(self, fault: FailCall | HangCall) -> None:
+        if isinstance(fault, FailCall):
+            raise type(fault.error)(fault.error.problems)
+        if fault.seconds is not None and fault.seconds < self._deadline_s:
+            await asyncio.sleep(fault.seconds)
+            return
+        await asyncio.sleep(self._deadline_s)
+        raise HardwareTimeout(f"{fault.call} did not answer within {self._deadline_s:g} s")
+
+    def _require_driver(self) -> None:
+        if isinstance(self._state.driver, NoDriver):
+            raise DriverUnavailable(self._state.driver.reason)
+
+    def _take_events(self) -> Events:
+        taken = Events(tuple(self._xids), self._changed)
+        self._xids.clear()
+        self._changed = False
+        return taken
+
+    async def _wait_for_news(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(max(seconds, 0.0)):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    def _since_began(self) -> float:
+        if self._began is None:
+            self._began = self._clock()
+        return self._clock() - self._began
+
+    def _next_due(self) -> float:
+        """When the next timed fault is due, by the clock; infinity for none."""
+        began = self._began or 0.0
+        return min(
+            (began + row.after_s for row in self._timed if row.after_s is not None), default=float("inf")
+        )
+
+    def _let_time_pass(self) -> None:
+        elapsed = self._since_began()
+        due = [row for row in self._timed if _is_due(row, elapsed, self._calls)]
+        for row in sorted(due, key=lambda row: row.after_s or 0.0):
+            self._timed.remove(row)
+            self._happen(row.fault)
+
+    def _happen(self, fault: Fault) -> None:
+        match fault:
+            case FailCall() | HangCall():
+                self._spells.append(_Spell(fault, fault.times))
+            case HealCall(call):
+                self._spells = [spell for spell in self._spells if spell.fault.call != call]
+            case RaiseXid():
+                self._raise_xid(fault)
+            case _:
+                self._change(fault)
+
+    def _change(self, fault: Fault) -> None:
+        before, self._state = self._state, after(self._state, fault)
+        if isinstance(fault, Reboot):
+            self._spells.clear()
+            self._xids.clear()
+        self._changed = self._changed or observed(before) != observed(self._state)
+        self._news.set()
+
+    def _raise_xid(self, fault: RaiseXid) -> None:
+        uuid = None if fault.gpu is None else known_gpu(self._state, fault.gpu).uuid
+        self._xids.append(Xid(uuid, fault.code, fault.gi, fault.ci))
+        aftermath = AFTERMATH.get(fault.code)
+        if aftermath and fault.gpu is not None:
+            self._change(aftermath(fault.gpu))
+        self._news.set()
+
+
+def _is_due(row: TimedFault, elapsed_s: float, calls: int) -> bool:
+    if row.after_s is not None:
+        return elapsed_s >= row.after_s
+    return row.after_calls is not None and calls > row.after_calls
+
+
+def _word(fault: FailCall | HangCall) -> str:
+    if isinstance(fault, FailCall):
+        return f"fail: {fault.error}"
+    return "hang" if fault.seconds is None else f"take {fault.seconds:g} s"

@@ -1,0 +1,266 @@
+"""The state of a simulated node, and what each fault makes of it. State in, fault, state out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from partage.edges.files.catalogue import load
+from partage.errors import InputError
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigMode, NoDriver, RecoveryAction
+from partage.model.health import Condition
+from partage.sim.faults import (
+    Ailing,
+    DriverGone,
+    DriverLoaded,
+    Fault,
+    GpuReturns,
+    LoseGpu,
+    Reboot,
+    ResetGpu,
+    SetMig,
+)
+from partage.sim.machine import DRIVER, Machine, derived_uuid
+
+
+@dataclass(frozen=True, slots=True)
+class Ward:
+    """What the driver would say of one GPU's health, and how often it was reset since the boot."""
+
+    recovery: RecoveryAction | None
+    rows_pending: bool = False
+    rows_failed: bool = False
+    fabric_ok: bool | None = None
+    resets: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """Everything about a simulated node.
+
+    gpus:  every GPU as it answers, or would answer if it were not in ``lost``; by index, as all mappings here.
+    births: MIG layouts made so far; it goes into the UUIDs of new MIG devices.
+    """
+
+    driver: Driver | NoDriver
+    last_driver: Driver
+    gpus: Mapping[int, Gpu]
+    wards: Mapping[int, Ward]
+    lost: Mapping[int, LostGpu]
+    links: tuple[Link, ...]
+    control_nodes: tuple[str, ...]
+    first_boot: str
+    open_to_env: bool | None
+    boots: int = 0
+    births: int = 0
+
+    @property
+    def boot_id(self) -> str:
+        """Changes with every boot; the machine's own at first."""
+        return derived_uuid("", "boot", self.first_boot, self.boots) if self.boots else self.first_boot
+
+
+def switched_on(machine: Machine) -> NodeState:
+    """The node as its machine says."""
+    inventory = machine.inventory
+    driver = inventory.driver
+    return NodeState(
+        driver=driver,
+        last_driver=driver if isinstance(driver, Driver) else DRIVER,
+        gpus={gpu.index: gpu for gpu in inventory.gpus},
+        wards={gpu.index: Ward(gpu.recovery) for gpu in inventory.gpus},
+        lost={lost.index: lost for lost in inventory.lost},
+        links=inventory.links,
+        control_nodes=inventory.control_nodes,
+        first_boot=inventory.boot_id,
+        open_to_env=inventory.open_to_env,
+    )
+
+
+def observed(state: NodeState) -> Inventory:
+    """What an observer of the node sees."""
+    if isinstance(state.driver, NoDriver):
+        return Inventory(
+            driver=state.driver, boot_id=state.boot_id, open_to_env=state.open_to_env, simulated=True
+        )
+    gpus = tuple(
+        replace(gpu, recovery=state.wards[index].recovery)
+        for index, gpu in sorted(state.gpus.items())
+        if index not in state.lost
+    )
+    answering = {gpu.uuid for gpu in gpus}
+    return Inventory(
+        driver=state.driver,
+        gpus=gpus,
+        lost=tuple(lost for _, lost in sorted(state.lost.items())),
+        links=tuple(link for link in state.links if link.a in answering and link.b in answering),
+        control_nodes=state.control_nodes,
+        boot_id=state.boot_id,
+        open_to_env=state.open_to_env,
+        simulated=True,
+    )
+
+
+def conditions_of(state: NodeState) -> tuple[Condition, ...]:
+    """The driver's word on every GPU whose UUID is known."""
+    return tuple(
+        _condition(state, index, gpu)
+        for index, gpu in sorted(state.gpus.items())
+        if index not in state.lost or state.lost[index].uuid is not None
+    )
+
+
+def _condition(state: NodeState, index: int, gpu: Gpu) -> Condition:
+    ward = state.wards[index]
+    if index in state.lost:
+        return Condition(gpu.uuid, lost=state.lost[index].reason)
+    return Condition(
+        gpu=gpu.uuid,
+        recovery=ward.recovery,
+        rows_pending=ward.rows_pending,
+        rows_failed=ward.rows_failed,
+        fabric_ok=ward.fabric_ok,
+        resets=ward.resets,
+    )
+
+
+def after(state: NodeState, fault: Fault) -> NodeState:
+    """The node after that fault. Raises InputError for a GPU that it does not have, or a change that it refuses."""
+    match fault:
+        case LoseGpu():
+            return _lose(state, fault)
+        case GpuReturns(index):
+            known_gpu(state, index)
+            return replace(state, lost=_without(state.lost, index))
+        case Ailing():
+            return _ail(state, fault)
+        case ResetGpu(index):
+            return _reset(state, known_gpu(state, index))
+        case Reboot():
+            return _reboot(state)
+        case DriverGone(kind, reason):
+            return replace(state, driver=NoDriver(kind, reason))
+        case DriverLoaded(version, cuda):
+            last = state.last_driver
+            driver = Driver(version or last.version, cuda or last.cuda)
+            return replace(_forget_mig(state), driver=driver, last_driver=driver)
+        case SetMig():
+            return _set_mig(state, fault)
+        case _:
+            return state
+
+
+def known_gpu(state: NodeState, index: int) -> Gpu:
+    """The GPU of that index, lost or not. Raises InputError."""
+    gpu = state.gpus.get(index)
+    if gpu is None:
+        raise InputError(f"the simulated node has no GPU {index}")
+    return gpu
+
+
+def _without(lost: Mapping[int, LostGpu], index: int) -> dict[int, LostGpu]:
+    return {at: row for at, row in lost.items() if at != index}
+
+
+def _lose(state: NodeState, fault: LoseGpu) -> NodeState:
+    gpu = known_gpu(state, fault.gpu)
+    names = (None, None) if fault.nameless else (gpu.uuid, gpu.pci_bus_id)
+    return replace(state, lost={**state.lost, fault.gpu: LostGpu(fault.gpu, *names, fault.reason)})
+
+
+def _ail(state: NodeState, fault: Ailing) -> NodeState:
+    known_gpu(state, fault.gpu)
+    words = {
+        "recovery": fault.recovery,
+        "rows_pending": fault.rows_pending,
+        "rows_failed": fault.rows_failed,
+        "fabric_ok": fault.fabric_ok,
+    }
+    said = {word: value for word, value in words.items() if value is not None}
+    return _with_ward(state, fault.gpu, lambda ward: replace(ward, **said))  # type: ignore[arg-type]
+
+
+def _with_ward(state: NodeState, index: int, change: Callable[[Ward], Ward]) -> NodeState:
+    return replace(state, wards={**state.wards, index: change(state.wards[index])})
+
+
+def _with_gpu(state: NodeState, gpu: Gpu) -> NodeState:
+    return replace(state, gpus={**state.gpus, gpu.index: gpu})
+
+
+def _reset(state: NodeState, gpu: Gpu) -> NodeState:
+    mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if gpu.mig_mode else None
+    state = _with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=()))
+    state = _with_ward(state, gpu.index, _well_again)
+    return replace(state, lost=_without(state.lost, gpu.index))
+
+
+def _well_again(ward: Ward) -> Ward:
+    """After a reset. Rows whose remapping failed stay failed: the memory is worn out."""
+    return Ward(
+        recovery=None if ward.recovery is None else RecoveryAction.NONE,
+        rows_failed=ward.rows_failed,
+        fabric_ok=None if ward.fabric_ok is None else True,
+        resets=ward.resets + 1,
+    )
+
+
+def _reboot(state: NodeState) -> NodeState:
+    for gpu in state.gpus.values():
+        state = _reset(state, gpu)
+    state = _forget_mig(state)
+    wards = {index: replace(ward, resets=0) for index, ward in state.wards.items()}
+    return replace(state, wards=wards, boots=state.boots + 1, driver=state.last_driver)
+
+
+def _forget_mig(state: NodeState) -> NodeState:
+    """Instances never survive a reboot or a module's unloading; the mode does on Ampere, where the board keeps it."""
+    return replace(state, gpus={index: _forgetful(gpu) for index, gpu in state.gpus.items()})
+
+
+def _forgetful(gpu: Gpu) -> Gpu:
+    if gpu.mig_mode is None:
+        return gpu
+    model = load().by_gpu(gpu)
+    survives = model.mig_survives_reboot if model else gpu.architecture == "ampere"
+    mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if survives else MigMode(False, False)
+    return replace(gpu, mig_mode=mode, mig_devices=())
+
+
+def _set_mig(state: NodeState, fault: SetMig) -> NodeState:
+    raise NotImplementedError
+
+
+def picture(state: NodeState) -> str:
+    """The state as text, one line per thing."""
+    driver = state.driver
+    head = (
+        f"driver {driver.version} cuda {driver.cuda}"
+        if isinstance(driver, Driver)
+        else f"no driver: {driver.reason}"
+    )
+    lines = [f"boot {state.boots}, {head}"]
+    for index, gpu in sorted(state.gpus.items()):
+        lines.append(_gpu_line(state, index, gpu))
+        lines += [
+            f"  mig {mig.index}  {mig.profile} {mig.placement}  gi {mig.gi_id} ci {mig.ci_id}  {mig.uuid}"
+            for mig in gpu.mig_devices
+        ]
+    return "\n".join(lines)
+
+
+def _gpu_line(state: NodeState, index: int, gpu: Gpu) -> str:
+    ward, lost = state.wards[index], state.lost.get(index)
+    words = [f"gpu {index}  {gpu.product}  {gpu.uuid}"]
+    if lost:
+        words.append(f"lost: {lost.reason}")
+    if gpu.mig_mode and (gpu.mig_mode.current or gpu.mig_mode.pending):
+        words.append("mig on" if gpu.mig_mode.current else "mig pending")
+    if ward.recovery:
+        words.append(f"needs {ward.recovery.name.lower().replace('_', ' ')}")
+    words += [word.replace("_", " ") for word in ("rows_pending", "rows_failed") if getattr(ward, word)]
+    if ward.fabric_ok is False:
+        words.append("fabric broken")
+    if ward.resets:
+        words.append(f"resets {ward.resets}")
+    return "  ".join(words)

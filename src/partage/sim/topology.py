@@ -1,0 +1,70 @@
+"""A plausible topology for machines that do not bring their own. Simulated: no cable was looked at.
+
+Two NUMA nodes from five GPUs on, the lower half on node 0. PCIe: GPUs of one NUMA node hang at one CPU. NVLink: all
+to all through NVSwitch for SXM boards, the hybrid cube mesh for V100, nothing for PCIe cards (bridges are an option
+that nobody can guess).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+
+from partage.model.gpu import Gpu, Link, LinkPath
+
+_NVSWITCH_LINKS = {
+    "NVIDIA A100-SXM4-40GB": 12,
+    "NVIDIA A100-SXM4-80GB": 12,
+    "NVIDIA A800-SXM4-40GB": 8,
+    "NVIDIA A800-SXM4-80GB": 8,
+    "NVIDIA H100 80GB HBM3": 18,
+    "NVIDIA H100": 18,
+    "NVIDIA H800": 8,
+    "NVIDIA H20": 18,
+    "NVIDIA H20-3e": 18,
+    "NVIDIA H200": 18,
+    "NVIDIA B200": 18,
+    "NVIDIA GB200": 18,
+    "NVIDIA B300 SXM6 AC": 18,
+    "NVIDIA GB300": 18,
+}
+"""NVLinks of one GPU to the switch, by product. Sources: NVIDIA's data sheets (NVLink generation and bandwidth)."""
+
+_CUBE_MESH_PRODUCT = "Tesla V100-SXM2-16GB"
+_CUBE_MESH = (
+    (0, 1, 1, 2, 2, 0, 0, 0),
+    (1, 0, 2, 1, 0, 2, 0, 0),
+    (1, 2, 0, 2, 0, 0, 1, 0),
+    (2, 1, 2, 0, 0, 0, 0, 1),
+    (2, 0, 0, 0, 0, 1, 1, 2),
+    (0, 2, 0, 0, 1, 0, 2, 1),
+    (0, 0, 1, 0, 1, 2, 0, 2),
+    (0, 0, 0, 1, 2, 1, 2, 0),
+)
+"""NVLinks between the GPUs of an 8 x V100 machine, as ``nvidia-smi topo -m`` prints them there."""
+
+_ONE_NUMA_NODE = 4
+
+
+def numa_node(position: int, count: int) -> int:
+    """NUMA node of the GPU at ``position`` of ``count``."""
+    return 0 if count <= _ONE_NUMA_NODE or position < (count + 1) // 2 else 1
+
+
+def links_between(gpus: Sequence[Gpu]) -> tuple[Link, ...]:
+    """One link per unordered pair, in the order of the GPUs."""
+    seat = {gpu.uuid: n for n, gpu in enumerate(g for g in gpus if g.product == _CUBE_MESH_PRODUCT)}
+    return tuple(Link(a.uuid, b.uuid, _path(a, b), _nvlinks(a, b, seat)) for a, b in combinations(gpus, 2))
+
+
+def _path(a: Gpu, b: Gpu) -> LinkPath:
+    return LinkPath.SAME_CPU if a.numa_node == b.numa_node else LinkPath.CROSS_CPU
+
+
+def _nvlinks(a: Gpu, b: Gpu, seat: dict[str, int]) -> int:
+    if a.product != b.product:
+        return 0
+    if a.product == _CUBE_MESH_PRODUCT:
+        row, column = seat[a.uuid], seat[b.uuid]
+        return _CUBE_MESH[row % 8][column % 8] if row // 8 == column // 8 else 0
+    return _NVSWITCH_LINKS.get(a.product, 0)
