@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from partage.model.profile import MigProfile
 
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Media and copy engines, of a profile or of a whole GPU."""
+    """Media and copy engines, of a profile or of a whole GPU. None: no source says how many."""
 
-    copy: int = 0
-    decoder: int = 0
-    encoder: int = 0
-    jpeg: int = 0
-    ofa: int = 0
+    copy: int | None = 0
+    decoder: int | None = 0
+    encoder: int | None = 0
+    jpeg: int | None = 0
+    ofa: int | None = 0
+
+
+ENGINE_KINDS = tuple(field.name for field in fields(Engines))
+"""The fields of ``Engines``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +57,8 @@ class Geometry:
         """The GPU instance profile for ``profile`` (its ``gpu_instance``), or None."""
         wanted = profile.gpu_instance
         return next((spec for spec in self.profiles if spec.profile == wanted), None)
+
+    @property
+    def whole(self) -> ProfileSpec:
+        """The profile that takes the whole GPU: its engines are all that there are."""
+        return max(self.profiles, key=lambda spec: (spec.compute_slices, not spec.profile.attributes))

@@ -1,9 +1,21 @@
-"""What sits, or should sit, on one GPU under MIG; whether it fits, and why not."""
+"""What sits, or should sit, on one GPU under MIG; whether it fits, and why not.
+
+Placing needs no search on an empty GPU: instances are taken by size, then compute slices, largest first,
+and each gets the first free start of its profile's ``preferred_starts``. Tests check by enumeration that
+this places everything that can be placed. Only where starts are fixed beforehand can the rule go astray;
+then the few alternatives are tried.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 
+from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
+from partage.model.gpu import MigDevice
+from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 
 
@@ -24,3 +36,268 @@ class LayoutItem:
 
     def __str__(self) -> str:
         return str(self.profile) if self.start is None else f"{self.profile}@{self.start}"
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Where a wanted MIG device comes to sit. spec, placement: of its GPU instance, which others may share.
+
+    instance: number of the GPU instance within the layout, 0-based, by first memory slice.
+    """
+
+    item: LayoutItem
+    spec: ProfileSpec
+    placement: Placement
+    instance: int
+
+
+class Misfit(StrEnum):
+    """Why a layout does not fit."""
+
+    UNKNOWN_PROFILE = "unknown-profile"
+    BAD_COMPUTE = "bad-compute"
+    BAD_START = "bad-start"
+    TOO_MANY = "too-many"
+    TOO_MANY_INSTANCES = "too-many-instances"
+    COMPUTE = "compute-slices"
+    ENGINES = "engines"
+    MEMORY = "memory-slices"
+
+
+class DoesNotFit(Exception):
+    """A layout that this model cannot have. The text is one sentence for the operator; kind: for programs."""
+
+    def __init__(self, kind: Misfit, message: str) -> None:
+        self.kind = kind
+        super().__init__(message)
+
+
+@dataclass(slots=True)
+class _Instance:
+    """A GPU instance to be: the positions of its items, and where it sits once that is known."""
+
+    spec: ProfileSpec
+    start: int | None
+    members: list[int] = field(default_factory=list)
+    computes: list[int] = field(default_factory=list)
+
+
+def place(geometry: Geometry, items: Sequence[LayoutItem]) -> tuple[Placed, ...]:
+    """Where each of ``items`` comes to sit on an empty GPU, in their order.
+
+    Items with fewer compute slices than their GPU instance (``1c.3g.40gb``) fill one GPU instance before they
+    open the next. Raises DoesNotFit.
+    """
+    if len(items) > geometry.compute_slices:
+        raise DoesNotFit(
+            Misfit.COMPUTE,
+            f"{len(items)} MIG devices need at least {len(items)} compute slices, "
+            f"and {geometry.model} has {geometry.compute_slices}",
+        )
+    instances = _instances(geometry, items)
+    _within_budgets(geometry, instances)
+    starts = _starts(geometry, instances)
+    order = sorted(range(len(instances)), key=lambda at: starts[at])
+    number = {at: n for n, at in enumerate(order)}
+    seats = {
+        member: Placed(items[member], instance.spec, Placement(starts[at], instance.spec.size), number[at])
+        for at, instance in enumerate(instances)
+        for member in instance.members
+    }
+    return tuple(seats[position] for position in range(len(items)))
+
+
+def matches(live: Sequence[MigDevice], items: Sequence[LayoutItem]) -> bool:
+    """Whether the live MIG devices are what ``items`` ask for: same profiles, fixed starts where given."""
+    left = Counter((MigProfile.parse(device.profile), device.placement.start) for device in live)
+    for item in items:
+        if item.start is not None:
+            left[item.profile, item.start] -= 1
+    if any(count < 0 for count in left.values()):
+        return False
+    loose = Counter(item.profile for item in items if item.start is None)
+    rest: Counter[MigProfile] = Counter()
+    for (profile, _), count in left.items():
+        rest[profile] += count
+    return +rest == loose
+
+
+def compute_choices(gpu_slices: int) -> tuple[int, ...]:
+    """Compute slices that a compute instance may have in a GPU instance of so many: ``1c.``, ``2c.``, ..."""
+    return tuple(c for c in range(1, gpu_slices + 1) if c == gpu_slices or 2 * c <= gpu_slices + 1)
+
+
+def _instances(geometry: Geometry, items: Sequence[LayoutItem]) -> list[_Instance]:
+    """The GPU instances that ``items`` need; fixed starts first, so that loose items can join them."""
+    instances: list[_Instance] = []
+    by_need = sorted(
+        range(len(items)), key=lambda at: (items[at].start is None, -items[at].profile.compute_slices)
+    )
+    for at in by_need:
+        item = items[at]
+        spec = _spec(geometry, item)
+        host = next((instance for instance in instances if _takes(instance, spec, item)), None)
+        if host is None:
+            host = _Instance(spec, item.start)
+            instances.append(host)
+        host.members.append(at)
+        host.computes.append(item.profile.compute_slices)
+    return instances
+
+
+def _takes(instance: _Instance, spec: ProfileSpec, item: LayoutItem) -> bool:
+    room = spec.compute_slices - sum(instance.computes)
+    return (
+        instance.spec is spec
+        and (item.start is None or item.start == instance.start)
+        and item.profile.compute_slices <= room
+    )
+
+
+def _spec(geometry: Geometry, item: LayoutItem) -> ProfileSpec:
+    spec = geometry.spec(item.profile)
+    if spec is None:
+        raise DoesNotFit(Misfit.UNKNOWN_PROFILE, _unknown(geometry, item.profile))
+    if item.profile.compute_slices not in compute_choices(spec.compute_slices):
+        raise DoesNotFit(
+            Misfit.BAD_COMPUTE,
+            f"{item.profile}: a {spec.profile} instance can be split into compute instances of "
+            f"{_listed(compute_choices(spec.compute_slices))} slices only",
+        )
+    if item.start is not None and item.start not in spec.starts:
+        raise DoesNotFit(
+            Misfit.BAD_START,
+            f"{item}: on {geometry.model}, {spec.profile} can start at memory slice "
+            f"{_listed(spec.starts)} only",
+        )
+    return spec
+
+
+def _unknown(geometry: Geometry, profile: MigProfile) -> str:
+    import difflib
+
+    names = [str(spec.profile) for spec in geometry.profiles]
+    nearest = difflib.get_close_matches(str(profile.gpu_instance), names, n=3, cutoff=0.5) or names
+    return f"{geometry.model} has no profile {profile.gpu_instance}; nearest: {', '.join(nearest)}"
+
+
+def _within_budgets(geometry: Geometry, instances: Sequence[_Instance]) -> None:
+    specs = [instance.spec for instance in instances]
+    for spec, count in Counter(spec.profile for spec in specs).items():
+        allowed = next(row.max_count for row in geometry.profiles if row.profile == spec)
+        if count > allowed:
+            raise DoesNotFit(
+                Misfit.TOO_MANY, f"{geometry.model} holds at most {allowed} x {spec}, not {count}"
+            )
+    if len(specs) > geometry.max_instances:
+        raise DoesNotFit(
+            Misfit.TOO_MANY_INSTANCES,
+            f"{geometry.model} holds at most {geometry.max_instances} GPU instances, not {len(specs)}",
+        )
+    wanted = sum(spec.compute_slices for spec in specs)
+    if wanted > geometry.compute_slices:
+        raise DoesNotFit(
+            Misfit.COMPUTE,
+            f"{_summary(specs)} need {wanted} compute slices, "
+            f"and {geometry.model} has {geometry.compute_slices}",
+        )
+    for kind in ENGINE_KINDS:
+        _within_engines(geometry, specs, kind)
+
+
+def _within_engines(geometry: Geometry, specs: Sequence[ProfileSpec], kind: str) -> None:
+    whole = geometry.whole.engines
+    budget = getattr(whole, kind) if whole else None
+    if budget is None:
+        return
+    users = [(spec, getattr(spec.engines, kind) or 0) for spec in specs if spec.engines]
+    used = sum(amount for _, amount in users)
+    if used > budget:
+        thirsty = _summary([spec for spec, amount in users if amount])
+        raise DoesNotFit(
+            Misfit.ENGINES,
+            f"{thirsty} need {used} {kind} engines, and {geometry.model} has {budget}",
+        )
+
+
+def _starts(geometry: Geometry, instances: Sequence[_Instance]) -> dict[int, int]:
+    """First memory slice of each instance, by its position. Raises DoesNotFit."""
+    taken: dict[int, Placement] = {}
+    for at, instance in enumerate(instances):
+        if instance.start is not None:
+            taken[at] = _fixed(geometry, instance, instances, taken)
+    loose = sorted(
+        (at for at in range(len(instances)) if at not in taken),
+        key=lambda at: (-instances[at].spec.size, -instances[at].spec.compute_slices),
+    )
+    found = next(_seatings(instances, loose, taken), None) if taken else _greedy(instances, loose)
+    if found is None:
+        raise DoesNotFit(Misfit.MEMORY, _no_room(geometry, instances))
+    return {at: placement.start for at, placement in found.items()}
+
+
+def _fixed(
+    geometry: Geometry, instance: _Instance, instances: Sequence[_Instance], taken: dict[int, Placement]
+) -> Placement:
+    assert instance.start is not None
+    wanted = Placement(instance.start, instance.spec.size)
+    rival = next((at for at, placement in taken.items() if placement.overlaps(wanted)), None)
+    if rival is not None:
+        raise DoesNotFit(
+            Misfit.MEMORY,
+            f"{instance.spec.profile}@{instance.start} and "
+            f"{instances[rival].spec.profile}@{taken[rival].start} overlap on {geometry.model}",
+        )
+    return wanted
+
+
+def _free_starts(spec: ProfileSpec, taken: dict[int, Placement]) -> Iterator[Placement]:
+    for start in spec.preferred_starts:
+        wanted = Placement(start, spec.size)
+        if not any(placement.overlaps(wanted) for placement in taken.values()):
+            yield wanted
+
+
+def _greedy(instances: Sequence[_Instance], order: Sequence[int]) -> dict[int, Placement] | None:
+    taken: dict[int, Placement] = {}
+    for at in order:
+        seat = next(_free_starts(instances[at].spec, taken), None)
+        if seat is None:
+            return None
+        taken[at] = seat
+    return taken
+
+
+def _seatings(
+    instances: Sequence[_Instance], order: Sequence[int], taken: dict[int, Placement]
+) -> Iterator[dict[int, Placement]]:
+    """Every way to seat the instances of ``order`` beside those that are fixed, the preferred ones first."""
+    if not order:
+        yield taken
+        return
+    for seat in _free_starts(instances[order[0]].spec, taken):
+        yield from _seatings(instances, order[1:], {**taken, order[0]: seat})
+
+
+def _no_room(geometry: Geometry, instances: Sequence[_Instance]) -> str:
+    named = [str(LayoutItem(instance.spec.profile, instance.start)) for instance in instances]
+    need = sum(instance.spec.size for instance in instances)
+    if need > geometry.memory_slices:
+        return (
+            f"{_joined(named)} need {need} memory slices, and {geometry.model} has {geometry.memory_slices}"
+        )
+    return (
+        f"{_joined(named)} do not fit side by side on {geometry.model}: no free slices where they may start"
+    )
+
+
+def _summary(specs: Sequence[ProfileSpec]) -> str:
+    return _joined([str(spec.profile) for spec in specs])
+
+
+def _joined(names: Sequence[str]) -> str:
+    return " + ".join(f"{count} x {name}" for name, count in Counter(names).items())
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from partage.units import GIB
+
 _PROFILE = re.compile(
     r"(?:(?P<c>\d+)c\.)?(?P<g>\d+)g\.(?P<gb>\d+)gb(?:\+(?P<plus>[a-z][a-z0-9.,]*)|(?P<minus>-me))?", re.ASCII
 )
@@ -54,3 +56,20 @@ class MigProfile:
         if tail and tail != "-me":
             tail = f"+{tail}"
         return f"{c}{self.gpu_slices}g.{self.gigabytes}gb{tail}"
+
+
+def profile_by_memory(
+    gpu_slices: int, instance_bytes: int, total_bytes: int, attributes: tuple[str, ...] = ()
+) -> MigProfile:
+    """The profile that NVIDIA's tools name a GPU instance by.
+
+    instance_bytes: memory of the GPU instance; total_bytes: of the GPU. The figure in the name is the
+    instance's share in eighths, rounded up, of the total in whole GiB, rounded up; halves round away from
+    zero (1g of 180 GiB: 22.5, so 1g.23gb, where Python's ``round`` says 22). It is not the memory that the
+    instance has: 1g.12gb of an H100 NVL has 10.75 GiB. Integrated GPUs report a total of 0: ``1g.0gb``.
+    """
+    if total_bytes <= 0:
+        return MigProfile(gpu_slices, 0, gpu_slices, attributes)
+    eighths = -(-instance_bytes * 8 // total_bytes)
+    total_gib = -(-total_bytes // GIB)
+    return MigProfile(gpu_slices, (2 * eighths * total_gib + 8) // 16, gpu_slices, attributes)
