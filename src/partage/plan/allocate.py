@@ -63,7 +63,8 @@ class Chooser:
             raise AllocationRefused(_NOT_ENOUGH)
         if missing == 0:
             return list(must_include)
-        if all(device.whole or not count for device, count in zip(self._devices, counts, strict=True)):
+        involved = [number for number, count in enumerate(counts) if count or number in taken]
+        if all(self._devices[number].whole for number in involved):
             return [*must_include, *self._best_linked(counts, taken, size)]
         return [*must_include, *self._by_policy(free, counts, taken, missing)]
 

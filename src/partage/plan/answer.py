@@ -1,24 +1,219 @@
-"""What a container gets for the shares it was given: environment, mounts, devices, CDI names."""
+"""What a container gets for the shares it was given: environment, mounts, devices, CDI names.
+
+Content and words are those of NVIDIA's device plugin v0.20.0, in the order in which it puts them together:
+validation, CDI, MPS, features, then environment, mounts and device files. ``PARTAGE_*`` comes on top.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from partage.model.answer import ContainerAnswer
+from partage.model.answer import AllocationRefused, ContainerAnswer, DeviceNode, Mount
 from partage.model.gpu import Inventory
-from partage.model.policy import Options
-from partage.model.share import Resource
+from partage.model.ids import ResourceName
+from partage.model.policy import DeviceIds, DeviceList, Options, Strategy
+from partage.model.share import Offering, Resource, weakest
+from partage.units import MIB
+
+CDI_VENDOR = "k8s.device-plugin.nvidia.com"
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Passed with device specs where they exist, in NVIDIA's order."""
+
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+_DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
+_IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one device brings into any answer, put together beforehand. name: as deviceIDStrategy calls it."""
+
+    offering: Offering
+    name: str
+    nodes: tuple[DeviceNode, ...]
 
 
 class Answerer:
     """Allocate for one resource. Built when the resource changes; asked on the admission path.
 
     run_dir: host path of ``--run-dir``; MPS mounts lie below ``<run_dir>/mps/<gpu uuid>``.
+    cdi_classes: classes beside ``gpu`` for which a CDI spec was written (``gds``, ``mofed``, ``gdrcopy``); a
+    name without a spec would keep the container from starting.
     """
 
-    def __init__(self, resource: Resource, inventory: Inventory, options: Options, run_dir: str) -> None:
-        raise NotImplementedError
+    def __init__(
+        self,
+        resource: Resource,
+        inventory: Inventory,
+        options: Options,
+        run_dir: str,
+        cdi_classes: Sequence[str] = (),
+    ) -> None:
+        self._name = resource.name
+        self._options = options
+        self._run_dir = run_dir.rstrip("/")
+        self._pieces = {
+            id_: piece
+            for offering in resource.offerings
+            for piece in (_piece(offering, options),)
+            for id_ in offering.share_ids
+        }
+        existing = (node for node in CONTROL_NODES if node in inventory.control_nodes)
+        self._control_nodes = tuple(_node(node, options) for node in existing)
+        self._imex_nodes = tuple(_node(f"{_IMEX_CHANNELS}{n}", options) for n in options.imex_channels)
+        self._features = _features(options)
+        self._cdi_extras = (
+            *(f"{CDI_VENDOR}/imex-channel={n}" for n in options.imex_channels),
+            *(f"{CDI_VENDOR}/{name}=all" for name, on in _extras(options) if on and name in cdi_classes),
+        )
 
     def answer(self, ids: Sequence[str]) -> ContainerAnswer:
         """The answer for one container. Raises AllocationRefused in NVIDIA's words (golden cases)."""
-        raise NotImplementedError
+        pieces = self._validated(ids)
+        names = tuple(dict.fromkeys(piece.name for piece in pieces))
+        envs: dict[str, str] = {}
+        mounts: list[Mount] = []
+        if pieces[0].offering.shared is Strategy.MPS:
+            self._add_mps([piece.offering for piece in pieces], envs, mounts)
+        envs.update(self._features)
+        devices: tuple[DeviceNode, ...] = ()
+        if not self._options.only_cdi:
+            self._add_device_list(names, envs, mounts)
+            devices = self._device_specs(pieces)
+        envs.update(_share_facts(self._name, ids, [piece.offering for piece in pieces]))
+        cdi = self._cdi_names(names)
+        return ContainerAnswer(
+            envs=envs,
+            mounts=tuple(mounts),
+            devices=devices,
+            annotations=self._annotations(ids, cdi),
+            cdi_devices=cdi if DeviceList.CDI_CRI in self._options.device_list else (),
+        )
+
+    # --- validation ---------------------------------------------------------------------------
+
+    def _validated(self, ids: Sequence[str]) -> list[_Piece]:
+        if not ids:
+            raise self._refusal("no device requested")
+        for id_ in ids:
+            if id_ not in self._pieces:
+                raise self._refusal(f"unknown device: {id_}")
+        pieces = [self._pieces[id_] for id_ in ids]
+        if len(ids) > 1:
+            self._check_together([piece.offering for piece in pieces])
+        return pieces
+
+    def _check_together(self, offerings: Sequence[Offering]) -> None:
+        if any(offering.single and offering.shared is not Strategy.EXCLUSIVE for offering in offerings):
+            raise self._refusal(f"maximum request size for shared resources is 1; found {len(offerings)}")
+        under_mps = {offering.shared is Strategy.MPS for offering in offerings}
+        gpus = {offering.gpu for offering in offerings}
+        if True in under_mps and (len(gpus) > 1 or False in under_mps):
+            found = f"found {len(gpus)} GPUs" if len(gpus) > 1 else "found other shares"
+            raise self._refusal(f"MPS shares of one container have to come from one GPU, alone; {found}")
+
+    def _refusal(self, reason: str) -> AllocationRefused:
+        return AllocationRefused(f'invalid allocation request for "{self._name}": invalid request: {reason}')
+
+    # --- parts of the answer ------------------------------------------------------------------
+
+    def _cdi_names(self, names: Iterable[str]) -> tuple[str, ...]:
+        if not self._options.uses_cdi:
+            return ()
+        return (*(f"{CDI_VENDOR}/gpu={name}" for name in names), *self._cdi_extras)
+
+    def _annotations(self, ids: Sequence[str], cdi: tuple[str, ...]) -> dict[str, str]:
+        if DeviceList.CDI_ANNOTATIONS not in self._options.device_list:
+            return {}
+        key = f"{self._options.cdi_annotation_prefix}nvidia-device-plugin_{_uuid_of(self._name, ids)}"
+        return {key: ",".join(cdi)}
+
+    def _add_mps(self, offerings: Sequence[Offering], envs: dict[str, str], mounts: list[Mount]) -> None:
+        """Container side as NVIDIA's, host side of the one daemon of this GPU."""
+        inside = f"/mps/{self._name}/pipe"
+        host = f"{self._run_dir}/mps/{offerings[0].gpu}"
+        envs["CUDA_MPS_PIPE_DIRECTORY"] = inside
+        mounts.append(Mount(inside, f"{host}/pipe"))
+        mounts.append(Mount("/dev/shm", f"{host}/shm"))  # noqa: S108 - a path in the container
+        if any(offering.limits_in_env for offering in offerings):
+            threads = min(100, sum(offering.threads_percent or 0 for offering in offerings))
+            memory_mib = sum(offering.memory_bytes for offering in offerings) // MIB
+            # By ordinal: the container sees this one GPU, and an entry for an unseen one would void them all.
+            envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_mib}M"
+            envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
+
+    def _add_device_list(self, names: tuple[str, ...], envs: dict[str, str], mounts: list[Mount]) -> None:
+        """volume-mounts overrules the value of envvar where both are asked for, as at NVIDIA's."""
+        channels = self._options.imex_channels
+        if DeviceList.ENVVAR in self._options.device_list:
+            envs[_VISIBLE] = ",".join(names)
+            if channels:
+                envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, channels))
+        if DeviceList.VOLUME_MOUNTS in self._options.device_list:
+            envs[_VISIBLE] = _DEVICE_MOUNTS
+            below = (*names, *(f"imex/{channel}" for channel in channels))
+            mounts.extend(Mount(f"{_DEVICE_MOUNTS}/{name}", "/dev/null") for name in below)
+
+    def _device_specs(self, pieces: Iterable[_Piece]) -> tuple[DeviceNode, ...]:
+        """A GPU's nodes stand there once for each of its shares, as at NVIDIA's; the kubelet takes that."""
+        if not self._options.device_specs:
+            return ()
+        own = (node for piece in pieces for node in piece.nodes)
+        return (*self._control_nodes, *own, *self._imex_nodes)
+
+
+def _piece(offering: Offering, options: Options) -> _Piece:
+    name = offering.index if options.device_ids is DeviceIds.INDEX else offering.device
+    return _Piece(offering, name, tuple(_node(path, options) for path in offering.nodes))
+
+
+def _node(path: str, options: Options) -> DeviceNode:
+    return DeviceNode(container_path=path, host_path=options.dev_root.rstrip("/") + path)
+
+
+def _extras(options: Options) -> tuple[tuple[str, bool], ...]:
+    return ("gdrcopy", options.gdrcopy), ("gds", options.gds), ("mofed", options.mofed)
+
+
+def _features(options: Options) -> dict[str, str]:
+    flags = {
+        "NVIDIA_GDS": options.gds,
+        "NVIDIA_MOFED": options.mofed,
+        "NVIDIA_GDRCOPY": options.gdrcopy,
+    }
+    return {name: "enabled" for name, on in flags.items() if on}
+
+
+def _uuid_of(resource: ResourceName, ids: Sequence[str]) -> str:
+    """A UUID for the annotation's key. NVIDIA throws dice; ours follows from the ids: answers are repeatable.
+
+    No two containers hold the same ids, so that keys differ where theirs would.
+    """
+    from uuid import NAMESPACE_URL, uuid5
+
+    return str(uuid5(NAMESPACE_URL, ",".join((resource, *ids))))
+
+
+def _share_facts(resource: ResourceName, ids: Sequence[str], offerings: Sequence[Offering]) -> dict[str, str]:
+    """``PARTAGE_*``: what the container has, and what that guarantees."""
+    by_gpu: dict[str, list[Offering]] = {}
+    for offering in offerings:
+        by_gpu.setdefault(offering.gpu, []).append(offering)
+    strategies = {offering.strategy.value for offering in offerings}
+    replicas = [max(offering.replicas for offering in held) for held in by_gpu.values()]
+    memory = [sum(offering.memory_bytes for offering in held) for held in by_gpu.values()]
+    return {
+        "PARTAGE_RESOURCE": resource,
+        "PARTAGE_SHARES": ",".join(ids),
+        "PARTAGE_GPUS": ",".join(by_gpu),
+        "PARTAGE_STRATEGY": strategies.pop() if len(strategies) == 1 else "mixed",
+        "PARTAGE_REPLICAS": _one_or_each(replicas),
+        "PARTAGE_MEMORY_BYTES": _one_or_each(memory),
+        "PARTAGE_GUARANTEE": weakest(offering.guarantee for offering in offerings).value,
+    }
+
+
+def _one_or_each(numbers: Sequence[int]) -> str:
+    """One number where all GPUs agree, else one for each, in the order of PARTAGE_GPUS."""
+    return ",".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))
