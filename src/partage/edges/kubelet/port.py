@@ -27,6 +27,28 @@ class DeviceList:
     rows: tuple[DeviceRow, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointState:
+    """How one resource stands with the kubelet; for health and metrics. Times are of the endpoint's clock.
+
+    serving:       our socket is there and answers.
+    registered:    this kubelet (not an earlier one) has accepted the resource.
+    watching:      ListAndWatch streams that the kubelet holds open.
+    since:         when serving or registered last changed.
+    attempts:      registrations tried, and registrations accepted, since the start.
+    last_error:    why the last attempt to serve or register failed; empty once it succeeded.
+    """
+
+    resource: ResourceName
+    serving: bool = False
+    registered: bool = False
+    watching: int = 0
+    since: float = 0.0
+    attempts: int = 0
+    registrations: int = 0
+    last_error: str = ""
+
+
 class PluginHandler(Protocol):
     """One resource, as the device-plugin server asks about it. All but ``changed`` and ``pre_start`` are pure
     look-ups that never wait: they are the admission path."""
@@ -63,7 +85,7 @@ class PluginHandler(Protocol):
 
 
 class PodResources(Protocol):
-    """Who holds what. One call in flight."""
+    """Who holds what. One call in flight: callers that come meanwhile share the next one."""
 
     async def held(self) -> tuple[HeldBy, ...]:
         """All containers with devices. Raises Unreachable (no socket, refused, rate limited, time-out)."""

@@ -1,0 +1,206 @@
+"""The device plugin of one resource: a gRPC server on a unix socket, a thin layer over a PluginHandler."""
+
+# ruff: noqa: N802  (gRPC's methods are called as the protocol calls them)
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakSet
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.protocol import H2Protocol
+from grpclib.server import Server, Stream
+
+from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
+from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
+from partage.edges.kubelet.messages import answer_message, device_list_message
+from partage.edges.kubelet.port import PluginHandler
+from partage.edges.kubelet.sockets import SocketIdentity, check_socket_path, identity, remove_socket
+from partage.errors import Unreachable
+from partage.model.answer import AllocationRefused
+
+PRE_START_LIMIT_S = 20.0
+"""How long a handler may take over PreStartContainer. The kubelet fails the start after 30 s."""
+
+log = logging.getLogger(__name__)
+_Request = TypeVar("_Request")
+
+
+class PluginServer:
+    """Serves one resource on one socket, from ``start`` to ``stop``; it can be started again after a stop."""
+
+    def __init__(
+        self, handler: PluginHandler, socket_path: Path, *, pre_start_limit_s: float = PRE_START_LIMIT_S
+    ) -> None:
+        """Raises InputError for a path longer than a socket's may be."""
+        check_socket_path(socket_path)
+        self.socket_path = socket_path
+        self.socket: SocketIdentity | None = None
+        self._service = _DevicePlugin(handler, pre_start_limit_s)
+        self._server: _Server | None = None
+
+    @property
+    def options(self) -> pb.DevicePluginOptions:
+        """What the kubelet is told when it asks for options."""
+        return self._service.options()
+
+    @property
+    def watching(self) -> int:
+        """ListAndWatch streams that are open."""
+        return self._service.watching
+
+    async def start(self) -> None:
+        """Serve; a socket file that is in the way is replaced. Raises Unreachable (no directory, denied)."""
+        if self._server is not None:
+            raise RuntimeError(f"{self.socket_path} is being served already")
+        # A kubelet that drops a stream is everyday; grpclib tells it at level info.
+        logging.getLogger("grpclib.server").setLevel(logging.WARNING)
+        server = _Server([self._service])
+        try:
+            await server.start(path=str(self.socket_path))
+        except OSError as error:
+            raise Unreachable(f"cannot serve {self.socket_path}: {error.strerror or error}") from error
+        self._server = server
+        self.socket = identity(self.socket_path)
+
+    async def stop(self) -> bool:
+        """End all streams and connections, take the socket away. True if the kubelet was connected."""
+        server, self._server = self._server, None
+        if server is None:
+            return False
+        remove_socket(self.socket_path, self.socket)
+        self.socket = None
+        return await server.stop()
+
+
+class _Server(Server):
+    """grpclib's server, which also closes its connections at the end.
+
+    Left alone it only cancels the handlers: the kubelet's connection would stay, its stream silent, and the
+    kubelet would take the resource for served. From Python 3.12 on ``wait_closed`` would wait for it, too.
+    """
+
+    def __init__(self, handlers: list[DevicePluginBase]) -> None:
+        super().__init__(handlers)
+        self._connections: WeakSet[H2Protocol] = WeakSet()
+
+    def _protocol_factory(self) -> H2Protocol:
+        connection = super()._protocol_factory()
+        self._connections.add(connection)
+        return connection
+
+    async def stop(self) -> bool:
+        """Close everything. True if a connection was open."""
+        self.close()
+        connected = [one for one in self._connections if _is_open(one)]
+        for connection in connected:
+            connection.processor.close("the plugin stops")
+        await self.wait_closed()
+        return bool(connected)
+
+
+def _is_open(connection: H2Protocol) -> bool:
+    """An accepted connection has no ``connection`` before the loop has told it that it is made."""
+    return hasattr(connection, "connection") and not connection.connection.is_closing()
+
+
+class _DevicePlugin(DevicePluginBase):
+    """The five calls. Nothing here waits for anything but the stream itself, PreStartContainer aside."""
+
+    def __init__(self, handler: PluginHandler, pre_start_limit_s: float) -> None:
+        self._handler = handler
+        self._pre_start_limit_s = pre_start_limit_s
+        self.watching = 0
+
+    def options(self) -> pb.DevicePluginOptions:
+        return pb.DevicePluginOptions(
+            pre_start_required=self._handler.pre_start_required, get_preferred_allocation_available=True
+        )
+
+    async def GetDevicePluginOptions(self, stream: Stream[pb.Empty, pb.DevicePluginOptions]) -> None:
+        await _request(stream)
+        with self._answering("GetDevicePluginOptions"):
+            options = self.options()
+        await stream.send_message(options)
+
+    async def ListAndWatch(self, stream: Stream[pb.Empty, pb.ListAndWatchResponse]) -> None:
+        await _request(stream)
+        self.watching += 1
+        try:
+            await self._list_and_watch(stream)
+        finally:
+            self.watching -= 1
+
+    async def _list_and_watch(self, stream: Stream[pb.Empty, pb.ListAndWatchResponse]) -> None:
+        """The whole list at once, then whenever its version is another; what a slow reader missed is gone."""
+        seen: int | None = None
+        while True:
+            with self._answering("ListAndWatch"):
+                devices = self._handler.devices()
+            if devices.version != seen:
+                await stream.send_message(device_list_message(devices.rows))
+                seen = devices.version
+            with self._answering("ListAndWatch"):
+                await self._handler.changed(seen)
+
+    async def GetPreferredAllocation(
+        self, stream: Stream[pb.PreferredAllocationRequest, pb.PreferredAllocationResponse]
+    ) -> None:
+        request = await _request(stream)
+        response = pb.PreferredAllocationResponse()
+        with self._answering("GetPreferredAllocation"):
+            for asked in request.container_requests:
+                ids = self._handler.preferred(
+                    asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size
+                )
+                response.container_responses.add(deviceIDs=ids)
+        await stream.send_message(response)
+
+    async def Allocate(self, stream: Stream[pb.AllocateRequest, pb.AllocateResponse]) -> None:
+        request = await _request(stream)
+        with self._answering("Allocate"):
+            answers = [self._handler.allocate(asked.devices_ids) for asked in request.container_requests]
+            response = pb.AllocateResponse(container_responses=map(answer_message, answers))
+        await stream.send_message(response)
+
+    async def PreStartContainer(
+        self, stream: Stream[pb.PreStartContainerRequest, pb.PreStartContainerResponse]
+    ) -> None:
+        request = await _request(stream)
+        await self._pre_start(request)
+        await stream.send_message(pb.PreStartContainerResponse())
+
+    async def _pre_start(self, request: pb.PreStartContainerRequest) -> None:
+        resource = self._handler.resource
+        try:
+            async with asyncio.timeout(self._pre_start_limit_s):
+                await self._handler.pre_start(request.devices_ids)
+        except TimeoutError:
+            log.warning("container started without preparation", extra={"resource": resource})
+        except Exception:  # whatever it is, it must not keep a container from starting
+            log.exception("preparing a container failed", extra={"resource": resource})
+
+    @contextmanager
+    def _answering(self, call: str) -> Iterator[None]:
+        """A refusal goes to the kubelet in its own words; a bug is logged, and ends this call only."""
+        try:
+            yield
+        except AllocationRefused as refusal:
+            # UNKNOWN is what an error without a status becomes in Go: pods' events read as NVIDIA's.
+            raise GRPCError(Status.UNKNOWN, str(refusal)) from refusal
+        except Exception as error:  # the server has to outlive a bug in one answer
+            log.exception("a call failed", extra={"call": call, "resource": self._handler.resource})
+            raise GRPCError(Status.INTERNAL, f"{type(error).__name__}: {error}") from error
+
+
+async def _request(stream: Stream[_Request, Any]) -> _Request:
+    """The call's one message."""
+    request = await stream.recv_message()
+    if request is None:
+        raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no message")
+    return request

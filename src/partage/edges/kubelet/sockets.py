@@ -1,0 +1,49 @@
+"""Unix socket files: which one it is, and whether its path can be bound at all."""
+
+from __future__ import annotations
+
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from partage.errors import InputError
+
+LONGEST_SOCKET_PATH = 107
+"""Bytes. ``sun_path`` of Linux has 108, the last of which is the closing zero (unix(7))."""
+
+
+@dataclass(frozen=True, slots=True)
+class SocketIdentity:
+    """Tells one socket file from another that took its place. A number of an inode is soon used again, a
+    change time is not."""
+
+    inode: int
+    changed_ns: int
+
+
+def identity(path: Path) -> SocketIdentity | None:
+    """The socket that is at ``path`` now; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return SocketIdentity(found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+
+def check_socket_path(path: Path) -> None:
+    """Raises InputError for a path that no socket can be bound to."""
+    size = len(str(path).encode())
+    if size > LONGEST_SOCKET_PATH:
+        raise InputError(
+            f"the path of socket {path} has {size} bytes; the system takes {LONGEST_SOCKET_PATH}",
+            "choose a shorter --kubelet-dir, or a shorter resource name",
+        )
+
+
+def remove_socket(path: Path, mine: SocketIdentity | None) -> None:
+    """Take our own socket file away; one that somebody else put there stays."""
+    found = identity(path)
+    if found is not None and mine is not None and found.inode == mine.inode:
+        with suppress(OSError):
+            path.unlink()
