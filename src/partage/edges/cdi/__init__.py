@@ -1,0 +1,1 @@
+"""CDI: the files that tell a container runtime what a device is."""
