@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
+import grpc as _grpc
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated import podresources_pb2 as rpb
 
+grpc: Any = _grpc  # it brings no types
 LIMIT_S = 10.0
 KUBELET_SOCKET = "kubelet.sock"
 
@@ -51,7 +52,10 @@ async def until(condition: Callable[[], Any], limit_s: float = LIMIT_S, what: st
 
 
 def held(pods: Mapping[str, Mapping[str, Mapping[str, Iterable[str]]]]) -> rpb.ListPodResourcesResponse:
-    """A PodResources answer from ``{"namespace/pod": {container: {resource: ids}}}``, one entry for each id."""
+    """A PodResources answer from ``{"namespace/pod": {container: {resource: ids}}}``.
+
+    Each id has an entry of its own, as the kubelet's have.
+    """
     response = rpb.ListPodResourcesResponse()
     for key, containers in pods.items():
         namespace, _, name = key.partition("/")
@@ -71,7 +75,7 @@ class Watch:
     call: Any
     lists: list[pb.ListAndWatchResponse] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
-    error: grpc.RpcError | None = None
+    error: Any = None
     ended: threading.Event = field(default_factory=threading.Event)
 
     def read(self) -> None:
@@ -123,7 +127,8 @@ class PluginCalls:
         )
 
     def options(self) -> pb.DevicePluginOptions:
-        return self.options_call(pb.Empty(), timeout=LIMIT_S)
+        answer: pb.DevicePluginOptions = self.options_call(pb.Empty(), timeout=LIMIT_S)
+        return answer
 
     def preferred(self, available: Iterable[str], must_include: Iterable[str], size: int) -> list[str]:
         request = pb.PreferredAllocationRequest()
@@ -136,7 +141,8 @@ class PluginCalls:
     def allocate(self, ids: Iterable[str]) -> pb.ContainerAllocateResponse:
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
-        return self.allocate_call(request, timeout=LIMIT_S).container_responses[0]
+        answer: pb.AllocateResponse = self.allocate_call(request, timeout=LIMIT_S)
+        return answer.container_responses[0]
 
     def pre_start(self, ids: Iterable[str], timeout_s: float = LIMIT_S) -> None:
         self.pre_start_call(pb.PreStartContainerRequest(devices_ids=ids), timeout=timeout_s)
@@ -182,7 +188,7 @@ class ScriptedKubelet:
         self.answers = True
         self.refuses = ""
         self.asks_back = True
-        self.pod_resources: rpb.ListPodResourcesResponse | grpc.StatusCode = held({})
+        self.pod_resources: Any = held({})
         self.list_delay_s = 0.0
         self.list_calls = 0
         self.lists_in_flight = 0
@@ -235,7 +241,7 @@ class ScriptedKubelet:
             if path.is_socket() and path != self.socket:
                 path.unlink()
 
-    def _register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.Empty:
+    def _register(self, request: pb.RegisterRequest, context: Any) -> pb.Empty:
         registered = Registered(time.monotonic(), request)
         if not self.answers:
             self.registered.append(registered)
@@ -251,9 +257,7 @@ class ScriptedKubelet:
         self.registered.append(registered)
         return pb.Empty()
 
-    def _list(
-        self, _: rpb.ListPodResourcesRequest, context: grpc.ServicerContext
-    ) -> rpb.ListPodResourcesResponse:
+    def _list(self, _: rpb.ListPodResourcesRequest, context: Any) -> rpb.ListPodResourcesResponse:
         self.list_calls += 1
         self.lists_in_flight += 1
         self.most_lists_in_flight = max(self.most_lists_in_flight, self.lists_in_flight)
@@ -261,7 +265,8 @@ class ScriptedKubelet:
             self._released.wait(self.list_delay_s)
             if isinstance(self.pod_resources, grpc.StatusCode):
                 context.abort(self.pod_resources, "refused by the script")
-            return self.pod_resources
+            answer: rpb.ListPodResourcesResponse = self.pod_resources
+            return answer
         finally:
             self.lists_in_flight -= 1
 

@@ -9,14 +9,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 
 from partage.edges.kubelet.port import DeviceRow
 from partage.edges.kubelet.server import PRE_START_LIMIT_S, PluginServer
 from partage.errors import InputError, Unreachable
 from tests.edges.kubelet.conftest import Shelf
-from tests.kubelet_script import PluginCalls, until
+from tests.kubelet_script import PluginCalls, grpc, until
 
 
 @asynccontextmanager

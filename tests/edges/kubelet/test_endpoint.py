@@ -1,0 +1,205 @@
+"""One resource's life with a scripted kubelet: registration, restarts, kubelets that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from partage.edges.kubelet.endpoint import LONGEST_PAUSE_S, ResourceEndpoint, pause_s
+from partage.edges.kubelet.port import DeviceRow
+from partage.edges.kubelet.registration import Need, Sight, needed
+from partage.edges.kubelet.sockets import SocketIdentity
+from partage.errors import InputError
+from tests.edges.kubelet.conftest import Shelf, running
+from tests.kubelet_script import scripted_kubelet, until
+
+RESOURCE = "nvidia.com/gpu"
+
+
+async def test_a_resource_is_registered_while_it_is_served(short_dir: Path) -> None:
+    """The scripted kubelet answers Register only after it has the options and a first list."""
+    shelf = Shelf("a")
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(shelf, short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            registered = kubelet.registered[0]
+            state = endpoint.state
+        await asyncio.to_thread(kubelet.stop)
+    request = registered.request
+    assert (request.version, request.endpoint, request.resource_name) == (
+        "v1beta1",
+        "nvidia-gpu.sock",
+        RESOURCE,
+    )
+    assert request.options == registered.options
+    assert registered.watch
+    assert registered.watch.health == {"a": "Healthy"}
+    assert (state.serving, state.registrations, state.attempts, state.last_error) == (True, 1, 1, "")
+    assert not (short_dir / "nvidia-gpu.sock").exists()
+    assert not endpoint.state.serving
+
+
+async def test_a_restarted_kubelet_is_registered_with_in_under_two_seconds(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            for _ in range(2):
+                kubelet.registered.clear()
+                started = await asyncio.to_thread(kubelet.restart)
+                await until(lambda: kubelet.registered)
+                assert kubelet.registered[0].time - started < 2.0
+                await until(lambda: endpoint.state.registered)
+            assert endpoint.state.registrations == 3
+
+
+async def test_a_kubelet_that_was_away_is_registered_with_when_it_comes(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir / "plugins", started=False) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir / "plugins")) as endpoint:
+            await until(lambda: endpoint.state.last_error)
+            assert not endpoint.state.registered
+            await asyncio.to_thread(kubelet.start)
+            await until(lambda: endpoint.state.registered, limit_s=3.0)
+            assert endpoint.state.last_error == ""
+
+
+async def test_a_wiped_directory_is_served_and_registered_anew(short_dir: Path) -> None:
+    """The kubelet lives on: its old connection has ended before the new registration comes."""
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            kubelet.wipe()
+            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+            first, second = kubelet.registered
+            assert first.watch
+            assert second.watch
+            assert first.watch.ended.is_set()
+            assert not second.watch.ended.is_set()
+            assert (short_dir / "nvidia-gpu.sock").is_socket()
+
+
+async def test_a_kubelet_that_never_answers_is_cut_off_and_tried_again(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        kubelet.answers = False
+        endpoint = ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=0.1)
+        async with running(endpoint):
+            await until(lambda: endpoint.state.attempts >= 3)
+            state = endpoint.state
+            assert state.serving
+            assert not state.registered
+            assert "did not answer in time" in state.last_error
+            kubelet.answers = True
+            await until(lambda: endpoint.state.registered)
+
+
+async def test_a_refusal_is_told_and_tried_again_with_back_off(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        kubelet.refuses = "not today"
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: len(kubelet.registered) >= 4)
+            assert "not today" in endpoint.state.last_error
+            times = [registered.time for registered in kubelet.registered]
+            gaps = [later - earlier for earlier, later in pairwise(times)]
+            assert gaps[0] >= 0.19
+            assert gaps[1] >= 0.39
+            assert gaps[2] >= 0.79
+            kubelet.refuses = ""
+            await asyncio.to_thread(kubelet.restart)
+            await until(lambda: endpoint.state.registered, limit_s=2.0, what="a new kubelet is tried at once")
+
+
+async def test_a_socket_that_accepts_and_says_nothing_is_no_kubelet(short_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(short_dir / "kubelet.sock"))
+        mute.listen()
+        endpoint = ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=0.1)
+        async with running(endpoint):
+            await until(lambda: endpoint.state.attempts == 2)
+            assert "did not answer in time" in endpoint.state.last_error
+
+
+async def test_options_that_change_are_told_by_a_new_registration(short_dir: Path) -> None:
+    """The kubelet asks for options only when a resource registers."""
+    shelf = Shelf("a")
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(shelf, short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            shelf.pre_start_required = True
+            await until(lambda: len(kubelet.registered) == 2)
+            options = kubelet.registered[1].options
+            assert options
+            assert options.pre_start_required
+
+
+async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(short_dir: Path) -> None:
+    clock = [0.0]
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir, clock=lambda: clock[0])) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            clock[0] = 100.0
+            watch = kubelet.registered[0].watch
+            assert watch
+            await asyncio.sleep(0.6)  # a look at an open stream, long as it may last, changes nothing
+            assert len(kubelet.registered) == 1
+            await asyncio.to_thread(watch.cancel)
+            await until(lambda: endpoint.state.watching == 0)
+            clock[0] = 111.0
+            await until(lambda: len(kubelet.registered) == 2)
+
+
+async def test_a_change_of_one_resource_sends_nothing_on_the_stream_of_another(short_dir: Path) -> None:
+    gpu, shared = Shelf("a"), Shelf("b", resource="nvidia.com/gpu.shared")
+    with scripted_kubelet(short_dir) as kubelet:
+        async with (
+            running(ResourceEndpoint(gpu, short_dir)) as one,
+            running(ResourceEndpoint(shared, short_dir)) as two,
+        ):
+            await until(lambda: one.state.registered and two.state.registered)
+            changed, unchanged = kubelet.last("nvidia.com/gpu"), kubelet.last("nvidia.com/gpu.shared")
+            assert changed
+            assert changed.watch
+            assert unchanged
+            assert unchanged.watch
+            await gpu.put(DeviceRow("a", healthy=False))
+            await until(lambda: len(changed.watch.lists) == 2)  # type: ignore[union-attr]
+            assert len(unchanged.watch.lists) == 1
+
+
+def test_a_directory_that_is_too_deep_is_refused_before_anything_is_served(short_dir: Path) -> None:
+    with pytest.raises(InputError, match="bytes"):
+        ResourceEndpoint(Shelf("a"), short_dir / ("d" * 100))
+
+
+@pytest.mark.parametrize(
+    ("failures", "pause"), [(1, 0.2), (2, 0.4), (3, 0.8), (6, 6.4), (7, LONGEST_PAUSE_S), (10**6, 10.0)]
+)
+def test_pauses_double_up_to_ten_seconds(failures: int, pause: float) -> None:
+    assert pause_s(failures) == pytest.approx(pause)
+
+
+OURS, OTHER = SocketIdentity(1, 10), SocketIdentity(2, 20)
+KUBELET, NEW_KUBELET = SocketIdentity(3, 30), SocketIdentity(3, 31)
+
+
+@pytest.mark.parametrize(
+    ("served", "known_to", "sight", "need"),
+    [
+        (None, None, Sight(kubelet=KUBELET, own=None), Need.SERVE),
+        (None, None, Sight(kubelet=None, own=OURS), Need.SERVE),
+        (OURS, KUBELET, Sight(kubelet=KUBELET, own=None), Need.SERVE),
+        (OURS, KUBELET, Sight(kubelet=KUBELET, own=OTHER), Need.SERVE),
+        (OURS, KUBELET, Sight(kubelet=NEW_KUBELET, own=None), Need.SERVE),
+        (OURS, KUBELET, Sight(kubelet=None, own=OURS), Need.KUBELET),
+        (OURS, None, Sight(kubelet=KUBELET, own=OURS), Need.REGISTER),
+        (OURS, KUBELET, Sight(kubelet=NEW_KUBELET, own=OURS), Need.REGISTER),
+        (OURS, KUBELET, Sight(kubelet=KUBELET, own=OURS), Need.NOTHING),
+        (OURS, KUBELET, Sight(kubelet=KUBELET, own=SocketIdentity(1, 99)), Need.NOTHING),
+    ],
+)
+def test_what_is_needed_follows_from_what_is_seen(
+    served: SocketIdentity | None, known_to: SocketIdentity | None, sight: Sight, need: Need
+) -> None:
+    assert needed(served, known_to, sight) is need
