@@ -1,0 +1,290 @@
+"""Reading a document field by field: exact types, every problem at once, each with its path and line.
+
+A ``Table`` is a mapping whose keys are known, a ``Field`` is one value of it. A field that is wrong is noted
+in the ``Notes`` and answers None; the reader goes on, so that one run names everything that has to be mended.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from partage.edges.files.safeyaml import LIMIT_PROBLEMS, Document, OldBool, Value, describe, join
+from partage.errors import InputError, Problem, Severity
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
+
+LONGEST_TEXT = 1024
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_SEPARATORS = re.compile(r"[-_ ]")
+_OLD_TRUE = frozenset({"y", "yes", "on"})
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How strict a file format is.
+
+    fold_case:      keys match in any case, and an unquoted ``yes`` is a boolean (NVIDIA's format, as in Go).
+    unknown:        what an unknown key is.
+    null_is_absent: ``key:`` without a value stands for no key.
+    homes:          key to the place where it belongs, for keys that people put somewhere else.
+    """
+
+    fold_case: bool = False
+    unknown: Severity = "error"
+    null_is_absent: bool = False
+    homes: Mapping[str, str] = field(default_factory=dict)
+
+
+class Notes:
+    """What is wrong or doubtful in one file, so far."""
+
+    def __init__(self, document: Document, file: str, dialect: Dialect) -> None:
+        self.document = document
+        self.file = file
+        self.dialect = dialect
+        self._problems: list[Problem] = []
+        self._unlisted = 0
+
+    def note(self, place: Place, severity: Severity, message: str, hint: str = "") -> None:
+        """Something about one place; beyond LIMIT_PROBLEMS only counted."""
+        if self.full:
+            self._unlisted += severity == "error"
+            return
+        text = f"line {place.line}: {message}" if place.line else message
+        self._problems.append(Problem(place.file, place.path, severity, text, hint))
+
+    def top(self) -> Field:
+        """The whole document."""
+        return Field(self.document.value, Place(self.file, ""), self)
+
+    @property
+    def full(self) -> bool:
+        """Enough problems are listed."""
+        return len(self._problems) >= LIMIT_PROBLEMS
+
+    def finish(self) -> tuple[Problem, ...]:
+        """The warnings. Raises InputError with everything if there is one error."""
+        problems = list(self._problems)
+        if self._unlisted:
+            problems.append(Problem(self.file, "", "error", f"and {self._unlisted} more problems"))
+        if any(problem.severity == "error" for problem in problems):
+            raise InputError(problems)
+        return tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a value stands. file: ``environment`` for variables. line: 0 where there is none."""
+
+    file: str
+    path: str
+    line: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One value and where it stands. Every method notes what is wrong and then answers None."""
+
+    value: Value
+    place: Place
+    notes: Notes
+
+    def error(self, message: str, hint: str = "") -> None:
+        """Note an error here."""
+        self.notes.note(self.place, "error", message, hint)
+
+    def warn(self, message: str, hint: str = "") -> None:
+        """Note a doubt here."""
+        self.notes.note(self.place, "warning", message, hint)
+
+    def _unfit(self, wanted: str, hint: str = "") -> None:
+        if self.value is None:
+            self.error(f"has no value, and has to be {wanted}", hint or "give it one, or remove the key")
+        else:
+            self.error(f"has to be {wanted}, not {describe(self.value)}", hint)
+
+    def boolean(self) -> bool | None:
+        """True or false."""
+        if isinstance(self.value, bool):
+            return self.value
+        if isinstance(self.value, OldBool) and self.notes.dialect.fold_case:
+            return self.value.lower() in _OLD_TRUE
+        quoted = isinstance(self.value, str) and self.value.lower() in ("true", "false")
+        self._unfit("true or false", "remove the quotes" if quoted else "")
+        return None
+
+    def integer(self, at_least: int | None = None) -> int | None:
+        """A whole number."""
+        if type(self.value) is not int:
+            quoted = isinstance(self.value, str) and self.value.isdecimal()
+            self._unfit("a whole number", "remove the quotes" if quoted else "")
+            return None
+        if at_least is not None and self.value < at_least:
+            self.error(f"has to be {at_least} or more, not {self.value}")
+            return None
+        return self.value
+
+    def text(self, like: str = "") -> str | None:
+        """Text without control characters; may be empty. like: an example, for the message."""
+        if not isinstance(self.value, str):
+            number = isinstance(self.value, int | float) and not like
+            self._unfit(f"text such as {like}" if like else "text", "put it in quotes" if number else "")
+            return None
+        if len(self.value) > LONGEST_TEXT or _CONTROL.search(self.value):
+            self.error(f"has to be one line of at most {LONGEST_TEXT} characters")
+            return None
+        return self.value
+
+    def parsed(self, parse: Callable[[str], T], like: str = "") -> T | None:
+        """Text that ``parse`` understands (it raises ValueError for the rest). like: an example."""
+        text = self.text(like)
+        if text is None:
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            self.error(str(error))
+            return None
+
+    def choice(self, kind: type[E]) -> E | None:
+        """One of the values of ``kind``."""
+        values = [member.value for member in kind]
+        wanted = " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
+        if self.value not in values or not isinstance(self.value, str):
+            near = nearest(self.value, values) if isinstance(self.value, str) else None
+            self._unfit(wanted, f"did you mean {near!r}?" if near else "")
+            return None
+        return kind(self.value)
+
+    def table(self, keys: Sequence[str]) -> Table | None:
+        """A mapping in which ``keys`` may stand."""
+        if not isinstance(self.value, dict):
+            self._unfit("a mapping", "write {} for an empty one" if self.value is None else "")
+            return None
+        return Table(self, self.value, keys)
+
+    def mapping(self) -> dict[str, Field] | None:
+        """A mapping with keys of the operator's choice."""
+        if not isinstance(self.value, dict):
+            self._unfit("a mapping")
+            return None
+        return {key: self.member(key, value) for key, value in self.value.items()}
+
+    def items(self, at_most: int | None = None) -> list[Field] | None:
+        """The items of a list."""
+        if not isinstance(self.value, list):
+            self._unfit("a list")
+            return None
+        if at_most is not None and len(self.value) > at_most:
+            self.error(f"has {len(self.value)} items, and at most {at_most} are read")
+            return None
+        return [self.member(index, value) for index, value in enumerate(self.value)]
+
+    def one_or_many(self) -> list[Field] | None:
+        """The items of a list, or the one value that stands in its place."""
+        if isinstance(self.value, list):
+            return self.items()
+        return [self]
+
+    def member(self, key: str | int, value: Value) -> Field:
+        """A value inside this one."""
+        line = self.notes.document.line(self.value, key) or 0
+        return Field(value, Place(self.place.file, join(self.place.path, key), line), self.notes)
+
+
+class Table:
+    """A mapping whose keys are known. Unknown ones are noted at once. whole: the mapping as a field."""
+
+    def __init__(self, whole: Field, value: dict[str, Value], keys: Sequence[str]) -> None:
+        self.whole = whole
+        self._keys = keys
+        self._members: dict[str, Field] = {}
+        known = {self._fold(key): key for key in keys}
+        for written, inner in value.items():
+            member = whole.member(written, inner)
+            key = known.get(self._fold(written))
+            if key is None:
+                self._unknown(written, member)
+            elif key in self._members:
+                member.error(f"stands here twice, also as {self._members[key].place.path}")
+            else:
+                self._members[key] = member
+
+    def _fold(self, key: str) -> str:
+        return key.casefold() if self.whole.notes.dialect.fold_case else key
+
+    def _unknown(self, written: str, member: Field) -> None:
+        notes = self.whole.notes
+        hint = "" if notes.full else self._advice(written)
+        notes.note(member.place, notes.dialect.unknown, "unknown key", hint)
+
+    def _advice(self, written: str) -> str:
+        near = nearest(written, self._keys)
+        homes = self.whole.notes.dialect.homes
+        elsewhere = nearest(written, list(homes))
+        if elsewhere is not None and (near is None or _plain(elsewhere) == _plain(written) != _plain(near)):
+            return f"{elsewhere!r} belongs under {homes[elsewhere]}"
+        if near is not None:
+            return f"did you mean {near!r}?"
+        return f"known here: {', '.join(self._keys)}" if self._keys else "nothing can stand here"
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def get(self, key: str) -> Field | None:
+        """The value of a known key; None where it does not stand here."""
+        found = self.given(key)
+        absent = found is None or (found.value is None and self.whole.notes.dialect.null_is_absent)
+        return None if absent else found
+
+    def given(self, key: str) -> Field | None:
+        """As ``get``, with a null that counts."""
+        assert key in self._keys, key
+        return self._members.get(key)
+
+    def here(self, key: str) -> Field:
+        """The value of a known key, or the mapping itself: for saying something about it."""
+        return self._members.get(key, self.whole)
+
+    def required(self, key: str, what: str = "") -> Field | None:
+        """As ``get``; its absence is an error. what: one sentence of advice."""
+        found = self.get(key)
+        if found is None:
+            self.whole.error(f"{key!r} is missing", what)
+        return found
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        """True or false; the default where the key is absent or wrong."""
+        found = self.get(key)
+        value = found.boolean() if found else None
+        return default if value is None else value
+
+    def choice(self, key: str, default: E) -> E:
+        """One of the values of the default's kind."""
+        found = self.get(key)
+        value = found.choice(type(default)) if found else None
+        return default if value is None else value
+
+    def text(self, key: str, default: str) -> str:
+        """Text."""
+        found = self.get(key)
+        value = found.text() if found else None
+        return default if value is None else value
+
+
+def _plain(key: str) -> str:
+    return _SEPARATORS.sub("", key).casefold()
+
+
+def nearest(text: str, known: Sequence[str]) -> str | None:
+    """The known word that ``text`` was most likely meant to be, or None."""
+    import difflib  # a third of a millisecond that only broken files have to pay
+
+    plain = {_plain(word): word for word in known}
+    near = difflib.get_close_matches(_plain(text[:64]), list(plain), n=1, cutoff=0.7)
+    return plain[near[0]] if near else None

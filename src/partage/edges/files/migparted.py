@@ -1,0 +1,138 @@
+"""mig-parted's configuration file: named configurations of MIG layouts. Strict, as mig-parted is.
+
+Entries select GPUs by index and by PCI device id, and the last one that matches a GPU wins.
+"""
+
+from __future__ import annotations
+
+import re
+
+from partage.edges.files.fields import Dialect, Field, Notes, Table, nearest
+from partage.edges.files.safeyaml import describe
+from partage.model.layout import LayoutItem
+from partage.model.policy import Everything, GpuEntry, GpuSelector, MigWish, Options, Policy, Where
+from partage.model.profile import MigProfile
+
+FORMAT = "mig-parted/v1"
+MOST_DEVICES = 512
+"""A bound for lists and counts, far above any node."""
+
+_TOP = ("version", "mig-configs")
+_ENTRY = ("devices", "device-filter", "mig-enabled", "mig-devices")
+_FILTER = re.compile(r"0x[0-9a-f]{8}(:0x[0-9a-f]{8})?", re.ASCII)
+
+DIALECT = Dialect(homes=dict.fromkeys(_ENTRY, "an entry of a configuration"))
+
+
+def read_mig_parted(notes: Notes, config: str | None) -> Policy:
+    """The policy of one named configuration. Wrong things in any of them are noted.
+
+    config: its name; None where the file has only one.
+    """
+    table = notes.top().table(_TOP)
+    configs = _configs(table) if table else {}
+    entries = {name: _entries(field) for name, field in configs.items()}
+    chosen = _choose(notes, list(configs), config)
+    return Policy(entries.get(chosen, ()), Options(), notes.file, FORMAT, later_wins=True)
+
+
+def _configs(table: Table) -> dict[str, Field]:
+    version = table.required("version", "a file of mig-parted says 'version: v1'")
+    if version is not None and version.value != "v1":
+        version.error(f"has to be v1, not {describe(version.value)}")
+    field = table.required("mig-configs")
+    configs = field.mapping() if field else None
+    if field is not None and configs is not None and not configs:
+        field.error("is empty", "name at least one configuration")
+    return configs or {}
+
+
+def _choose(notes: Notes, names: list[str], config: str | None) -> str:
+    shown = ", ".join(name[:60] for name in names[:50]) + (", ..." if len(names) > 50 else "")
+    top = notes.top()
+    if config is None:
+        if len(names) > 1:
+            top.error(
+                f"holds {len(names)} configurations, and none is chosen", f"--config takes one of: {shown}"
+            )
+        return names[0] if names else ""
+    if names and config not in names:
+        near = nearest(config, names)
+        advice = f"did you mean {near[:60]!r}? " if near else ""
+        top.error(f"has no configuration {config[:60]!r}", f"{advice}it has: {shown}")
+    return config
+
+
+def _entries(field: Field) -> tuple[GpuEntry, ...]:
+    items = field.items(MOST_DEVICES)
+    if items is not None and not items:
+        field.error("is empty", "a configuration has at least one entry")
+    return tuple(entry for item in items or () if (entry := _entry(item)) is not None)
+
+
+def _entry(field: Field) -> GpuEntry | None:
+    table = field.table(_ENTRY)
+    if table is None:
+        return None
+    select = _select(table)
+    switch = table.required("mig-enabled", "true or false")
+    enabled = switch.boolean() if switch else None
+    wanted = table.get("mig-devices")
+    items = _items(wanted) if wanted is not None else ()
+    if enabled is True and wanted is None:
+        field.error("'mig-devices' is missing, and mig-enabled is true", "write {} for no MIG devices")
+    if enabled is False and wanted is not None and wanted.value:
+        wanted.error("MIG devices where mig-enabled is false", "remove them, or set mig-enabled: true")
+    return GpuEntry(origin=field.place.path, select=select, mig=MigWish(items, enabled is True))
+
+
+def _select(table: Table) -> GpuSelector:
+    devices = table.required("devices", "all, or a list of GPU indexes")
+    index: tuple[int, ...] = ()
+    if devices is not None and devices.value != "all":
+        items = devices.items(MOST_DEVICES) if isinstance(devices.value, list) else None
+        if items is None:
+            devices.error(f"has to be all or a list of GPU indexes, not {describe(devices.value)}")
+        elif not items:
+            devices.error("lists no GPU", "all stands for every GPU")
+        index = tuple(number for item in items or () if (number := item.integer(at_least=0)) is not None)
+    filters = _filters(table.get("device-filter"))
+    if not index and not filters:
+        return Everything()
+    return Where(index=tuple(dict.fromkeys(index)), device_filter=filters)
+
+
+def _filters(field: Field | None) -> tuple[str, ...]:
+    """An empty filter is none, as in mig-parted."""
+    if field is None or field.value in ("", []):
+        return ()
+    items = field.one_or_many() or ()
+    return tuple(one for item in items if (one := item.parsed(_filter)) is not None)
+
+
+def _filter(text: str) -> str:
+    lower = text.lower()
+    if not _FILTER.fullmatch(lower):
+        raise ValueError(f"{text[:60]!r} is not a PCI device id such as 0x20B010DE (device, then vendor)")
+    return lower
+
+
+def _items(field: Field) -> tuple[LayoutItem, ...]:
+    counts = field.mapping()
+    if counts is None:
+        return ()
+    items: list[LayoutItem] = []
+    for name, member in counts.items():
+        count = member.integer(at_least=0) or 0
+        try:
+            profile = MigProfile.parse(name)
+        except ValueError as error:
+            member.error(str(error))
+            continue
+        if len(items) + count > MOST_DEVICES:
+            member.error(f"{count} MIG devices on one GPU", "a GPU holds 7 at most")
+            continue
+        items.extend([LayoutItem(profile)] * count)
+    if counts and all(member.value == 0 for member in counts.values()):
+        field.error("asks for no MIG device at all", "write {} where none is wanted")
+    return tuple(items)

@@ -1,0 +1,395 @@
+"""Partage's own policy format, ``version: partage/v1``. Documented in docs/policy.md and as JSON Schema.
+
+Everything is strict: exact types, unknown keys are errors. What contradicts itself is found here, without a
+node; what contradicts a node is found by ``plan.assign``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from typing import TypeVar
+
+from partage.edges.files.fields import Dialect, Field, Notes, Table
+from partage.model.ids import parse_resource_name
+from partage.model.layout import LayoutItem
+from partage.model.pci import parse_pci_address
+from partage.model.policy import (
+    DeviceList,
+    Everything,
+    Exclusive,
+    GpuEntry,
+    GpuSelector,
+    Interval,
+    MigStrategy,
+    MigWish,
+    Mps,
+    MpsClient,
+    Options,
+    Policy,
+    Rest,
+    Sharing,
+    TimeSlicing,
+    Watch,
+    Where,
+)
+from partage.units import MIB, parse_bytes, parse_percent
+
+T = TypeVar("T")
+
+VERSION = "partage/v1"
+FORMAT = "partage/v1"
+MOST_ENTRIES = 512
+
+_TOP = ("version", "gpus", "resources")
+_STRATEGIES = ("exclusive", "time-slicing", "mps", "mig")
+_ENTRY = ("select", "name", "guard", "watch", "change", *_STRATEGIES)
+_CRITERIA = ("index", "uuid", "model", "pci")
+_TIME_SLICING = ("replicas", "interval")
+_MPS = ("replicas", "clients", "exclusive-process")
+_CLIENT = ("name", "memory", "threads")
+_MIG = ("layout", "time-slicing", "mps")
+_RESOURCES = (
+    "rename-shared",
+    "fail-requests-greater-than-one",
+    "mig-strategy",
+    "allocation",
+    "device-list-strategy",
+    "device-id-strategy",
+    "pass-device-specs",
+    "cdi-annotation-prefix",
+    "nvidia-ctk-path",
+    "driver-root",
+)
+
+DIALECT = Dialect(
+    homes={
+        **dict.fromkeys(_RESOURCES, "'resources', at the top"),
+        **dict.fromkeys(_ENTRY, "an entry of 'gpus'"),
+        **dict.fromkeys(_CRITERIA, "'select'"),
+        **dict.fromkeys(_CLIENT[1:], "a client of 'mps'"),
+        "replicas": "'time-slicing' or 'mps'",
+        "interval": "'time-slicing'",
+        "clients": "'mps'",
+        "exclusive-process": "'mps'",
+        "layout": "'mig'",
+        "gpus": "the top",
+        "resources": "the top",
+    }
+)
+
+
+class Change(StrEnum):
+    """When a GPU that is in use passes to another strategy."""
+
+    WAIT = "wait"
+
+
+def read_native(notes: Notes) -> Policy:
+    """The policy in a document. Wrong things are noted; the caller decides with ``notes.finish()``."""
+    table = notes.top().table(_TOP)
+    if table is None:
+        return Policy(source=notes.file)
+    _version(table)
+    options = _options(table.get("resources"))
+    listed = table.get("gpus")
+    fields = (listed.items(MOST_ENTRIES) if listed else None) or []
+    read = [(field, entry) for field in fields if (entry := _entry(field)) is not None]
+    _contradictions(read, options)
+    return Policy(tuple(entry for _, entry in read), options, notes.file, FORMAT)
+
+
+def _version(table: Table) -> None:
+    field = table.required("version", f"the first line of a policy is 'version: {VERSION}'")
+    if field is not None and field.value != VERSION:
+        text = field.text()
+        if text is not None:
+            field.error(f"has to be {VERSION}, not {text[:60]!r}")
+
+
+# --- resources ---------------------------------------------------------------------------------
+
+
+def _options(field: Field | None) -> Options:
+    table = field.table(_RESOURCES) if field else None
+    default = Options()
+    if table is None:
+        return default
+    driver_root = _path(table, "driver-root", default.driver_root)
+    return Options(
+        rename_shared=table.boolean("rename-shared", default=default.rename_shared),
+        fail_requests_greater_than_one=table.boolean(
+            "fail-requests-greater-than-one", default=default.fail_requests_greater_than_one
+        ),
+        mig_strategy=table.choice("mig-strategy", default.mig_strategy),
+        allocation=table.choice("allocation", default.allocation),
+        device_list=_device_list(table.get("device-list-strategy")) or default.device_list,
+        device_ids=table.choice("device-id-strategy", default.device_ids),
+        device_specs=table.boolean("pass-device-specs", default=default.device_specs),
+        cdi_annotation_prefix=_prefix(table, default.cdi_annotation_prefix),
+        nvidia_ctk=_path(table, "nvidia-ctk-path", default.nvidia_ctk),
+        driver_root=driver_root,
+        dev_root=driver_root,
+    )
+
+
+def _device_list(field: Field | None) -> tuple[DeviceList, ...]:
+    if field is None:
+        return ()
+    items = field.one_or_many()
+    if items is not None and not items:
+        field.error("has to name at least one way", "envvar is the usual one")
+    ways = (item.choice(DeviceList) for item in items or ())
+    return tuple(dict.fromkeys(way for way in ways if way is not None))
+
+
+def _path(table: Table, key: str, default: str) -> str:
+    text = table.text(key, default)
+    if not text.startswith("/"):
+        table.here(key).error("has to be an absolute path, beginning with '/'")
+    return text
+
+
+def _prefix(table: Table, default: str) -> str:
+    text = table.text("cdi-annotation-prefix", default)
+    if not text:
+        table.here("cdi-annotation-prefix").error("has to be text such as cdi.k8s.io/")
+    return text
+
+
+# --- one entry ---------------------------------------------------------------------------------
+
+
+def _entry(field: Field) -> GpuEntry | None:
+    table = field.table(_ENTRY)
+    if table is None:
+        return None
+    select = _select(table.required("select", "index, uuid, model, pci, all or rest: which GPUs are meant"))
+    name = table.get("name")
+    table.choice("change", Change.WAIT)
+    sharing, mig = _strategy(table)
+    return GpuEntry(
+        origin=field.place.path,
+        select=select,
+        sharing=sharing,
+        mig=mig,
+        name=name.parsed(parse_resource_name) if name else None,
+        guard=table.boolean("guard", default=False),
+        watch=table.choice("watch", Watch.WARN),
+    )
+
+
+def _select(field: Field | None) -> GpuSelector:
+    if field is None:
+        return Where()
+    if isinstance(field.value, str):
+        if field.value == "all":
+            return Everything()
+        if field.value == "rest":
+            return Rest()
+        field.error(f"{field.value[:60]!r} selects nothing", "all, rest, or a mapping: {index: [0, 1]}")
+        return Where()
+    table = field.table(_CRITERIA)
+    if table is None:
+        return Where()
+    if not field.value:
+        field.error("selects nothing: there is no criterion", f"give one of {', '.join(_CRITERIA)}")
+    return Where(
+        index=_criterion(table, "index", lambda item: item.integer(at_least=0)),
+        uuid=_criterion(table, "uuid", lambda item: item.parsed(_gpu_uuid)),
+        model=_criterion(table, "model", lambda item: item.parsed(_model_pattern)),
+        pci=_criterion(table, "pci", lambda item: item.parsed(parse_pci_address, "0000:07:00.0")),
+    )
+
+
+def _criterion(table: Table, key: str, read: Callable[[Field], T | None]) -> tuple[T, ...]:
+    """The values of one criterion: one, or a list."""
+    field = table.get(key)
+    items = field.one_or_many() if field else ()
+    if field is not None and items is not None and not items:
+        field.error("lists nothing", "remove it, or list at least one")
+    values = [value for item in items or () if (value := read(item)) is not None]
+    if field is not None and len(set(values)) < len(values):
+        field.warn("lists something twice")
+    return tuple(dict.fromkeys(values))
+
+
+def _gpu_uuid(text: str) -> str:
+    if text.startswith("MIG-"):
+        raise ValueError(f"{text[:60]!r} is a MIG device; a policy selects GPUs")
+    if not text.startswith("GPU-") or len(text) == len("GPU-"):
+        raise ValueError(f"{text[:60]!r} is not the UUID of a GPU, which begins with GPU-")
+    return text
+
+
+def _model_pattern(text: str) -> str:
+    if not text.strip():
+        raise ValueError("has to name a product, A100-SXM4-40GB, or a pattern, *A100*")
+    return text
+
+
+def _strategy(table: Table) -> tuple[Sharing, MigWish | None]:
+    """How the GPUs are shared: exactly one of the four keys."""
+    given = [key for key in _STRATEGIES if key in table]
+    if len(given) != 1:
+        said = f"{' and '.join(given)} exclude each other" if given else "no strategy"
+        table.whole.error(said, f"write exactly one of {', '.join(_STRATEGIES)}")
+    read = [_one_strategy(table, key) for key in given]
+    return read[0] if read else (Exclusive(), None)
+
+
+def _one_strategy(table: Table, key: str) -> tuple[Sharing, MigWish | None]:
+    field = table.here(key)
+    match key:
+        case "time-slicing":
+            return _time_slicing(field), None
+        case "mps":
+            return _mps(field), None
+        case "mig":
+            return _mig(field)
+        case _:
+            field.table(())
+            return Exclusive(), None
+
+
+def _time_slicing(field: Field) -> TimeSlicing:
+    table = field.table(_TIME_SLICING)
+    if table is None:
+        return TimeSlicing(2)
+    interval = table.get("interval")
+    replicas = table.required("replicas", "how many shares a GPU is cut into")
+    return TimeSlicing(_replicas(replicas), interval.choice(Interval) if interval else None)
+
+
+def _replicas(field: Field | None) -> int:
+    return (field.integer(at_least=2) if field else None) or 2
+
+
+def _mps(field: Field) -> Mps:
+    table = field.table(_MPS)
+    if table is None:
+        return Mps(2)
+    alone = table.boolean("exclusive-process", default=True)
+    replicas, clients = table.get("replicas"), table.get("clients")
+    if (replicas is None) == (clients is None):
+        said = "replicas and clients exclude each other" if replicas else "neither replicas nor clients"
+        field.error(said, "replicas: n for even shares, clients: [...] for unequal ones")
+    if clients is None:
+        return Mps(_replicas(replicas), exclusive_process=alone)
+    if replicas is not None:
+        _replicas(replicas)
+    read = _clients(clients)
+    return Mps(max(2, len(read)), read, alone)
+
+
+def _clients(field: Field) -> tuple[MpsClient, ...]:
+    items = field.items(MOST_ENTRIES)
+    if items is None:
+        return ()
+    if len(items) < 2:
+        field.error(f"has to list 2 clients or more, not {len(items)}", "one client needs no sharing")
+    clients = [(item, client) for item in items if (client := _client(item)) is not None]
+    _equal_under_one_name(clients)
+    return tuple(client for _, client in clients)
+
+
+def _client(field: Field) -> MpsClient | None:
+    table = field.table(_CLIENT)
+    if table is None:
+        return None
+    name, memory, threads = (table.get(key) for key in _CLIENT)
+    return MpsClient(
+        name=name.parsed(_client_name) if name else None,
+        memory_bytes=memory.parsed(_memory, "8Gi") if memory else None,
+        threads_percent=threads.parsed(parse_percent, "20%") if threads else None,
+    )
+
+
+def _client_name(text: str) -> str:
+    parse_resource_name(text if "/" in text else f"gpu.{text}")
+    return text
+
+
+def _memory(text: str) -> int:
+    amount = parse_bytes(text)
+    if amount < MIB:
+        raise ValueError(f"{text!r} is less than 1Mi, the least that MPS can limit")
+    return amount
+
+
+def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
+    """A pod asks by name and has to know what it gets."""
+    first: dict[str | None, tuple[Field, MpsClient]] = {}
+    for field, client in clients:
+        known, like = first.setdefault(client.name, (field, client))
+        if (like.memory_bytes, like.threads_percent) == (client.memory_bytes, client.threads_percent):
+            continue
+        called = f"is also called {client.name!r}" if client.name else "has no name either"
+        field.error(
+            f"differs from {known.place.path}, which {called}",
+            "give unequal clients a 'name' each of their own",
+        )
+
+
+def _mig(field: Field) -> tuple[Sharing, MigWish | None]:
+    table = field.table(_MIG)
+    if table is None:
+        return Exclusive(), MigWish()
+    layout = table.required("layout", "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]")
+    items = layout.items(MOST_ENTRIES) if layout else None
+    if layout is not None and items is not None and not items:
+        layout.error("is empty", "for a GPU that is not shared write exclusive: {}")
+    wish = MigWish(
+        tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
+    )
+    time_slicing, mps = table.get("time-slicing"), table.get("mps")
+    if time_slicing and mps:
+        field.error("time-slicing and mps exclude each other", "keep one of the two")
+    sharing: Sharing = Exclusive()
+    if mps:
+        sharing = _mps(mps)
+    if time_slicing:
+        sharing = _time_slicing(time_slicing)
+    return sharing, wish
+
+
+# --- contradictions ----------------------------------------------------------------------------
+
+
+def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> None:
+    """What can be true of no node at all."""
+    first: dict[tuple[str, object], str] = {}
+    everything = next((field for field, entry in read if isinstance(entry.select, Everything)), None)
+    for field, entry in read:
+        if everything is not None and field is not everything:
+            field.error(
+                f"{everything.place.path} selects all GPUs already",
+                f"write 'select: rest' in {everything.place.path}: what no other entry selects",
+            )
+            continue
+        for criterion in _sole_criterion(entry.select):
+            origin = first.setdefault(criterion, entry.origin)
+            if origin != entry.origin:
+                field.error(
+                    f"{criterion[0]} {criterion[1]} is selected by {origin} already".replace("  ", " ")
+                )
+        if entry.mig is not None and options.mig_strategy is MigStrategy.NONE:
+            field.error(
+                "a MIG layout under resources.mig-strategy none, which offers whole GPUs",
+                "mig-strategy: mixed names MIG devices by profile, single calls them nvidia.com/gpu",
+            )
+
+
+def _sole_criterion(select: GpuSelector) -> Iterator[tuple[str, object]]:
+    """What an entry certainly claims: with several criteria it depends on the node."""
+    match select:
+        case Rest():
+            yield "rest", ""
+        case Where(index=index, uuid=(), model=(), pci=()):
+            yield from (("index", number) for number in index)
+        case Where(index=(), uuid=uuid, model=(), pci=()):
+            yield from (("uuid", one) for one in uuid)
+        case Where(index=(), uuid=(), model=(), pci=pci):
+            yield from (("pci", one) for one in pci)
+        case _:
+            return

@@ -1,0 +1,284 @@
+"""The configuration file of NVIDIA's device plugin, ``version: v1``, with its environment variables.
+
+Read as NVIDIA reads it: keys match in any case, unknown ones do no harm (a warning), a variable outranks
+the file. What NVIDIA parses and throws away is honoured: ``resources`` patterns, and ``rename`` and
+``devices`` of an item. Flags are read in ``nvidia_flags``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partage.edges.files.fields import Dialect, Field, Notes, Table
+from partage.edges.files.nvidia_flags import FLAGS, GFD, PLUGIN, Flags, read_flags
+from partage.edges.files.safeyaml import describe
+from partage.model.ids import (
+    LONGEST_RESOURCE_NAME,
+    VENDOR,
+    ResourceName,
+    parse_resource_name,
+)
+from partage.model.policy import (
+    Count,
+    DeviceSelector,
+    Everything,
+    Listed,
+    MigStrategy,
+    Mps,
+    NamePattern,
+    Policy,
+    ResourceEntry,
+    TimeSlicing,
+)
+
+FORMAT = "nvidia/v1"
+MOST_ITEMS = 512
+
+_TOP = ("version", "flags", "resources", "sharing", "imex")
+TOP_KEYS = frozenset(_TOP)
+_RESOURCES = ("gpus", "mig")
+_PATTERN = ("pattern", "name")
+_SHARING = ("timeSlicing", "mps")
+_REPLICATED = ("renameByDefault", "failRequestsGreaterThanOne", "resources")
+_ITEM = ("name", "replicas", "rename", "devices")
+_SUFFIX = ".shared"
+
+DIALECT = Dialect(
+    fold_case=True,
+    unknown="warning",
+    null_is_absent=True,
+    homes={
+        **dict.fromkeys(GFD, "flags.gfd"),
+        **dict.fromkeys(PLUGIN, "flags.plugin"),
+        **dict.fromkeys(FLAGS, "flags"),
+        **dict.fromkeys(_ITEM, "an item of sharing.timeSlicing.resources or sharing.mps.resources"),
+        **dict.fromkeys(_REPLICATED[:2], "sharing.timeSlicing or sharing.mps"),
+        **dict.fromkeys(_SHARING, "sharing"),
+        "channelIDs": "imex",
+        "required": "imex",
+    },
+)
+
+
+def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
+    """The policy in a document, overruled by variables. Wrong things are noted."""
+    table = notes.top().table(_TOP)
+    if table is None:
+        return Policy(source=notes.file)
+    flags = read_flags(table.get("flags"), table.get("imex"), notes, env)
+    sharing = _table(table.get("sharing"), _SHARING)
+    entries = _time_slicing(sharing) + _mps(sharing) if sharing else ()
+    if sharing and "mps" in sharing:
+        _mps_flags(sharing.here("mps"), flags)
+    _overlaps(notes, entries)
+    return Policy(entries, flags.options(*_patterns(table)), notes.file, FORMAT)
+
+
+def _table(field: Field | None, keys: tuple[str, ...]) -> Table | None:
+    return field.table(keys) if field else None
+
+
+def _mps_flags(mps: Field, flags: Flags) -> None:
+    if flags.mig_strategy is MigStrategy.MIXED:
+        mps.error(
+            "using migStrategy mixed is not supported with MPS", "take migStrategy none, or timeSlicing"
+        )
+    if not flags.mps_root:
+        mps.warn(
+            "NVIDIA's plugin needs mpsRoot (or MPS_ROOT) with MPS",
+            "here the directories lie below --run-dir, and mpsRoot has no effect",
+        )
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def parse_nvidia_name(text: str) -> ResourceName:
+    """A resource name by NVIDIA's rules: ``nvidia.com/`` is put in front, no other domain is possible."""
+    name = text.removeprefix(f"{VENDOR}/")
+    if "/" in name:
+        raise ValueError(f"{text[:80]!r} is not in {VENDOR}, the only domain that NVIDIA's format knows")
+    return parse_resource_name(f"{VENDOR}/{name}")
+
+
+def _patterns(table: Table) -> tuple[tuple[NamePattern, ...], tuple[NamePattern, ...]]:
+    resources = _table(table.get("resources"), _RESOURCES)
+    if resources is None:
+        return (), ()
+    return _pattern_list(resources.get("gpus")), _pattern_list(resources.get("mig"))
+
+
+def _pattern_list(field: Field | None) -> tuple[NamePattern, ...]:
+    items = (field.items(MOST_ITEMS) if field else None) or []
+    return tuple(pattern for item in items if (pattern := _pattern(item)) is not None)
+
+
+def _pattern(field: Field) -> NamePattern | None:
+    table = field.table(_PATTERN)
+    if table is None:
+        return None
+    pattern = table.required("pattern", "which products or profiles are meant; * stands for anything")
+    name = table.required("name", "what they are called")
+    text = pattern.text() if pattern else None
+    parsed = name.parsed(parse_nvidia_name) if name else None
+    return NamePattern(text, parsed) if text is not None and parsed is not None else None
+
+
+# --- sharing -------------------------------------------------------------------------------------
+
+
+def _time_slicing(sharing: Table) -> tuple[ResourceEntry, ...]:
+    """``timeSlicing: null`` is an error, and ``mps: null`` is none, as in NVIDIA's plugin."""
+    field = sharing.given("timeSlicing")
+    return _replicated(field, fail_by_default=False, mps=False) if field else ()
+
+
+def _mps(sharing: Table) -> tuple[ResourceEntry, ...]:
+    field = sharing.get("mps")
+    return _replicated(field, fail_by_default=True, mps=True) if field else ()
+
+
+def _replicated(field: Field, *, fail_by_default: bool, mps: bool) -> tuple[ResourceEntry, ...]:
+    if field.value is None:
+        field.error("no resources specified", "list them under 'resources', or remove the key")
+        return ()
+    table = field.table(_REPLICATED)
+    if table is None:
+        return ()
+    suffix = table.boolean("renameByDefault", default=False)
+    fail = table.boolean("failRequestsGreaterThanOne", default=fail_by_default)
+    listed = table.get("resources")
+    items = listed.items(MOST_ITEMS) if listed else []
+    if items == []:
+        table.here("resources").error(
+            "no resources specified", "list at least one: {name: ..., replicas: ...}"
+        )
+    entries = (_item(item, suffix=suffix, fail=fail, mps=mps) for item in items or ())
+    return tuple(entry for entry in entries if entry is not None)
+
+
+def _item(field: Field, *, suffix: bool, fail: bool, mps: bool) -> ResourceEntry | None:
+    table = field.table(_ITEM)
+    if table is None:
+        return None
+    name = table.required("name", "the resource that is shared, nvidia.com/gpu")
+    replicas = table.required("replicas", "how many shares a device is cut into")
+    number = replicas.integer(at_least=2) if replicas else None
+    resource = name.parsed(parse_nvidia_name) if name else None
+    rename = table.get("rename")
+    renamed = rename.parsed(parse_nvidia_name) if rename and rename.value != "" else None
+    devices = _devices(table.given("devices"))
+    if resource is None or number is None:
+        return None
+    if suffix and not renamed and len(resource) + len(_SUFFIX) > LONGEST_RESOURCE_NAME:
+        table.here("name").error(f"with {_SUFFIX} it is longer than {LONGEST_RESOURCE_NAME} characters")
+    return ResourceEntry(
+        origin=field.place.path,
+        resource=resource,
+        devices=devices,
+        sharing=Mps(number) if mps else TimeSlicing(number),
+        rename=renamed,
+        shared_suffix=suffix,
+        fail_requests_greater_than_one=fail,
+    )
+
+
+def _devices(field: Field | None) -> DeviceSelector:
+    if field is None:
+        return Everything()
+    value = field.value
+    if type(value) is int:
+        if value <= 0:
+            field.error(f"devices set as {value}, but a count of devices must be > 0")
+        return Count(max(value, 1))
+    if isinstance(value, list):
+        return _listed(field)
+    if value != "all":
+        field.error(
+            f"unrecognized devices: {describe(value)}",
+            'all, a count, or a list of indexes and UUIDs: [0, "0:1", "GPU-..."]',
+        )
+    return Everything()
+
+
+def _listed(field: Field) -> Listed:
+    index: list[int] = []
+    mig: list[tuple[int, int]] = []
+    uuid: list[str] = []
+    for item in field.items(MOST_ITEMS) or ():
+        match _device(item.value):
+            case int(number):
+                index.append(number)
+            case (int(gpu), int(device)):
+                mig.append((gpu, device))
+            case str(text):
+                uuid.append(text)
+            case _:
+                item.error(
+                    f"unsupported device: {describe(item.value)}",
+                    'an index 0, "0:1", GPU-<uuid> or MIG-<uuid>',
+                )
+    if field.value == []:
+        field.warn("selects no device")
+    count = len(index) + len(mig) + len(uuid)
+    listed = Listed(*(tuple(dict.fromkeys(part)) for part in (index, mig, uuid)))  # type: ignore[arg-type]
+    if len(listed.index) + len(listed.mig_index) + len(listed.uuid) < count:
+        field.warn("lists a device twice")
+    return listed
+
+
+def _device(value: object) -> int | tuple[int, int] | str | None:
+    """An index, a MIG index or a UUID; None for anything else."""
+    if type(value) is int:
+        return value if value >= 0 else None
+    if not isinstance(value, str) or len(value) > 128:
+        return None
+    if value.startswith(("GPU-", "MIG-")):
+        return value
+    gpu, colon, device = value.partition(":")
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in (gpu, device or "0")):
+        return None
+    if not colon:
+        return int(gpu)
+    return (int(gpu), int(device)) if device else None
+
+
+# --- contradictions ------------------------------------------------------------------------------
+
+
+def _overlaps(notes: Notes, entries: tuple[ResourceEntry, ...]) -> None:
+    """Two entries that claim one device on every node. The rest is found where the node is known."""
+    top = notes.top().place
+    for position, entry in enumerate(entries):
+        earlier = next((other for other in entries[:position] if _clash(entry, other)), None)
+        if earlier is None:
+            continue
+        kinds = isinstance(entry.sharing, Mps) != isinstance(earlier.sharing, Mps)
+        said = "one GPU cannot be shared by time-slicing and MPS" if kinds else "one device has one sharing"
+        place = type(top)(top.file, entry.origin)
+        notes.note(
+            place,
+            "error",
+            f"{entry.resource}: overlaps with {earlier.origin}; {said}",
+            "give each its own 'devices'",
+        )
+
+
+def _clash(one: ResourceEntry, other: ResourceEntry) -> bool:
+    if one.resource != other.resource:
+        return False
+    match one.devices, other.devices:
+        case (Everything(), Listed() as listed) | (Listed() as listed, Everything()):
+            return listed != Listed()
+        case Count(n=n), Listed(index=index):
+            return any(number < n for number in index)
+        case Listed(index=index), Count(n=n):
+            return any(number < n for number in index)
+        case Listed() as a, Listed() as b:
+            return bool(
+                set(a.index) & set(b.index)
+                or set(a.mig_index) & set(b.mig_index)
+                or set(a.uuid) & set(b.uuid)
+            )
+        case _:
+            return True

@@ -1,0 +1,281 @@
+"""``flags`` and ``imex`` of NVIDIA's format: variable over file over default, then checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeVar
+
+from partage.edges.files.fields import Field, Notes, Place, Table
+from partage.edges.files.safeyaml import Value, describe
+from partage.model.policy import (
+    AllocationPolicy,
+    DeviceIds,
+    DeviceList,
+    MigStrategy,
+    NamePattern,
+    Options,
+)
+
+T = TypeVar("T")
+
+FLAGS = (
+    "migStrategy",
+    "failOnInitError",
+    "mpsRoot",
+    "nvidiaDriverRoot",
+    "nvidiaDevRoot",
+    "gdrcopyEnabled",
+    "gdsEnabled",
+    "mofedEnabled",
+    "useNodeFeatureAPI",
+    "deviceDiscoveryStrategy",
+    "plugin",
+    "gfd",
+)
+PLUGIN = (
+    "passDeviceSpecs",
+    "deviceListStrategy",
+    "deviceIDStrategy",
+    "cdiAnnotationPrefix",
+    "nvidiaCTKPath",
+    "containerDriverRoot",
+    "sharedDevicesAllocationPolicy",
+)
+GFD = ("oneshot", "noTimestamp", "sleepInterval", "outputFile", "machineTypeFile")
+_IMEX = ("channelIDs", "required")
+
+ENVIRONMENT: Mapping[str, tuple[str, ...]] = {
+    "migStrategy": ("MIG_STRATEGY",),
+    "failOnInitError": ("FAIL_ON_INIT_ERROR",),
+    "mpsRoot": ("MPS_ROOT",),
+    "nvidiaDriverRoot": ("NVIDIA_DRIVER_ROOT",),
+    "nvidiaDevRoot": ("NVIDIA_DEV_ROOT",),
+    "gdrcopyEnabled": ("GDRCOPY_ENABLED",),
+    "gdsEnabled": ("GDS_ENABLED",),
+    "mofedEnabled": ("MOFED_ENABLED",),
+    "deviceDiscoveryStrategy": ("DEVICE_DISCOVERY_STRATEGY",),
+    "passDeviceSpecs": ("PASS_DEVICE_SPECS",),
+    "deviceListStrategy": ("DEVICE_LIST_STRATEGY",),
+    "deviceIDStrategy": ("DEVICE_ID_STRATEGY",),
+    "cdiAnnotationPrefix": ("CDI_ANNOTATION_PREFIX",),
+    "nvidiaCTKPath": ("NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"),
+    "containerDriverRoot": ("DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"),
+    "sharedDevicesAllocationPolicy": ("SHARED_DEVICES_ALLOCATION_POLICY",),
+    "channelIDs": ("IMEX_CHANNEL_IDS",),
+    "required": ("IMEX_REQUIRED",),
+}
+"""Key to the variables that overrule it, the first one that is set and not empty."""
+
+_GO_BOOLS = {
+    **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
+    **dict.fromkeys(("0", "f", "F", "false", "False", "FALSE"), False),
+}
+_DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m|h))+)", re.ASCII)
+_ROOT = "/"
+
+
+class Discovery(StrEnum):
+    """How GPUs are found."""
+
+    AUTO = "auto"
+    NVML = "nvml"
+    TEGRA = "tegra"
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What flags, plugin flags and imex say in the end."""
+
+    mig_strategy: MigStrategy
+    mps_root: str
+    fail_on_init_error: bool
+    driver_root: str
+    dev_root: str
+    gdrcopy: bool
+    gds: bool
+    mofed: bool
+    device_specs: bool
+    device_list: tuple[DeviceList, ...]
+    device_ids: DeviceIds
+    cdi_annotation_prefix: str
+    nvidia_ctk: str
+    allocation: AllocationPolicy
+    imex_channels: tuple[int, ...]
+    imex_required: bool
+
+    def options(self, gpu_names: tuple[NamePattern, ...], mig_names: tuple[NamePattern, ...]) -> Options:
+        """As the policy's options. Renaming and the limit of one share belong to each entry."""
+        return Options(
+            rename_shared=False,
+            fail_requests_greater_than_one=False,
+            mig_strategy=self.mig_strategy,
+            allocation=self.allocation,
+            device_list=self.device_list,
+            device_ids=self.device_ids,
+            device_specs=self.device_specs,
+            cdi_annotation_prefix=self.cdi_annotation_prefix,
+            nvidia_ctk=self.nvidia_ctk,
+            driver_root=self.driver_root,
+            dev_root=self.dev_root,
+            gdrcopy=self.gdrcopy,
+            gds=self.gds,
+            mofed=self.mofed,
+            imex_channels=self.imex_channels,
+            imex_required=self.imex_required,
+            fail_on_init_error=self.fail_on_init_error,
+            gpu_names=gpu_names,
+            mig_names=mig_names,
+        )
+
+
+def read_flags(flags: Field | None, imex: Field | None, notes: Notes, env: Mapping[str, str]) -> Flags:
+    """Everything that a variable can overrule. Wrong things are noted."""
+    common = _Settings(flags.table(FLAGS) if flags else None, notes, env)
+    plugin = _Settings(common.inner("plugin", PLUGIN), notes, env)
+    channels = _Settings(imex.table(_IMEX) if imex else None, notes, env)
+    _feature_discovery(common.inner("gfd", GFD))
+    common.boolean("useNodeFeatureAPI", default=True)
+    plugin.text("containerDriverRoot", "/driver-root")
+    _discovery(common)
+    driver_root = common.text("nvidiaDriverRoot", _ROOT) or _ROOT
+    default = Options()
+    return Flags(
+        mig_strategy=common.choice("migStrategy", MigStrategy.NONE),
+        mps_root=common.text("mpsRoot", ""),
+        fail_on_init_error=common.boolean("failOnInitError", default=True),
+        driver_root=driver_root,
+        dev_root=common.text("nvidiaDevRoot", driver_root) or driver_root,
+        gdrcopy=common.boolean("gdrcopyEnabled", default=False),
+        gds=common.boolean("gdsEnabled", default=False),
+        mofed=common.boolean("mofedEnabled", default=False),
+        device_specs=plugin.boolean("passDeviceSpecs", default=False),
+        device_list=_device_list(plugin),
+        device_ids=plugin.choice("deviceIDStrategy", DeviceIds.UUID),
+        cdi_annotation_prefix=plugin.text("cdiAnnotationPrefix", default.cdi_annotation_prefix),
+        nvidia_ctk=plugin.text("nvidiaCTKPath", default.nvidia_ctk),
+        allocation=plugin.choice("sharedDevicesAllocationPolicy", AllocationPolicy.DISTRIBUTED),
+        imex_channels=_channels(channels),
+        imex_required=channels.boolean("required", default=False),
+    )
+
+
+class _Settings:
+    """One table of the file, with the variables that overrule its keys."""
+
+    def __init__(self, table: Table | None, notes: Notes, env: Mapping[str, str]) -> None:
+        self._table = table
+        self._notes = notes
+        self._env = env
+
+    def inner(self, key: str, keys: tuple[str, ...]) -> Table | None:
+        """A table within this one."""
+        field = self._table.get(key) if self._table else None
+        return field.table(keys) if field else None
+
+    def field(
+        self, key: str, in_file: Callable[[Field], object], in_env: Callable[[str], Value]
+    ) -> Field | None:
+        """What holds in the end. The file's value has to have the right type even where it is overruled."""
+        written = self._table.get(key) if self._table else None
+        name = next((name for name in ENVIRONMENT.get(key, ()) if self._env.get(name)), None)
+        if name is None:
+            return written
+        if written is not None:
+            in_file(written)
+        return Field(in_env(self._env[name]), Place("environment", name), self._notes)
+
+    def boolean(self, key: str, *, default: bool) -> bool:
+        """True or false; variables as Go reads them, ``1`` and ``t`` among others."""
+        field = self.field(key, Field.boolean, lambda text: _GO_BOOLS.get(text, text))
+        value = field.boolean() if field else None
+        return default if value is None else value
+
+    def text(self, key: str, default: str) -> str:
+        """Text."""
+        field = self.field(key, Field.text, str)
+        value = field.text() if field else None
+        return default if value is None else value
+
+    def choice(self, key: str, default: T) -> T:
+        """One of the values of the default's kind."""
+        assert isinstance(default, StrEnum)
+        field = self.field(key, Field.text, str)
+        value = field.choice(type(default)) if field else None
+        return default if value is None else value
+
+
+def _discovery(common: _Settings) -> None:
+    if common.choice("deviceDiscoveryStrategy", Discovery.AUTO) is Discovery.TEGRA:
+        field = common.field("deviceDiscoveryStrategy", Field.text, str)
+        assert field is not None
+        field.warn("Tegra's GPUs are not supported", "GPUs are found by NVML, and by nothing else")
+
+
+def _device_list(plugin: _Settings) -> tuple[DeviceList, ...]:
+    """One string is one way, ``envvar,cdi-cri`` in the file is none; in the variable it is two."""
+    field = plugin.field(
+        "deviceListStrategy", _texts, lambda text: [part.strip() for part in text.split(",")]
+    )
+    if field is None:
+        return (DeviceList.ENVVAR,)
+    items = field.one_or_many() or []
+    if not items:
+        field.warn("names no way, so containers are told nothing", "envvar is the usual one")
+    ways = [item.choice(DeviceList) for item in items]
+    if any(isinstance(item.value, str) and "," in item.value for item in items):
+        field.warn("a comma separates nothing here", "write a list: [envvar, cdi-cri]")
+    return tuple(dict.fromkeys(way for way in ways if way is not None))
+
+
+def _texts(field: Field) -> None:
+    for item in field.one_or_many() or ():
+        item.text()
+
+
+def _channels(imex: _Settings) -> tuple[int, ...]:
+    field = imex.field("channelIDs", _integers, _integer_list)
+    if field is None:
+        return ()
+    channels = _integers(field)
+    if channels is not None and channels not in ([], [0]):
+        field.error(f"channelIDs must be [] or [0]; found {describe(field.value)} of {len(channels)}")
+        return ()
+    return tuple(channels or ())
+
+
+def _integers(field: Field) -> list[int] | None:
+    items = field.items()
+    if items is None:
+        return None
+    numbers = [item.integer() for item in items]
+    return None if None in numbers else [number for number in numbers if number is not None]
+
+
+def _integer_list(text: str) -> Value:
+    parts = [part.strip() for part in text.split(",")]
+    return [int(part) if part.isascii() and part.isdigit() and len(part) < 10 else part for part in parts]
+
+
+def _feature_discovery(table: Table | None) -> None:
+    """Checked here, used by whatever writes labels."""
+    if table is None:
+        return
+    table.boolean("oneshot", default=False)
+    table.boolean("noTimestamp", default=False)
+    table.text("outputFile", "")
+    table.text("machineTypeFile", "")
+    interval = table.get("sleepInterval")
+    if interval is not None and type(interval.value) is not int and not _is_duration(interval.value):
+        interval.error(
+            f"invalid duration: {describe(interval.value)}",
+            "60s, 1h30m, infinite, or a number of nanoseconds",
+        )
+
+
+def _is_duration(value: Value) -> bool:
+    if isinstance(value, float):
+        return True
+    return isinstance(value, str) and (value == "infinite" or bool(_DURATION.fullmatch(value[:100])))

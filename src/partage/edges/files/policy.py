@@ -1,0 +1,135 @@
+"""Read a policy, whatever its format: Partage's own, NVIDIA's device plugin's, mig-parted's."""
+
+from __future__ import annotations
+
+import errno
+import stat
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from partage.edges.files import migparted, native, nvidia
+from partage.edges.files.fields import Notes
+from partage.edges.files.safeyaml import LIMIT_BYTES, Document, Value, check_size, describe, read_document
+from partage.errors import InputError, Problem
+from partage.model.policy import Policy
+
+STDIN = "-"
+_FORMATS = (
+    "'version: partage/v1' (Partage), 'version: v1' (NVIDIA's device plugin), "
+    "'version: v1' with 'mig-configs' (mig-parted)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedPolicy:
+    """A policy and what there is to say about its file. digest: SHA-256 of the text, in hex."""
+
+    policy: Policy
+    warnings: tuple[Problem, ...]
+    text: str
+    digest: str
+
+
+def load_policy(path: str, config: str | None = None, env: Mapping[str, str] | None = None) -> LoadedPolicy:
+    """The policy in a file, or on standard input where the path is ``-``.
+
+    config: which of several named configurations (mig-parted's files). env: variables that overrule NVIDIA's
+    format, and no other. Raises InputError with all problems: no such file, unreadable, wrong.
+    """
+    return parse_policy(_read(path), path, config, env)
+
+
+def parse_policy(
+    text: str | bytes, name: str, config: str | None = None, env: Mapping[str, str] | None = None
+) -> LoadedPolicy:
+    """As ``load_policy``, of a text. name: what problems call it."""
+    import hashlib  # a millisecond
+
+    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    document = read_document(data, name)
+    policy, warnings = _policy(document, name, config, env or {})
+    digest = hashlib.sha256(data).hexdigest()
+    return LoadedPolicy(policy, warnings, data.decode("utf-8-sig"), digest)
+
+
+def _policy(
+    document: Document, name: str, config: str | None, env: Mapping[str, str]
+) -> tuple[Policy, tuple[Problem, ...]]:
+    detected = _detect(document.value, name)
+    if config is not None and detected != migparted.FORMAT:
+        message = f"there is no configuration {config[:60]!r}: only mig-parted's files hold several"
+        raise InputError([Problem(name, "", "error", message, "leave --config away")])
+    match detected:
+        case native.FORMAT:
+            notes = Notes(document, name, native.DIALECT)
+            policy = native.read_native(notes)
+        case migparted.FORMAT:
+            notes = Notes(document, name, migparted.DIALECT)
+            policy = migparted.read_mig_parted(notes, config)
+        case _:
+            notes = Notes(document, name, nvidia.DIALECT)
+            policy = nvidia.read_nvidia(notes, env)
+    return policy, notes.finish()
+
+
+def _detect(value: Value, name: str) -> str:
+    """Which format it is, by version and keys. Raises InputError for none."""
+    if not isinstance(value, dict):
+        said = f"not a policy: it holds {describe(value)} where a mapping has to be"
+        raise InputError([Problem(name, "", "error", said, f"it begins with {_FORMATS}")])
+    versions = [value[key] for key in value if key.casefold() == "version"]
+    version = versions[0] if versions else None
+    keys = {key.casefold() for key in value}
+    if isinstance(version, str) and version.startswith("partage"):
+        return native.FORMAT
+    if "mig-configs" in value and version in (None, "", "v1"):
+        return migparted.FORMAT
+    if version == "v1" or (version in (None, "") and keys & nvidia.TOP_KEYS - {"version"}):
+        return nvidia.FORMAT
+    said = (
+        f"unknown version: {describe(version)}"
+        if versions
+        else "no version, and no keys that tell the format"
+    )
+    path = "version" if versions else ""
+    raise InputError([Problem(name, path, "error", said, f"known are {_FORMATS}")])
+
+
+def _read(path: str) -> bytes:
+    try:
+        if path == STDIN:
+            return _bounded(sys.stdin.buffer.read(LIMIT_BYTES + 1), path)
+        file = Path(path)
+        status = file.stat()
+        if stat.S_ISREG(status.st_mode):
+            check_size(status.st_size, path)
+        with file.open("rb") as stream:
+            return _bounded(stream.read(LIMIT_BYTES + 1), path)
+    except (OSError, ValueError) as error:
+        raise InputError([Problem(path, "", "error", *_why(error))]) from error
+
+
+def _bounded(data: bytes, path: str) -> bytes:
+    check_size(len(data), path)
+    return data
+
+
+def _why(error: OSError | ValueError) -> tuple[str, str]:
+    """What is wrong with a file, and what to do."""
+    number = error.errno if isinstance(error, OSError) else None
+    match number:
+        case errno.ENOENT:
+            return "no such file", ""
+        case errno.EISDIR:
+            return "is a directory", "name the file in it"
+        case errno.EACCES | errno.EPERM:
+            return "cannot be read: permission denied", ""
+        case None:
+            return f"cannot be read: {error}", ""
+        case _:
+            return (
+                f"cannot be read: {(error.strerror or str(error)) if isinstance(error, OSError) else error}",
+                "",
+            )
