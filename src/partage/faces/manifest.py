@@ -130,7 +130,7 @@ def _container(container: _Place, offered: Resources | None) -> Iterator[Finding
     yield from _environment(container)
     if len(ours) > 1:
         yield limits.warning(
-            f"asks for {' and '.join(ours)}: both set NVIDIA_VISIBLE_DEVICES and PARTAGE_*, and only one wins",
+            f"asks for {' and '.join(ours)}: both set NVIDIA_VISIBLE_DEVICES, and only one wins",
             "ask for one of them, or use two containers",
         )
     for key in ours:

@@ -19,6 +19,7 @@ from partage.errors import Problem
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
@@ -137,19 +138,17 @@ def console() -> Console:
 # --- the node ----------------------------------------------------------------------------------
 
 
-def read_policy(policy: str | None, config: str | None) -> Policy:
+def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
     """The policy of ``--policy``, or every GPU exclusive. Raises InputError with all problems."""
-    from partage.edges.files.policy import load_policy
+    from partage.edges.files.policy import LoadedPolicy, load_policy
     from partage.errors import InputError
     from partage.model.policy import ALL_EXCLUSIVE
 
-    if policy is None:
-        if config is not None:
-            raise InputError(
-                "--config names a configuration of a policy file", "say which with --policy FILE"
-            )
-        return ALL_EXCLUSIVE
-    return load_policy(policy, config, os.environ)
+    if policy is not None:
+        return load_policy(policy, config, os.environ)
+    if config is not None:
+        raise InputError("--config names a configuration of a policy file", "say which with --policy FILE")
+    return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
 def open_hardware(machine: str | None) -> Hardware:
@@ -189,6 +188,18 @@ def need_driver(inventory: Inventory) -> Inventory:
             inventory.driver.reason, f"{hint}; --machine 8xh100-sxm5-80gb simulates a node instead"
         )
     return inventory
+
+
+def report_file(machine: str | None, run_dir: str | None) -> Path | None:
+    """Where the report of the agent that runs on this node would be; None for a simulated node."""
+    if run_dir is None and machine is not None:
+        return None
+    return Path(run_dir or DEFAULT_RUN_DIR) / "report.json"
+
+
+def ctk_found(policy: Policy, inventory: Inventory) -> bool:
+    """Whether ``nvidia-ctk`` is where the policy says, on the node that is looked at."""
+    return not inventory.simulated and Path(policy.options.nvidia_ctk).is_file()
 
 
 def write_file(path: str, text: str) -> None:

@@ -1,0 +1,209 @@
+"""``partage check``: policies, manifests and stories, judged before they cost a card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.errors import InputError, Problem, Unsatisfiable
+from partage.faces.cli import common
+
+if TYPE_CHECKING:
+    from partage.faces.manifest import Resources
+    from partage.faces.paper import Manifest
+    from partage.model.gpu import Inventory
+    from partage.model.policy import Policy
+
+FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One problem; here: nothing is wrong with the file, this machine cannot do it."""
+
+    problem: Problem
+    here: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What files are judged against. inventory, offered: None where nothing was given."""
+
+    config: str | None
+    inventory: Inventory | None
+    offered: Resources | None
+
+
+@click.command(name="check")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option("--strict", is_flag=True, help="Warnings too end with exit code 1.")
+@click.option("--policy", metavar="FILE", help="Judge the manifests by what this policy offers.")
+@click.option("--config", metavar="NAME", help="Which of a file's named configurations.")
+@common.machine_option
+@common.output_option("table", "json", "yaml")
+def command(  # noqa: PLR0917 - click calls it by keyword
+    files: tuple[str, ...],
+    strict: bool,
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    output: str,
+) -> int:
+    """Whether policies, manifests and stories are right.
+
+    FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes manifest,
+    a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the policies are
+    judged against that machine too.
+
+    Exit code 0: clean, or warnings; 1: warnings under --strict; 2: errors; 3: only impossible on the machine.
+    """
+    bench = _bench(policy, config, machine)
+    verdicts = [verdict for file in files for verdict in judge(file, bench)]
+    problems = [verdict.problem for verdict in verdicts]
+    if output == "table":
+        _print(files, problems)
+    else:
+        rows = [common.problem_row(problem) for problem in problems]
+        common.print_document(common.document("Check", {"files": list(files), "problems": rows}), output)
+    return exit_code(verdicts, strict=strict)
+
+
+def exit_code(verdicts: Sequence[Verdict], *, strict: bool) -> int:
+    """The worst of all verdicts."""
+    errors = [verdict for verdict in verdicts if verdict.problem.severity == "error"]
+    if any(not verdict.here for verdict in errors):
+        return WRONG
+    if errors:
+        return IMPOSSIBLE
+    return FALSE if verdicts and strict else 0
+
+
+def _bench(policy: str | None, config: str | None, machine: str | None) -> Bench:
+    from partage.model.share import resources_of
+
+    inventory = None
+    if machine is not None or policy is not None:
+        inventory = common.need_driver(common.observe(machine))
+    if policy is None or inventory is None:
+        return Bench(config, inventory, None)
+    from partage.edges.files.catalogue import geometry_of
+    from partage.plan.advertise import advertise
+    from partage.plan.assign import assign
+
+    read = common.read_policy(policy, config).policy
+    offer = advertise(assign(read, inventory, geometry_of), inventory, read)
+    return Bench(None, inventory, resources_of(offer))
+
+
+# --- one file ----------------------------------------------------------------------------------
+
+
+def judge(file: str, bench: Bench) -> Iterator[Verdict]:
+    """All problems of one file, whatever it is."""
+    from partage.faces.paper import MachinePaper, Manifest, PolicyPaper, StoryPaper, read_paper
+
+    try:
+        paper = read_paper(file)
+    except InputError as error:
+        yield from (Verdict(problem) for problem in error.problems)
+        return
+    match paper:
+        case Manifest():
+            yield from _manifest(paper, bench)
+        case StoryPaper():
+            yield from _story(paper.file)
+        case MachinePaper():
+            yield from _machine(paper.content, paper.file)
+        case PolicyPaper():
+            yield from _policy(paper.content, file, bench)
+
+
+def _policy(content: bytes, file: str, bench: Bench) -> Iterator[Verdict]:
+    from partage.edges.files.policy import parse_policy
+
+    try:
+        loaded = parse_policy(content, file, bench.config, os.environ)
+    except InputError as error:
+        yield from (Verdict(problem) for problem in error.problems)
+        return
+    yield from (Verdict(problem) for problem in loaded.warnings)
+    if bench.inventory is not None:
+        yield from _on_machine(loaded.policy, file, bench.inventory)
+
+
+def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Verdict]:
+    from partage.edges.files.catalogue import geometry_of
+    from partage.faces.paper import named
+    from partage.plan.advertise import advertise
+    from partage.plan.assign import assign
+    from partage.plan.caveats import caveats
+
+    try:
+        assignment = assign(policy, inventory, geometry_of)
+        yield from (Verdict(named(problem, file)) for problem in assignment.warnings)
+        offer = advertise(assignment, inventory, policy)
+    except InputError as error:
+        yield from (Verdict(named(problem, file)) for problem in error.problems)
+        return
+    except Unsatisfiable as error:
+        yield from (
+            Verdict(named(problem, file), here=problem.severity == "error") for problem in error.problems
+        )
+        return
+    for sentence in caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)):
+        yield Verdict(Problem(file, "", "warning", sentence))
+
+
+def _manifest(paper: Manifest, bench: Bench) -> Iterator[Verdict]:
+    from partage.faces.manifest import findings
+    from partage.faces.paper import configs_of, objects
+
+    for path, document in objects(paper):
+        for found in findings(document, paper.file, path, bench.offered):
+            yield Verdict(found.problem, found.here)
+        for where, text in configs_of(document, path):
+            yield from _policy(text.encode(), f"{paper.file}: {where}", bench)
+
+
+def _story(file: str) -> Iterator[Verdict]:
+    from pathlib import Path
+
+    from partage.faces.story.read import read_story
+
+    try:
+        read_story(Path(file))
+    except InputError as error:
+        yield from (Verdict(problem) for problem in error.problems)
+
+
+def _machine(content: bytes, file: str) -> Iterator[Verdict]:
+    from partage.sim.file import read_machine
+
+    try:
+        read_machine(content, file)
+    except InputError as error:
+        yield from (Verdict(problem) for problem in error.problems)
+
+
+def _print(files: Sequence[str], problems: Sequence[Problem]) -> None:
+    from rich.markup import escape
+
+    from partage.faces.words import count_of
+
+    console = common.console()
+    styles = {"error": "bold red", "warning": "yellow"}
+    for problem in problems:
+        where = ": ".join(part for part in (problem.file, problem.path) if part)
+        style = styles[problem.severity]
+        console.print(
+            f"[{style}]{problem.severity}[/]: {escape(where)}: {escape(problem.message)}", soft_wrap=True
+        )
+        if problem.hint:
+            console.print(f"  [dim]{escape(problem.hint)}[/]", soft_wrap=True)
+    errors = sum(problem.severity == "error" for problem in problems)
+    said = f"{count_of(errors, 'error')}, {count_of(len(problems) - errors, 'warning')}"
+    console.print(f"{count_of(len(files), 'file')}: {said if problems else 'nothing to complain about'}")

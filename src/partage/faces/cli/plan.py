@@ -1,0 +1,113 @@
+"""``partage plan``: what a policy would offer on a node, what it would change, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partage.errors import Problem
+from partage.faces.cli import common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from partage.edges.files.policy import LoadedPolicy
+    from partage.faces.report import AgentReport
+    from partage.model.gpu import Inventory
+    from partage.model.policy import Policy
+    from partage.model.share import Offer
+    from partage.plan.changes import Change
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A policy, thought through to the end on one node. report: of the agent that runs there, None: none."""
+
+    inventory: Inventory
+    policy: Policy
+    offer: Offer
+    changes: Sequence[Change]
+    warnings: Sequence[Problem]
+    caveats: Sequence[str]
+    report: AgentReport | None
+
+
+@click.command(name="plan")
+@common.policy_options
+@common.machine_option
+@common.run_dir_option
+@common.output_option("table", "json", "yaml")
+def command(
+    policy: str | None, config: str | None, machine: str | None, run_dir: str | None, output: str
+) -> int:
+    """What a policy would offer, what it would change, and why not.
+
+    Nothing is changed. Without --policy: what a node offers whose GPUs are all exclusive.
+    Exit code 2: the policy is wrong; 3: this node cannot do it; 4: no usable driver.
+    """
+    loaded = common.read_policy(policy, config)
+    common.print_problems(loaded.warnings)
+    thought = make_plan(loaded, machine, run_dir)
+    common.print_problems(thought.warnings[len(loaded.warnings) :])
+    if output == "table":
+        _print(thought, common.console())
+    else:
+        common.print_document(plan_document(thought), output)
+    return 0
+
+
+def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) -> Plan:
+    """Lay the policy over the node. Raises whatever makes it impossible, with all problems."""
+    from partage.edges.files.catalogue import geometry_of
+    from partage.faces.report import read_report
+    from partage.plan.advertise import advertise
+    from partage.plan.assign import assign
+    from partage.plan.caveats import caveats
+    from partage.plan.changes import changes
+
+    policy = loaded.policy
+    inventory = common.need_driver(common.observe(machine))
+    assignment = assign(policy, inventory, geometry_of)
+    offer = advertise(assignment, inventory, policy)
+    return Plan(
+        inventory=inventory,
+        policy=policy,
+        offer=offer,
+        changes=changes(assignment),
+        warnings=(*loaded.warnings, *assignment.warnings),
+        caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
+        report=read_report(common.report_file(machine, run_dir)),
+    )
+
+
+def plan_document(plan: Plan) -> dict[str, Any]:
+    """The JSON answer."""
+    from partage.faces.documents import driver_row, resource_rows, step_rows
+
+    return common.document(
+        "Plan",
+        {
+            "policy": {"source": plan.policy.source, "format": plan.policy.format},
+            "driver": driver_row(plan.inventory),
+            "resources": resource_rows(plan.offer),
+            "steps": step_rows(plan.changes),
+            "waitedFor": [] if plan.report is None else plan.report.waited_for,
+            "caveats": list(plan.caveats),
+            "problems": [common.problem_row(problem) for problem in plan.warnings],
+        },
+    )
+
+
+def _print(plan: Plan, console: Console) -> None:
+    from partage.faces.render.tables import changes_table, resources_table, waiting_lines
+
+    console.print(resources_table(plan.offer))
+    if plan.changes:
+        console.print(changes_table(plan.changes))
+    for line in waiting_lines([] if plan.report is None else plan.report.waited_for):
+        console.print(line)
+    for caveat in plan.caveats:
+        console.print(f"[yellow]![/] {caveat}")

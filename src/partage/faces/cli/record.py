@@ -1,0 +1,31 @@
+"""``partage record``: write a node down as a machine, so that it can be simulated elsewhere."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+
+import click
+
+from partage.faces.cli import common
+
+
+@click.command(name="record")
+@common.machine_option
+@click.option("-o", "--output", metavar="FILE", help="Where to write it; without it, to standard output.")
+def command(machine: str | None, output: str | None) -> None:
+    """Write this node down as a machine for the simulation.
+
+    The file is valid for --machine everywhere. It holds UUIDs and PCI addresses, and nothing of what runs on
+    the GPUs. With --machine the simulated node is written down, as a start for a file of one's own.
+    """
+    from partage.sim.file import machine_to_json
+
+    inventory = common.need_driver(common.observe(machine))
+    recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
+    text = json.dumps(machine_to_json(inventory, recorded), indent=2) + "\n"
+    if output is None or output == "-":
+        click.echo(text, nl=False)
+    else:
+        common.write_file(output, text)
+        click.echo(f"{output}: a machine with {len(inventory.gpus)} GPUs", err=True)

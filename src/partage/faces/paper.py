@@ -1,0 +1,138 @@
+"""What a file that is to be checked is: a policy, a Kubernetes manifest, a story."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from partage.edges.files.safeyaml import LIMIT_BYTES, check_size, read_document
+from partage.errors import InputError, Problem
+from partage.faces.manifest import config_texts, is_manifest, objects_of
+
+STDIN = "-"
+_MARKER = re.compile(rb"^---(?=\s|$)", re.MULTILINE)
+"""Where a document begins. A line that starts so ends every YAML value, block texts included."""
+
+_CONFIG_KEYS = frozenset({"version", "flags", "sharing", "resources", "mig-configs", "gpus", "imex"})
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPaper:
+    """To be read as a policy."""
+
+    file: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StoryPaper:
+    """To be read as a story."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachinePaper:
+    """To be read as a machine for the simulation."""
+
+    file: str
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Kubernetes objects, each with its path: ``[1]`` for the second of several."""
+
+    file: str
+    documents: tuple[tuple[str, Mapping[str, Any]], ...]
+
+
+Paper = PolicyPaper | StoryPaper | MachinePaper | Manifest
+
+
+def read_paper(file: str) -> Paper:
+    """Read the file and tell what it is. Raises InputError for a file that cannot be read.
+
+    What is neither a manifest nor a story is a policy, a broken one perhaps: its reader says what is wrong.
+    """
+    content = _content(file)
+    parts = _parts(content)
+    if len(parts) == 1:
+        try:
+            document = read_document(content, file).value
+        except InputError:
+            return PolicyPaper(file, content)
+        return _single(file, content, document)
+    documents = [(f"[{n}]", read_document(part, file).value) for n, part in enumerate(parts)]
+    found = tuple(
+        (path, value) for path, value in documents if isinstance(value, dict) and is_manifest(value)
+    )
+    return Manifest(file, found) if found else PolicyPaper(file, content)
+
+
+def _single(file: str, content: bytes, document: object) -> Paper:
+    if not isinstance(document, dict):
+        return PolicyPaper(file, content)
+    if is_manifest(document):
+        return Manifest(file, (("", document),))
+    if document.get("kind") == "Machine":
+        return MachinePaper(file, content)
+    if "steps" in document and "version" not in document:
+        return StoryPaper(file)
+    return PolicyPaper(file, content)
+
+
+def objects(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """All Kubernetes objects in the file, those in Lists too."""
+    for path, document in manifest.documents:
+        yield from objects_of(document, path)
+
+
+def configs_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
+    """The entries of a ConfigMap that look like policies, with their paths."""
+    for where, text in config_texts(document).items():
+        try:
+            value = read_document(text.encode("utf-8", "surrogatepass"), where).value
+        except InputError:
+            # Broken YAML in a ConfigMap of anything else is not ours; in one of policies it is.
+            value = None if "sharing" in text or "mig-" in text or "partage/v1" in text else ""
+        if value is None or (isinstance(value, dict) and _CONFIG_KEYS & set(value)):
+            yield f"{path}.{where}".lstrip("."), text
+
+
+def named(problem: Problem, file: str) -> Problem:
+    """The problem, of that file where it names none."""
+    return problem if problem.file else replace(problem, file=file)
+
+
+def _parts(content: bytes) -> list[bytes]:
+    """The documents of a file; empty ones left out. Lines keep their numbers."""
+    starts = [match.start() for match in _MARKER.finditer(content)]
+    edges = [0, *starts, len(content)]
+    parts: list[bytes] = []
+    for begin, end in itertools.pairwise(edges):
+        text = content[begin:end]
+        if re.sub(rb"^---|(?m:#.*$)", b"", text).strip():
+            parts.append(b"\n" * content.count(b"\n", 0, begin) + text)
+    return parts
+
+
+def _content(file: str) -> bytes:
+    try:
+        if file == STDIN:
+            content = sys.stdin.buffer.read(LIMIT_BYTES + 1)
+        else:
+            path = Path(file)
+            check_size(path.stat().st_size, file)
+            with path.open("rb") as stream:
+                content = stream.read(LIMIT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InputError([Problem(file, "", "error", f"cannot be read: {reason}")]) from error
+    check_size(len(content), file)
+    return content

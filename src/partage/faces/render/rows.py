@@ -1,0 +1,139 @@
+"""The lines of the tables as values: what is grouped with what, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partage.faces.words import guarantee_words, numbers, product_word, way
+from partage.model.gpu import Gpu, Inventory, Link
+from partage.model.share import Guarantee, Offer, Offering, Resource, resources_of
+from partage.units import format_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OfferLine:
+    """Shares of one resource that are alike. name: empty from a resource's second line on."""
+
+    name: str
+    count: int
+    gpus: str
+    way: str
+    share: str
+    guarantee: Guarantee
+    guarantee_text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuLine:
+    """One GPU of the node, in words."""
+
+    index: str
+    product: str
+    memory: str
+    mig: str
+    mode: str
+    numa: str
+    health: str
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HolderLine:
+    """One held share, in words."""
+
+    gpu: str
+    resource: str
+    share: str
+    holder: str
+    degree: str
+
+
+def offer_lines(offer: Offer) -> list[OfferLine]:
+    """What is offered, resource by resource."""
+    return [line for resource in resources_of(offer).values() for line in _resource_lines(resource)]
+
+
+def _resource_lines(resource: Resource) -> list[OfferLine]:
+    alike: dict[tuple[str, str, Guarantee], list[Offering]] = {}
+    for offering in resource.offerings:
+        key = (
+            way(offering.strategy, offering.shared, offering.replicas),
+            _share(offering),
+            offering.guarantee,
+        )
+        alike.setdefault(key, []).append(offering)
+    names = [str(resource.name)] + [""] * (len(alike) - 1)
+    return [
+        OfferLine(
+            name=name,
+            count=sum(offering.count for offering in offerings),
+            gpus=numbers(offering.gpu_index for offering in offerings),
+            way=how,
+            share=share,
+            guarantee=guarantee,
+            guarantee_text=guarantee_words(guarantee),
+        )
+        for name, ((how, share, guarantee), offerings) in zip(names, alike.items(), strict=True)
+    ]
+
+
+def _share(offering: Offering) -> str:
+    compute = "" if offering.threads_percent is None else f", {offering.threads_percent}% of SMs"
+    planned = ", planned" if offering.planned else ""
+    return f"{format_bytes(offering.memory_bytes)}{compute}{planned}"
+
+
+def gpu_lines(inventory: Inventory, troubles: Mapping[str, str]) -> list[GpuLine]:
+    """All GPUs, lost ones included, ordered by index. troubles: GPU UUID to what is wrong with it."""
+    lines = {gpu.index: _gpu_line(gpu, troubles.get(gpu.uuid, "")) for gpu in inventory}
+    for gpu in inventory.lost:
+        lines[gpu.index] = GpuLine(
+            str(gpu.index), gpu.uuid or "?", "", "", "", "", f"lost: {gpu.reason}", False
+        )
+    return [lines[index] for index in sorted(lines)]
+
+
+def _gpu_line(gpu: Gpu, trouble: str) -> GpuLine:
+    return GpuLine(
+        index=str(gpu.index),
+        product=product_word(gpu.product),
+        memory=format_bytes(gpu.memory_bytes),
+        mig=_mig_word(gpu),
+        mode=gpu.compute_mode.name.lower().replace("_", "-"),
+        numa="" if gpu.numa_node is None else str(gpu.numa_node),
+        health=trouble or "healthy",
+        healthy=not trouble,
+    )
+
+
+def _mig_word(gpu: Gpu) -> str:
+    if gpu.mig_mode is None:
+        return "-"
+    word = "on" if gpu.mig_mode.current else "off"
+    if gpu.mig_mode.pending != gpu.mig_mode.current:
+        word += f" ({'on' if gpu.mig_mode.pending else 'off'} after a reset)"
+    if not gpu.mig_devices:
+        return word
+    counts: dict[str, int] = {}
+    for device in gpu.mig_devices:
+        counts[device.profile] = counts.get(device.profile, 0) + 1
+    return ", ".join(profile if n == 1 else f"{n} x {profile}" for profile, n in counts.items())
+
+
+def links_sentence(inventory: Inventory) -> str:
+    """How the GPUs are joined, in one sentence; empty for fewer than two GPUs."""
+    if not inventory.links:
+        return ""
+    kinds: dict[str, int] = {}
+    for link in inventory.links:
+        kinds[_link_word(link)] = kinds.get(_link_word(link), 0) + 1
+    if len(kinds) == 1:
+        return f"every two GPUs are joined by {next(iter(kinds))}"
+    return "; ".join(f"{n} pairs by {kind}" for kind, n in sorted(kinds.items()))
+
+
+def _link_word(link: Link) -> str:
+    if link.nvlinks:
+        return "one NVLink" if link.nvlinks == 1 else f"{link.nvlinks} NVLinks"
+    return f"PCIe ({link.path.name.lower().replace('_', ' ')})"

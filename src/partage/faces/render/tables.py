@@ -1,0 +1,82 @@
+"""The tables of ``plan``, ``show`` and ``simulate``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
+from partage.faces.words import gpus
+from partage.model.share import Guarantee, Offer
+from partage.plan.changes import Change
+
+_GUARANTEE_STYLES = {
+    Guarantee.HARD: "green",
+    Guarantee.GUARDED: "cyan",
+    Guarantee.ADVISORY: "yellow",
+    Guarantee.NONE: "red",
+}
+
+
+def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def resources_table(offer: Offer) -> Table:
+    """What is offered: one row per name, and one per way and size where a name has several."""
+    table = _table(
+        "What is offered",
+        "Resource",
+        "Count",
+        "GPUs",
+        "How",
+        "Each share",
+        "Memory guarantee",
+        right=("Count",),
+    )
+    table.columns[0].no_wrap = table.columns[3].no_wrap = True
+    for line in offer_lines(offer):
+        style = _GUARANTEE_STYLES[line.guarantee]
+        table.add_row(
+            line.name, str(line.count), line.gpus, line.way, line.share, f"[{style}]{line.guarantee_text}[/]"
+        )
+    if not table.rows:
+        table.add_row("nothing", "0", "", "", "", "")
+    return table
+
+
+def changes_table(changes: Sequence[Change]) -> Table:
+    """What would have to be done, equal things of several GPUs in one row."""
+    table = _table("What would change", "GPUs", "Change")
+    by_detail: dict[str, list[int]] = {}
+    for change in changes:
+        by_detail.setdefault(change.detail, []).append(change.gpu.index)
+    for detail, indexes in by_detail.items():
+        table.add_row(gpus(indexes), detail)
+    return table
+
+
+def gpus_table(lines: Sequence[GpuLine]) -> Table:
+    """The GPUs of a node."""
+    table = _table(
+        "GPUs", "GPU", "Product", "Memory", "MIG", "Mode", "NUMA", "Health", right=("GPU", "Memory")
+    )
+    for line in lines:
+        style = "" if line.healthy else "red"
+        table.add_row(
+            line.index, line.product, line.memory, line.mig, line.mode, line.numa, line.health, style=style
+        )
+    return table
+
+
+def holders_table(lines: Sequence[HolderLine]) -> Table:
+    """Who holds what."""
+    table = _table("Who holds shares", "GPU", "Resource", "Share", "Held by", "Known", right=("GPU",))
+    for line in lines:
+        table.add_row(line.gpu, line.resource, line.share, line.holder, line.degree)
+    return table

@@ -1,0 +1,138 @@
+"""What a story says, as values. ``read`` makes them from a file, ``play`` acts them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partage.model.ids import ResourceName
+from partage.sim.faults import Fault
+from partage.sim.machine import Machine
+
+DEFAULT_NAMESPACE = "default"
+DEFAULT_WITHIN_S = 5.0
+
+
+def full_pattern(pattern: str) -> str:
+    """The name or pattern of a pod with its namespace."""
+    return pattern if "/" in pattern else f"{DEFAULT_NAMESPACE}/{pattern}"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerWish:
+    """A container and what it asks for."""
+
+    name: str
+    requests: Mapping[ResourceName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class PodWish:
+    """A pod that wants to run. Init containers run one after the other, before the others."""
+
+    namespace: str
+    name: str
+    containers: tuple[ContainerWish, ...]
+    init: tuple[ContainerWish, ...] = ()
+
+    @property
+    def full_name(self) -> str:
+        """``default/train-0``."""
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """A policy as the agent finds it: a file's bytes, or what stands in the story. name: for messages."""
+
+    name: str
+    content: bytes
+
+
+# --- steps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A remark to the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """These pods come. refused: they have to be turned away, with this text in the reason."""
+
+    pods: tuple[PodWish, ...]
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The pods that match end. pattern: ``train-*``, in namespace ``default`` where none is given."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePolicy:
+    """The policy file is replaced."""
+
+    policy: PolicyText
+
+
+@dataclass(frozen=True, slots=True)
+class RestartKubelet:
+    """The kubelet stops and starts again; its device plugins have to register anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAgent:
+    """The agent stops, away from its pods, and starts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Misfortune:
+    """A fault of the node. words: as the story says it."""
+
+    fault: Fault
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """All of this has to be true within ``within_s``. Patterns may hold ``*``.
+
+    allocatable, capacity: resource to count; 0 also stands for a name the kubelet does not know.
+    pods:     pod to phase (Running, Succeeded, Failed) or to a text in the reason of its refusal.
+    env:      pod or pod/container to variable to pattern.
+    health:   state (healthy, suspect, unhealthy, probation) to the GPUs that are in it, by index.
+    waiting:  GPUs that wait for their holders before they change; None: not asked.
+    problem:  a text in a problem that the agent reports; empty: it reports none. None: not asked.
+    """
+
+    path: str
+    within_s: float = DEFAULT_WITHIN_S
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    pods: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    health: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    waiting: tuple[int, ...] | None = None
+    problem: str | None = None
+
+
+Step = Say | Run | End | ChangePolicy | RestartKubelet | RestartAgent | Misfortune | Expect
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A story, ready to be played. policy None: every GPU exclusive."""
+
+    file: Path
+    title: str
+    machine: Machine
+    policy: PolicyText | None
+    config: str | None
+    steps: tuple[Step, ...]
