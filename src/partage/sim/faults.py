@@ -35,7 +35,7 @@ class GpuReturns:
 
 @dataclass(frozen=True, slots=True)
 class RaiseXid:
-    """The driver reports an XID, with what follows from it on hardware (``AFTERMATH``). gpu None: no GPU is named."""
+    """The driver reports an XID, with what follows on hardware (``AFTERMATH``). gpu None: none is named."""
 
     gpu: int | None
     code: int
@@ -56,14 +56,14 @@ class Ailing:
 
 @dataclass(frozen=True, slots=True)
 class ResetGpu:
-    """Somebody resets the GPU: MIG instances are gone, a pending MIG mode holds, ailments and loss are over."""
+    """Somebody resets the GPU: MIG instances are gone, a pending MIG mode holds, what ailed it is over."""
 
     gpu: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reboot:
-    """The node reboots: every GPU is reset, the reset counts begin again, Hopper and later forget MIG mode."""
+    """The node reboots: all GPUs are reset, reset counts begin again, Hopper and later forget MIG mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +148,5 @@ AFTERMATH: dict[int, Callable[[int], Fault]] = {
     95: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
     119: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
 }
-"""What an XID brings with it, by code. Source: NVIDIA's XID catalogue (double-bit error, row remapping recorded and
-failed, off the bus, uncontained error, GSP time-out). Other codes are events and nothing more."""
+"""What an XID brings with it, by code. Source: NVIDIA's XID catalogue (double-bit error, row remapping
+recorded and failed, off the bus, uncontained error, GSP time-out). Other codes are events and no more."""

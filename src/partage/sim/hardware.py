@@ -13,7 +13,6 @@ from partage.errors import DriverUnavailable, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition, Xid
 from partage.sim.faults import (
-    AFTERMATH,
     Call,
     FailCall,
     Fault,
@@ -160,31 +159,29 @@ class SimulatedHardware:
             self._happen(row.fault)
 
     def _happen(self, fault: Fault) -> None:
+        """Change the state; raise what there is to hear. Raises InputError."""
+        before, self._state = self._state, after(self._state, fault)
         match fault:
             case FailCall() | HangCall():
                 self._spells.append(_Spell(fault, fault.times))
             case HealCall(call):
                 self._spells = [spell for spell in self._spells if spell.fault.call != call]
-            case RaiseXid():
-                self._raise_xid(fault)
+            case RaiseXid(gpu, code, gi, ci):
+                uuid = None if gpu is None else known_gpu(self._state, gpu).uuid
+                self._xids.append(Xid(uuid, code, gi, ci))
+            case Reboot():
+                self._spells.clear()
+                self._xids.clear()
             case _:
-                self._change(fault)
-
-    def _change(self, fault: Fault) -> None:
-        before, self._state = self._state, after(self._state, fault)
-        if isinstance(fault, Reboot):
-            self._spells.clear()
-            self._xids.clear()
-        self._changed = self._changed or observed(before) != observed(self._state)
+                pass
+        self._changed = self._changed or _structure(before) != _structure(self._state)
         self._news.set()
 
-    def _raise_xid(self, fault: RaiseXid) -> None:
-        uuid = None if fault.gpu is None else known_gpu(self._state, fault.gpu).uuid
-        self._xids.append(Xid(uuid, fault.code, fault.gi, fault.ci))
-        aftermath = AFTERMATH.get(fault.code)
-        if aftermath and fault.gpu is not None:
-            self._change(aftermath(fault.gpu))
-        self._news.set()
+
+def _structure(state: NodeState) -> object:
+    """What a driver tells of: itself, MIG modes and MIG devices. That a GPU is lost has to be asked for."""
+    mig = tuple((index, gpu.mig_mode, gpu.mig_devices) for index, gpu in sorted(state.gpus.items()))
+    return state.driver, state.boots, mig
 
 
 def _is_due(row: TimedFault, elapsed_s: float, calls: int) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from partage.edges.files.catalogue import GpuModel, load
-from partage.errors import InputError
+from partage.errors import InputError, Problem
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.sim.faults import TimedFault
 from partage.sim.topology import links_between, numa_node
@@ -19,6 +20,7 @@ DRIVER = Driver(version="580.95.05", cuda="13.0")
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 _TERM = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
 _LONGEST = 1000
+_SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,33 @@ def parse_machine(text: str) -> Machine:
         for position, (model, product) in enumerate(wanted)
     )
     return Machine(text, simulated_inventory(gpus))
+
+
+def load_machine(text: str) -> Machine:
+    """The machine of a file, or of a name. Raises InputError.
+
+    A path is what has a slash or ends in .yaml, .yml or .json, or names a file that exists.
+    """
+    path = Path(text)
+    if "/" not in text and path.suffix.lower() not in _SUFFIXES and not _is_file(path):
+        return parse_machine(text)
+    from partage.edges.files.safeyaml import LIMIT_BYTES
+    from partage.sim.file import read_machine
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(LIMIT_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError([Problem(text, "", "error", f"cannot be read: {reason}")]) from error
+    return read_machine(data, text)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _term(part: str, text: str) -> tuple[int, GpuModel, str]:

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import assert_never
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
 from partage.errors import InputError
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigMode, NoDriver, RecoveryAction
+from partage.model.gpu import (
+    Driver,
+    Gpu,
+    Inventory,
+    Link,
+    LostGpu,
+    MigDevice,
+    MigMode,
+    NoDriver,
+    RecoveryAction,
+)
 from partage.model.health import Condition
+from partage.model.layout import DoesNotFit, LayoutItem
 from partage.sim.faults import (
+    AFTERMATH,
     Ailing,
     DriverGone,
     DriverLoaded,
+    FailCall,
     Fault,
     GpuReturns,
+    HangCall,
+    HealCall,
     LoseGpu,
+    RaiseXid,
     Reboot,
     ResetGpu,
     SetMig,
 )
 from partage.sim.machine import DRIVER, Machine, derived_uuid
+from partage.sim.mig import lay_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +56,7 @@ class Ward:
 class NodeState:
     """Everything about a simulated node.
 
-    gpus:  every GPU as it answers, or would answer if it were not in ``lost``; by index, as all mappings here.
+    gpus:  every GPU as it answers, or would if it were not in ``lost``; by index, as all mappings here.
     births: MIG layouts made so far; it goes into the UUIDs of new MIG devices.
     """
 
@@ -125,7 +143,7 @@ def _condition(state: NodeState, index: int, gpu: Gpu) -> Condition:
 
 
 def after(state: NodeState, fault: Fault) -> NodeState:
-    """The node after that fault. Raises InputError for a GPU that it does not have, or a change that it refuses."""
+    """The node after that fault. Raises InputError for a GPU that it lacks, or a change that it refuses."""
     match fault:
         case LoseGpu():
             return _lose(state, fault)
@@ -146,8 +164,12 @@ def after(state: NodeState, fault: Fault) -> NodeState:
             return replace(_forget_mig(state), driver=driver, last_driver=driver)
         case SetMig():
             return _set_mig(state, fault)
-        case _:
+        case RaiseXid(index):
+            return _after_xid(state, fault) if index is not None else state
+        case FailCall() | HangCall() | HealCall():
             return state
+        case _:
+            assert_never(fault)
 
 
 def known_gpu(state: NodeState, index: int) -> Gpu:
@@ -158,14 +180,24 @@ def known_gpu(state: NodeState, index: int) -> Gpu:
     return gpu
 
 
+def _after_xid(state: NodeState, xid: RaiseXid) -> NodeState:
+    """What the driver says besides the event."""
+    assert xid.gpu is not None
+    gpu = known_gpu(state, xid.gpu)
+    if xid.gi is not None and xid.gi not in {device.gi_id for device in gpu.mig_devices}:
+        raise InputError(f"GPU {xid.gpu} has no GPU instance {xid.gi}")
+    aftermath = AFTERMATH.get(xid.code)
+    return after(state, aftermath(xid.gpu)) if aftermath else state
+
+
 def _without(lost: Mapping[int, LostGpu], index: int) -> dict[int, LostGpu]:
     return {at: row for at, row in lost.items() if at != index}
 
 
 def _lose(state: NodeState, fault: LoseGpu) -> NodeState:
     gpu = known_gpu(state, fault.gpu)
-    names = (None, None) if fault.nameless else (gpu.uuid, gpu.pci_bus_id)
-    return replace(state, lost={**state.lost, fault.gpu: LostGpu(fault.gpu, *names, fault.reason)})
+    uuid, bus = (None, None) if fault.nameless else (gpu.uuid, gpu.pci_bus_id)
+    return replace(state, lost={**state.lost, fault.gpu: LostGpu(fault.gpu, uuid, bus, fault.reason)})
 
 
 def _ail(state: NodeState, fault: Ailing) -> NodeState:
@@ -214,7 +246,7 @@ def _reboot(state: NodeState) -> NodeState:
 
 
 def _forget_mig(state: NodeState) -> NodeState:
-    """Instances never survive a reboot or a module's unloading; the mode does on Ampere, where the board keeps it."""
+    """No instance survives a reboot or the module's unloading; the mode does on Ampere, kept by the board."""
     return replace(state, gpus={index: _forgetful(gpu) for index, gpu in state.gpus.items()})
 
 
@@ -228,7 +260,29 @@ def _forgetful(gpu: Gpu) -> Gpu:
 
 
 def _set_mig(state: NodeState, fault: SetMig) -> NodeState:
-    raise NotImplementedError
+    """As an administrator would: switch the mode, reset the GPU where its chip asks for it, create anew."""
+    gpu = known_gpu(state, fault.gpu)
+    if fault.gpu in state.lost:
+        raise InputError(f"GPU {fault.gpu} is lost: its MIG layout cannot be changed")
+    if gpu.mig_mode is None:
+        raise InputError(f"GPU {fault.gpu}, {gpu.product}, has no MIG")
+    on = fault.layout is not None
+    devices = _created(state, gpu, fault.layout) if fault.layout else ()
+    model = load().by_gpu(gpu)
+    if gpu.mig_mode.current is not on and model and model.mig_needs_reset:
+        state = _with_ward(state, gpu.index, _well_again)
+    laid_out = replace(gpu, mig_mode=MigMode(on, on), mig_devices=devices)
+    return replace(_with_gpu(state, laid_out), births=state.births + 1)
+
+
+def _created(state: NodeState, gpu: Gpu, layout: tuple[LayoutItem, ...]) -> tuple[MigDevice, ...]:
+    geometry = geometry_of(gpu)
+    if geometry is None:
+        raise InputError(f"GPU {gpu.index}: {why_no_geometry(gpu)}")
+    try:
+        return lay_out(gpu, geometry, layout, f"{state.boots}/{state.births}")
+    except DoesNotFit as error:
+        raise InputError(f"GPU {gpu.index}: {error}") from error
 
 
 def picture(state: NodeState) -> str:

@@ -1,8 +1,8 @@
 """A plausible topology for machines that do not bring their own. Simulated: no cable was looked at.
 
-Two NUMA nodes from five GPUs on, the lower half on node 0. PCIe: GPUs of one NUMA node hang at one CPU. NVLink: all
-to all through NVSwitch for SXM boards, the hybrid cube mesh for V100, nothing for PCIe cards (bridges are an option
-that nobody can guess).
+Two NUMA nodes from five GPUs on, the lower half on node 0. PCIe: GPUs of one NUMA node hang at one CPU.
+NVLink: all to all through NVSwitch for SXM boards, the hybrid cube mesh for V100, nothing for PCIe cards
+(bridges are an option that nobody can guess).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NVSWITCH_LINKS = {
     "NVIDIA B300 SXM6 AC": 18,
     "NVIDIA GB300": 18,
 }
-"""NVLinks of one GPU to the switch, by product. Sources: NVIDIA's data sheets (NVLink generation and bandwidth)."""
+"""NVLinks of one GPU to the switch, by product. Source: NVIDIA's data sheets (generation and bandwidth)."""
 
 _CUBE_MESH_PRODUCT = "Tesla V100-SXM2-16GB"
 _CUBE_MESH = (

@@ -32,7 +32,7 @@ class GpuModel:
     pci_device_ids:  device and vendor, ``0x233010de``, in the order of ``products`` where they are as many.
     memory_bytes:    total as the driver says it; memory_derived: only the figure of the name was known.
     nvlink:          a remark on NVLink where the source has one.
-    geometry:        None for a model without MIG, and where no placements are published; ``no_geometry`` says which.
+    geometry:        None without MIG, and where no placements are published; ``no_geometry`` says which.
     """
 
     id: str
@@ -78,7 +78,7 @@ class Catalogue:
         return next((model for model in self.models if model.id == wanted), None)
 
     def by_product(self, product: str) -> tuple[GpuModel, str] | None:
-        """The model, and NVML's spelling, of a product name; case, vendor and kind of separator do not matter."""
+        """The model, and NVML's spelling, of a product name; case, vendor and separators do not matter."""
         wanted = _plain(product)
         return next(
             ((model, name) for model in self.models for name in model.products if _plain(name) == wanted),
@@ -141,11 +141,12 @@ def why_no_geometry(gpu: Gpu) -> str:
     """One sentence on a GPU for which ``geometry_of`` has no answer."""
     model = load().by_gpu(gpu)
     if model is None:
-        return f"{gpu.product} ({gpu.pci_device_id}) is not in the catalogue: its MIG layouts cannot be planned offline"
+        name = f"{gpu.product} ({gpu.pci_device_id})"
+        return f"{name} is not in the catalogue: its MIG layouts cannot be planned offline"
     return model.no_geometry
 
 
-def _read(name: str) -> Any:
+def _read(name: str) -> Any:  # noqa: ANN401  JSON
     return json.loads((_FOLDER / name).read_text(encoding="utf-8"))
 
 
