@@ -1,13 +1,27 @@
-"""The life cycle of a GPU's health: healthy -> suspect -> unhealthy -> probation -> healthy."""
+"""The life cycle of a GPU's health: healthy -> suspect -> unhealthy -> probation -> healthy.
+
+One table says which state follows (``NEXT``); ``_may_leave`` says when a state may be left for a better one.
+The reasons are in docs/adr/0021. The driver's own word (a Condition) outranks the table of XIDs, both ways.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from partage.model.gpu import RecoveryAction
-from partage.model.xid import DEFAULT_RULES, XidRules
+from partage.model.xid import DEFAULT_RULES, XidClass, XidRules, describe
+
+SUSPECT_S = 300.0
+"""How long a suspect GPU has to be quiet before it is healthy."""
+PROBATION_S = 60.0
+"""How long a GPU that was unhealthy has to be quiet before it is offered again; doubled by a fault in it."""
+PROBATION_CAP_S = 3600.0
+FORGIVEN_S = 3600.0
+"""After so long in health, the next probation is the short one again."""
+OVERRULED_S = 600.0
+"""How long the driver has to say that nothing is needed before it overrules a fault of the reset class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +74,128 @@ class State(StrEnum):
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
-    UNHEALTHY = "unhealthy"
     PROBATION = "probation"
+    UNHEALTHY = "unhealthy"
 
     @property
     def offered(self) -> bool:
         """Shares go to the kubelet as Healthy."""
         return self in (State.HEALTHY, State.SUSPECT)
 
+    @property
+    def severity(self) -> int:
+        """0 for healthy up to 3 for unhealthy."""
+        return list(State).index(self)
+
+
+class Finding(StrEnum):
+    """What an event says, in one word.
+
+    well:    the driver was asked, and finds nothing wrong.
+    remark:  it was asked, and remarks something under which the GPU can be used.
+    silence: nobody could be asked.
+    doubt:   something happened, and nobody knows what it means.
+    fault, reset: as ``XidClass``.
+    """
+
+    WELL = "well"
+    REMARK = "remark"
+    SILENCE = "silence"
+    DOUBT = "doubt"
+    FAULT = "fault"
+    RESET = "reset"
+
+
+_HEALTHY, _SUSPECT, _PROBATION, _UNHEALTHY = State
+_FAULTS = {Finding.FAULT: _UNHEALTHY, Finding.RESET: _UNHEALTHY}
+
+NEXT: Mapping[State, Mapping[Finding, State]] = {
+    _HEALTHY: {
+        Finding.WELL: _HEALTHY,
+        Finding.REMARK: _SUSPECT,
+        Finding.SILENCE: _SUSPECT,
+        Finding.DOUBT: _SUSPECT,
+        **_FAULTS,
+    },
+    _SUSPECT: {
+        Finding.WELL: _HEALTHY,
+        Finding.REMARK: _SUSPECT,
+        Finding.SILENCE: _SUSPECT,
+        Finding.DOUBT: _SUSPECT,
+        **_FAULTS,
+    },
+    _UNHEALTHY: {
+        Finding.WELL: _PROBATION,
+        Finding.REMARK: _PROBATION,
+        Finding.SILENCE: _UNHEALTHY,
+        Finding.DOUBT: _UNHEALTHY,
+        **_FAULTS,
+    },
+    _PROBATION: {
+        Finding.WELL: _HEALTHY,
+        Finding.REMARK: _SUSPECT,
+        Finding.SILENCE: _PROBATION,
+        Finding.DOUBT: _PROBATION,
+        **_FAULTS,
+    },
+}
+"""State and finding to the next state. ``well`` and ``remark`` lead on only once time and proof are there."""
+
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Where a GPU, or one GPU instance of it, stands. reason: a sentence, empty while healthy."""
+    """Where a GPU, or one GPU instance of it, stands.
+
+    reason:      a sentence, empty while healthy.
+    since_s:     when it came into this state.
+    quiet_until_s: when suspicion or probation ends if nothing more happens.
+    probation_s: length of the present or next probation.
+    needs_proof: only proof of a reset ends this.
+    action_seen: the driver has asked for a recovery action since; its taking that back is proof.
+    fault_s:     the last fault of the reset class that the driver has not confirmed.
+    passed_s:    when the last probation was passed.
+    """
 
     state: State = State.HEALTHY
     reason: str = ""
+    since_s: float = 0.0
+    quiet_until_s: float | None = None
+    probation_s: float = PROBATION_S
+    needs_proof: bool = False
+    action_seen: bool = False
+    fault_s: float | None = None
+    passed_s: float | None = None
+
+    @property
+    def waits_for(self) -> str:
+        """What has to happen before it is healthy, in words; empty while healthy."""
+        match self.state:
+            case State.HEALTHY:
+                return ""
+            case State.UNHEALTHY if self.needs_proof:
+                return "proof of a reset of the GPU or a reboot of the node"
+            case State.UNHEALTHY:
+                return "the driver to find nothing wrong"
+            case _:
+                return "a time without another fault"
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """Health of one GPU. instances: GPU instances (by GI id) that are not simply as their GPU is."""
+    """Health of one GPU.
+
+    instances: GPU instances, by GI id, that have had an XID of their own.
+    resets: the count of the last Condition that had one.
+    """
 
     gpu: Phase = field(default_factory=Phase)
     instances: Mapping[int, Phase] = field(default_factory=dict)
+    resets: int | None = None
 
     def phase(self, gi_id: int | None = None) -> Phase:
         """The worse of GPU and GPU instance; of the GPU alone without gi_id."""
-        raise NotImplementedError
+        own = None if gi_id is None else self.instances.get(gi_id)
+        return own if own is not None and own.state.severity > self.gpu.state.severity else self.gpu
 
     def offered(self, gi_id: int | None = None) -> bool:
         """Whether shares of it go to the kubelet as Healthy."""
@@ -97,21 +206,186 @@ def step(health: Health, event: Event, now_s: float, rules: XidRules = DEFAULT_R
     """What the health is after ``event``. now_s: seconds of any clock that never goes back.
 
     Time passes only with Conditions (every few seconds): a GPU that nobody can ask gets no better.
-    An event of another GPU is the caller's mistake; an Xid without GPU may be given to all of them.
+    An event of another GPU is the caller's mistake; an Xid without GPU is to be given to all of them.
     """
-    raise NotImplementedError
+    match event:
+        case Condition():
+            return _after_condition(health, event, now_s, rules)
+        case Xid():
+            return _after_xid(health, event, now_s, rules)
+        case Booted():
+            return Health(replace(health.gpu, needs_proof=False, action_seen=False))
+        case Silent():
+            return _after_silence(health, event.reason, now_s)
 
 
 def keep_instances(health: Health, gi_ids: frozenset[int]) -> Health:
     """Forget GPU instances that no longer exist (ids are reused)."""
-    raise NotImplementedError
+    if health.instances.keys() <= gi_ids:
+        return health
+    return replace(health, instances={gi: one for gi, one in health.instances.items() if gi in gi_ids})
 
 
-def to_plain(health: Health, now_s: float) -> dict[str, object]:
-    """As JSON values, for the state file. Times as seconds passed or left: time while nobody looked counts for nothing."""
-    raise NotImplementedError
+# --- events to findings --------------------------------------------------------------------------
 
 
-def from_plain(plain: object, now_s: float) -> Health:
-    """Inverse of ``to_plain``. Raises ValueError for anything else."""
-    raise NotImplementedError
+def _after_xid(health: Health, xid: Xid, now_s: float, rules: XidRules) -> Health:
+    meaning = rules.class_of(xid.code)
+    if meaning is XidClass.NOTE:
+        return health
+    # The driver did not say which GPU: all are watched, and their Conditions tell. To take every GPU of the
+    # node away until it is reset would be worse than the fault.
+    finding = Finding.DOUBT if xid.gpu is None else Finding(meaning.value)
+    if xid.gi_id is None:
+        return replace(health, gpu=_find(health.gpu, finding, describe(xid.code), now_s))
+    own = health.instances.get(xid.gi_id, Phase(since_s=now_s))
+    found = _find(own, finding, describe(xid.code), now_s)
+    return replace(health, instances={**health.instances, xid.gi_id: found})
+
+
+def _after_silence(health: Health, reason: str, now_s: float) -> Health:
+    gpu = _find(health.gpu, Finding.SILENCE, reason, now_s)
+    silent = {gi: _find(one, Finding.SILENCE, reason, now_s) for gi, one in health.instances.items()}
+    return replace(health, gpu=gpu, instances=silent)
+
+
+def _after_condition(health: Health, condition: Condition, now_s: float, rules: XidRules) -> Health:
+    known = health.resets is not None and condition.resets is not None
+    was_reset = known and (condition.resets or 0) > (health.resets or 0)
+    finding, reason = _verdict(condition, rules)
+    gpu = _find(_weigh(health.gpu, condition, was_reset, now_s), finding, reason, now_s)
+    # The driver's word is about the whole GPU; an instance of it only gets better by it.
+    instances = {
+        gi: _find(_weigh(one, condition, was_reset, now_s), Finding.WELL, "", now_s)
+        for gi, one in health.instances.items()
+    }
+    return Health(
+        gpu=_remember_action(gpu, condition),
+        instances={
+            gi: _remember_action(one, condition)
+            for gi, one in instances.items()
+            if one.state is not State.HEALTHY or not _is_forgiven(one, now_s)
+        },
+        resets=health.resets if condition.resets is None else condition.resets,
+    )
+
+
+def _verdict(condition: Condition, rules: XidRules) -> tuple[Finding, str]:
+    """What the driver says, the worst first."""
+    if condition.lost is not None:
+        return Finding.FAULT, f"does not answer: {condition.lost}"
+    if rules.off:
+        return Finding.WELL, ""
+    if _asks_for_action(condition):
+        return Finding.RESET, f"the driver asks for {_ACTIONS[condition.recovery or RecoveryAction.NONE]}"
+    if condition.rows_failed:
+        return Finding.FAULT, "a memory row could not be remapped"
+    if condition.fabric_ok is False:
+        return Finding.FAULT, "the NVLink fabric is not ready"
+    if condition.rows_pending:
+        # "New workloads can be launched": NVIDIA, GPU memory error management, row-remapping pending flag.
+        return Finding.REMARK, "remapped memory rows wait for a reset"
+    return Finding.WELL, ""
+
+
+_ACTIONS = {
+    RecoveryAction.NONE: "nothing",
+    RecoveryAction.GPU_RESET: "a reset of the GPU",
+    RecoveryAction.NODE_REBOOT: "a reboot of the node",
+    RecoveryAction.DRAIN_P2P: "an end of peer-to-peer traffic",
+    RecoveryAction.DRAIN_AND_RESET: "draining and a reset of the GPU",
+    RecoveryAction.RECOVER_IMEX: "a recovery of the IMEX domain",
+    RecoveryAction.BUS_RESET: "a reset of the PCIe bus",
+    RecoveryAction.SYSTEM_REBOOT: "a reboot of the system",
+}
+
+
+def _asks_for_action(condition: Condition) -> bool:
+    return condition.recovery not in (None, RecoveryAction.NONE)
+
+
+def _weigh(phase: Phase, condition: Condition, was_reset: bool, now_s: float) -> Phase:
+    """Take the proof of a reset that is in a Condition, if any."""
+    if not phase.needs_proof:
+        return phase
+    content = condition.recovery is RecoveryAction.NONE and condition.lost is None
+    long_ago = phase.fault_s is not None and now_s - phase.fault_s >= OVERRULED_S
+    if was_reset or (content and (phase.action_seen or long_ago)):
+        return replace(phase, needs_proof=False, action_seen=False)
+    return phase
+
+
+def _remember_action(phase: Phase, condition: Condition) -> Phase:
+    asked = phase.needs_proof and not phase.action_seen and _asks_for_action(condition)
+    return replace(phase, action_seen=True) if asked else phase
+
+
+# --- one phase -----------------------------------------------------------------------------------
+
+
+def _find(phase: Phase, finding: Finding, reason: str, now_s: float) -> Phase:
+    """The phase after one finding."""
+    state = NEXT[phase.state][finding]
+    match finding:
+        case Finding.FAULT | Finding.RESET:
+            return _struck(phase, finding, reason, now_s)
+        case Finding.DOUBT if state is State.SUSPECT:
+            since_s = phase.since_s if phase.state is state else now_s
+            until_s = now_s + SUSPECT_S
+            return replace(phase, state=state, reason=reason, since_s=since_s, quiet_until_s=until_s)
+        case Finding.DOUBT | Finding.SILENCE if state is State.PROBATION:
+            return replace(phase, quiet_until_s=now_s + phase.probation_s)
+        case _ if state is phase.state or not _may_leave(phase, now_s):
+            return phase
+        case _:
+            return _enter(phase, state, reason, now_s)
+
+
+def _may_leave(phase: Phase, now_s: float) -> bool:
+    """Whether a state may be left for a better one."""
+    return not phase.needs_proof and (phase.quiet_until_s is None or now_s >= phase.quiet_until_s)
+
+
+def _enter(phase: Phase, state: State, reason: str, now_s: float) -> Phase:
+    """Up a step by the driver's word, or from health to suspicion by a remark of it."""
+    if state is State.PROBATION:
+        return replace(phase, state=state, since_s=now_s, quiet_until_s=now_s + phase.probation_s)
+    return Phase(
+        state=state,
+        reason=reason,
+        since_s=now_s,
+        probation_s=phase.probation_s,
+        passed_s=now_s if phase.state is State.PROBATION else phase.passed_s,
+    )
+
+
+def _struck(phase: Phase, finding: Finding, reason: str, now_s: float) -> Phase:
+    """Unhealthy by a fault. What needs proof of a reset keeps its reason against lesser faults."""
+    resets = finding is Finding.RESET
+    fresh = phase.state is not State.UNHEALTHY
+    keeps_reason = not fresh and phase.needs_proof and not resets
+    return replace(
+        phase,
+        state=State.UNHEALTHY,
+        reason=phase.reason if keeps_reason else reason,
+        since_s=now_s if fresh else phase.since_s,
+        quiet_until_s=None,
+        probation_s=_next_probation_s(phase, now_s),
+        needs_proof=resets or (phase.needs_proof and not fresh),
+        fault_s=now_s if resets and not phase.action_seen else phase.fault_s,
+    )
+
+
+def _next_probation_s(phase: Phase, now_s: float) -> float:
+    if phase.state is State.PROBATION:
+        return min(2 * phase.probation_s, PROBATION_CAP_S)
+    if phase.state is State.UNHEALTHY or not _is_forgiven(phase, now_s):
+        return phase.probation_s
+    return PROBATION_S
+
+
+def _is_forgiven(phase: Phase, now_s: float) -> bool:
+    """Healthy for so long that earlier faults count for nothing."""
+    if not phase.state.offered:
+        return False
+    return phase.passed_s is None or now_s - phase.passed_s >= FORGIVEN_S

@@ -1,4 +1,8 @@
-"""What an XID says about its GPU: a table, and the operator's exceptions to it."""
+"""What an XID says about its GPU: a table, and the operator's exceptions to it.
+
+Source of the table: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Resolution Bucket (Immediate
+Action)"), read in October 2025; what NVIDIA's device plugin v0.20.0 ignores; docs/adr/0021 for the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,13 @@ from enum import StrEnum
 
 
 class XidClass(StrEnum):
-    """note: nothing (an application's fault, or information). doubt: unknown. fault: out, back when quiet.
-    reset: out, back with proof of a reset."""
+    """What follows from an XID.
+
+    note:  nothing; the application's fault (catalogue: RESTART_APP), or information (IGNORE).
+    doubt: nobody knows; the GPU is watched.
+    fault: the GPU is not offered until it has been quiet for a while.
+    reset: the GPU is not offered until there is proof of a reset (catalogue: RESET_GPU, RESTART_BM).
+    """
 
     NOTE = "note"
     DOUBT = "doubt"
@@ -16,12 +25,54 @@ class XidClass(StrEnum):
     RESET = "reset"
 
 
+RESET_XIDS = {
+    46: "GPU stopped processing",
+    48: "double-bit ECC error",
+    54: "auxiliary power is not connected",
+    62: "internal micro-controller halt",
+    64: "row remapping failure",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    95: "uncontained memory error",
+    109: "context switch timeout",  # ignored by NVIDIA's plugin, RESET_GPU in NVIDIA's catalogue
+    110: "security fault",
+    119: "GSP RPC timeout",
+    120: "GSP error",
+    136: "link training failed",
+    140: "unrecovered ECC error",
+    143: "GPU initialisation error",
+    155: "NVLink software-defined error",
+    156: "resource retirement event",
+    158: "GPU fatal timeout",
+    167: "PCIe fatal timeout",
+    169: "internal micro-controller halt",
+}
+"""XIDs after which the GPU needs a reset (or the node a reboot), and what they say."""
+
+NOTED_XIDS = frozenset(
+    {
+        # RESTART_APP: push buffers, exceptions, page faults, copy and media engines, contained memory errors.
+        *(8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86),
+        *(88, 89, 94, 96, 97, 98, 99, *range(100, 106), *range(126, 136), 139),
+        # IGNORE: channels cleaned up, firmware's remarks, rows remapped, error rates, test messages. 154 says
+        # that the recovery action changed, which every Condition says too.
+        *(14, 37, 38, 43, 44, 45, 63, 66, 67, 78, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 154),
+        *(157, 160, 161, 162, 163, 164, 165),
+        # Encoders: unused in the catalogue, ignored by NVIDIA's plugin.
+        65,
+    }
+)
+"""XIDs that say nothing against the GPU."""
+
+
 @dataclass(frozen=True, slots=True)
 class XidRules:
     """The operator's exceptions (DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS).
 
-    off: no health checks at all but for a lost GPU. xids_off: XIDs change nothing.
-    disabled: these change nothing. enabled, all_enabled: these count, whatever else stands here.
+    off: no health checks, save that a GPU that does not answer is never offered.
+    xids_off: XIDs change nothing.
+    disabled: these change nothing.
+    enabled, all_enabled: these count, whatever else stands here; one that the table only notes is a fault.
     """
 
     off: bool = False
@@ -32,12 +83,47 @@ class XidRules:
 
     @classmethod
     def parse(cls, disable: str, enable: str) -> XidRules:
-        """The two variables' texts, empty where unset. Malformed items are skipped, as NVIDIA's plugin does."""
-        raise NotImplementedError
+        """The two variables' texts, empty where unset.
+
+        ``all``, ``xids`` (to disable only) or XIDs with commas between them. Malformed items are skipped, as
+        NVIDIA's plugin does. ``all`` disabled with some enabled means all but those (there: no check at all).
+        """
+        disabled, enabled = _items(disable), _items(enable)
+        return cls(
+            off="all" in disabled,
+            xids_off=not disabled.isdisjoint({"all", "xids"}),
+            disabled=_codes(disabled),
+            enabled=_codes(enabled),
+            all_enabled="all" in enabled,
+        )
 
     def class_of(self, code: int) -> XidClass:
         """What this XID means under these rules."""
-        raise NotImplementedError
+        meaning = _in_table(code)
+        if self.all_enabled or code in self.enabled:
+            return XidClass.RESET if meaning is XidClass.RESET else XidClass.FAULT
+        if self.xids_off or code in self.disabled:
+            return XidClass.NOTE
+        return meaning
+
+
+def describe(code: int) -> str:
+    """``XID 79 (GPU has fallen off the bus)``."""
+    return f"XID {code} ({RESET_XIDS[code]})" if code in RESET_XIDS else f"XID {code}"
 
 
 DEFAULT_RULES = XidRules()
+
+
+def _in_table(code: int) -> XidClass:
+    if code in RESET_XIDS:
+        return XidClass.RESET
+    return XidClass.NOTE if code in NOTED_XIDS else XidClass.DOUBT
+
+
+def _items(text: str) -> set[str]:
+    return {item.strip().lower() for item in text.split(",")}
+
+
+def _codes(items: set[str]) -> frozenset[int]:
+    return frozenset(int(item) for item in items if item.isascii() and item.isdigit() and len(item) < 10)

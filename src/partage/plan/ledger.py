@@ -88,7 +88,7 @@ class Ledger:
 
     Allocate costs what its own ids cost; an observation costs what all held ids cost.
 
-    unlisted_grace_s: how long an allocated share that PodResources never names (an ordinary init container, an
+    unlisted_grace_s: how long an allocated id that PodResources never names (an ordinary init container, an
     admission under way) counts as held.
     """
 
@@ -123,7 +123,7 @@ class Ledger:
         """GetPreferredAllocation listed these ids: nobody holds them, save those that must be included.
 
         (Those are the ids of an init container of the same pod, to be used once more.) The kubelet admits
-        one pod at a time, so an share that is available after its Allocate has really been given up.
+        one pod at a time, so an id that is available after its Allocate has really been given up.
         """
         rows = self._rows.get(resource)
         if not rows or rows.keys().isdisjoint(available):
@@ -135,7 +135,7 @@ class Ledger:
     def observed(self, holders: Sequence[HeldBy], asked_s: float) -> None:
         """PodResources answered a question that was *asked* at asked_s; holders: all that hold our resources.
 
-        For an share that was allocated or offered as free since, the answer is out of date and says nothing.
+        For an id that was allocated or offered as free since, the answer is out of date and says nothing.
         """
         said: dict[ResourceName, _Names] = {}
         for row in holders:
@@ -173,7 +173,7 @@ class Ledger:
                 self._put(Entry(resource, share, Degree.TENTATIVE, (), asked_s))
 
     def entries(self) -> tuple[Entry, ...]:
-        """All held ids, ordered by resource and share."""
+        """All held ids, ordered by resource and id."""
         if self._entries[0] != self._version:
             rows = (self._rows[resource] for resource in sorted(self._rows))
             self._entries = (self._version, tuple(row[share] for row in rows for share in sorted(row)))
@@ -186,7 +186,7 @@ class Ledger:
             self._held = (self._version, Held(ids))
         return self._held[1]
 
-    # --- one resource, one share ------------------------------------------------------------------
+    # --- one resource, one id ------------------------------------------------------------------
 
     def _observe(self, resource: ResourceName, names: _Names, asked_s: float) -> None:
         for share, named in names.items():
@@ -205,7 +205,7 @@ class Ledger:
         return entry.degree is not Degree.TENTATIVE or asked_s - entry.since_s >= self._grace_s
 
     def _name(self, resource: ResourceName, share: str, named: set[Holder], asked_s: float) -> None:
-        """An answer names these containers with the share."""
+        """An answer names these containers with the id."""
         if self._changed_s(resource, share) >= asked_s:
             return
         entry = self._rows.get(resource, {}).get(share)
@@ -236,7 +236,7 @@ class Ledger:
     def _prove(
         self, resource: ResourceName, share: str, holder: Holder, named: set[Holder], asked_s: float
     ) -> None:
-        """``holder`` starts with this share; whoever else is named with it has given it up."""
+        """``holder`` starts with this id; whoever else is named with it has given it up."""
         entry = self._rows.get(resource, {}).get(share)
         since_s = entry.since_s if entry else asked_s
         others = frozenset(named - {holder})

@@ -88,8 +88,8 @@ def transition(
     A GPU whose offer is as wanted is left alone (and stops draining). One that nobody serves yet starts with
     what is wanted. One that differs drains; once nobody has held a share of it for settle_s, it changes. A
     GPU that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
-    too. settle_s covers the kubelet's view: an Allocate for an id that was just withdrawn may be under way, and
-    is still answered meanwhile (``answerable``). Planned MIG devices are not served.
+    too. settle_s covers the kubelet's view: an Allocate for an id that was just withdrawn may be under way,
+    and is still answered meanwhile (``answerable``). Planned MIG devices are not served.
     gpu_of: MIG device UUID to GPU UUID, for held ids of devices that are in no offer.
     """
     live = {gpu: tuple(one for one in offer if not one.planned) for gpu, offer in wanted.items()}
@@ -130,7 +130,7 @@ def listed(
 
 
 def answerable(serving: Mapping[str, Serving]) -> Offer:
-    """All offerings for whose ids Allocate is answered, listed or not; choosers and answerers come from it."""
+    """All offerings for whose ids Allocate is answered, listed or not: choosers and answerers know these."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in serving.items()}
 
 

@@ -1,22 +1,55 @@
-"""What the agent has to remember: the last good policy, what its GPUs serve, their health."""
+"""What the agent has to remember: the last good policy, what its GPUs serve, their health.
+
+Everything else can be observed. ``<state-dir>/state.json`` is replaced atomically, so that an agent that is
+killed at any moment leaves the old or the new one; ``<state-dir>/lock`` keeps a second agent out.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
+from partage.edges.files.state_codec import (
+    health_from_plain,
+    health_to_plain,
+    mapping_from_plain,
+    serving_from_plain,
+    serving_to_plain,
+)
+from partage.errors import InputError
 from partage.model.health import Health
 from partage.plan.transition import Serving
+
+VERSION = "partage-state/1"
+LIMIT_BYTES = 16 * 1024 * 1024
+"""Nothing larger is read or written; 10,000 offerings and a policy of 1 MiB stay below half of it."""
+KEPT_ASIDE = 9
+"""So many unusable files are kept; the last is overwritten."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedPolicy:
-    """The last good policy. source: the file's name; config: which of several configurations, None for the only one."""
+    """The last good policy.
+
+    source: the file's name as given. config: which of its several configurations; None where it has one.
+    """
 
     text: str
     source: str
     config: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text, in hexadecimal."""
+        return sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +64,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """state: None where there is none (that is usable). problems: sentences for the log and the report."""
+    """state: None where there is none that can be used. problems: sentences for the log and the report."""
 
     state: State | None
     problems: tuple[str, ...] = ()
@@ -47,21 +80,158 @@ class NotSaved:
 class StateDir:
     """The state directory, locked for one agent. All calls block (fsync): call them in a thread.
 
-    problem: why nothing can be written or locked here, None where all is well.
+    problem: why the directory could not be made or locked; None where all is well. The agent runs without.
     """
 
     def __init__(self, path: Path) -> None:
         """Make the directory and lock it. Raises InputError where another agent has it."""
-        raise NotImplementedError
+        self._file = path / "state.json"
+        self._lock: int | None = None
+        self.problem: str | None = None
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self.problem = f"cannot make the state directory {path}: {error.strerror}"
+            return
+        self._take_lock(path / "lock")
 
     def load(self, now_s: float) -> Loaded:
-        """Read the state; a file that cannot be used is set aside as ``state.json.corrupt-N``. Never raises."""
-        raise NotImplementedError
+        """Read the state. A file that cannot be used is set aside (``state.json.corrupt-N``). Never raises."""
+        try:
+            with self._file.open("rb") as stream:
+                content = stream.read(LIMIT_BYTES + 1)
+        except FileNotFoundError:
+            return Loaded(None)
+        except OSError as error:
+            return Loaded(None, (f"cannot read {self._file}: {error.strerror}",))
+        try:
+            return Loaded(_decode(content, now_s))
+        except (ValueError, RecursionError) as error:
+            return Loaded(None, (f"{self._file} cannot be used: {error}; {self._set_aside()}",))
 
     def save(self, state: State, now_s: float) -> NotSaved | None:
         """Replace the state atomically: whatever happens meanwhile, the old or the new one is there."""
-        raise NotImplementedError
+        content = _encode(state, now_s)
+        if len(content) > LIMIT_BYTES:
+            return NotSaved(f"the state is {len(content)} bytes long, more than {LIMIT_BYTES}")
+        if self.problem is not None:
+            return NotSaved(self.problem)
+        try:
+            _replace(self._file, content)
+        except OSError as error:
+            return NotSaved(f"cannot write {self._file}: {error.strerror}")
+        return None
 
     def close(self) -> None:
         """Give the lock back. Idempotent."""
-        raise NotImplementedError
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _take_lock(self, path: Path) -> None:
+        # The descriptor is closed on exec, so no child keeps the lock when the agent is gone.
+        try:
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = self._owner()
+            self.close()
+            raise InputError(
+                f"another agent{owner} uses the state directory {path.parent}",
+                hint="give each agent of a node its own --state-dir",
+            ) from None
+        except OSError as error:
+            self.close()
+            self.problem = f"cannot lock the state directory {path.parent}: {error.strerror}"
+            return
+        with suppress(OSError):  # who has the lock is for people only; a full disk does not matter here
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+
+    def _owner(self) -> str:
+        try:
+            text = os.pread(self._lock, 256, 0).decode("utf-8", "replace") if self._lock is not None else ""
+        except OSError:
+            return ""
+        return f" (process {text.strip()})" if text.strip() else ""
+
+    def _set_aside(self) -> str:
+        names = [self._file.with_name(f"{self._file.name}.corrupt-{n}") for n in range(1, KEPT_ASIDE + 1)]
+        aside = next((name for name in names if not name.exists()), names[-1])
+        try:
+            self._file.replace(aside)
+        except OSError as error:
+            return f"it could not be set aside: {error.strerror}"
+        return f"it was set aside as {aside.name}"
+
+
+def _encode(state: State, now_s: float) -> bytes:
+    policy = state.policy
+    plain = {
+        "version": VERSION,
+        "bootId": state.boot_id,
+        "policy": policy
+        and {
+            "text": policy.text,
+            "source": policy.source,
+            "config": policy.config,
+            "sha256": policy.digest,
+        },
+        "serving": {gpu: serving_to_plain(one, now_s) for gpu, one in state.serving.items()},
+        "health": {gpu: health_to_plain(one, now_s) for gpu, one in state.health.items()},
+    }
+    return json.dumps(plain, indent=1, allow_nan=False).encode("ascii")
+
+
+def _decode(content: bytes, now_s: float) -> State:
+    """Raises ValueError for anything that ``_encode`` does not write."""
+    if len(content) > LIMIT_BYTES:
+        raise ValueError(f"it is longer than {LIMIT_BYTES} bytes")
+    plain = json.loads(content.decode("ascii"))
+    version = plain.get("version") if isinstance(plain, dict) else None
+    if version != VERSION:
+        raise ValueError(f"its version is {version!r}, not {VERSION}")
+    try:
+        return State(
+            boot_id=_text(plain["bootId"]),
+            policy=None if plain["policy"] is None else _policy(plain["policy"]),
+            serving=mapping_from_plain(plain["serving"], serving_from_plain, now_s),
+            health=mapping_from_plain(plain["health"], health_from_plain, now_s),
+        )
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"something is missing or of the wrong type: {error}") from error
+
+
+def _policy(plain: dict[str, Any]) -> SavedPolicy:
+    config = plain["config"]
+    policy = SavedPolicy(_text(plain["text"]), _text(plain["source"]), config and _text(config))
+    if plain["sha256"] != policy.digest:
+        raise ValueError("the policy in it does not have the digest that was written with it")
+    return policy
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{type(value).__name__} instead of a text")
+    return value
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside, flush, rename, flush the directory. A left-over of a killed agent is overwritten."""
+    beside = path.with_name(f"{path.name}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "wb") as stream:  # noqa: PTH123 - Path cannot open with O_NOFOLLOW
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):  # a full disk should not stay full of our half
+            beside.unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

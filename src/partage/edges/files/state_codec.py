@@ -1,0 +1,178 @@
+"""The state as JSON values, and back. Whatever is not exactly what was written raises ValueError.
+
+The caller's clock means nothing to the next process, so times are written as seconds passed or left. Time in
+which no agent runs counts for nothing: nobody watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from math import isfinite
+from typing import Any, TypeVar
+
+from partage.model import health as life
+from partage.model.health import Health, Phase
+from partage.model.ids import parse_resource_name
+from partage.model.policy import Interval, Strategy
+from partage.model.share import Guarantee, Offering
+from partage.plan.transition import Serving
+
+T = TypeVar("T")
+Plain = dict[str, Any]
+"""JSON values; Any, because that is what JSON gives back until ``_field`` has looked at it."""
+
+
+def serving_to_plain(serving: Serving, now_s: float) -> Plain:
+    """One GPU's serving. How long it has been empty is not written: the next agent waits for itself."""
+    return {
+        "offer": [asdict(offering) for offering in serving.offer],
+        "leaving": [asdict(offering) for offering in serving.leaving],
+        "draining": serving.draining,
+        "drainingForS": _ago(serving.draining_since_s, now_s),
+    }
+
+
+def serving_from_plain(plain: object, now_s: float) -> Serving:
+    """Inverse of ``serving_to_plain``. Raises ValueError."""
+    row = _object(plain, "offer", "leaving", "draining", "drainingForS")
+    return Serving(
+        offer=tuple(_offering(one) for one in _field(row, "offer", list)),
+        leaving=tuple(_offering(one) for one in _field(row, "leaving", list)),
+        draining=_field(row, "draining", bool),
+        draining_since_s=_since(row, "drainingForS", now_s),
+    )
+
+
+def health_to_plain(health: Health, now_s: float) -> Plain:
+    """One GPU's health."""
+    return {
+        "gpu": _phase_to_plain(health.gpu, now_s),
+        "instances": {str(gi): _phase_to_plain(one, now_s) for gi, one in health.instances.items()},
+        "resets": health.resets,
+    }
+
+
+def health_from_plain(plain: object, now_s: float) -> Health:
+    """Inverse of ``health_to_plain``. Raises ValueError."""
+    row = _object(plain, "gpu", "instances", "resets")
+    instances = _field(row, "instances", dict)
+    return Health(
+        gpu=_phase(row["gpu"], now_s),
+        instances={int(gi): _phase(one, now_s) for gi, one in instances.items()},
+        resets=_optional(row, "resets", int),
+    )
+
+
+def mapping_from_plain(plain: object, one: Callable[[object, float], T], now_s: float) -> dict[str, T]:
+    """A mapping by GPU UUID. Raises ValueError."""
+    if not isinstance(plain, dict):
+        raise ValueError(f"{type(plain).__name__} instead of an object")  # noqa: TRY004 - a bad file is one error
+    return {gpu: one(value, now_s) for gpu, value in plain.items()}
+
+
+# --- offerings and phases ------------------------------------------------------------------------
+
+
+def _offering(plain: object) -> Offering:
+    row = _object(plain, *(field.name for field in fields(Offering)))
+    interval = _optional(row, "interval", str)
+    return Offering(
+        device=_field(row, "device", str),
+        gpu=_field(row, "gpu", str),
+        index=_field(row, "index", str),
+        gpu_index=_field(row, "gpu_index", int),
+        resource=parse_resource_name(_field(row, "resource", str)),
+        strategy=Strategy(_field(row, "strategy", str)),
+        shared=Strategy(_field(row, "shared", str)),
+        replicas=_field(row, "replicas", int),
+        memory_bytes=_field(row, "memory_bytes", int),
+        guarantee=Guarantee(_field(row, "guarantee", str)),
+        first=_field(row, "first", int),
+        count=_field(row, "count", int),
+        threads_percent=_optional(row, "threads_percent", int),
+        interval=None if interval is None else Interval(interval),
+        numa_node=_optional(row, "numa_node", int),
+        nodes=tuple(str(node) for node in _field(row, "nodes", list)),
+        single=_field(row, "single", bool),
+        planned=_field(row, "planned", bool),
+        profile=_optional(row, "profile", str),
+        guard=_field(row, "guard", bool),
+    )
+
+
+def _phase_to_plain(phase: Phase, now_s: float) -> Plain:
+    left_s = None if phase.quiet_until_s is None else max(0.0, phase.quiet_until_s - now_s)
+    return {
+        "state": phase.state.value,
+        "reason": phase.reason,
+        "forS": _ago(phase.since_s, now_s),
+        "leftS": left_s,
+        "probationS": phase.probation_s,
+        "needsProof": phase.needs_proof,
+        "actionSeen": phase.action_seen,
+        "faultForS": _ago(phase.fault_s, now_s),
+        "passedForS": _ago(phase.passed_s, now_s),
+    }
+
+
+def _phase(plain: object, now_s: float) -> Phase:
+    row = _object(
+        plain,
+        *("state", "reason", "forS", "leftS", "probationS"),
+        *("needsProof", "actionSeen", "faultForS", "passedForS"),
+    )
+    left_s = _seconds(row, "leftS")
+    probation_s = _seconds(row, "probationS")
+    if probation_s is None or not life.PROBATION_S <= probation_s <= life.PROBATION_CAP_S:
+        raise ValueError(f"probationS is {probation_s}")
+    return Phase(
+        state=life.State(_field(row, "state", str)),
+        reason=_field(row, "reason", str),
+        since_s=_since(row, "forS", now_s) or now_s,
+        quiet_until_s=None if left_s is None else now_s + left_s,
+        probation_s=probation_s,
+        needs_proof=_field(row, "needsProof", bool),
+        action_seen=_field(row, "actionSeen", bool),
+        fault_s=_since(row, "faultForS", now_s),
+        passed_s=_since(row, "passedForS", now_s),
+    )
+
+
+# --- JSON values -----------------------------------------------------------------------------------
+
+
+def _object(plain: object, *keys: str) -> Mapping[str, Any]:
+    """An object with exactly these keys."""
+    if not isinstance(plain, dict) or plain.keys() != set(keys):
+        raise ValueError(f"not an object with {', '.join(keys)}")
+    return plain
+
+
+def _field(row: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    value = row[key]
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise ValueError(f"{key} is {type(value).__name__} instead of {kind.__name__}")
+    return value
+
+
+def _optional(row: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
+    return None if row[key] is None else _field(row, key, kind)
+
+
+def _seconds(row: Mapping[str, Any], key: str) -> float | None:
+    value = row[key]
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value < 0:
+        raise ValueError(f"{key} is {value!r} instead of seconds")
+    return float(value)
+
+
+def _ago(since_s: float | None, now_s: float) -> float | None:
+    return None if since_s is None else max(0.0, now_s - since_s)
+
+
+def _since(row: Mapping[str, Any], key: str, now_s: float) -> float | None:
+    passed_s = _seconds(row, key)
+    return None if passed_s is None else now_s - passed_s
