@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partage.errors import Problem
-from partage.model.geometry import Geometry, ProfileSpec
-from partage.model.gpu import Gpu, Inventory, MigDevice
-from partage.model.ids import ResourceName
-from partage.model.layout import LayoutItem
-from partage.model.placement import Placement
-from partage.model.policy import Policy, Sharing, Strategy
+from partage.model.gpu import Gpu, Inventory, MigDevice, NoDriver
+from partage.model.ids import VENDOR, ResourceName, parse_resource_name
+from partage.model.policy import (
+    Exclusive,
+    GpuEntry,
+    MigStrategy,
+    Mps,
+    NamePattern,
+    Options,
+    Policy,
+    ResourceEntry,
+    Sharing,
+    Strategy,
+    TimeSlicing,
+)
+from partage.plan.claims import Device, claim
+from partage.plan.findings import Findings, name_gpus
+from partage.plan.layouts import PlannedDevice, Presented, present
+from partage.plan.select import GeometryOf, glob_matches, select
 
-GeometryOf = Callable[[Gpu], Geometry | None]
-"""Looks a GPU's model up; None where nothing is known about its MIG profiles."""
+__all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign"]
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedDevice:
-    """A MIG device that a layout asks for and that does not exist yet."""
-
-    item: LayoutItem
-    spec: ProfileSpec
-    placement: Placement
+_GPU = ResourceName(f"{VENDOR}/gpu")
+_SUFFIX = ".shared"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +56,7 @@ class Assignment:
 
     targets: ordered by GPU index, then MIG index or placement.
     strategies: of every GPU that answers, by UUID (a MIG GPU without instances has no target).
-    pending: GPU UUID to a sentence: what has still to be done by hand or by a later step (a layout to be made).
+    pending: GPU UUID to a sentence: what has still to be done by hand or by a later step (a layout to make).
     warnings: doubtful things, each with file and path.
     """
 
@@ -63,8 +69,212 @@ class Assignment:
 def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Assignment:
     """Lay ``policy`` over ``inventory``.
 
-    Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG layout
-    that does not fit, MIG strategy ``single`` on unequal devices), each with *all* problems found; InputError
-    outranks.
+    Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG
+    layout that does not fit, MIG strategy ``single`` on unequal devices), each with *all* problems found;
+    InputError outranks.
+
+    Without a driver nothing can be judged, and the assignment is empty.
     """
-    raise NotImplementedError
+    if isinstance(inventory.driver, NoDriver):
+        return Assignment((), {}, {})
+    findings = Findings(policy.source)
+    owners = select(policy, inventory, geometry_of, findings)
+    strategy = policy.options.mig_strategy
+    presented = {
+        gpu.uuid: present(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
+        for gpu in inventory
+    }
+    if strategy is MigStrategy.SINGLE:
+        _check_single(policy, inventory, presented, findings)
+    devices = [
+        Device(gpu, mig, _default_name(gpu, mig, policy.options), position)
+        for gpu in inventory
+        for position, mig in enumerate(presented[gpu.uuid].devices)
+    ]
+    claims = claim(policy, devices, inventory, findings)
+    targets = [
+        _target(device, owners.get(device.gpu.uuid), claims.get(device.key), policy.options, findings)
+        for device in devices
+    ]
+    _warn_of_unlike_shares(policy, targets, findings)
+    findings.raise_any()
+    return Assignment(
+        targets=tuple(targets),
+        strategies=_strategies(inventory, presented, targets),
+        pending={uuid: shown.pending for uuid, shown in presented.items() if shown.pending},
+        warnings=findings.warnings(),
+    )
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+def _default_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
+    """The name by the operator's patterns, else by the MIG strategy."""
+    if mig is None:
+        return _by_pattern(gpu.product, options.gpu_names) or _GPU
+    profile = mig.profile if isinstance(mig, MigDevice) else str(mig.item.profile)
+    named = _by_pattern(profile, options.mig_names)
+    if named is not None:
+        return named
+    if options.mig_strategy is MigStrategy.SINGLE:
+        return _GPU
+    return ResourceName(f"{VENDOR}/mig-{profile.replace('+', '.').replace(',', '.')}")
+
+
+def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:
+    return next((pattern.name for pattern in patterns if glob_matches(pattern.pattern, text)), None)
+
+
+# --- one device --------------------------------------------------------------------------------
+
+
+def _target(
+    device: Device,
+    entry: GpuEntry | None,
+    claimed: ResourceEntry | None,
+    options: Options,
+    findings: Findings,
+) -> Target:
+    if entry is not None and claimed is not None:
+        findings.add("wrong", claimed.origin, f"selected by {entry.origin} already", gpus=[device.gpu.index])
+    if claimed is not None:
+        target = _of_resource(device, claimed)
+    elif entry is not None:
+        target = _of_gpu(device, entry, options)
+    else:
+        target = Target(device.gpu, device.mig, Exclusive(), _strategy(device, Exclusive()), device.resource)
+    if isinstance(target.sharing, Mps) and (device.mig is not None or device.gpu.mig_enabled):
+        findings.add(
+            "impossible",
+            _mps_path(target.origin, entry),
+            "sharing using MPS is not supported for MIG devices: it needs one daemon per MIG device, "
+            "which comes later",
+            "time-slicing works on MIG devices",
+            [device.gpu.index],
+        )
+    return target
+
+
+def _mps_path(origin: str, entry: GpuEntry | None) -> str:
+    if entry is None:
+        return origin
+    return f"{origin}.mig.mps" if entry.mig is not None else f"{origin}.mps"
+
+
+def _of_gpu(device: Device, entry: GpuEntry, options: Options) -> Target:
+    shared = not isinstance(entry.sharing, Exclusive)
+    suffix = _SUFFIX if shared and options.rename_shared else ""
+    return Target(
+        gpu=device.gpu,
+        mig=device.mig,
+        sharing=entry.sharing,
+        strategy=_strategy(device, entry.sharing),
+        resource=entry.name or ResourceName(device.resource + suffix),
+        single=shared and options.fail_requests_greater_than_one,
+        guard=entry.guard,
+        origin=entry.origin,
+    )
+
+
+def _of_resource(device: Device, entry: ResourceEntry) -> Target:
+    suffix = _SUFFIX if entry.shared_suffix else ""
+    return Target(
+        gpu=device.gpu,
+        mig=device.mig,
+        sharing=entry.sharing,
+        strategy=_strategy(device, entry.sharing),
+        resource=entry.rename or parse_resource_name(device.resource + suffix),
+        single=entry.fail_requests_greater_than_one,
+        origin=entry.origin,
+    )
+
+
+def _strategy(device: Device, sharing: Sharing) -> Strategy:
+    if device.mig is not None:
+        return Strategy.MIG
+    match sharing:
+        case Exclusive():
+            return Strategy.EXCLUSIVE
+        case TimeSlicing():
+            return Strategy.TIME_SLICING
+        case Mps():
+            return Strategy.MPS
+
+
+def _strategies(
+    inventory: Inventory, presented: Mapping[str, Presented], targets: Sequence[Target]
+) -> dict[str, Strategy]:
+    by_gpu = {target.gpu.uuid: target.strategy for target in targets}
+    return {
+        gpu.uuid: Strategy.MIG if presented[gpu.uuid].mig else by_gpu.get(gpu.uuid, Strategy.EXCLUSIVE)
+        for gpu in inventory
+    }
+
+
+# --- the node as a whole -----------------------------------------------------------------------
+
+
+def _check_single(
+    policy: Policy, inventory: Inventory, presented: Mapping[str, Presented], findings: Findings
+) -> None:
+    """MIG strategy ``single`` needs a node of equals: all GPUs whole, or all cut into one profile."""
+    path = "flags.migStrategy" if policy.format.startswith("nvidia") else "resources.mig-strategy"
+    judged = [gpu for gpu in inventory if presented[gpu.uuid].judged]
+    whole = [gpu.index for gpu in judged if not presented[gpu.uuid].mig]
+    cut = [gpu for gpu in judged if presented[gpu.uuid].mig]
+    if not cut:
+        return
+    hint = "take mig-strategy mixed, which names MIG devices by their profile"
+    if whole:
+        message = "all devices on the node must be configured with the same migEnabled value"
+        said = f"{message} under MIG strategy single: {name_gpus(whole)} without MIG"
+        findings.add("impossible", path, said, hint)
+    for gpu in cut:
+        if not presented[gpu.uuid].devices:
+            message = f"device {gpu.index} has no MIG devices configured, and MIG strategy is single"
+            findings.add("impossible", path, message, hint)
+    profiles = {
+        device.profile if isinstance(device, MigDevice) else str(device.item.profile)
+        for gpu in cut
+        for device in presented[gpu.uuid].devices
+        if device is not None
+    }
+    if len(profiles) > 1:
+        message = f"more than one MIG device type present on node: {', '.join(sorted(profiles))}"
+        findings.add("impossible", path, message, hint)
+
+
+def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: Findings) -> None:
+    """A pod asks by name. Shares that differ under one name leave it to chance what it gets."""
+    kinds: dict[ResourceName, dict[str, list[Target]]] = {}
+    for target in targets:
+        if isinstance(target.sharing, Mps) and any(client.name for client in target.sharing.clients):
+            continue
+        kinds.setdefault(target.resource, {}).setdefault(_kind(target), []).append(target)
+    rename = "'rename'" if policy.format.startswith("nvidia") else "'name'"
+    for name, unlike in kinds.items():
+        if len(unlike) < 2:
+            continue
+        said = "; ".join(f"{kind} on {name_gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+        origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
+        findings.add(
+            "doubtful",
+            origin,
+            f"{name} holds shares that guarantee different things: {said}",
+            f"give each kind a {rename} of its own, so that pods can choose",
+        )
+
+
+def _kind(target: Target) -> str:
+    """What a share is, in words that are equal where shares are."""
+    on = ""
+    if target.mig is not None:
+        on = f"{target.mig.profile if isinstance(target.mig, MigDevice) else target.mig.item.profile} "
+    match target.sharing:
+        case Exclusive():
+            return f"{on}exclusive"
+        case TimeSlicing(replicas=replicas):
+            return f"{on}time-slicing x {replicas}"
+        case Mps(replicas=replicas, exclusive_process=alone):
+            return f"{on}MPS x {replicas}{'' if alone else ' without exclusive-process mode'}"

@@ -1,0 +1,64 @@
+"""What is wrong, impossible or doubtful about a policy on a node; one problem for all GPUs that have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from partage.errors import InputError, Problem, Severity, Unsatisfiable
+
+Kind = Literal["wrong", "impossible", "doubtful"]
+
+
+class Findings:
+    """Problems of one policy. file: what they call it."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._gpus: dict[tuple[Kind, str, str, str], list[int]] = {}
+
+    def add(self, kind: Kind, path: str, message: str, hint: str = "", gpus: Iterable[int] = ()) -> None:
+        """Note it. gpus: indexes of the GPUs that it is about; they end up in front of the message."""
+        self._gpus.setdefault((kind, path, message, hint), []).extend(gpus)
+
+    def raise_any(self) -> None:
+        """Raise what is wrong, else what is impossible, each with everything that was found."""
+        kinds = {kind for kind, *_ in self._gpus}
+        problems = self._problems(("wrong", "impossible", "doubtful"))
+        if "wrong" in kinds:
+            raise InputError(problems)
+        if "impossible" in kinds:
+            raise Unsatisfiable(problems)
+
+    def warnings(self) -> tuple[Problem, ...]:
+        """What is doubtful."""
+        return self._problems(("doubtful",))
+
+    def _problems(self, kinds: tuple[Kind, ...]) -> tuple[Problem, ...]:
+        rows = sorted(
+            self._gpus.items(), key=lambda row: ("wrong", "impossible", "doubtful").index(row[0][0])
+        )
+        return tuple(
+            Problem(
+                self._file, path, _severity(kind), f"{name_gpus(gpus)}: {message}" if gpus else message, hint
+            )
+            for (kind, path, message, hint), gpus in rows
+            if kind in kinds
+        )
+
+
+def _severity(kind: Kind) -> Severity:
+    return "warning" if kind == "doubtful" else "error"
+
+
+def name_gpus(indexes: Iterable[int]) -> str:
+    """``GPU 3``, ``GPUs 0-3, 6``."""
+    distinct = sorted(set(indexes))
+    runs: list[list[int]] = []
+    for index in distinct:
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    named = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
+    return f"GPU{'s' if len(distinct) > 1 else ''} {', '.join(named)}"
