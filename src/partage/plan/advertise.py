@@ -13,7 +13,7 @@ from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
 from partage.model.share import Guarantee, Offer, Offering, resources_of
 from partage.plan.assign import Assignment, PlannedDevice, Target
 from partage.plan.clients import Portions, client_cap, client_offerings, portions
-from partage.plan.message import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, shares_that_fit
+from partage.plan.message import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
 from partage.units import GIB, MIB
 
 _LARGEST_LIST: Final = MESSAGE_LIMIT_BYTES - SLACK_BYTES
@@ -73,9 +73,10 @@ def _too_long_lists(offer: Offer, origins: Mapping[ResourceName, str], file: str
     for name, resource in resources_of(offer).items():
         if list_bytes(resource.offerings) <= _LARGEST_LIST:
             continue
-        fitting = shares_that_fit(resource.offerings, _LARGEST_LIST)
+        most = most_for_each(resource.offerings, _LARGEST_LIST)
+        fitting = sum(min(offering.count, most) for offering in resource.offerings)
         message = f"{name}: {resource.count:,} shares do not fit into the kubelet's message of 4 MiB"
-        hint = f"{fitting:,} would fit, {fitting // len(resource.offerings):,} for each device"
+        hint = f"{fitting:,} would fit, at most {most:,} for each device"
         problems.append(Problem(file, origins.get(name, ""), "error", message, hint))
     return problems
 

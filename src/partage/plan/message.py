@@ -27,16 +27,19 @@ def list_bytes(offerings: Sequence[Offering]) -> int:
     return sum(_offering_bytes(offering, offering.count) for offering in offerings)
 
 
-def shares_that_fit(offerings: Sequence[Offering], budget_bytes: int) -> int:
-    """How many shares, counted in the order of the list, stay within budget_bytes."""
-    fitting = 0
-    for offering in offerings:
-        count = _most_rows(offering, budget_bytes)
-        fitting += count
-        budget_bytes -= _offering_bytes(offering, count)
-        if count < offering.count:
-            break
-    return fitting
+def most_for_each(offerings: Sequence[Offering], budget_bytes: int) -> int:
+    """How many shares each of these devices can have at most, so that the list stays within budget_bytes."""
+    low, high = 0, max((offering.count for offering in offerings), default=0)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if (
+            sum(_offering_bytes(offering, min(offering.count, middle)) for offering in offerings)
+            <= budget_bytes
+        ):
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _offering_bytes(offering: Offering, count: int) -> int:
@@ -83,15 +86,3 @@ def _field_bytes(length: int) -> int:
 
 def _varint_bytes(number: int) -> int:
     return max(1, (number.bit_length() + 6) // 7)
-
-
-def _most_rows(offering: Offering, budget_bytes: int) -> int:
-    """How many shares of one offering stay within the budget, by bisection."""
-    low, high = 0, offering.count
-    while low < high:
-        middle = (low + high + 1) // 2
-        if _offering_bytes(offering, middle) <= budget_bytes:
-            low = middle
-        else:
-            high = middle - 1
-    return low
