@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 
 from rich import box
-from rich.columns import Columns
 from rich.panel import Panel
+from rich.table import Table
 from rich.text import Text
 
 from partage.faces.render.cards import Block, Card
@@ -27,9 +27,14 @@ _NARROWEST = 2
 """Columns of a share that is still drawn on its own: one, and a gap."""
 
 
-def picture(cards: Sequence[Card]) -> Columns:
-    """All cards, as many beside each other as the terminal has room for."""
-    return Columns([_panel(card) for card in cards], padding=(0, 1), width=CARD_WIDTH)
+def picture(cards: Sequence[Card], width: int) -> Table:
+    """All cards, as many beside each other as ``width`` columns of a terminal have room for."""
+    beside = max(1, (width + 1) // (CARD_WIDTH + 1))
+    grid = Table.grid(*[""] * beside, padding=(0, 1, 0, 0), pad_edge=False)
+    panels = [_panel(card) for card in cards]
+    for first in range(0, len(panels), beside):
+        grid.add_row(*panels[first : first + beside])
+    return grid
 
 
 def legend() -> Text:

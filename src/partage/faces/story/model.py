@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partage.model.ids import ResourceName
 from partage.sim.faults import Fault
 from partage.sim.machine import Machine
+from partage.sim.pod import Pod
 
 DEFAULT_NAMESPACE = "default"
 DEFAULT_WITHIN_S = 5.0
@@ -17,29 +17,6 @@ DEFAULT_WITHIN_S = 5.0
 def full_pattern(pattern: str) -> str:
     """The name or pattern of a pod with its namespace."""
     return pattern if "/" in pattern else f"{DEFAULT_NAMESPACE}/{pattern}"
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerWish:
-    """A container and what it asks for."""
-
-    name: str
-    requests: Mapping[ResourceName, int]
-
-
-@dataclass(frozen=True, slots=True)
-class PodWish:
-    """A pod that wants to run. Init containers run one after the other, before the others."""
-
-    namespace: str
-    name: str
-    containers: tuple[ContainerWish, ...]
-    init: tuple[ContainerWish, ...] = ()
-
-    @property
-    def full_name(self) -> str:
-        """``default/train-0``."""
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +41,7 @@ class Say:
 class Run:
     """These pods come. refused: they have to be turned away, with this text in the reason."""
 
-    pods: tuple[PodWish, ...]
+    pods: tuple[Pod, ...]
     refused: str | None = None
 
 

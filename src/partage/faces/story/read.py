@@ -15,9 +15,7 @@ from partage.faces.story.expectation import read_expectation
 from partage.faces.story.faults import read_fault
 from partage.faces.story.model import (
     ChangePolicy,
-    ContainerWish,
     End,
-    PodWish,
     PolicyText,
     RestartAgent,
     RestartKubelet,
@@ -27,8 +25,9 @@ from partage.faces.story.model import (
     Story,
     full_pattern,
 )
-from partage.model.ids import ResourceName, parse_resource_name
+from partage.model.ids import parse_resource_name
 from partage.sim.machine import Machine, load_machine
+from partage.sim.pod import Container, Pod
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -160,27 +159,34 @@ def _run(step: Table, folder: Path) -> Step | None:
     if copies and count > _MOST_COPIES:
         copies.error(f"at most {_MOST_COPIES} copies")
         return None
+    if not name or not containers:
+        return None
     namespace, _, pod = full_pattern(name).rpartition("/")
     names = [f"{pod}-{n}" for n in range(count)] if count else [pod]
-    return Run(tuple(PodWish(namespace, each, containers, init) for each in names), refused or None)
+    try:
+        pods = tuple(Pod(namespace, each, containers, init) for each in names)
+    except ValueError as error:
+        step.whole.error(str(error))
+        return None
+    return Run(pods, refused or None)
 
 
-def _containers(step: Table) -> tuple[ContainerWish, ...]:
+def _containers(step: Table) -> tuple[Container, ...]:
     """``requests`` of one container called main, or several ``containers`` by name."""
     if ("containers" in step) == ("requests" in step):
-        step.whole_field().error("a pod has either requests or containers", "requests: {nvidia.com/gpu: 1}")
+        step.whole.error("a pod has either requests or containers", "requests: {nvidia.com/gpu: 1}")
         return ()
     requests = step.get("requests")
     return (_container("main", requests),) if requests else _container_map(step.get("containers"))
 
 
-def _container_map(place: Field | None) -> tuple[ContainerWish, ...]:
+def _container_map(place: Field | None) -> tuple[Container, ...]:
     named = (place.mapping() or {}) if place else {}
     return tuple(_container(name, wanted) for name, wanted in named.items())
 
 
-def _container(name: str, place: Field) -> ContainerWish:
-    wanted: dict[ResourceName, int] = {}
+def _container(name: str, place: Field) -> Container:
+    wanted: dict[str, int] = {}
     for resource, count in (place.mapping() or {}).items():
         amount = count.integer(1)
         try:
@@ -190,7 +196,7 @@ def _container(name: str, place: Field) -> ContainerWish:
             continue
         if amount is not None:
             wanted[key] = amount
-    return ContainerWish(name, wanted)
+    return Container(name, wanted)
 
 
 def _pod_name(text: str) -> str:
@@ -217,7 +223,7 @@ def _restart(step: Table, folder: Path) -> Step | None:
         return RestartKubelet()
     if what == "agent":
         return RestartAgent()
-    step.whole_field().error("only the kubelet and the agent can be restarted", "restart: kubelet")
+    step.whole.error("only the kubelet and the agent can be restarted", "restart: kubelet")
     return None
 
 

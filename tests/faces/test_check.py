@@ -1,0 +1,139 @@
+"""``partage check``."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from partage.faces.cli.main import run
+
+GOOD = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 4}}]\n"
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  containers:
+    - name: main
+      resources: {limits: {nvidia.com/gpu.shared: %s}}
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    def write(text, name="file.yaml"):
+        path = tmp_path / name
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return str(path)
+
+    return write
+
+
+def _check(capsys, *arguments):
+    code = run(["check", "-o", "json", *arguments])
+    return code, json.loads(capsys.readouterr().out)["problems"]
+
+
+def test_a_good_policy_has_no_problems(capsys, file):
+    assert _check(capsys, file(GOOD)) == (0, [])
+
+
+def test_all_problems_of_all_files_are_named_with_file_path_and_hint(capsys, file):
+    one = file(
+        "version: partage/v1\ngpus: [{select: all, time-slicing: {replica: 4}}, {select: {index: x}}]", "1"
+    )
+    two = file("version: v2", "2")
+    code, problems = _check(capsys, one, two)
+    assert code == 2
+    assert {problem["file"] for problem in problems} == {one, two}
+    assert "gpus[0].time-slicing.replica" in [problem["path"] for problem in problems]
+    assert any("did you mean 'replicas'?" in problem["hint"] for problem in problems)
+
+
+def test_a_warning_is_no_failure_unless_it_shall_be(capsys, file):
+    doubtful = file("version: v1\nflags: {migStratgy: none}\n")
+    code, problems = _check(capsys, doubtful)
+    assert code == 0
+    assert [problem["severity"] for problem in problems] == ["warning"]
+    assert _check(capsys, "--strict", doubtful)[0] == 1
+
+
+def test_what_only_this_machine_cannot_do_ends_with_3(capsys, file):
+    layout = file("version: partage/v1\ngpus: [{select: all, mig: {layout: [3g.40gb]}}]")
+    assert _check(capsys, layout)[0] == 0
+    code, problems = _check(capsys, layout, "--machine", "2xl4")
+    assert code == 3
+    assert problems
+
+
+def test_an_error_outranks_what_is_only_impossible(capsys, file):
+    layout = file("version: partage/v1\ngpus: [{select: all, mig: {layout: [3g.40gb]}}]", "1")
+    assert _check(capsys, layout, file("[", "2"), "--machine", "2xl4")[0] == 2
+
+
+RUBBISH = {
+    "empty": "",
+    "binary": "\0\1\2",
+    "deep": "[" * 5000,
+    "self": "a: &a [*a]",
+    "10MB": "x" * (11 << 20),
+    "wide": "- " * 60000,
+    "latin": b"\xff",
+    "type": "version: partage/v1\ngpus: 3",
+    "markers": "---\n---\n",
+    "tag": "%TAG ! x\n",
+}
+
+
+@pytest.mark.parametrize("content", RUBBISH.values(), ids=RUBBISH.keys())
+def test_rubbish_is_answered_with_2_and_a_sentence(capsys, file, content):
+    code, problems = _check(capsys, file(content))
+    assert code == 2
+    assert problems
+
+
+@pytest.mark.parametrize("path", ["/no/such/file", "/", "a\0b"])
+def test_a_file_that_cannot_be_read_is_an_error_of_its_own(capsys, path):
+    code, problems = _check(capsys, path)
+    assert code == 2
+    assert "cannot be read" in problems[0]["message"]
+
+
+def test_several_documents_are_judged_one_by_one(capsys, file):
+    manifests = file(f"{POD % 1}---\n# nothing\n---\n{POD % '1.5'}")
+    code, problems = _check(capsys, manifests)
+    assert code == 2
+    assert [problem["path"] for problem in problems] == [
+        "[1].spec.containers[0].resources.limits.nvidia.com/gpu.shared"
+    ]
+
+
+def test_a_manifest_is_judged_by_what_the_policy_offers(capsys, file):
+    policy = file(GOOD, "policy.yaml")
+    judge = ("--policy", policy, "--machine", "1xl4")
+    assert _check(capsys, file(POD % 1), *judge)[0] == 0
+    code, problems = _check(capsys, file(POD % 2), *judge)
+    assert code == 3
+    assert "may hold one" in problems[0]["message"]
+
+
+def test_every_policy_in_a_config_map_is_checked(capsys, file):
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "data": {"good": GOOD, "bad": GOOD.replace("4", "1"), "other": "just: text"},
+    }
+    code, problems = _check(capsys, file(json.dumps(config_map)))
+    assert code == 2
+    assert {problem["file"].rpartition(": ")[2] for problem in problems} == {"data.bad"}
+
+
+def test_standard_input_is_a_file_too(capsys, monkeypatch, file):
+    with Path(file(GOOD)).open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert _check(capsys, "-") == (0, [])
+
+
+def test_the_table_ends_in_a_count(capsys, file):
+    assert run(["check", file(GOOD)]) == 0
+    assert capsys.readouterr().out == "1 file: nothing to complain about\n"

@@ -1,0 +1,110 @@
+"""The command as a whole: verbs, help, errors, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from partage import __version__
+from partage.errors import InputError
+from partage.faces.cli import main as cli
+
+
+def _partage(*arguments):
+    return cli.run([str(argument) for argument in arguments])
+
+
+def test_the_version_is_said_in_one_line(capsys):
+    assert _partage("--version") == 0
+    assert capsys.readouterr().out == f"partage {__version__}\n"
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_names_every_verb_with_a_sentence(capsys, option):
+    assert _partage(option) == 0
+    text = capsys.readouterr().out
+    for verb, sentence in cli.VERBS.items():
+        assert f"{verb} " in text
+        assert sentence in text
+
+
+def test_every_verb_has_a_help_of_its_own(capsys):
+    for verb in cli.VERBS:
+        assert _partage(verb, "-h") == 0
+        assert "Usage: partage" in capsys.readouterr().out
+
+
+def test_a_mistyped_verb_is_a_usage_error_that_suggests_the_right_one(capsys):
+    assert _partage("plam") == 2
+    said = capsys.readouterr()
+    assert "did you mean 'plan'?" in said.err
+    assert said.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--polcy", "x"], ["check"], ["plan", "-o", "xml"], ["simulate"]]
+)
+def test_wrong_usage_ends_with_2_and_no_traceback(capsys, arguments):
+    assert _partage(*arguments) == 2
+    assert "Usage:" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_on_stderr_with_the_exit_code_of_its_class(capsys):
+    assert _partage("plan", "--machine", "8xa100-41gb") == InputError.exit_code
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == 1
+    assert "a100-40gb" in said.err
+    assert said.out == ""
+
+
+def test_who_asked_for_json_gets_the_error_as_json_too(capsys):
+    assert _partage("plan", "-o", "json", "--machine", "nothing-like-it") == 2
+    document = json.loads(capsys.readouterr().out)
+    assert document["apiVersion"] == "partage/v1"
+    assert document["kind"] == "Problems"
+    assert document["problems"][0]["severity"] == "error"
+
+
+def test_no_driver_is_explained_with_what_to_do(capsys, tmp_path):
+    machine = tmp_path / "bare.json"
+    machine.write_text(
+        json.dumps(
+            {"no_driver": {"kind": "driver-missing", "reason": "the module is not loaded", "hint": "load it"}}
+        )
+    )
+    assert _partage("show", "--machine", machine) == 4
+    said = capsys.readouterr().err
+    assert "the module is not loaded" in said
+    assert "load it" in said
+
+
+def test_ctrl_c_ends_with_130(monkeypatch):
+    def interrupted(_machine):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("partage.faces.cli.common.observe", interrupted)
+    assert _partage("plan") == 130
+
+
+def test_a_reader_that_goes_away_is_no_drama():
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "partage", "plan", "--machine", "8xl4", "-o", "json"],
+        stdout=write, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(write)
+    assert done.stderr == ""
+    assert done.returncode == 141
+
+
+def test_the_verbs_that_need_no_tables_import_none():
+    program = (
+        "import sys; from partage.faces.cli import main; main.run(['--version']); main.run(['-h']);"
+        "print([name for name in ('rich', 'pynvml', 'grpclib', 'yaml') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("[]\n")

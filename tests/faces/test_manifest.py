@@ -1,0 +1,118 @@
+"""What a Kubernetes manifest asks of GPUs, judged."""
+
+from typing import Any
+
+import pytest
+
+from partage.faces.manifest import findings, is_manifest
+from partage.model.ids import ResourceName
+from partage.model.share import Resource
+from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MPS, offering
+
+GPU, SHARED = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/gpu.shared")
+OFFERED = {
+    GPU: Resource(GPU, (offering(0, EXCLUSIVE, 1, HARD),)),
+    SHARED: Resource(SHARED, (offering(1, MPS, 4, GUARDED, single=True, resource=SHARED),)),
+}
+
+
+def _pod(limits, **container) -> dict[str, Any]:
+    main = {"name": "main", "resources": {"limits": limits}, **container}
+    return {"apiVersion": "v1", "kind": "Pod", "spec": {"containers": [main]}}
+
+
+def _said(document, offered=None):
+    return [
+        (found.problem.severity, found.problem.path, found.here)
+        for found in findings(document, "f", "", offered)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "offered"),
+    [({"nvidia.com/gpu": 1}, OFFERED), ({"nvidia.com/gpu": "2"}, None), ({"cpu": "1"}, OFFERED)],
+)
+def test_a_request_that_can_be_met_is_left_in_peace(limits, offered):
+    assert _said(_pod(limits), offered) == []
+
+
+def test_two_of_our_resources_in_one_container_collide():
+    assert _said(_pod({"nvidia.com/gpu": 1, "nvidia.com/gpu.shared": 1}), OFFERED) == [
+        ("warning", "spec.containers[0].resources.limits", False)
+    ]
+
+
+def test_more_than_one_share_of_a_single_share_resource_fails_the_pod():
+    (found,) = findings(_pod({"nvidia.com/gpu.shared": 2}), "f", "", OFFERED)
+    assert found.here
+    assert "may hold one" in found.problem.message
+    assert found.problem.path == "spec.containers[0].resources.limits.nvidia.com/gpu.shared"
+
+
+def test_more_than_the_node_offers_would_wait_for_ever():
+    (found,) = findings(_pod({"nvidia.com/gpu": 3}), "f", "", OFFERED)
+    assert found.here
+    assert "the node offers 1" in found.problem.message
+
+
+def test_a_name_that_nobody_offers_is_impossible_here_and_no_error_elsewhere():
+    asked = _pod({"nvidia.com/mig-1g.10gb": 1})
+    assert [found.here for found in findings(asked, "f", "", OFFERED)] == [True]
+    assert findings(asked, "f") == []
+
+
+@pytest.mark.parametrize("amount", ["500m", 1.5, -1, None, True, "many"])
+def test_an_amount_that_is_no_whole_number_is_an_error(amount):
+    assert _said(_pod({"nvidia.com/gpu": amount})) == [
+        ("error", "spec.containers[0].resources.limits.nvidia.com/gpu", False)
+    ]
+
+
+def test_a_request_without_a_limit_is_an_error():
+    document = _pod({}, resources={"requests": {"nvidia.com/gpu": 1}})
+    assert _said(document) == [("error", "spec.containers[0].resources.requests.nvidia.com/gpu", False)]
+
+
+@pytest.mark.parametrize(("value", "problems"), [("all", 1), ("GPU-1", 1), ("void", 0), ("none", 0)])
+def test_choosing_ones_own_gpus_by_environment_is_warned_of(value, problems):
+    document = _pod({"nvidia.com/gpu": 1}, env=[{"name": "NVIDIA_VISIBLE_DEVICES", "value": value}])
+    assert len(_said(document)) == problems
+
+
+def test_a_volume_at_dev_shm_hides_what_an_mps_share_brings():
+    mounts = [{"name": "shm", "mountPath": "/dev/shm/"}]
+    document = _pod({"nvidia.com/gpu.shared": 1}, volumeMounts=mounts)
+    assert _said(document, OFFERED) == [("warning", "spec.containers[0].volumeMounts[0]", True)]
+    assert _said(_pod({"nvidia.com/gpu": 1}, volumeMounts=mounts), OFFERED) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("Deployment", "spec.template.spec.initContainers[0].resources.limits.nvidia.com/gpu"),
+        ("CronJob", "spec.jobTemplate.spec.template.spec.initContainers[0].resources.limits.nvidia.com/gpu"),
+    ],
+)
+def test_a_pod_template_is_found_wherever_its_kind_keeps_it(kind, path):
+    spec: dict[str, Any] = {"initContainers": [{"resources": {"limits": {"nvidia.com/gpu": "x"}}}]}
+    for key in reversed(path.split(".initContainers")[0].split(".")):
+        spec = {key: spec}
+    document = {"apiVersion": "x/v1", "kind": kind, **spec}
+    assert _said(document) == [("error", path, False)]
+
+
+@pytest.mark.parametrize(
+    "rubbish", [None, [], "x", {"spec": 3}, {"spec": {"containers": [None, 3, {"resources": []}]}}]
+)
+def test_rubbish_in_a_manifest_is_the_api_servers_affair(rubbish):
+    document = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        **(rubbish if isinstance(rubbish, dict) else {"spec": rubbish}),
+    }
+    assert findings(document, "f", "", OFFERED) == []
+
+
+def test_our_own_documents_are_no_manifests():
+    assert not is_manifest({"apiVersion": "partage/v1", "kind": "Plan"})
+    assert is_manifest({"apiVersion": "v1", "kind": "Pod"})

@@ -1,0 +1,88 @@
+"""The picture of a node."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from partage.faces.render.cards import cards_of
+from partage.faces.render.picture import CARD_WIDTH, picture
+from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, node, offering
+
+_MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
+
+
+def _drawn(inventory, offer, holders=None, troubles=None, width=CARD_WIDTH):
+    text = io.StringIO()
+    cards = cards_of(inventory, offer, holders or {}, troubles or {}, {})
+    Console(file=text, width=width, color_system=None).print(picture(cards, width))
+    return text.getvalue()
+
+
+def _bar(drawn):
+    return drawn.splitlines()[2].strip("│").strip()
+
+
+def test_a_card_says_its_product_its_way_its_share_and_its_guarantee():
+    drawn = _drawn(node(gpu(0)), {"GPU-0": (offering(0, MPS, 4, GUARDED, threads_percent=25),)})
+    assert "GPU 0  H100 80GB HBM3" in drawn
+    assert "MPS x 4" in drawn
+    assert "4 shares of 20 GiB, 25% of the SMs each" in drawn
+    assert "guarded: the MPS daemon refuses more" in drawn
+
+
+def test_every_share_is_a_cell_and_held_ones_are_full():
+    drawn = _drawn(node(gpu(0)), {"GPU-0": (offering(0, SLICED, 4, NONE),)}, {"GPU-0::2": "team/nb"})
+    cells = _bar(drawn).split()
+    assert len(cells) == 4
+    assert [set(cell) for cell in cells] == [{"░"}, {"░"}, {"█"}, {"░"}]
+    assert "nb" in drawn
+
+
+def test_an_exclusive_card_is_one_cell_over_the_whole_width():
+    drawn = _drawn(node(gpu(0)), {"GPU-0": (offering(0, EXCLUSIVE, 1, HARD),)}, {"GPU-0": "default/train"})
+    assert set(_bar(drawn)) == {"█"}
+    assert len(_bar(drawn)) == CARD_WIDTH - 4
+
+
+def test_more_shares_than_columns_become_one_bar_with_a_count():
+    holders = {f"GPU-0::{n}": "a/b" for n in range(12)}
+    drawn = _drawn(node(gpu(0)), {"GPU-0": (offering(0, SLICED, 48, NONE),)}, holders)
+    assert "12 of 48 held" in drawn
+    assert 0 < _bar(drawn).count("█") < _bar(drawn).count("░")
+
+
+def test_mig_devices_stand_at_their_memory_slices_and_gaps_show():
+    offer = {
+        "GPU-0": (
+            offering(0, EXCLUSIVE, 1, HARD, strategy=MIG, device="MIG-0-0", profile="3g.40gb"),
+            offering(0, EXCLUSIVE, 1, HARD, strategy=MIG, device="MIG-0-1", profile="1g.10gb"),
+        )
+    }
+    drawn = _drawn(node(gpu(0, *_MIGS)), offer, {"MIG-0-0": "a/b"})
+    bar = _bar(drawn)
+    assert [part[0] for part in bar.split()] == ["░", "·", "█"], (
+        "1g at slice 0, nothing at 1 to 3, 3g from 4 on"
+    )
+    half = len(bar) // 2
+    assert bar[half + 1 :].strip("█") == ""
+    assert "3g.40gb" in drawn
+
+
+def test_a_sick_card_says_what_is_wrong_with_it():
+    drawn = _drawn(
+        node(gpu(0)), {"GPU-0": (offering(0, EXCLUSIVE, 1, HARD),)}, troubles={"GPU-0": "unhealthy: XID 48"}
+    )
+    assert "unhealthy: XID 48" in drawn
+
+
+def test_a_lost_card_keeps_its_place():
+    drawn = _drawn(node(gpu(0), gpu(2), lost=(1,)), {}, width=CARD_WIDTH)
+    assert drawn.index("GPU 0") < drawn.index("GPU 1  lost") < drawn.index("GPU 2")
+
+
+@pytest.mark.parametrize("width", [40, 48, 97, 100, 200])
+def test_no_line_is_wider_than_the_terminal(width):
+    offer = {f"GPU-{n}": (offering(n, SLICED, 7, NONE),) for n in range(8)}
+    drawn = _drawn(node(*(gpu(n) for n in range(8))), offer, {"GPU-3::1": "x/" + "y" * 80}, width=width)
+    assert max(map(len, drawn.splitlines())) <= width
