@@ -1,0 +1,139 @@
+"""The only module that touches pynvml: finds and loads the library, opens a session, translates return codes.
+
+pynvml keeps the loaded library in a module variable, so there is one library per process. It is loaded when a
+session opens and not before. No CUDA context is created: a session costs no GPU memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.translate import ABSENT, LIBRARY_NOT_FOUND, VERSION_MISMATCH, no_driver, translate
+from partage.errors import HardwareError
+from partage.model.gpu import NoDriver
+
+LIBRARY = "libnvidia-ml.so.1"
+_DIRECTORIES = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+)
+"""Where NVIDIA's plugin looks below the driver root; after that, the loader's own path."""
+
+_INIT_NO_GPUS = 1
+"""NVML_INIT_FLAG_NO_GPUS: a node without GPUs is a node, not an error."""
+
+
+def find_library(driver_root: Path) -> Path | None:
+    """The library below a driver root, links resolved so that another version is another file."""
+    for directory in _DIRECTORIES:
+        path = driver_root / directory / LIBRARY
+        if path.exists():
+            return path.resolve()
+    return None
+
+
+class Binding:
+    """A session with the driver's library. Calls may come from any thread.
+
+    ``call`` and ``optional`` take the name of a function of pynvml and raise a HardwareError of
+    ``translate.ERRORS``.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._lock = threading.Lock()
+        self._pynvml: ModuleType | None = None
+        self._library: ctypes.CDLL | None = None
+        self._path = ""
+        self._open = False
+
+    @property
+    def is_open(self) -> bool:
+        """A session is open, as far as we know."""
+        return self._open
+
+    def open(self) -> NoDriver | None:
+        """Load the library and initialise it. None: it is open; otherwise why not. Idempotent."""
+        with self._lock:
+            if self._open:
+                return None
+            missing = self._load() or self._initialise()
+            self._open = missing is None
+            return missing
+
+    def close(self) -> None:
+        """End the session. Idempotent; a driver that is gone cannot be shut down, and need not be."""
+        with self._lock:
+            if self._open:
+                self._open = False
+                with contextlib.suppress(HardwareError):
+                    self.call("nvmlShutdown")
+
+    def call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a foreign library's values
+        """What the function returns."""
+        return self.optional(name, *arguments, absent=frozenset())
+
+    def optional(self, name: str, *arguments: object, absent: frozenset[int] = ABSENT) -> Any | None:  # noqa: ANN401
+        """The answer, or None where the return code is one of ``absent``."""
+        if self._pynvml is None:
+            raise translate(1, name)
+        try:
+            return getattr(self._pynvml, name)(*arguments)
+        except self._pynvml.NVMLError as error:
+            if error.value in absent:
+                return None
+            raise translate(error.value, name) from error
+
+    def structure(self, name: str) -> Any:  # noqa: ANN401
+        """A fresh structure of pynvml, its version field filled in."""
+        if self._pynvml is None:
+            raise translate(1, name)
+        return getattr(self._pynvml, name)()
+
+    def _load(self) -> NoDriver | None:
+        import pynvml as untyped
+
+        pynvml: Any = untyped
+        found = find_library(self._host.driver)
+        path = str(found or LIBRARY)
+        if self._library is None or path != self._path:
+            try:
+                self._library = ctypes.CDLL(path)
+            except OSError as error:
+                if found is None:
+                    where = f", neither below {self._host.driver} nor in the loader's path"
+                    return no_driver(LIBRARY_NOT_FOUND, where)
+                return NoDriver("failed", f"{path} cannot be loaded: {error}", "reinstall the NVIDIA driver")
+            self._path = path
+        if pynvml.nvmlLib is not self._library:
+            # The cached function pointers lead into the library that was loaded before.
+            pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001
+            pynvml.nvmlLib = self._library
+        self._pynvml = pynvml
+        return None
+
+    def _initialise(self) -> NoDriver | None:
+        assert self._pynvml is not None
+        try:
+            self._pynvml.nvmlInitWithFlags(_INIT_NO_GPUS)
+        except self._pynvml.NVMLError as error:
+            return no_driver(error.value, self._versions() if error.value == VERSION_MISMATCH else "")
+        return None
+
+    def _versions(self) -> str:
+        """Both versions, for the operator. NVML's own is CUDA's and the driver's: ``12.550.163.01``."""
+        library = ""
+        with contextlib.suppress(HardwareError):
+            library = str(self.call("nvmlSystemGetNVMLVersion")).partition(".")[2]
+        module = self._host.kernel_module_version()
+        return f": library {library or 'unknown'}, kernel module {module or 'unknown'}"

@@ -1,0 +1,169 @@
+"""One look at the node: everything that the driver and the node's files say, as an Inventory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
+from partage.edges.hardware.migs import read_mig_devices
+from partage.edges.hardware.readings import Handle, Nvml
+from partage.edges.hardware.topology import Topology
+from partage.errors import DriverUnavailable, GpuLost, HardwareError
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver
+from partage.model.health import Condition
+
+_NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
+"""Products that only drive a monitor; NVIDIA's plugin skips them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What stays known of a GPU that has stopped to answer."""
+
+    uuid: str | None
+    pci_bus_id: str | None
+
+
+class Discovery:
+    """Reads the node again and again, and remembers what need not be read twice. One thread's own."""
+
+    def __init__(self, nvml: Nvml, host: Host) -> None:
+        self._nvml = nvml
+        self._host = host
+        self._topology = Topology()
+        self._seen: dict[int, Identity] = {}
+        self._listed = 0
+
+    def without_driver(self, reason: NoDriver) -> Inventory:
+        """What can be said of a node whose driver does not work."""
+        return self._inventory(reason)
+
+    def inventory(self) -> Inventory:
+        """The whole node. Raises DriverUnavailable; a GPU that fails is a LostGpu and no error."""
+        driver = self._nvml.driver()
+        count = self._count()
+        minors = self._host.capability_minors()
+        found: dict[Gpu, Handle] = {}
+        lost: list[LostGpu] = []
+        for index in range(count):
+            try:
+                gpu, handle = self._gpu(index, minors)
+            except DriverUnavailable:
+                raise
+            except HardwareError as error:
+                lost.append(self._lost(index, count, error))
+            else:
+                if gpu.product not in _NO_GPUS:
+                    found[gpu] = handle
+        addresses = [gpu.pci_bus_id for gpu in found] + [gpu.pci_bus_id for gpu in lost if gpu.pci_bus_id]
+        links = self._topology.links(self._nvml, driver.version, found, addresses)
+        return self._inventory(driver, tuple(found), tuple(lost), links)
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """The driver's word on each GPU, by index; a lost GPU whose UUID nobody knows is left out."""
+        count = self._count()
+        found = (self._condition(index, count) for index in range(count))
+        return tuple(condition for condition in found if condition is not None)
+
+    def _inventory(
+        self,
+        driver: Driver | NoDriver,
+        gpus: tuple[Gpu, ...] = (),
+        lost: tuple[LostGpu, ...] = (),
+        links: tuple[Link, ...] = (),
+    ) -> Inventory:
+        return Inventory(
+            driver=driver,
+            gpus=gpus,
+            lost=lost,
+            links=links,
+            control_nodes=self._host.control_nodes(),
+            boot_id=self._host.boot_id(),
+            open_to_env=self._host.open_to_env(),
+        )
+
+    def _count(self) -> int:
+        """How many GPUs NVML lists. What was known by index is void when that changes."""
+        count = self._nvml.count()
+        if count != self._listed:
+            self._listed = count
+            self._seen.clear()
+        return count
+
+    def _gpu(self, index: int, minors: CapabilityMinors) -> tuple[Gpu, Handle]:
+        """One GPU. Asked a second time where it fails: MIG devices may go while they are being read."""
+        try:
+            return self._read_gpu(index, minors)
+        except (DriverUnavailable, GpuLost):
+            raise
+        except HardwareError:
+            return self._read_gpu(index, self._host.capability_minors())
+
+    def _read_gpu(self, index: int, minors: CapabilityMinors) -> tuple[Gpu, Handle]:
+        nvml = self._nvml
+        handle = nvml.handle(index)
+        pci = nvml.pci(handle)
+        uuid = nvml.uuid(handle)
+        minor = nvml.minor(handle)
+        minor = index if minor is None else minor
+        memory_bytes = nvml.memory_bytes(handle)
+        mig_mode = nvml.mig_mode(handle)
+        self._seen[index] = Identity(uuid, pci.bus_id)
+        gpu = Gpu(
+            index=index,
+            uuid=uuid,
+            minor=minor,
+            product=nvml.product(handle),
+            architecture=nvml.architecture(handle),
+            compute_capability=nvml.compute_capability(handle),
+            memory_bytes=memory_bytes,
+            pci_bus_id=pci.bus_id,
+            pci_device_id=pci.device_id,
+            numa_node=self._host.numa_node(pci.bus_id),
+            mig_mode=mig_mode,
+            mig_devices=read_mig_devices(
+                nvml, handle, gpu_minor=minor, gpu_memory_bytes=memory_bytes, minors=minors
+            )
+            if mig_mode and mig_mode.current
+            else (),
+            compute_mode=nvml.compute_mode(handle),
+            recovery=nvml.fields(handle).recovery,
+        )
+        return gpu, handle
+
+    def _condition(self, index: int, count: int) -> Condition | None:
+        try:
+            handle = self._nvml.handle(index)
+            if self._nvml.product(handle) in _NO_GPUS:
+                return None
+            uuid = self._nvml.uuid(handle)
+            fields = self._nvml.fields(handle)
+            return Condition(
+                gpu=uuid,
+                recovery=fields.recovery,
+                rows_pending=fields.rows_pending,
+                rows_failed=fields.rows_failed,
+                fabric_ok=self._nvml.fabric_ok(handle),
+            )
+        except DriverUnavailable:
+            raise
+        except HardwareError as error:
+            lost = self._lost(index, count, error)
+            return None if lost.uuid is None else Condition(gpu=lost.uuid, lost=lost.reason)
+
+    def _lost(self, index: int, count: int, error: HardwareError) -> LostGpu:
+        identity = self._seen.get(index) or self._identity_by_address(index, count)
+        return LostGpu(index, identity.uuid, identity.pci_bus_id, error.problems[0].message)
+
+    def _identity_by_address(self, index: int, count: int) -> Identity:
+        """Who a GPU is that never answered: NVML lists GPUs in the order of their PCI addresses.
+
+        Only where the kernel module lists as many and agrees on all those that do answer; otherwise unknown.
+        """
+        addresses = self._host.gpu_addresses()
+        agreed = len(addresses) == count and all(
+            identity.pci_bus_id == nvml_address(addresses[place]) for place, identity in self._seen.items()
+        )
+        if not agreed:
+            return Identity(None, None)
+        return Identity(self._host.gpu_uuid(addresses[index]), nvml_address(addresses[index]))

@@ -1,0 +1,103 @@
+"""What the node's files say about GPUs, beside NVML. Roots are arguments: tests bring their own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+"""In the order in which NVIDIA's plugin hands them to containers."""
+
+_CAPABILITY = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)", re.ASCII)
+_KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.ASCII)
+_OPEN_TO_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+
+CapabilityMinors = Mapping[tuple[int, int, int | None], int]
+"""(GPU minor, GI id, CI id or None) to the N of ``/dev/nvidia-caps/nvidia-capN``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Where the node's files are."""
+
+    driver: Path = Path("/")
+    proc: Path = Path("/proc")
+    sys: Path = Path("/sys")
+    dev: Path = Path("/dev")
+
+    def numa_node(self, pci_bus_id: str) -> int | None:
+        """The NUMA node of a GPU; None where the machine has none, or does not say (-1)."""
+        text = _read(self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "numa_node")
+        try:
+            node = int(text)
+        except ValueError:
+            return None
+        return node if node >= 0 else None
+
+    def capability_minors(self) -> CapabilityMinors:
+        """Minors of the MIG capability files; empty on a node without MIG."""
+        found = _CAPABILITY.findall(_read(self.proc / "driver/nvidia-caps/mig-minors"))
+        return {(int(gpu), int(gi), int(ci) if ci else None): int(minor) for gpu, gi, ci, minor in found}
+
+    def control_nodes(self) -> tuple[str, ...]:
+        """The control device files that exist, as paths in a container."""
+        return tuple(f"/dev/{name}" for name in CONTROL_NODES if (self.dev / name).exists())
+
+    def boot_id(self) -> str:
+        """Changes with every boot; empty where the kernel does not say."""
+        return _read(self.proc / "sys/kernel/random/boot_id").strip()
+
+    def kernel_module_version(self) -> str | None:
+        """The version of the loaded nvidia module, ``550.163.01``."""
+        match = _KERNEL_MODULE.search(_read(self.proc / "driver/nvidia/version"))
+        return match[1] if match else None
+
+    def gpu_addresses(self) -> tuple[str, ...]:
+        """PCI addresses of all GPUs that the driver has bound, lost ones too, ascending: NVML's order."""
+        try:
+            return tuple(sorted(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir()))
+        except OSError:
+            return ()
+
+    def gpu_uuid(self, address: str) -> str | None:
+        """The UUID that the driver remembers for a PCI address; None where it prints question marks."""
+        text = _read(self.proc / "driver/nvidia/gpus" / address / "information")
+        match = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
+        return match[1] if match else None
+
+    def open_to_env(self) -> bool | None:
+        """Whether the container runtime lets unprivileged pods set NVIDIA_VISIBLE_DEVICES themselves.
+
+        True is the runtime's default; None where there is no (readable) configuration.
+        """
+        text = _read(self.driver / "etc/nvidia-container-runtime/config.toml")
+        if not text:
+            return None
+        import tomllib
+
+        try:
+            value = tomllib.loads(text).get(_OPEN_TO_ENV, True)
+        except tomllib.TOMLDecodeError:
+            return None
+        return value if isinstance(value, bool) else None
+
+
+def sysfs_address(pci_bus_id: str) -> str:
+    """NVML's ``00000000:1A:00.0`` as the kernel writes it, ``0000:1a:00.0``."""
+    domain, _, rest = pci_bus_id.lower().partition(":")
+    return f"{domain.removeprefix('0000') if len(domain) == 8 else domain}:{rest}"
+
+
+def nvml_address(address: str) -> str:
+    """Inverse of ``sysfs_address``."""
+    return f"0000{address.upper()}" if len(address.partition(":")[0]) == 4 else address.upper()
+
+
+def _read(path: Path) -> str:
+    """The file's text; empty where it cannot be read: none of these files exists everywhere."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,175 @@
+"""The hardware port in this process: NVML calls on one thread, the wait for its events on another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from partage.edges.hardware.discover import Discovery
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.mailbox import Mailbox
+from partage.edges.hardware.port import DEADLINE_S, Events
+from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.watch import Watch
+from partage.edges.hardware.worker import Worker
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.model.gpu import Inventory, NoDriver
+from partage.model.health import Condition
+
+T = TypeVar("T")
+
+_LOOK_S = 2.0
+"""How often who waits for events looks whether session and watch still stand, or a driver has come."""
+
+_REST_S = 5.0
+"""A session whose watch ended is not replaced sooner: a driver that fails at once must not be hammered."""
+
+_REOPEN_S = 60.0
+"""How often a fresh session is opened while a GPU is lost: NVML does not see it come back otherwise."""
+
+_WATCH_S = 5.0
+"""How long a watch may take to begin or to end."""
+
+_CLOSE_S = 2.0
+
+
+class NvmlHardware:
+    """A node's GPUs, read with NVML in this process. See ``edges.hardware.port.Hardware``.
+
+    A driver that is missing, comes, goes or is replaced is noticed: the session is opened again. After a
+    HardwareTimeout the thread hangs in the driver, and only a new process helps.
+    """
+
+    def __init__(
+        self,
+        driver_root: str | Path = "/",
+        *,
+        host: Host | None = None,
+        deadline_s: float = DEADLINE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """driver_root: where the driver is installed. host: where all files are, in place of driver_root."""
+        self._host = host or Host(driver=Path(driver_root))
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._worker = Worker("nvml")
+        self._mailbox = Mailbox()
+        # What follows belongs to the worker's thread.
+        self._nvml = Nvml(self._host)
+        self._discovery = Discovery(self._nvml, self._host)
+        self._watch: Watch | None = None
+        self._opened_at = 0.0
+        self._some_lost = False
+        self._publish: Callable[[Events], None] | None = None
+        self._interrupted = False
+
+    async def observe(self) -> Inventory:
+        return await self._on_thread(self._observe)
+
+    async def conditions(self) -> tuple[Condition, ...]:
+        return await self._on_thread(self._conditions)
+
+    async def events(self, timeout_s: float) -> Events:
+        loop = asyncio.get_running_loop()
+        self._publish = self._publisher(loop)
+        ends_at = loop.time() + timeout_s
+        while True:
+            missing = await self._on_thread(self._open)
+            remaining_s = max(0.0, ends_at - loop.time())
+            events = await self._mailbox.take(min(remaining_s, _LOOK_S))
+            if events.xids or events.changed:
+                return events
+            if remaining_s <= _LOOK_S and missing is not None:
+                raise DriverUnavailable(missing.reason, missing.hint)
+            if remaining_s <= _LOOK_S:
+                return events
+
+    async def close(self) -> None:
+        self._publish = None
+        with contextlib.suppress(HardwareTimeout):  # a thread that hangs in the driver ends with the process
+            await self._worker.call(self._end_session, min(self._deadline_s, _CLOSE_S))
+        self._worker.stop()
+
+    async def _on_thread(self, function: Callable[[], T]) -> T:
+        return await self._worker.call(function, self._deadline_s)
+
+    def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
+        def publish(events: Events) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._mailbox.put, events)
+
+        return publish
+
+    # --- on the worker's thread --------------------------------------------------------------------
+
+    def _observe(self) -> Inventory:
+        missing = self._open()
+        if missing is None:
+            try:
+                return self._inventory()
+            except HardwareError:
+                # The session may be one with a driver that is no more: what does a fresh one say?
+                self._end_session()
+                missing = self._open()
+        if missing is None:
+            try:
+                return self._inventory()
+            except HardwareError as error:
+                self._end_session()
+                missing = NoDriver("failed", error.problems[0].message, error.problems[0].hint)
+        return self._discovery.without_driver(missing)
+
+    def _inventory(self) -> Inventory:
+        inventory = self._discovery.inventory()
+        self._some_lost = bool(inventory.lost)
+        return inventory
+
+    def _conditions(self) -> tuple[Condition, ...]:
+        missing = self._open()
+        if missing is not None:
+            raise DriverUnavailable(missing.reason, missing.hint)
+        try:
+            return self._discovery.conditions()
+        except DriverUnavailable:
+            self._end_session()
+            raise
+
+    def _open(self) -> NoDriver | None:
+        """A session, and a watch where events are asked for. None: it is open; otherwise why not."""
+        if self._nvml.is_open and self._is_worn():
+            self._end_session()
+        if not self._nvml.is_open:
+            self._opened_at = self._clock()
+            missing = self._nvml.open()
+            if missing is not None:
+                self._interrupted = True
+                return missing
+        if self._watch is None and self._publish is not None:
+            self._begin_watch(self._publish)
+        return None
+
+    def _is_worn(self) -> bool:
+        """Whether a fresh session is due: the watch ended, or a lost GPU may have come back unseen."""
+        age_s = self._clock() - self._opened_at
+        watch_ended = self._watch is not None and self._watch.ended
+        return (watch_ended and age_s >= _REST_S) or (self._some_lost and age_s >= _REOPEN_S)
+
+    def _begin_watch(self, publish: Callable[[Events], None]) -> None:
+        self._watch = Watch(self._nvml, publish)
+        self._watch.start(_WATCH_S)
+        if self._interrupted:
+            # Whatever happened while nobody watched is not known: look again.
+            publish(Events(changed=True))
+        self._interrupted = True
+
+    def _end_session(self) -> None:
+        """Close, the watch first: NVML must not be shut down under a thread that waits in it."""
+        if self._watch is not None:
+            if not self._watch.stop(_WATCH_S):
+                raise HardwareTimeout("the wait for the driver's events does not end")
+            self._watch = None
+        self._nvml.close()

@@ -1,0 +1,58 @@
+"""The helper as a child process: begun, ended, and never waited for where it cannot end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+from collections.abc import Sequence
+
+_POLITE_S = 1.0
+_PROMPT_S = 1.0
+_POLL_S = 0.01
+
+
+class HelperProcess:
+    """One helper.
+
+    It has a session of its own: what a terminal sends to the agent's process group, or a supervisor to the
+    agent, does not end it in the middle of a driver call. It ends when its standard input does, which the
+    kernel sees to however the agent ends.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        """Begin. Raises OSError."""
+        self._process = subprocess.Popen(  # noqa: S603 - the face that made the agent says what to run
+            list(argv), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    async def end(self) -> bool:
+        """Ask it to end, then make it. False where even that does not help: it sleeps in the kernel.
+
+        Such a process is gone as soon as the driver lets go of it; nobody waits for that.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.terminate()
+        if not await self._ended(_POLITE_S):
+            self._process.kill()
+            return await self._ended(_PROMPT_S)
+        return True
+
+    async def _ended(self, timeout_s: float) -> bool:
+        # Polled: a pidfd needs Linux 5.3, a child watcher a thread for a process that seldom ends.
+        for _ in range(int(timeout_s / _POLL_S)):
+            if self.exit_code is not None:
+                return True
+            await asyncio.sleep(_POLL_S)
+        return self.exit_code is not None

@@ -1,0 +1,303 @@
+"""What NVML says of a node, a GPU, a MIG device: our words, our units, None for what is not there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NewType
+
+from partage.edges.hardware.binding import Binding
+from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
+from partage.errors import DriverUnavailable, HardwareError
+from partage.model.gpu import ComputeMode, Driver, LinkPath, MigMode, RecoveryAction
+from partage.model.placement import Placement
+from partage.units import MIB
+
+_RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE = 230, 144, 145
+_FABRIC_NOT_SUPPORTED, _FABRIC_COMPLETED = 0, 3
+_MAX_LINKS = 36
+_REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
+_GI_PROFILES = range(18)
+_ATTRIBUTES = {
+    **dict.fromkeys((7, 8), "+me"),
+    **dict.fromkeys((10, 11, 12, 17), "+gfx"),
+    **dict.fromkeys((13, 14), "-me"),
+    **dict.fromkeys((15, 16), "+me.all"),
+}
+"""GI profile constants whose names carry an attribute; the others have none, double memory (9) included."""
+
+_ARCHITECTURES = {
+    2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere",
+    8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin",
+}  # fmt: skip
+_ANCESTORS = {
+    0: LinkPath.SAME_BOARD,
+    10: LinkPath.SINGLE_SWITCH,
+    20: LinkPath.MULTI_SWITCH,
+    30: LinkPath.HOST_BRIDGE,
+    40: LinkPath.SAME_CPU,
+    50: LinkPath.CROSS_CPU,
+}
+_NOT_HERE = ABSENT | {INVALID_ARGUMENT}
+"""Also where the index or constant is beyond what this GPU or library knows."""
+
+_NO_INSTANCE = 0xFFFFFFFF
+
+EVENT_XID = 0x8
+EVENTS_CHANGED = 0x100 | 0x4000 | 0x8000
+"""MIG configuration changed, GPU unavailable, recovery action changed: observe again."""
+
+Handle = NewType("Handle", object)
+"""What NVML calls a device; means nothing outside the session that gave it."""
+
+EventSet = NewType("EventSet", object)
+
+
+@dataclass(frozen=True, slots=True)
+class Pci:
+    """bus_id: ``00000000:1A:00.0``; device_id: device and vendor, ``0x233010de``."""
+
+    bus_id: str
+    device_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The driver's word on one GPU. None: it has no such field."""
+
+    recovery: RecoveryAction | None
+    rows_pending: bool
+    rows_failed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MigAttributes:
+    """What a MIG device's handle says. compute_slices: of its compute instance."""
+
+    uuid: str
+    gi_id: int
+    ci_id: int
+    compute_slices: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiProfile:
+    """One GPU instance profile. slices: the ``3`` of 3g; attribute: ``+me``, ``-me`` ... or empty."""
+
+    slices: int
+    attribute: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """The far end of an active NVLink. is_switch: True, False, or None where the driver does not say."""
+
+    bus_id: str
+    is_switch: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event. gpu: address of the handle, see ``Nvml.address``; data: the XID."""
+
+    gpu: int
+    kind: int
+    data: int
+    gi_id: int | None
+    ci_id: int | None
+
+
+class Nvml(Binding):
+    """Reads a node through an open session. Every method may raise a HardwareError."""
+
+    # --- the node --------------------------------------------------------------------------------
+
+    def driver(self) -> Driver:
+        cuda = int(self.optional("nvmlSystemGetCudaDriverVersion_v2") or 0)
+        return Driver(str(self.call("nvmlSystemGetDriverVersion")), f"{cuda // 1000}.{cuda % 1000 // 10}")
+
+    def count(self) -> int:
+        return int(self.call("nvmlDeviceGetCount"))
+
+    def handles(self) -> dict[str, Handle]:
+        """UUID to handle of the GPUs that answer now."""
+        found: dict[str, Handle] = {}
+        for index in range(self.count()):
+            try:
+                handle = self.handle(index)
+                found[self.uuid(handle)] = handle
+            except DriverUnavailable:
+                raise
+            except HardwareError:
+                continue  # who observes says which GPU is lost, and why
+        return found
+
+    # --- one GPU ---------------------------------------------------------------------------------
+
+    def handle(self, index: int) -> Handle:
+        return Handle(self.call("nvmlDeviceGetHandleByIndex", index))
+
+    @staticmethod
+    def address(handle: Handle) -> int:
+        """A number that tells handles apart; events carry it even of a GPU that does not answer any more."""
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+
+    def uuid(self, handle: Handle) -> str:
+        return str(self.call("nvmlDeviceGetUUID", handle))
+
+    def pci(self, handle: Handle) -> Pci:
+        info = self.call("nvmlDeviceGetPciInfo", handle)
+        return Pci(str(info.busId), f"0x{info.pciDeviceId:08x}")
+
+    def product(self, handle: Handle) -> str:
+        return str(self.call("nvmlDeviceGetName", handle))
+
+    def minor(self, handle: Handle) -> int | None:
+        """The N of ``/dev/nvidiaN``; None under WSL."""
+        return self.optional("nvmlDeviceGetMinorNumber", handle)
+
+    def architecture(self, handle: Handle) -> str:
+        number = self.optional("nvmlDeviceGetArchitecture", handle)
+        return _ARCHITECTURES.get(number or 0, "unknown")
+
+    def compute_capability(self, handle: Handle) -> tuple[int, int]:
+        major, minor = self.call("nvmlDeviceGetCudaComputeCapability", handle)
+        return int(major), int(minor)
+
+    def memory_bytes(self, handle: Handle) -> int:
+        """Total memory; 0 where a GPU shares the memory of its CPU and reports none of its own."""
+        memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
+        return int(memory.total) if memory else 0
+
+    def compute_mode(self, handle: Handle) -> ComputeMode:
+        mode = self.optional("nvmlDeviceGetComputeMode", handle)
+        return ComputeMode.DEFAULT if mode is None else ComputeMode(mode)
+
+    def fields(self, handle: Handle) -> Fields:
+        """Recovery action and remapped rows, in one call. Row fields work with live MIG instances too."""
+        wanted = [_RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE]
+        answers = self.optional("nvmlDeviceGetFieldValues", handle, wanted) or ()
+        # All three are unsigned int; wider types below 2^32 have the same first four bytes.
+        values = {answer.fieldId: answer.value.uiVal for answer in answers if answer.nvmlReturn == 0}
+        return Fields(
+            recovery=_recovery(values.get(_RECOVERY_ACTION)),
+            rows_pending=bool(values.get(_REMAPPED_PENDING)),
+            rows_failed=bool(values.get(_REMAPPED_FAILURE)),
+        )
+
+    def fabric_ok(self, handle: Handle) -> bool | None:
+        """Whether the GPU has joined its NVLink fabric; None on GPUs without one. Before that, CUDA fails."""
+        info = self.structure("c_nvmlGpuFabricInfoV_t")
+        # Which versions of the structure a library knows is its own affair: then it answers a mismatch.
+        if self.optional("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
+            return None
+        if info.state == _FABRIC_NOT_SUPPORTED:
+            return None
+        return bool(info.state == _FABRIC_COMPLETED and info.status == 0)
+
+    # --- MIG -------------------------------------------------------------------------------------
+
+    def mig_mode(self, handle: Handle) -> MigMode | None:
+        modes = self.optional("nvmlDeviceGetMigMode", handle)
+        return None if modes is None else MigMode(current=bool(modes[0]), pending=bool(modes[1]))
+
+    def mig_handles(self, handle: Handle) -> dict[int, Handle]:
+        """NVML's index to handle; indexes have gaps."""
+        count = self.optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
+        found = {
+            index: self.optional(
+                "nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=_NOT_HERE | {NOT_FOUND}
+            )
+            for index in range(count)
+        }
+        return {index: Handle(mig) for index, mig in found.items() if mig is not None}
+
+    def mig_attributes(self, mig: Handle) -> MigAttributes:
+        attributes = self.call("nvmlDeviceGetAttributes", mig)
+        return MigAttributes(
+            uuid=self.uuid(mig),
+            gi_id=int(self.call("nvmlDeviceGetGpuInstanceId", mig)),
+            ci_id=int(self.call("nvmlDeviceGetComputeInstanceId", mig)),
+            compute_slices=int(attributes.computeInstanceSliceCount),
+            # The header says MB; an A100's 1g.5gb answers 4864, the 4.75 GiB that nvidia-smi prints.
+            memory_bytes=int(attributes.memorySizeMB) * MIB,
+        )
+
+    def gpu_instance(self, handle: Handle, gi_id: int) -> tuple[int, Placement]:
+        """Profile id (nvidia-smi's, not the constant of queries) and placement."""
+        info = self.call("nvmlGpuInstanceGetInfo", self.call("nvmlDeviceGetGpuInstanceById", handle, gi_id))
+        try:
+            return int(info.profileId), Placement(int(info.placement.start), int(info.placement.size))
+        except ValueError as error:
+            raise HardwareError(f"GPU instance {gi_id} says of itself: {error}") from error
+
+    def gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
+        """Profile id to profile, for this GPU: the same id means other profiles on other models."""
+        profiles: dict[int, GiProfile] = {}
+        for constant in _GI_PROFILES:
+            info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 1, absent=_NOT_HERE)
+            if info is not None:
+                profiles[int(info.id)] = GiProfile(int(info.sliceCount), _ATTRIBUTES.get(constant, ""))
+        return profiles
+
+    # --- links -----------------------------------------------------------------------------------
+
+    def common_ancestor(self, a: Handle, b: Handle) -> LinkPath:
+        """How two GPUs are joined over PCIe; the farthest where the driver does not say."""
+        level = self.optional("nvmlDeviceGetTopologyCommonAncestor", a, b, absent=_NOT_HERE)
+        return _ANCESTORS.get(50 if level is None else level, LinkPath.CROSS_CPU)
+
+    def nvlinks(self, handle: Handle) -> list[Remote]:
+        """The far ends of the active NVLinks of a GPU."""
+        remotes = []
+        for link in range(_MAX_LINKS):
+            state = self.optional("nvmlDeviceGetNvLinkState", handle, link, absent=_NOT_HERE)
+            if not state:
+                continue
+            pci = self.optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, absent=_NOT_HERE)
+            if pci is not None:
+                remotes.append(Remote(str(pci.busId), self._remote_is_switch(handle, link)))
+        return remotes
+
+    def _remote_is_switch(self, handle: Handle, link: int) -> bool | None:
+        kind = self.optional("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, absent=_NOT_HERE)
+        return None if kind in (None, _REMOTE_UNKNOWN) else kind == _REMOTE_SWITCH
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def create_event_set(self) -> EventSet:
+        return EventSet(self.call("nvmlEventSetCreate"))
+
+    def register(self, handle: Handle, event_set: EventSet) -> bool:
+        """Ask for XIDs and changes of a GPU; False where it supports neither."""
+        supported = self.optional("nvmlDeviceGetSupportedEventTypes", handle) or 0
+        mask = supported & (EVENT_XID | EVENTS_CHANGED)
+        if mask:
+            self.optional("nvmlDeviceRegisterEvents", handle, mask, event_set)
+        return bool(mask)
+
+    def wait(self, event_set: EventSet, timeout_ms: int) -> Event | None:
+        """The next event, None after the timeout. Blocks the thread."""
+        data = self.optional("nvmlEventSetWait_v2", event_set, timeout_ms, absent=frozenset({TIMEOUT}))
+        if data is None:
+            return None
+        return Event(
+            gpu=self.address(data.device),
+            kind=int(data.eventType),
+            data=int(data.eventData),
+            gi_id=None if data.gpuInstanceId == _NO_INSTANCE else int(data.gpuInstanceId),
+            ci_id=None if data.computeInstanceId == _NO_INSTANCE else int(data.computeInstanceId),
+        )
+
+    def free_event_set(self, event_set: EventSet) -> None:
+        self.optional("nvmlEventSetFree", event_set, absent=_NOT_HERE)
+
+
+def _recovery(value: int | None) -> RecoveryAction | None:
+    """The action; None for a number that this version of us does not know."""
+    try:
+        return None if value is None else RecoveryAction(value)
+    except ValueError:
+        return None

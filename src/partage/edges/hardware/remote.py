@@ -1,0 +1,123 @@
+"""The hardware port through the helper process ``partage hardware``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from partage.edges.hardware.codec import CodecError, decode
+from partage.edges.hardware.connection import Connection
+from partage.edges.hardware.mailbox import Mailbox
+from partage.edges.hardware.port import DEADLINE_S, Events
+from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.model.gpu import Inventory, NoDriver
+from partage.model.health import Condition
+
+T = TypeVar("T")
+
+_EVENTS_WAIT_S = 20.0
+_EVENTS_PAUSE_S = 1.0
+_GRACE_S = 0.5
+"""The helper keeps the same deadline: where it is alive, it says itself which call did not end."""
+
+
+class RemoteHardware:
+    """A node's GPUs, asked of the helper. See ``edges.hardware.port.Hardware``.
+
+    A helper that dies or hangs is replaced in the background. Meanwhile calls raise DriverUnavailable at
+    once, and who waits for events hears ``changed`` when the next one serves.
+    """
+
+    def __init__(
+        self,
+        socket_path: str | Path,
+        spawn: Sequence[str] | None = None,
+        *,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """spawn: the command line of a helper that is ours to start and end; None: somebody else runs it."""
+        self._deadline_s = deadline_s
+        self._mailbox = Mailbox()
+        self._supervisor = Supervisor(
+            Path(socket_path), spawn, lambda: self._mailbox.put(Events(changed=True))
+        )
+        self._pump: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> HelperState:
+        """How the helper is now."""
+        return self._supervisor.state
+
+    async def observe(self) -> Inventory:
+        inventory = await self._ask("observe", Inventory)
+        self._distrust_old_library(inventory)
+        return inventory
+
+    async def conditions(self) -> tuple[Condition, ...]:
+        return await self._ask("conditions", tuple[Condition, ...])
+
+    async def events(self, timeout_s: float) -> Events:
+        self._supervisor.start()
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._fetch_events(), name="hardware-events")
+        events = await self._mailbox.take(timeout_s)
+        if not (self.state.up or events.xids or events.changed):
+            raise self._supervisor.absence()
+        return events
+
+    async def close(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+            await asyncio.gather(self._pump, return_exceptions=True)
+        await self._supervisor.close()
+
+    async def _ask(self, verb: str, kind: type[T]) -> T:
+        connection = await self._supervisor.connection(self._deadline_s)
+        return await self._exchange(connection, verb, kind, self._deadline_s + _GRACE_S)
+
+    async def _exchange(
+        self, connection: Connection, verb: str, kind: type[T], deadline_s: float, **arguments: float
+    ) -> T:
+        """One question, one value. A helper that hangs or talks nonsense is given up."""
+        try:
+            return decode(kind, await connection.request(verb, deadline_s, **arguments))
+        except HardwareTimeout as error:
+            self._supervisor.give_up(connection, error)
+            raise
+        except CodecError as error:
+            nonsense = DriverUnavailable(f"the helper's answer to {verb} makes no sense: {error}")
+            self._supervisor.give_up(connection, nonsense)
+            raise nonsense from error
+
+    async def _fetch_events(self) -> None:
+        """Ask for events again and again, so that none is lost between two callers."""
+        deadline_s = _EVENTS_WAIT_S + self._deadline_s + _GRACE_S
+        while True:
+            await self._supervisor.up.wait()
+            connection = self._supervisor.current
+            if connection is None:
+                continue
+            try:
+                events = await self._exchange(
+                    connection, "events", Events, deadline_s, timeoutS=_EVENTS_WAIT_S
+                )
+            except HardwareError as error:
+                self._mailbox.fail(error)
+                if connection.is_open:
+                    await asyncio.sleep(_EVENTS_PAUSE_S)  # without a driver the answer may come at once
+                else:
+                    await self._supervisor.down.wait()
+            else:
+                if events.xids or events.changed:
+                    self._mailbox.put(events)
+
+    def _distrust_old_library(self, inventory: Inventory) -> None:
+        """A process keeps the library that it once loaded: only a new one can load that of a new driver."""
+        driver, connection = inventory.driver, self._supervisor.current
+        if not isinstance(driver, NoDriver) or driver.kind != "version-mismatch":
+            return
+        if connection is not None and self._supervisor.served_s > GOOD_WHILE_S:
+            self._supervisor.give_up(connection, DriverUnavailable(driver.reason))

@@ -1,0 +1,228 @@
+"""The helper's side of its socket: a closed list of verbs, for root, for its owner and for whom it is told.
+
+One request, one answer, matched by id; requests of a connection run side by side, so a long wait for events
+holds up nothing. Bytes that are no request end the connection and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from partage.edges.hardware import frames
+from partage.edges.hardware.codec import Json, encode, encode_error
+from partage.edges.hardware.port import DEADLINE_S, Hardware
+from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
+
+PROTOCOL = 1
+"""Agent and helper may be of two versions for a while during an upgrade; they say so instead of guessing."""
+
+LONGEST_WAIT_S = 60.0
+LONGEST_SOCKET_PATH = 107
+_MOST_REQUESTS = 32
+_UCRED = struct.Struct("3i")
+
+log = logging.getLogger(__name__)
+
+Request = Mapping[str, Any]
+Verb = Callable[[Hardware, Request], Awaitable[Json]]
+
+
+async def _hello(hardware: Hardware, request: Request) -> Json:
+    del hardware, request
+    return {"protocol": PROTOCOL, "pid": os.getpid()}
+
+
+async def _observe(hardware: Hardware, request: Request) -> Json:
+    del request
+    return encode(await hardware.observe())
+
+
+async def _conditions(hardware: Hardware, request: Request) -> Json:
+    del request
+    return encode(await hardware.conditions())
+
+
+async def _events(hardware: Hardware, request: Request) -> Json:
+    timeout_s = request.get("timeoutS")
+    if not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= LONGEST_WAIT_S:
+        raise InputError(f"timeoutS is a number of seconds up to {LONGEST_WAIT_S:g}")
+    return encode(await hardware.events(timeout_s))
+
+
+VERBS: Mapping[str, Verb] = {
+    "hello": _hello,
+    "observe": _observe,
+    "conditions": _conditions,
+    "events": _events,
+}
+"""All that can be asked of the helper."""
+
+
+class Server:
+    """Serves one hardware on one socket."""
+
+    def __init__(
+        self,
+        hardware: Hardware,
+        *,
+        allowed_uids: frozenset[int] = frozenset(),
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        """allowed_uids: who may connect, beside root and the user of this process."""
+        self._hardware = hardware
+        self._guests = allowed_uids
+        self._deadline_s = deadline_s
+        self._connections: set[asyncio.Task[None]] = set()
+        self._end: asyncio.Future[bool] | None = None
+
+    async def run(self, path: Path, stop: asyncio.Event) -> bool:
+        """Serve until ``stop`` is set. False where a driver call hangs: the process has to be replaced.
+
+        Raises InputError where it cannot listen at ``path``, and whatever a bug raises.
+        """
+        self._end = asyncio.get_running_loop().create_future()
+        listener, identity = listen(path, open_to_all=bool(self._guests))
+        server = await asyncio.start_unix_server(self._connected, sock=listener)
+        stopping = asyncio.create_task(stop.wait(), name="helper-stop")
+        try:
+            await asyncio.wait((stopping, self._end), return_when=asyncio.FIRST_COMPLETED)
+            return self._end.result() if self._end.done() else True
+        finally:
+            stopping.cancel()
+            server.close()
+            await _cancelled(self._connections)
+            _remove(path, identity)
+
+    def permits(self, uid: int) -> bool:
+        """Whether a user may ask this helper anything."""
+        return uid in (0, os.geteuid()) or uid in self._guests
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        requests: set[asyncio.Task[None]] = set()
+        try:
+            if self._welcome(writer):
+                await self._converse(reader, writer, requests)
+        except frames.FrameError as error:
+            log.warning("peer sent no request", extra={"partage_facts": {"reason": str(error)}})
+        finally:
+            await _cancelled(requests)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            self._connections.discard(task)
+
+    def _welcome(self, writer: asyncio.StreamWriter) -> bool:
+        uid = peer_uid(writer)
+        if not self.permits(uid):
+            log.warning("peer refused", extra={"partage_facts": {"uid": uid}})
+            refusal = NotPermitted(f"user {uid} may not ask this helper", "see --allow-uid")
+            writer.write(frames.pack({"id": None, "error": encode_error(refusal)}))
+            return False
+        return True
+
+    async def _converse(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]
+    ) -> None:
+        while (request := await frames.read(reader, frames.MOST_REQUEST_BYTES)) is not None:
+            number, verb = request.get("id"), request.get("verb")
+            if type(number) is not int or not isinstance(verb, str):
+                raise frames.FrameError("a request has an id and a verb")
+            if len(requests) >= _MOST_REQUESTS:
+                writer.write(_answer(number, error=Unsupported("too many requests at a time")))
+                continue
+            task = asyncio.create_task(self._serve(number, verb, request, writer), name=f"helper-{verb[:20]}")
+            requests.add(task)
+            task.add_done_callback(requests.discard)
+            task.add_done_callback(self._settled)
+
+    async def _serve(self, number: int, verb: str, request: Request, writer: asyncio.StreamWriter) -> None:
+        hangs = False
+        try:
+            answer = _answer(number, result=await self._call(verb, request))
+        except PartageError as error:
+            hangs = isinstance(error, HardwareTimeout)
+            answer = _answer(number, error=error)
+        with contextlib.suppress(ConnectionError):
+            writer.write(answer)
+            await writer.drain()
+        if hangs and self._end is not None and not self._end.done():
+            self._end.set_result(False)
+
+    async def _call(self, verb: str, request: Request) -> Json:
+        function = VERBS.get(verb)
+        if function is None:
+            raise Unsupported(f"the helper knows no verb {verb[:40]!r}")
+        deadline_s = self._deadline_s + (LONGEST_WAIT_S if verb == "events" else 0)
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await function(self._hardware, request)
+        except TimeoutError as error:
+            raise HardwareTimeout(f"{verb} did not end within {deadline_s:g} s") from error
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        """A bug ends the helper, loudly."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None and self._end is not None and not self._end.done():
+            self._end.set_exception(error)
+
+
+def listen(path: Path, *, open_to_all: bool) -> tuple[socket.socket, int]:
+    """A listening socket in place of whatever was at ``path``, and the file's inode. Raises InputError.
+
+    The newest helper wins: the one before may hang, and is of no use to anybody. open_to_all: the file lets
+    everybody connect, and the peer's credentials decide; else its owner only.
+    """
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise InputError(f"{path} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path")
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    mask = os.umask(0o111 if open_to_all else 0o177)
+    try:
+        path.unlink(missing_ok=True)
+        listener.bind(os.fspath(path))
+        listener.listen()
+        return listener, path.stat().st_ino
+    except OSError as error:
+        listener.close()
+        raise InputError(
+            f"cannot listen at {path}: {error.strerror}", "say another path with --socket"
+        ) from error
+    finally:
+        os.umask(mask)
+
+
+def peer_uid(writer: asyncio.StreamWriter) -> int:
+    """Who is at the other end, as the kernel says (SO_PEERCRED)."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    _, uid, _ = _UCRED.unpack(credentials)
+    return int(uid)
+
+
+def _answer(number: int, *, result: Json = None, error: PartageError | None = None) -> bytes:
+    outcome = {"result": result} if error is None else {"error": encode_error(error)}
+    return frames.pack({"id": number, **outcome})
+
+
+async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel and wait. A copy is walked: tasks leave the set as they end."""
+    for task in tuple(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _remove(path: Path, identity: int) -> None:
+    """Remove our socket, and not that of a helper which has taken our place."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == identity:
+            path.unlink()

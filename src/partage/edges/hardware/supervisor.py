@@ -1,0 +1,196 @@
+"""The life of the helper: begun, watched, replaced with growing pauses when it dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from partage.edges.hardware.connection import Connection
+from partage.edges.hardware.process import HelperProcess
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
+"""Between the end of one helper and the start of the next: doubles, and begins anew after a good while."""
+
+GOOD_WHILE_S = 30.0
+_START_S = 10.0
+_CONNECT_EVERY_S = 0.01
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class HelperState:
+    """What health and metrics say of the helper. restarts: how often it was replaced or found again."""
+
+    up: bool = False
+    restarts: int = 0
+    last_error: str = ""
+    pid: int | None = None
+
+
+class Supervisor:
+    """Keeps a connection to a helper that serves, for as long as it is not closed."""
+
+    def __init__(self, path: Path, spawn: Sequence[str] | None, on_return: Callable[[], None]) -> None:
+        """spawn: command line of a helper that is ours; None: somebody else runs it.
+
+        on_return: called when a helper serves again; what happened in between nobody knows.
+        """
+        self._path = path
+        self._spawn = spawn
+        self._on_return = on_return
+        self.state = HelperState()
+        self.current: Connection | None = None
+        self.up, self.down = asyncio.Event(), asyncio.Event()
+        self._tried = asyncio.Event()
+        self._condemned = asyncio.Event()
+        self._serving_since = 0.0
+        self._keeper: asyncio.Task[None] | None = None
+        self._lingering: list[HelperProcess] = []
+        self._closed = False
+
+    def start(self) -> None:
+        """Begin, if that was not done. Raises DriverUnavailable once closed."""
+        if self._closed:
+            raise DriverUnavailable("the connection to the helper was closed by us")
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep(), name="hardware-helper")
+        elif self._keeper.done():
+            self._keeper.result()  # a bug: let it be seen
+
+    async def connection(self, deadline_s: float) -> Connection:
+        """The connection. Waits for the first helper only; raises DriverUnavailable while one is away."""
+        self.start()
+        try:
+            async with asyncio.timeout(deadline_s):
+                await self._tried.wait()
+        except TimeoutError as error:
+            raise HardwareTimeout(f"the helper did not begin within {deadline_s:g} s") from error
+        if self.current is None:
+            raise self.absence()
+        return self.current
+
+    def absence(self) -> DriverUnavailable:
+        """Why nothing can be asked now."""
+        return DriverUnavailable(f"the helper is away: {self.state.last_error or 'it has not begun yet'}")
+
+    def give_up(self, connection: Connection, error: HardwareError) -> None:
+        """Replace the helper, unless that has happened already."""
+        if connection is self.current:
+            self._say(last_error=error.problems[0].message)
+            self._condemned.set()
+
+    @property
+    def served_s(self) -> float:
+        """How long the present helper has served."""
+        return asyncio.get_running_loop().time() - self._serving_since
+
+    async def close(self) -> None:
+        """End everything. Idempotent."""
+        self._closed = True
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """One helper after the other, for ever."""
+        clock = asyncio.get_running_loop().time
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began_s = clock()
+            try:
+                async with self._helper() as connection:
+                    self._serving(connection)
+                    self._away(await self._end_of(connection))
+            except (HardwareError, OSError) as error:
+                self._away(error)
+            if clock() - began_s > GOOD_WHILE_S:
+                pause_s = FIRST_PAUSE_S
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            self._say(restarts=self.state.restarts + 1)
+
+    @contextlib.asynccontextmanager
+    async def _helper(self) -> AsyncIterator[Connection]:
+        """A helper that answers; afterwards it is gone."""
+        process = self._begin()
+        try:
+            connection = await self._connect(process)
+            try:
+                yield connection
+            finally:
+                await connection.close()
+        finally:
+            if process is not None and not await process.end():
+                log.warning("helper cannot be ended", extra={"partage_facts": {"pid": process.pid}})
+                self._lingering.append(process)
+
+    def _begin(self) -> HelperProcess | None:
+        self._lingering = [process for process in self._lingering if process.exit_code is None]
+        if self._spawn is None:
+            return None
+        # Whatever still listens there is not ours to talk to: one that hangs, or one of an agent before us.
+        self._path.unlink(missing_ok=True)
+        return HelperProcess(self._spawn)
+
+    async def _connect(self, process: HelperProcess | None) -> Connection:
+        try:
+            async with asyncio.timeout(_START_S):
+                while True:
+                    with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
+                        return await Connection.open(self._path, _START_S)
+                    _require_hope(process, self._path)
+                    await asyncio.sleep(_CONNECT_EVERY_S)
+        except TimeoutError as error:
+            raise HardwareTimeout(f"the helper did not answer within {_START_S:g} s") from error
+
+    async def _end_of(self, connection: Connection) -> HardwareError:
+        """Wait until the connection ends or the helper is given up; why."""
+        ended = asyncio.create_task(connection.ended(), name="hardware-end")
+        condemned = asyncio.create_task(self._condemned.wait(), name="hardware-condemned")
+        try:
+            await asyncio.wait((ended, condemned), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            condemned.cancel()
+        return DriverUnavailable(self.state.last_error) if self._condemned.is_set() else ended.result()
+
+    def _serving(self, connection: Connection) -> None:
+        self.current = connection
+        self._serving_since = asyncio.get_running_loop().time()
+        self._condemned.clear()
+        self._say(up=True, pid=connection.helper_pid)
+        log.info("helper serves", extra={"partage_facts": {"pid": connection.helper_pid}})
+        if self._tried.is_set():
+            self._on_return()
+        self._tried.set()
+        self.down.clear()
+        self.up.set()
+
+    def _away(self, error: HardwareError | OSError) -> None:
+        reason = error.problems[0].message if isinstance(error, HardwareError) else str(error)
+        if self.current is not None or reason != self.state.last_error:
+            log.warning("helper is away", extra={"partage_facts": {"reason": reason}})
+        self.current = None
+        self.up.clear()
+        self.down.set()
+        self._tried.set()
+        self._say(up=False, pid=None, last_error=reason)
+
+    def _say(self, **changes: object) -> None:
+        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+
+
+def _require_hope(process: HelperProcess | None, path: Path) -> None:
+    """Raise DriverUnavailable where nobody will ever listen."""
+    if process is None:
+        raise DriverUnavailable(f"no helper listens at {path}", "start it: partage hardware --socket PATH")
+    if process.exit_code is not None:
+        raise DriverUnavailable(
+            f"the helper ended with exit code {process.exit_code} before it answered", "its log says why"
+        )

@@ -1,0 +1,87 @@
+"""How near the GPUs of a node are: PCIe paths, NVLinks, NVSwitches. Read once, then remembered."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from partage.edges.hardware.readings import Handle, Nvml, Remote
+from partage.errors import DriverUnavailable, HardwareError
+from partage.model.gpu import Gpu, Link
+
+
+@dataclass(frozen=True, slots=True)
+class NvLinks:
+    """The active NVLinks of one GPU. peers: PCI bus id to count; switches: how many lead to an NVSwitch."""
+
+    peers: Mapping[str, int]
+    switches: int
+
+
+def sort_remotes(remotes: Iterable[Remote], gpu_addresses: Iterable[str]) -> NvLinks:
+    """Tell GPUs of this node from switches.
+
+    gpu_addresses: PCI bus ids of all GPUs of the node, lost ones too, so that a lost GPU is not taken for
+    a switch. Where the driver does not say what the far end is, whatever is no GPU of this node is a switch.
+    """
+    gpus = frozenset(gpu_addresses)
+    remotes = tuple(remotes)
+    switches = sum(
+        remote.bus_id not in gpus if remote.is_switch is None else remote.is_switch for remote in remotes
+    )
+    return NvLinks(Counter(remote.bus_id for remote in remotes if remote.bus_id in gpus), switches)
+
+
+def nvlinks_between(a: Gpu, b: Gpu, links: Mapping[str, NvLinks]) -> int:
+    """NVLinks that join two GPUs: direct ones, or all that both have to the switches.
+
+    A link counts where both ends see it: one of a pair may be down on one side only.
+    """
+    mine, theirs = links[a.uuid], links[b.uuid]
+    direct = min(mine.peers.get(b.pci_bus_id, 0), theirs.peers.get(a.pci_bus_id, 0))
+    return direct + min(mine.switches, theirs.switches)
+
+
+class Topology:
+    """The links of a node, kept until the driver, the MIG modes or the set of GPUs change.
+
+    Thousands of driver calls on a node of sixteen GPUs: never made on the admission path, and once only.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[str, frozenset[str]] | None = None
+        self._links: dict[tuple[str, str], Link] = {}
+
+    def links(
+        self, nvml: Nvml, driver: str, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]
+    ) -> tuple[Link, ...]:
+        """One link per pair of GPUs that answer. A GPU that was lost since costs no new reading."""
+        key = (driver, frozenset(gpu.uuid for gpu in gpus if gpu.mig_enabled))
+        pairs = [(a.uuid, b.uuid) for a, b in combinations(gpus, 2)]
+        if key != self._key or not self._links.keys() >= set(pairs):
+            self._links = _read(nvml, gpus, addresses)
+            self._key = key
+        return tuple(self._links[pair] for pair in pairs)
+
+
+def _read(nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]) -> dict[tuple[str, str], Link]:
+    addresses = tuple(addresses)
+    nvlinks = {gpu.uuid: sort_remotes(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}
+    return {
+        (a.uuid, b.uuid): Link(
+            a.uuid, b.uuid, nvml.common_ancestor(gpus[a], gpus[b]), nvlinks_between(a, b, nvlinks)
+        )
+        for a, b in combinations(gpus, 2)
+    }
+
+
+def _remotes(nvml: Nvml, gpu: Handle) -> list[Remote]:
+    """The far ends; none where the GPU fails while it is asked: distances must not take a node down."""
+    try:
+        return nvml.nvlinks(gpu)
+    except DriverUnavailable:
+        raise
+    except HardwareError:
+        return []

@@ -1,0 +1,142 @@
+"""``partage hardware``: the agent's privileged helper, one GPU driver behind one socket.
+
+The agent starts it as ``python -m partage.faces.cli.hardware``, which imports neither click nor TLS: a
+helper that was ended in the middle of a hanging driver call has to be back before anybody misses it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import argparse
+    import asyncio
+
+    import click
+
+    from partage.edges.hardware.port import Hardware
+
+DEFAULT_SOCKET = "/run/partage/hardware.sock"
+_HUNG = 4
+
+
+def helper_argv(
+    socket_path: str | Path, *, machine: str | None = None, driver_root: str | Path = "/"
+) -> list[str]:
+    """The command line with which the agent starts its helper.
+
+    The helper ends with its standard input. ``-P``: nothing is imported from the directory it starts in.
+    """
+    simulated = ["--machine", machine] if machine is not None else []
+    options = ["--socket", str(socket_path), "--driver-root", str(driver_root), "--until-eof"]
+    return [sys.executable, "-P", "-m", "partage.faces.cli.hardware", *options, *simulated]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the helper; the exit code."""
+    import argparse
+
+    parser = argparse.ArgumentParser(
+        prog="partage hardware",
+        description="Serve the node's GPUs on a unix socket, to root and to the user who runs this.",
+    )
+    parser.add_argument("--socket", type=Path, default=Path(DEFAULT_SOCKET), help=f"where ({DEFAULT_SOCKET})")
+    parser.add_argument("--machine", metavar="NAME|FILE", help="a simulated node in place of this one")
+    parser.add_argument(
+        "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (/)"
+    )
+    parser.add_argument(
+        "--allow-uid",
+        type=int,
+        action="append",
+        default=[],
+        metavar="UID",
+        help="who else may ask; repeatable",
+    )
+    parser.add_argument("--until-eof", action="store_true", help="end when standard input does")
+    return _run(parser.parse_args(arguments))
+
+
+def _run(options: argparse.Namespace) -> int:
+    import asyncio
+
+    from partage.agent import log
+    from partage.errors import PartageError
+
+    log.configure()
+    try:
+        return asyncio.run(_serve(options))
+    except PartageError as error:
+        for problem in error.problems:
+            sys.stderr.write(f"{problem.severity}: {problem}\n")
+        return error.exit_code
+
+
+async def _serve(options: argparse.Namespace) -> int:
+    import asyncio
+    import signal
+
+    from partage.edges.hardware.serve import Server
+
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    if options.until_eof:
+        _stop_at_end_of_input(loop, stop)
+    hardware = _hardware(options)
+    server = Server(hardware, allowed_uids=frozenset(options.allow_uid))
+    if not await server.run(options.socket, stop):
+        return _HUNG  # the thread that hangs in the driver cannot be closed, only left
+    await hardware.close()
+    return 0
+
+
+def _hardware(options: argparse.Namespace) -> Hardware:
+    """The real node, or the simulated one. Neither is imported for the sake of the other."""
+    if options.machine is not None:
+        from partage.sim.hardware import SimulatedHardware
+        from partage.sim.machine import load_machine
+
+        return SimulatedHardware(load_machine(options.machine))
+    from partage.edges.hardware.nvml import NvmlHardware
+
+    return NvmlHardware(options.driver_root)
+
+
+def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    """End when whoever started us has ended, however it did: the kernel closes its end of the pipe."""
+
+    def readable() -> None:
+        if not os.read(0, 4096):
+            loop.remove_reader(0)
+            stop.set()
+
+    try:
+        loop.add_reader(0, readable)
+    except PermissionError:
+        stop.set()  # /dev/null and files cannot be waited for: they are at their end
+
+
+def __getattr__(name: str) -> click.Command:
+    """``command``, for ``partage hardware``: made when asked for, so that the module stands without click."""
+    if name != "command":
+        raise AttributeError(name)
+    import click
+
+    @click.command("hardware", add_help_option=False, context_settings={"ignore_unknown_options": True})
+    @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+    def command(arguments: tuple[str, ...]) -> int:
+        return main(arguments)
+
+    return command
+
+
+if __name__ == "__main__":
+    # asyncio imports ssl where it can: 4 MiB and 10 ms, for a process that speaks to no network.
+    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
+    sys.exit(main())
