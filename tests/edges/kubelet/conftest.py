@@ -1,91 +1,17 @@
-"""A resource whose devices a test can change, and a short place for sockets."""
+"""A short place for sockets."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from partage.edges.kubelet.endpoint import ResourceEndpoint
-from partage.edges.kubelet.port import DeviceList, DeviceRow
-from partage.model.answer import AllocationRefused, ContainerAnswer, DeviceNode, Mount
-from partage.model.ids import ResourceName
-
-
-class Shelf:
-    """A PluginHandler whose devices a test puts on and takes off."""
-
-    def __init__(self, *ids: str, resource: str = "nvidia.com/gpu") -> None:
-        self.resource = ResourceName(resource)
-        self.pre_start_required = False
-        self.started: list[tuple[str, ...]] = []
-        self.before_start: Callable[[], object] = lambda: None
-        self._list = DeviceList(1, tuple(DeviceRow(device, healthy=True) for device in ids))
-        self._changed = asyncio.Condition()
-
-    async def put(self, *rows: DeviceRow) -> None:
-        async with self._changed:
-            self._list = DeviceList(self._list.version + 1, rows)
-            self._changed.notify_all()
-
-    def devices(self) -> DeviceList:
-        return self._list
-
-    async def changed(self, seen_version: int) -> None:
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._list.version != seen_version)
-
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        if size > len(available):
-            raise AllocationRefused(f"{size} asked, {len(available)} free: \u00e9puis\u00e9")
-        rest = sorted(set(available) - set(must_include))
-        return [*must_include, *rest][:size]
-
-    def allocate(self, ids: Sequence[str]) -> ContainerAnswer:
-        if unknown := [device for device in ids if device not in {row.id for row in self._list.rows}]:
-            raise AllocationRefused(
-                f'invalid allocation request for "{self.resource}": unknown device: {unknown[0]}'
-            )
-        if "bug" in ids:
-            raise ZeroDivisionError("a bug of ours")
-        return ContainerAnswer(
-            envs={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)},
-            mounts=(Mount("/in", "/out", read_only=True),),
-            devices=(DeviceNode("/dev/nvidia0", "/host/dev/nvidia0", "rw"),),
-            annotations={"cdi.k8s.io/x": "y"},
-            cdi_devices=("nvidia.com/gpu=0",),
-        )
-
-    async def pre_start(self, ids: Sequence[str]) -> None:
-        self.started.append(tuple(ids))
-        outcome = self.before_start()
-        if isinstance(outcome, Exception):
-            raise outcome
-        if asyncio.iscoroutine(outcome):
-            await outcome
+from tests.kubelet_script import short_directory
 
 
 @pytest.fixture
 def short_dir() -> Iterator[Path]:
     """A directory whose path leaves room for a socket's name."""
-    path = Path(tempfile.mkdtemp(prefix="ptg", dir="/tmp"))
-    yield path
-    shutil.rmtree(path)
-
-
-@asynccontextmanager
-async def running(endpoint: ResourceEndpoint) -> AsyncIterator[ResourceEndpoint]:
-    """The endpoint alive for the length of a block."""
-    task = asyncio.create_task(endpoint.run())
-    try:
-        yield endpoint
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
-        if not task.cancelled():
-            task.result()
+    with short_directory() as path:
+        yield path

@@ -14,7 +14,7 @@ from partage.edges.kubelet.port import DeviceRow
 from partage.edges.kubelet.registration import Need, Sight, needed
 from partage.edges.kubelet.sockets import SocketIdentity
 from partage.errors import InputError
-from tests.edges.kubelet.conftest import Shelf, running
+from tests.edges.kubelet.shelf import Shelf, running
 from tests.kubelet_script import scripted_kubelet, until
 
 RESOURCE = "nvidia.com/gpu"

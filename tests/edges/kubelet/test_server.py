@@ -14,7 +14,7 @@ import pytest
 from partage.edges.kubelet.port import DeviceRow
 from partage.edges.kubelet.server import PRE_START_LIMIT_S, PluginServer
 from partage.errors import InputError, Unreachable
-from tests.edges.kubelet.conftest import Shelf
+from tests.edges.kubelet.shelf import Shelf
 from tests.kubelet_script import PluginCalls, grpc, until
 
 
