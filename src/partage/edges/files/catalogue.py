@@ -103,7 +103,7 @@ class Catalogue:
     def find(self, name: str) -> tuple[GpuModel, str] | None:
         """The model, and the product meant, of an id or a product name."""
         model = self.by_id(name)
-        return (model, model.products[0]) if model else self.by_product(name)
+        return (model, (*model.products, model.id)[0]) if model else self.by_product(name)
 
     def simulable(self) -> tuple[GpuModel, ...]:
         """The models of which a machine can be made: with a name, and with placements if they have MIG."""

@@ -1,0 +1,124 @@
+"""The catalogue: what it knows, by which names, and that it says what its sources say."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
+from partage.sim.machine import parse_machine
+from partage.units import GIB, MIB
+from tests.oracle import enumerate_mig as oracle
+
+
+def gpu_of(name):
+    return parse_machine(name).inventory.gpus[0]
+
+
+@pytest.mark.parametrize("row", oracle.facts()["models"], ids=lambda row: row["id"])
+def test_every_mig_model_has_the_profiles_of_its_source(row):
+    model = load().by_id(row["id"])
+    assert model is not None
+    published = {p["name"]: p for p in row["profiles"]}
+    if model.geometry is None:
+        assert not any(p["placements"] for p in published.values())
+        return
+    assert {str(spec.profile) for spec in model.geometry.profiles} == set(published)
+    for spec in model.geometry.profiles:
+        source = published[str(spec.profile)]
+        assert (spec.nvml_profile, spec.smi_id) == (source["nvml_enum"], source["smi_id"])
+        assert (list(spec.starts), spec.size) == (
+            source["placements"]["starts"],
+            source["placements"]["size"],
+        )
+        assert spec.max_count == source["max_count"]
+        assert spec.memory_bytes == (source["memory_mib"] and source["memory_mib"] * MIB)
+        assert sorted(spec.preferred_starts) == sorted(spec.starts)
+
+
+@pytest.mark.parametrize("row", oracle.facts()["models"], ids=lambda row: row["id"])
+def test_a_missing_total_is_taken_from_the_name_and_marked(row):
+    model = load().by_id(row["id"])
+    assert model is not None
+    assert model.memory_derived is (row["memory_total_mib"] is None)
+    assert model.memory_bytes == (
+        row["name_total_gib"] * GIB if model.memory_derived else row["memory_total_mib"] * MIB
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A100-SXM4-40GB", "A100-SXM4-40GB", "a100-sxm4-40gb", "nvidia a100 sxm4 40gb"]
+)
+def test_a_product_is_found_however_it_is_spelled(name):
+    found = load().find(name)
+    assert found is not None
+    assert (found[0].id, found[1]) == ("a100-40gb", "NVIDIA A100-SXM4-40GB")
+
+
+def test_a_product_brings_its_own_device_id():
+    assert gpu_of("A100-PCIE-40GB").pci_device_id == "0x20f110de"
+    assert gpu_of("A100-SXM4-40GB").pci_device_id == "0x20b010de"
+
+
+def test_a_device_id_is_found_in_any_case():
+    model = load().by_pci_device_id("0x233010DE")
+    assert model is not None
+    assert model.id == "h100-sxm5-80gb"
+
+
+def test_no_name_and_no_device_id_belongs_to_two_models():
+    names = [name.lower() for model in load().models for name in (model.id, *model.products)]
+    ids = [device_id for model in load().models for device_id in model.pci_device_ids]
+    assert len(names) == len(set(names))
+    assert len(ids) == len(set(ids))
+
+
+def test_a_typing_mistake_gets_the_nearest_names():
+    assert "a100-40gb" in load().nearest("a100-40g")
+    assert "rtx-4090" in load().nearest("rtx4090")
+
+
+def test_a_gpu_whose_device_id_is_unknown_is_recognised_by_product_and_memory():
+    gpu = replace(gpu_of("a30-24gb"), pci_device_id="0x00000000")
+    geometry = geometry_of(gpu)
+    assert geometry is not None
+    assert geometry.model == "a30-24gb"
+
+
+def test_a_gpu_with_far_less_memory_than_its_model_is_not_that_model():
+    """A slice of a card in a virtual machine keeps the card's device id."""
+    gpu = replace(gpu_of("a100-80gb"), memory_bytes=20 * GIB)
+    assert geometry_of(gpu) is None
+    assert "not in the catalogue" in why_no_geometry(gpu)
+
+
+def test_profile_names_follow_the_total_where_one_card_was_sold_with_two():
+    smaller = gpu_of("gb200-186gb")
+    larger = geometry_of(replace(smaller, memory_bytes=189 * GIB))
+    usual = geometry_of(smaller)
+    assert larger is not None
+    assert usual is not None
+    assert [str(spec.profile) for spec in larger.profiles][-1] == "7g.189gb"
+    assert [str(spec.profile) for spec in usual.profiles][-1] == "7g.186gb"
+
+
+@pytest.mark.parametrize(("name", "words"), [("l40s", "has no MIG"), ("a30-24gb", "")])
+def test_the_reason_for_a_missing_geometry_is_a_sentence(name, words):
+    gpu = gpu_of(name)
+    assert (geometry_of(gpu) is None) is bool(words)
+    assert words in why_no_geometry(gpu)
+
+
+def test_a_model_whose_placements_nobody_published_is_not_plannable_offline():
+    model = load().by_id("rtx-pro-5000-blackwell-48gb")
+    assert model is not None
+    assert "not plannable offline" in model.no_geometry
+
+
+def test_reading_the_catalogue_takes_no_yaml():
+    code = (
+        "import sys; from partage.edges.files.catalogue import load; load();"
+        "sys.exit('yaml' in sys.modules or 'difflib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

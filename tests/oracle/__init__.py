@@ -1,0 +1,1 @@
+"""Answers found another way, to check ours against."""
