@@ -18,6 +18,8 @@ class Shelf:
     def __init__(self, *ids: str, resource: str = "nvidia.com/gpu") -> None:
         self.resource = ResourceName(resource)
         self.pre_start_required = False
+        self.asked: list[tuple[str, ...]] = []
+        self.allocated: list[tuple[str, ...]] = []
         self.started: list[tuple[str, ...]] = []
         self.before_start: Callable[[], object] = lambda: None
         self._list = DeviceList(1, tuple(DeviceRow(device, healthy=True) for device in ids))
@@ -36,12 +38,14 @@ class Shelf:
             await self._changed.wait_for(lambda: self._list.version != seen_version)
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        self.asked.append(tuple(available))
         if size > len(available):
             raise AllocationRefused(f"{size} asked, {len(available)} free: \u00e9puis\u00e9")
         rest = sorted(set(available) - set(must_include))
         return [*must_include, *rest][:size]
 
     def allocate(self, ids: Sequence[str]) -> ContainerAnswer:
+        self.allocated.append(tuple(ids))
         if unknown := [device for device in ids if device not in {row.id for row in self._list.rows}]:
             raise AllocationRefused(
                 f'invalid allocation request for "{self.resource}": unknown device: {unknown[0]}'
