@@ -100,6 +100,17 @@ def test_the_balanced_layout_sits_where_the_rule_puts_it():
     assert starts("h100-sxm5-80gb", "1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb") == [2, 3, 0, 4]
 
 
+@pytest.mark.parametrize("text", ["3g.40gb", "1g.10gb+me@6", "1c.3g.40gb@4", "1g.24gb-me@9"])
+def test_an_item_reads_as_it_is_written(text):
+    assert str(LayoutItem.parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["3g.40gb@", "3g.40gb@-1", "3g.40gb@four", "3g.40gb@100", "@4", ""])
+def test_what_is_no_item_is_a_value_error(text):
+    with pytest.raises(ValueError, match=r"memory slice|MIG profile"):
+        LayoutItem.parse(text)
+
+
 def test_nothing_wanted_is_a_layout_without_instances():
     assert place(geometry("a30-24gb"), []) == ()
 

@@ -22,6 +22,7 @@ from partage.sim.faults import (
     SetMig,
     TimedFault,
 )
+from partage.sim.file import read_machine
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.machine import Machine, parse_machine
 
@@ -75,6 +76,16 @@ async def test_a_lost_gpu_may_not_even_have_a_name_any_more():
     (lost,) = (await hardware.observe()).lost
     assert (lost.index, lost.uuid, lost.pci_bus_id) == (1, None, None)
     assert len(await hardware.conditions()) == 3
+
+
+async def test_a_gpu_that_was_lost_when_the_machine_was_switched_on_is_spoken_of():
+    machine = read_machine(b"gpus: [{name: t4, index: 1}]\nlost: [{index: 0, uuid: GPU-gone}]", "m.yaml")
+    hardware = SimulatedHardware(machine)
+    gone, here = await hardware.conditions()
+    assert gone == Condition("GPU-gone", lost="GPU is lost")
+    assert here.lost is None
+    with pytest.raises(InputError, match="no GPU 0"):
+        await hardware.misbehave(GpuReturns(0))
 
 
 async def test_a_gpu_that_returns_is_the_one_that_went():
@@ -376,6 +387,14 @@ async def test_faults_that_are_due_together_happen_in_their_order():
     await hardware.observe()
     clock.now += 3
     assert (await hardware.observe()).lost == ()
+
+
+async def test_a_fault_that_has_become_impossible_is_said_and_harms_no_call():
+    faults = [TimedFault(LoseGpu(0), after_calls=0), TimedFault(SetMig(0, BALANCED), after_calls=1)]
+    hardware = node(faults=faults)
+    for _ in range(2):
+        assert len((await hardware.observe()).gpus) == 3
+    assert "did not happen: GPU 0 is lost" in str(hardware)
 
 
 async def test_waiting_for_events_ends_when_a_fault_happens_by_itself():

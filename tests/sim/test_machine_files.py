@@ -204,6 +204,13 @@ def test_everything_that_is_wrong_is_said_at_once():
     }  # fmt: skip
 
 
+def test_a_hundred_problems_are_listed_and_the_rest_counted():
+    with pytest.raises(InputError) as caught:
+        read({"gpus": [{"name": "t4"}], "device_nodes": [1] * 250})
+    assert len(caught.value.problems) == 101
+    assert "150 more" in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ["index", "uuid", "minor", "pci_bus_id"])
 def test_two_gpus_share_no_name(key):
     value = {"index": 4, "uuid": "GPU-4", "minor": 4, "pci_bus_id": "0000:04:00.0"}[key]

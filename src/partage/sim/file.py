@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partage.edges.files.safeyaml import Value, describe, read_document
-from partage.errors import InputError
+from partage.edges.files.safeyaml import LIMIT_PROBLEMS, Value, describe, read_document
+from partage.errors import InputError, Problem
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver
 from partage.sim.fault_words import parse_timed_fault
 from partage.sim.faults import TimedFault
@@ -35,8 +35,15 @@ def read_machine(data: bytes, name: str) -> Machine:
     place = top.at("machine") if top.has("machine") else top
     machine = _machine(place, name) if place.is_mapping() else None
     if top.problems or machine is None:
-        raise InputError(top.problems)
+        raise InputError(_first(top.problems, name))
     return machine
+
+
+def _first(problems: list[Problem], name: str) -> list[Problem]:
+    """As many problems as anybody reads."""
+    more = len(problems) - LIMIT_PROBLEMS
+    rest = [Problem(name, "", "error", f"and {more} more problems")] if more > 0 else []
+    return problems[:LIMIT_PROBLEMS] + rest
 
 
 def _machine(place: Place, name: str) -> Machine:

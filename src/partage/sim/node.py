@@ -120,18 +120,16 @@ def observed(state: NodeState) -> Inventory:
 
 
 def conditions_of(state: NodeState) -> tuple[Condition, ...]:
-    """The driver's word on every GPU whose UUID is known."""
-    return tuple(
-        _condition(state, index, gpu)
-        for index, gpu in sorted(state.gpus.items())
-        if index not in state.lost or state.lost[index].uuid is not None
-    )
+    """The driver's word on every GPU whose UUID is known, by index."""
+    rows = {index: _condition(gpu, state.wards[index]) for index, gpu in state.gpus.items()}
+    for index, lost in state.lost.items():
+        rows.pop(index, None)
+        if lost.uuid is not None:
+            rows[index] = Condition(lost.uuid, lost=lost.reason)
+    return tuple(row for _, row in sorted(rows.items()))
 
 
-def _condition(state: NodeState, index: int, gpu: Gpu) -> Condition:
-    ward = state.wards[index]
-    if index in state.lost:
-        return Condition(gpu.uuid, lost=state.lost[index].reason)
+def _condition(gpu: Gpu, ward: Ward) -> Condition:
     return Condition(
         gpu=gpu.uuid,
         recovery=ward.recovery,
