@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -256,3 +257,23 @@ async def test_a_directory_that_is_not_there_may_come_later(short_dir: Path) -> 
     path.parent.mkdir()
     await server.start()
     await server.stop()
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_garbage_on_the_socket_hurts_nobody_else(
+    path: Path, seed: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    noise = random.Random(seed).randbytes(4000)
+    async with served(Shelf("a"), path) as plugin:
+        watch = plugin.watch()
+        await until(lambda: watch.lists)
+        for garbage in (noise, preface + noise, b""):
+            reader, writer = await asyncio.open_unix_connection(path)
+            writer.write(garbage)
+            writer.write_eof()
+            await reader.read()
+            writer.close()
+        assert await asyncio.to_thread(plugin.allocate, ["a"])
+        assert not watch.ended.is_set()
+    assert caplog.records == []
