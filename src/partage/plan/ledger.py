@@ -73,10 +73,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Containers that gave an id up at since_s or before, and are still named with it."""
+    """Containers that gave an id up at since_s or before, and are still named with it.
+
+    free: the kubelet said that the id is free, and has not allocated it since: every name is out of date.
+    """
 
     holders: frozenset[Holder]
     since_s: float
+    free: bool = False
 
 
 _Names = dict[str, set[Holder]]
@@ -108,9 +112,7 @@ class Ledger:
     def allocated(self, resource: ResourceName, ids: Sequence[str], now_s: float) -> None:
         """Allocate gave these ids to somebody: to a new holder, or to the next container of the same pod."""
         for share in ids:
-            former = self._give_up(resource, share)
-            if former:
-                self._past.setdefault(resource, {})[share] = _Past(former, now_s)
+            self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
             self._put(Entry(resource, share, Degree.TENTATIVE, (), now_s))
 
     def offered_as_free(
@@ -129,7 +131,7 @@ class Ledger:
         if not rows or rows.keys().isdisjoint(available):
             return
         for share in (rows.keys() & set(available)) - set(must_include):
-            self._past.setdefault(resource, {})[share] = _Past(self._give_up(resource, share), now_s)
+            self._remember(resource, share, _Past(self._give_up(resource, share), now_s, free=True))
             self._drop(resource, share)
 
     def observed(self, holders: Sequence[HeldBy], asked_s: float) -> None:
@@ -170,6 +172,7 @@ class Ledger:
             elif named:
                 self._name(resource, share, named, asked_s)
             elif share not in self._rows.get(resource, {}):
+                self._remember(resource, share, _Past(self._former(resource, share), asked_s))
                 self._put(Entry(resource, share, Degree.TENTATIVE, (), asked_s))
 
     def entries(self) -> tuple[Entry, ...]:
@@ -209,6 +212,10 @@ class Ledger:
         if self._changed_s(resource, share) >= asked_s:
             return
         entry = self._rows.get(resource, {}).get(share)
+        past = self._past.get(resource, {}).get(share)
+        if entry is None and past and past.free:
+            self._remember(resource, share, replace(past, holders=frozenset(named)))
+            return
         former = self._still_named(resource, share, named)
         current = named - former
         if current:
@@ -239,9 +246,7 @@ class Ledger:
         """``holder`` starts with this id; whoever else is named with it has given it up."""
         entry = self._rows.get(resource, {}).get(share)
         since_s = entry.since_s if entry else asked_s
-        others = frozenset(named - {holder})
-        if others:
-            self._past.setdefault(resource, {})[share] = _Past(others, since_s)
+        self._remember(resource, share, _Past(frozenset(named - {holder}), since_s))
         self._put(Entry(resource, share, Degree.PROVEN, (holder,), since_s))
 
     def _changed_s(self, resource: ResourceName, share: str) -> float:
@@ -256,15 +261,19 @@ class Ledger:
 
     def _still_named(self, resource: ResourceName, share: str, named: set[Holder]) -> frozenset[Holder]:
         """Former holders that are named without a break; the others are forgotten, and would be new ones."""
-        past = self._past.get(resource, {})
-        if share not in past:
+        past = self._past.get(resource, {}).get(share)
+        if past is None:
             return _NOBODY
-        still = past[share].holders & named
-        if still:
-            past[share] = replace(past[share], holders=still)
-        else:
-            del past[share]
+        still = past.holders & named
+        if still != past.holders:
+            self._remember(resource, share, replace(past, holders=still))
         return still
+
+    def _remember(self, resource: ResourceName, share: str, past: _Past) -> None:
+        if past.holders or past.free:
+            self._past.setdefault(resource, {})[share] = past
+        else:
+            self._past.get(resource, {}).pop(share, None)
 
     def _give_up(self, resource: ResourceName, share: str) -> frozenset[Holder]:
         """Everybody that has been named with the id until now."""

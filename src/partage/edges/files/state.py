@@ -88,15 +88,10 @@ class StateDir:
         self._file = path / "state.json"
         self._lock: int | None = None
         self.problem: str | None = None
-        try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            self.problem = f"cannot make the state directory {path}: {error.strerror}"
-            return
-        self._take_lock(path / "lock")
+        self._open(path)
 
     def load(self, now_s: float) -> Loaded:
-        """Read the state. A file that cannot be used is set aside (``state.json.corrupt-N``). Never raises."""
+        """Read the state. An unusable file is set aside as ``state.json.corrupt-N``. Never raises."""
         try:
             with self._file.open("rb") as stream:
                 content = stream.read(LIMIT_BYTES + 1)
@@ -114,8 +109,8 @@ class StateDir:
         content = _encode(state, now_s)
         if len(content) > LIMIT_BYTES:
             return NotSaved(f"the state is {len(content)} bytes long, more than {LIMIT_BYTES}")
-        if self.problem is not None:
-            return NotSaved(self.problem)
+        if self.problem is not None and (still := self._open_again()) is not None:
+            return NotSaved(still)
         try:
             _replace(self._file, content)
         except OSError as error:
@@ -127,6 +122,23 @@ class StateDir:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def _open(self, path: Path) -> None:
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            self.problem = f"cannot make the state directory {path}: {error.strerror}"
+            return
+        self._take_lock(path / "lock")
+
+    def _open_again(self) -> str | None:
+        """Try once more what did not work before (a full disk, a directory that is mounted late)."""
+        self.problem = None
+        try:
+            self._open(self._file.parent)
+        except InputError as error:
+            self.problem = str(error)
+        return self.problem
 
     def _take_lock(self, path: Path) -> None:
         # The descriptor is closed on exec, so no child keeps the lock when the agent is gone.
@@ -204,7 +216,8 @@ def _decode(content: bytes, now_s: float) -> State:
 
 def _policy(plain: dict[str, Any]) -> SavedPolicy:
     config = plain["config"]
-    policy = SavedPolicy(_text(plain["text"]), _text(plain["source"]), config and _text(config))
+    config = None if config is None else _text(config)
+    policy = SavedPolicy(_text(plain["text"]), _text(plain["source"]), config)
     if plain["sha256"] != policy.digest:
         raise ValueError("the policy in it does not have the digest that was written with it")
     return policy

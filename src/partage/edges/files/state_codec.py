@@ -18,6 +18,9 @@ from partage.model.policy import Interval, Strategy
 from partage.model.share import Guarantee, Offering
 from partage.plan.transition import Serving
 
+MOST_SHARES = 1_000_000
+"""More than any kubelet message holds."""
+
 T = TypeVar("T")
 Plain = dict[str, Any]
 """JSON values; Any, because that is what JSON gives back until ``_field`` has looked at it."""
@@ -85,15 +88,15 @@ def _offering(plain: object) -> Offering:
         resource=parse_resource_name(_field(row, "resource", str)),
         strategy=Strategy(_field(row, "strategy", str)),
         shared=Strategy(_field(row, "shared", str)),
-        replicas=_field(row, "replicas", int),
+        replicas=_number(row, "replicas"),
         memory_bytes=_field(row, "memory_bytes", int),
         guarantee=Guarantee(_field(row, "guarantee", str)),
-        first=_field(row, "first", int),
-        count=_field(row, "count", int),
+        first=_number(row, "first"),
+        count=_number(row, "count"),
         threads_percent=_optional(row, "threads_percent", int),
         interval=None if interval is None else Interval(interval),
         numa_node=_optional(row, "numa_node", int),
-        nodes=tuple(str(node) for node in _field(row, "nodes", list)),
+        nodes=_texts(row, "nodes"),
         single=_field(row, "single", bool),
         planned=_field(row, "planned", bool),
         profile=_optional(row, "profile", str),
@@ -123,13 +126,14 @@ def _phase(plain: object, now_s: float) -> Phase:
         *("needsProof", "actionSeen", "faultForS", "passedForS"),
     )
     left_s = _seconds(row, "leftS")
+    since_s = _since(row, "forS", now_s)
     probation_s = _seconds(row, "probationS")
     if probation_s is None or not life.PROBATION_S <= probation_s <= life.PROBATION_CAP_S:
         raise ValueError(f"probationS is {probation_s}")
     return Phase(
         state=life.State(_field(row, "state", str)),
         reason=_field(row, "reason", str),
-        since_s=_since(row, "forS", now_s) or now_s,
+        since_s=now_s if since_s is None else since_s,
         quiet_until_s=None if left_s is None else now_s + left_s,
         probation_s=probation_s,
         needs_proof=_field(row, "needsProof", bool),
@@ -154,6 +158,21 @@ def _field(row: Mapping[str, Any], key: str, kind: type[T]) -> T:
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise ValueError(f"{key} is {type(value).__name__} instead of {kind.__name__}")
     return value
+
+
+def _number(row: Mapping[str, Any], key: str) -> int:
+    """A number of shares: one that is written out id by id later, and so had better be sane."""
+    value = _field(row, key, int)
+    if not 0 <= value <= MOST_SHARES:
+        raise ValueError(f"{key} is {value}")
+    return value
+
+
+def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    values = _field(row, key, list)
+    if not all(isinstance(value, str) for value in values):
+        raise ValueError(f"{key} is not a list of texts")
+    return tuple(values)
 
 
 def _optional(row: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
