@@ -82,7 +82,7 @@ def _detect(value: Value, name: str) -> str:
     versions = [value[key] for key in value if key.casefold() == "version"]
     version = versions[0] if versions else None
     keys = {key.casefold() for key in value}
-    if isinstance(version, str) and version.startswith("partage"):
+    if (isinstance(version, str) and version.startswith("partage")) or (not versions and "gpus" in value):
         return native.FORMAT
     if "mig-configs" in value and version in (None, "", "v1"):
         return migparted.FORMAT

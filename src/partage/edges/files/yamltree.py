@@ -1,0 +1,226 @@
+"""Parser events into plain values: counted as they come, with the line of every key and item.
+
+Iterative throughout, so that no depth of nesting can exhaust the stack.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import yaml
+
+from partage.edges.files.scalars import BadScalar, Value, collection_tag_fits, describe, scalar
+from partage.errors import InputError, Problem
+
+HAS_LIBYAML = bool(yaml.__with_libyaml__)
+LIMIT_VALUES = 50_000 if HAS_LIBYAML else 4_000
+LIMIT_DEPTH = 64
+LIMIT_PROBLEMS = 100
+
+_PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+
+def join(path: str, key: str | int) -> str:
+    """The path of a member: ``gpus[1]``, ``flags.plugin``, ``mig-configs["all-1g.10gb"]``."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
+    if not _PLAIN_KEY.fullmatch(key):
+        shown = key if len(key) <= 64 else key[:61] + "..."
+        return path + '["' + shown.encode("unicode_escape").decode().replace('"', '\\"') + '"]'
+    return f"{path}.{key}" if path else key
+
+
+@dataclass(slots=True)
+class _Open:
+    """A mapping or list that has begun and not ended."""
+
+    value: list[Value] | dict[str, Value]
+    anchor: str | None
+    began_at: int
+    line: int
+    height: int = 1
+    key: str | None = None
+    expects_key: bool = True
+    merged: list[dict[str, Value]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Anchored:
+    """A value that may be repeated. size: values in it, aliases in full; height: levels below it."""
+
+    value: Value
+    size: int
+    height: int
+
+
+_MERGE = "<<"
+_BAD_KEY = "\0"
+
+
+class Builder:
+    """Turns parser events into values, and counts."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.root: Value = None
+        self.problems: list[Problem] = []
+        self.lines: dict[tuple[int, str | int], int] = {}
+        self._open: list[_Open] = []
+        self._anchors: dict[str, _Anchored] = {}
+        self._values = 0
+        self._documents = 0
+
+    def take(self, event: yaml.Event) -> None:
+        """One event. Raises InputError where going on makes no sense."""
+        match event:
+            case yaml.ScalarEvent():
+                self._count(1, event)
+                value = self._scalar(event)
+                self._anchor(event.anchor, _Anchored(value, 1, 0))
+                self._add(value, event, _line(event))
+            case yaml.MappingStartEvent() | yaml.SequenceStartEvent():
+                self._begin(event)
+            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
+                self._end(event)
+            case yaml.AliasEvent():
+                self._alias(event)
+            case yaml.DocumentStartEvent():
+                self._documents += 1
+                if self._documents > 1:
+                    self._stop(event, "a second document begins here", "one file holds one document")
+            case _:
+                pass
+
+    # --- what came ---------------------------------------------------------------------------
+
+    def _begin(self, event: yaml.MappingStartEvent | yaml.SequenceStartEvent) -> None:
+        self._count(1, event)
+        if len(self._open) >= LIMIT_DEPTH:
+            self._stop(event, f"nested more than {LIMIT_DEPTH} levels deep")
+        mapping = isinstance(event, yaml.MappingStartEvent)
+        if not collection_tag_fits(event.tag, mapping=mapping):
+            self._wrong(event, f"unknown tag {str(event.tag)[:64]!r}", "remove it; tags are not used here")
+        self._open.append(_Open({} if mapping else [], event.anchor, self._values, _line(event)))
+
+    def _end(self, event: yaml.Event) -> None:
+        done = self._open.pop()
+        for merged in done.merged:
+            self._merge(done.value, merged)
+        self._anchor(done.anchor, _Anchored(done.value, self._values - done.began_at + 1, done.height))
+        if self._open:
+            self._open[-1].height = max(self._open[-1].height, done.height + 1)
+        self._add(done.value, event, done.line)
+
+    def _alias(self, event: yaml.AliasEvent) -> None:
+        name = str(event.anchor)
+        known = self._anchors.get(name)
+        if known is None:
+            if any(frame.anchor == name for frame in self._open):
+                self._stop(event, f"'*{name[:64]}' stands inside itself")
+            self._stop(event, f"'*{name[:64]}' refers to nothing", "'&name' has to come first")
+        self._count(known.size, event)
+        if len(self._open) + known.height > LIMIT_DEPTH:
+            self._stop(event, f"nested more than {LIMIT_DEPTH} levels deep")
+        if self._open:
+            self._open[-1].height = max(self._open[-1].height, known.height + 1)
+        self._add(known.value, event, _line(event))
+
+    def _add(self, value: Value, event: yaml.Event, line: int) -> None:
+        if not self._open:
+            self.root = value
+            return
+        frame = self._open[-1]
+        if isinstance(frame.value, list):
+            self.lines[id(frame.value), len(frame.value)] = line
+            frame.value.append(value)
+        elif frame.expects_key:
+            frame.key = self._key(frame, value, event)
+            frame.expects_key = False
+        else:
+            self._put(frame, value, event)
+            frame.expects_key = True
+
+    def _key(self, frame: _Open, value: Value, event: yaml.Event) -> str:
+        assert isinstance(frame.value, dict)
+        if not isinstance(value, str):
+            hint = f'write "{value}"' if isinstance(value, int | float) else ""
+            self._wrong(event, f"a key has to be text, not {describe(value)}", hint)
+            return _BAD_KEY
+        if value == _MERGE and isinstance(event, yaml.ScalarEvent) and event.implicit[0]:
+            return _MERGE
+        if value in frame.value:
+            first = self.lines[id(frame.value), value]
+            self._wrong(
+                event, f"duplicate key {value[:64]!r}, first on line {first}", "remove one of the two"
+            )
+            return _BAD_KEY
+        self.lines[id(frame.value), value] = _line(event)
+        return value
+
+    def _put(self, frame: _Open, value: Value, event: yaml.Event) -> None:
+        assert isinstance(frame.value, dict)
+        assert frame.key is not None
+        if frame.key == _MERGE:
+            sources = value if isinstance(value, list) else [value]
+            if not all(isinstance(source, dict) for source in sources):
+                self._wrong(event, "'<<' takes a mapping or a list of mappings")
+            frame.merged.extend(source for source in sources if isinstance(source, dict))
+        elif frame.key != _BAD_KEY:
+            frame.value[frame.key] = value
+
+    def _merge(self, into: Value, source: dict[str, Value]) -> None:
+        """Keys written out outrank merged ones, earlier merged ones outrank later ones."""
+        assert isinstance(into, dict)
+        for key, value in source.items():
+            if key not in into:
+                into[key] = value
+                self.lines[id(into), key] = self.lines.get((id(source), key), 0)
+
+    def _anchor(self, name: str | None, value: _Anchored) -> None:
+        if name is not None:
+            self._anchors[name] = value
+
+    def _scalar(self, event: yaml.ScalarEvent) -> Value:
+        try:
+            return scalar(event.value, event.tag, plain=event.implicit[0])
+        except BadScalar as bad:
+            self._wrong(event, str(bad), bad.hint)
+            return None
+
+    # --- bounds and faults -------------------------------------------------------------------
+
+    def _count(self, values: int, event: yaml.Event) -> None:
+        self._values += values
+        if self._values > LIMIT_VALUES:
+            self._stop(
+                event,
+                f"more than {LIMIT_VALUES} values, aliases counted in full",
+                "a policy has a few hundred",
+            )
+
+    def _wrong(self, event: yaml.Event, message: str, hint: str = "") -> None:
+        if len(self.problems) < LIMIT_PROBLEMS:
+            self.problems.append(self._problem(event, message, hint))
+
+    def _stop(self, event: yaml.Event, message: str, hint: str = "") -> NoReturn:
+        raise InputError([*self.problems, self._problem(event, message, hint)])
+
+    def _problem(self, event: yaml.Event, message: str, hint: str) -> Problem:
+        where = f"line {_line(event)}, column {event.start_mark.column + 1 if event.start_mark else 0}: "
+        return Problem(self.name, self._path(), "error", where + message, hint)
+
+    def _path(self) -> str:
+        path = ""
+        for frame in self._open:
+            if isinstance(frame.value, list):
+                path = join(path, len(frame.value))
+            elif frame.key is not None and not frame.expects_key:
+                path = join(path, frame.key) if frame.key != _BAD_KEY else path
+        return path
+
+
+def _line(event: yaml.Event) -> int:
+    """1-based; the type stubs know events without a place, the parsers do not."""
+    return event.start_mark.line + 1 if event.start_mark else 0

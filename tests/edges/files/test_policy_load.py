@@ -1,0 +1,110 @@
+"""Files as they lie on a disk: missing, unreadable, too large, of an unknown format."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from partage.edges.files.policy import load_policy, parse_policy
+from partage.errors import InputError
+
+TEXT = "version: partage/v1\n"
+
+
+def refusal(path: str) -> str:
+    with pytest.raises(InputError) as caught:
+        load_policy(path)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_file_is_loaded_with_its_text_and_digest(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(TEXT)
+    loaded = load_policy(str(file))
+    assert (loaded.policy.source, loaded.text) == (str(file), TEXT)
+    assert loaded.digest == hashlib.sha256(TEXT.encode()).hexdigest()
+
+
+def test_a_dash_is_standard_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    assert load_policy("-").policy.source == "-"
+
+
+def test_standard_input_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"#" * (2 << 20))))
+    assert "too large" in refusal("-")
+
+
+def test_a_pipe_is_read_as_a_file(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=pipe.write_text, args=(TEXT,))
+    writer.start()
+    try:
+        assert load_policy(str(pipe)).text == TEXT
+    finally:
+        writer.join(timeout=10)
+
+
+def test_a_missing_file_and_a_directory_are_said_to_be_that(tmp_path: Path) -> None:
+    assert "no such file" in refusal(str(tmp_path / "nothing.yaml"))
+    assert "is a directory" in refusal(str(tmp_path))
+    assert "cannot be read" in refusal(str(tmp_path / ("x" * 3000)))
+    assert "cannot be read" in refusal("a\0b")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_without_permission_is_said_to_be_that(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.write_text(TEXT)
+    file.chmod(0)
+    assert "permission denied" in refusal(str(file))
+
+
+def test_a_large_file_is_refused_unread(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    with file.open("wb") as stream:
+        stream.truncate(10 << 20)
+    assert "too large: 10485760 bytes" in refusal(str(file))
+
+
+def test_a_device_without_end_is_bounded() -> None:
+    assert "too large" in refusal("/dev/zero")
+
+
+def test_an_empty_file_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "p.yaml"
+    file.touch()
+    assert "empty file" in refusal(str(file))
+    assert "empty file" in refusal("/dev/null")
+
+
+@pytest.mark.parametrize(
+    ("text", "format_"),
+    [
+        ("version: partage/v1", "partage/v1"),
+        ("version: v1", "nvidia/v1"),
+        ("flags: {}", "nvidia/v1"),
+        ("Sharing: {}", "nvidia/v1"),
+        ("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}", "mig-parted/v1"),
+    ],
+)
+def test_the_format_is_told_by_version_and_keys(text: str, format_: str) -> None:
+    assert parse_policy(text, "p").policy.format == format_
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "4", "hello", "a: 1", "version: v2", "version: 1", "version: [v1]"]
+)
+def test_an_unknown_format_names_the_three(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_policy(text, "p")
+    (problem,) = caught.value.problems
+    assert all(name in problem.hint for name in ("partage/v1", "NVIDIA", "mig-configs"))

@@ -1,0 +1,407 @@
+"""NVIDIA's format: the same verdicts as NVIDIA's plugin, and what it throws away honoured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partage.edges.files.policy import parse_policy
+from partage.errors import InputError, Problem
+from partage.model.ids import ResourceName
+from partage.model.policy import (
+    AllocationPolicy,
+    Count,
+    DeviceIds,
+    DeviceList,
+    Everything,
+    Listed,
+    MigStrategy,
+    Mps,
+    NamePattern,
+    Options,
+    ResourceEntry,
+    TimeSlicing,
+)
+from tests.edges.files.policy_texts import NVIDIA
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "device-plugin"
+GPU = ResourceName("nvidia.com/gpu")
+DEVIATIONS = {"ts-and-mps"}
+"""What NVIDIA's plugin takes and we refuse: docs/adr/0005."""
+
+
+def problems(document: Any, env: dict[str, str] | None = None) -> list[Problem]:
+    with pytest.raises(InputError) as caught:
+        parse_policy(json.dumps(document), "n.yaml", env=env)
+    return list(caught.value.problems)
+
+
+def sharing(kind: str = "timeSlicing", **item: Any) -> dict[str, Any]:
+    whole = {"name": "nvidia.com/gpu", "replicas": 4, **item}
+    return {"version": "v1", "sharing": {kind: {"resources": [whole]}}}
+
+
+def recorded() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{file.stem}-{name}", case)
+        for file in sorted(GOLDEN.glob("*.json"))
+        for name, case in json.loads(file.read_text())["cases"].items()
+    ]
+
+
+@pytest.mark.parametrize("case", [case for _, case in recorded()], ids=[name for name, _ in recorded()])
+def test_the_verdict_is_that_of_nvidias_plugin(case: dict[str, Any], request: pytest.FixtureRequest) -> None:
+    deviates = any(request.node.callspec.id.endswith(name) for name in DEVIATIONS)
+    if case["exit"] is None and not deviates:
+        assert parse_policy(json.dumps(case["config"]), "n", env=case["env"]).policy.format == "nvidia/v1"
+    else:
+        problems(case["config"], case["env"])
+
+
+def test_the_defaults_are_nvidias() -> None:
+    policy = parse_policy("version: v1", "n").policy
+    assert policy.options == Options(
+        rename_shared=False, fail_requests_greater_than_one=False, mig_strategy=MigStrategy.NONE
+    )
+    assert policy.entries == ()
+
+
+def test_every_key_is_read() -> None:
+    policy = parse_policy(json.dumps(NVIDIA), "n").policy
+    assert policy.options == Options(
+        rename_shared=False,
+        fail_requests_greater_than_one=False,
+        mig_strategy=MigStrategy.SINGLE,
+        allocation=AllocationPolicy.PACKED,
+        device_list=(DeviceList.ENVVAR, DeviceList.VOLUME_MOUNTS),
+        device_ids=DeviceIds.INDEX,
+        device_specs=True,
+        cdi_annotation_prefix="cdi.example/",
+        nvidia_ctk="/opt/nvidia-ctk",
+        driver_root="/run/nvidia/driver",
+        dev_root="/run/dev",
+        gdrcopy=True,
+        gds=True,
+        mofed=True,
+        imex_channels=(0,),
+        fail_on_init_error=False,
+        gpu_names=(NamePattern("*A100*", ResourceName("nvidia.com/a100")),),
+        mig_names=(NamePattern("1g.*", ResourceName("nvidia.com/small")),),
+    )
+    time_sliced = "sharing.timeSlicing.resources"
+    assert policy.entries == (
+        ResourceEntry(
+            f"{time_sliced}[0]",
+            GPU,
+            Listed(index=(0, 1), mig_index=((0, 1),), uuid=("GPU-x", "MIG-y")),
+            TimeSlicing(4),
+            shared_suffix=True,
+            fail_requests_greater_than_one=True,
+        ),
+        ResourceEntry(
+            f"{time_sliced}[1]",
+            GPU,
+            Listed(index=(5,)),
+            TimeSlicing(2),
+            rename=ResourceName("nvidia.com/gpu.two"),
+            shared_suffix=True,
+            fail_requests_greater_than_one=True,
+        ),
+        ResourceEntry(
+            f"{time_sliced}[2]",
+            ResourceName("nvidia.com/a100"),
+            Count(2),
+            TimeSlicing(3),
+            shared_suffix=True,
+            fail_requests_greater_than_one=True,
+        ),
+        ResourceEntry("sharing.mps.resources[0]", ResourceName("nvidia.com/small"), Everything(), Mps(2)),
+    )
+
+
+def test_a_request_for_several_shares_is_refused_by_default_under_mps_only() -> None:
+    def fails(kind: str) -> bool:
+        (entry,) = parse_policy(json.dumps(sharing(kind)), "n").policy.entries
+        assert isinstance(entry, ResourceEntry)
+        return entry.fail_requests_greater_than_one
+
+    assert (fails("timeSlicing"), fails("mps")) == (False, True)
+
+
+def test_keys_match_in_any_case() -> None:
+    text = (
+        "VERSION: v1\nSharing: {timeslicing: {RENAMEBYDEFAULT: yes, Resources: [{Name: gpu, REPLICAS: 2}]}}"
+    )
+    loaded = parse_policy(text, "n")
+    (entry,) = loaded.policy.entries
+    assert isinstance(entry, ResourceEntry)
+    assert (entry.resource, entry.shared_suffix, loaded.warnings) == (GPU, True, ())
+
+
+def test_a_key_in_two_spellings_is_refused() -> None:
+    (problem,) = problems({"version": "v1", "Version": "v1"})
+    assert "stands here twice" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "hint"),
+    [
+        ({"flags": {"migStrategyy": "x"}}, "flags.migStrategyy", "did you mean 'migStrategy'?"),
+        (
+            {"flags": {"renameByDefault": True}},
+            "flags.renameByDefault",
+            "'renameByDefault' belongs under sharing.timeSlicing or sharing.mps",
+        ),
+        (
+            {"flags": {"deviceListStrategy": "envvar"}},
+            "flags.deviceListStrategy",
+            "'deviceListStrategy' belongs under flags.plugin",
+        ),
+    ],
+)
+def test_an_unknown_key_is_a_warning_with_advice(document: dict[str, Any], path: str, hint: str) -> None:
+    (warning,) = parse_policy(json.dumps({"version": "v1", **document}), "n").warnings
+    assert (warning.severity, warning.path, warning.hint) == ("warning", path, hint)
+
+
+@pytest.mark.parametrize("version", ['version: ""', "version:", ""])
+def test_a_missing_version_is_v1_where_the_keys_are_nvidias(version: str) -> None:
+    assert parse_policy(f"{version}\nflags: {{migStrategy: mixed}}", "n").policy.format == "nvidia/v1"
+
+
+@pytest.mark.parametrize(
+    ("env", "option", "value"),
+    [
+        ({"MIG_STRATEGY": "mixed"}, "mig_strategy", MigStrategy.MIXED),
+        ({"SHARED_DEVICES_ALLOCATION_POLICY": "distributed"}, "allocation", AllocationPolicy.DISTRIBUTED),
+        ({"DEVICE_LIST_STRATEGY": "cdi-cri, envvar"}, "device_list", (DeviceList.CDI_CRI, DeviceList.ENVVAR)),
+        ({"DEVICE_ID_STRATEGY": "uuid"}, "device_ids", DeviceIds.UUID),
+        ({"PASS_DEVICE_SPECS": "0"}, "device_specs", False),
+        ({"FAIL_ON_INIT_ERROR": "t"}, "fail_on_init_error", True),
+        ({"NVIDIA_DRIVER_ROOT": "/d"}, "driver_root", "/d"),
+        ({"NVIDIA_DEV_ROOT": "/d"}, "dev_root", "/d"),
+        ({"CDI_ANNOTATION_PREFIX": "x/"}, "cdi_annotation_prefix", "x/"),
+        ({"NVIDIA_CTK_PATH": "/b"}, "nvidia_ctk", "/b"),
+        ({"NVIDIA_CTK_PATH": "/b", "NVIDIA_CDI_HOOK_PATH": "/a"}, "nvidia_ctk", "/a"),
+        ({"GDRCOPY_ENABLED": "false"}, "gdrcopy", False),
+        ({"GDS_ENABLED": "F"}, "gds", False),
+        ({"MOFED_ENABLED": "False"}, "mofed", False),
+        ({"IMEX_CHANNEL_IDS": "0"}, "imex_channels", (0,)),
+        ({"IMEX_REQUIRED": "true"}, "imex_required", True),
+        ({"MIG_STRATEGY": ""}, "mig_strategy", MigStrategy.SINGLE),
+        ({"UNRELATED": "x"}, "mig_strategy", MigStrategy.SINGLE),
+    ],
+)
+def test_a_variable_outranks_the_file_and_the_file_the_default(
+    env: dict[str, str], option: str, value: object
+) -> None:
+    without_mps = {**NVIDIA, "sharing": {}}
+    options = parse_policy(json.dumps(without_mps), "n", env=env).policy.options
+    assert getattr(options, option) == value
+
+
+def test_variables_do_not_reach_the_other_formats() -> None:
+    env = {"MIG_STRATEGY": "nonsense"}
+    assert parse_policy("version: partage/v1", "p", env=env).policy.options.mig_strategy is MigStrategy.MIXED
+
+
+def test_a_variable_mends_a_value_that_is_wrong_in_the_file_but_not_its_type() -> None:
+    loaded = parse_policy("version: v1\nflags: {migStrategy: x}", "n", env={"MIG_STRATEGY": "single"})
+    assert loaded.policy.options.mig_strategy is MigStrategy.SINGLE
+    (problem,) = problems({"version": "v1", "flags": {"migStrategy": 4}}, {"MIG_STRATEGY": "single"})
+    assert problem.path == "flags.migStrategy"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("MIG_STRATEGY", "x", "none, single or mixed"),
+        ("FAIL_ON_INIT_ERROR", "yes", "true or false"),
+        ("DEVICE_LIST_STRATEGY", "envvar,x", "volume-mounts"),
+        ("IMEX_CHANNEL_IDS", "1", "must be [] or [0]"),
+        ("IMEX_CHANNEL_IDS", "a", "whole number"),
+        ("SHARED_DEVICES_ALLOCATION_POLICY", "x", "distributed or packed"),
+        ("DEVICE_DISCOVERY_STRATEGY", "vfio", "auto, nvml or tegra"),
+    ],
+)
+def test_a_wrong_variable_is_named(name: str, value: str, said: str) -> None:
+    (problem,) = problems({"version": "v1"}, {name: value})
+    assert (problem.file, problem.path.partition("[")[0]) == ("environment", name)
+    assert said in problem.message
+
+
+def test_the_dev_root_follows_the_driver_root() -> None:
+    options = parse_policy("version: v1", "n", env={"NVIDIA_DRIVER_ROOT": "/d"}).policy.options
+    assert (options.driver_root, options.dev_root) == ("/d", "/d")
+
+
+@pytest.mark.parametrize(
+    ("flags", "path"),
+    [
+        ({"migStrategy": "sometimes"}, "flags.migStrategy"),
+        ({"failOnInitError": "true"}, "flags.failOnInitError"),
+        ({"deviceDiscoveryStrategy": "vfio"}, "flags.deviceDiscoveryStrategy"),
+        ({"plugin": {"deviceListStrategy": "x"}}, "flags.plugin.deviceListStrategy"),
+        ({"plugin": {"deviceListStrategy": ["x"]}}, "flags.plugin.deviceListStrategy[0]"),
+        ({"plugin": {"deviceListStrategy": 4}}, "flags.plugin.deviceListStrategy"),
+        ({"plugin": {"deviceIDStrategy": "name"}}, "flags.plugin.deviceIDStrategy"),
+        ({"plugin": {"sharedDevicesAllocationPolicy": "x"}}, "flags.plugin.sharedDevicesAllocationPolicy"),
+        ({"plugin": {"passDeviceSpecs": 1}}, "flags.plugin.passDeviceSpecs"),
+        ({"plugin": []}, "flags.plugin"),
+        ({"gfd": {"sleepInterval": "60"}}, "flags.gfd.sleepInterval"),
+        ({"gfd": {"sleepInterval": [1]}}, "flags.gfd.sleepInterval"),
+        ({"gfd": {"oneshot": "no"}}, "flags.gfd.oneshot"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: dict[str, Any], path: str) -> None:
+    (problem,) = problems({"version": "v1", "flags": flags})
+    assert problem.path == path
+
+
+def test_a_list_in_one_string_gets_the_advice_to_write_a_list() -> None:
+    found = problems({"version": "v1", "flags": {"plugin": {"deviceListStrategy": "envvar,cdi-cri"}}})
+    assert "write a list: [envvar, cdi-cri]" in [problem.hint for problem in found]
+
+
+@pytest.mark.parametrize(
+    "interval", ["60s", "1h30m", "1.5h", "infinite", 60_000_000_000, "0", "-1s", "100ms"]
+)
+def test_durations_are_gos(interval: object) -> None:
+    document = {"version": "v1", "flags": {"gfd": {"sleepInterval": interval}}}
+    assert parse_policy(json.dumps(document), "n").warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "said"),
+    [
+        (sharing(replicas=1), ".resources[0].replicas", "2 or more, not 1"),
+        (sharing(replicas=0), ".resources[0].replicas", "2 or more, not 0"),
+        (sharing(replicas=-1), ".resources[0].replicas", "2 or more, not -1"),
+        (sharing(replicas="4"), ".resources[0].replicas", "whole number"),
+        (sharing(replicas=None), ".resources[0]", "'replicas' is missing"),
+        (sharing(name=None), ".resources[0]", "'name' is missing"),
+        (sharing(name="foo.com/x"), ".resources[0].name", "not in nvidia.com"),
+        (sharing(name="GPU"), ".resources[0].name", "not a resource name"),
+        (sharing(name="x" * 60), ".resources[0].name", "longer than 63"),
+        (sharing(rename="GPU"), ".resources[0].rename", "not a resource name"),
+        (sharing(devices="some"), ".resources[0].devices", "unrecognized devices"),
+        (sharing(devices=0), ".resources[0].devices", "a count of devices must be > 0"),
+        (sharing(devices=-1), ".resources[0].devices", "a count of devices must be > 0"),
+        (sharing(devices=2.5), ".resources[0].devices", "unrecognized devices"),
+        (sharing(devices=True), ".resources[0].devices", "unrecognized devices"),
+        (sharing(devices=None), ".resources[0].devices", "unrecognized devices"),
+        (sharing(devices={}), ".resources[0].devices", "unrecognized devices"),
+        (sharing(devices=[-1]), ".resources[0].devices[0]", "unsupported device"),
+        (sharing(devices=["a"]), ".resources[0].devices[0]", "unsupported device"),
+        (sharing(devices=["0:"]), ".resources[0].devices[0]", "unsupported device"),
+        (sharing(devices=["0:1:2"]), ".resources[0].devices[0]", "unsupported device"),
+        (sharing(devices=[True]), ".resources[0].devices[0]", "unsupported device"),
+        (sharing(devices=[[0]]), ".resources[0].devices[0]", "unsupported device"),
+        ({"sharing": {"timeSlicing": None}}, "", "no resources specified"),
+        ({"sharing": {"timeSlicing": {}}}, "", "no resources specified"),
+        ({"sharing": {"timeSlicing": {"resources": []}}}, ".resources", "no resources specified"),
+        ({"sharing": {"timeSlicing": {"resources": {}}}}, ".resources", "has to be a list"),
+        ({"sharing": {"timeSlicing": {"resources": [None]}}}, ".resources[0]", "has to be a mapping"),
+    ],
+)
+def test_wrong_sharing_is_refused(document: dict[str, Any], path: str, said: str) -> None:
+    (problem,) = problems({"version": "v1", **document})
+    assert problem.path == f"sharing.timeSlicing{path}"
+    assert said in problem.message
+
+
+def test_mps_of_null_is_no_mps() -> None:
+    assert parse_policy("version: v1\nsharing: {mps: null}", "n").policy.entries == ()
+
+
+def test_a_name_that_the_suffix_makes_too_long_is_refused() -> None:
+    document = sharing(name="x" * 50)
+    document["sharing"]["timeSlicing"]["renameByDefault"] = True
+    (problem,) = problems(document)
+    assert "with .shared it is longer than 63" in problem.message
+
+
+def test_mps_with_mig_strategy_mixed_is_refused_wherever_the_strategy_comes_from() -> None:
+    for document, env in (
+        ({**sharing("mps"), "flags": {"migStrategy": "mixed"}}, {}),
+        (sharing("mps"), {"MIG_STRATEGY": "mixed"}),
+    ):
+        errors = [problem for problem in problems(document, env) if problem.severity == "error"]
+        assert ["not supported with MPS" in problem.message for problem in errors] == [True]
+
+
+def test_mps_without_its_root_is_a_warning_because_our_directories_are_our_own() -> None:
+    (warning,) = parse_policy(json.dumps(sharing("mps")), "n").warnings
+    assert "--run-dir" in warning.hint
+    assert parse_policy(json.dumps(sharing("mps")), "n", env={"MPS_ROOT": "/run/nvidia/mps"}).warnings == ()
+
+
+def both(time_slicing: Any, mps: Any) -> dict[str, Any]:
+    """Time-slicing and MPS in one file, for these devices."""
+    return {
+        "version": "v1",
+        "flags": {"mpsRoot": "/r"},
+        "sharing": {
+            "timeSlicing": {"resources": [{"name": "gpu", "replicas": 2, "devices": time_slicing}]},
+            "mps": {"resources": [{"name": "gpu", "replicas": 2, "devices": mps}]},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("time_slicing", "mps"),
+    [
+        ("all", "all"),
+        ("all", [0]),
+        ([0], "all"),
+        (2, 2),
+        ([1], 2),
+        (2, [1]),
+        ([0], [1, 0]),
+        (["GPU-a"], ["GPU-a"]),
+    ],
+)
+def test_time_slicing_and_mps_for_one_gpu_is_an_error(time_slicing: object, mps: object) -> None:
+    (problem,) = problems(both(time_slicing, mps))
+    assert problem.path == "sharing.mps.resources[0]"
+    assert "one GPU cannot be shared by time-slicing and MPS" in problem.message
+
+
+@pytest.mark.parametrize(("time_slicing", "mps"), [([0], [1]), (2, [2, 3]), ([0], ["GPU-a"]), (["0:1"], [0])])
+def test_time_slicing_and_mps_for_different_gpus_is_fine(time_slicing: object, mps: object) -> None:
+    assert len(parse_policy(json.dumps(both(time_slicing, mps)), "n").policy.entries) == 2
+
+
+def test_two_items_for_one_device_are_an_error_and_for_two_resources_are_not() -> None:
+    one = {"name": "gpu", "replicas": 2}
+    other = {"name": "mig-1g.10gb", "replicas": 3}
+
+    def document(*items: object) -> dict[str, Any]:
+        return {"version": "v1", "sharing": {"timeSlicing": {"resources": list(items)}}}
+
+    (problem,) = problems(document(one, {**one, "replicas": 3}))
+    assert "one device has one sharing" in problem.message
+    assert len(parse_policy(json.dumps(document(one, other)), "n").policy.entries) == 2
+
+
+@pytest.mark.parametrize(
+    ("resources", "path"),
+    [
+        ({"gpus": [{"name": "a"}]}, "resources.gpus[0]"),
+        ({"gpus": [{"pattern": "a"}]}, "resources.gpus[0]"),
+        ({"mig": [{"pattern": "a", "name": "a/b"}]}, "resources.mig[0].name"),
+        ({"mig": {}}, "resources.mig"),
+    ],
+)
+def test_wrong_patterns_are_refused(resources: object, path: str) -> None:
+    (problem,) = problems({"version": "v1", "resources": resources})
+    assert problem.path == path
+
+
+@pytest.mark.parametrize("channels", [[1], [0, 0], ["0"], 0, [0, 1]])
+def test_imex_channels_are_none_or_zero(channels: object) -> None:
+    (problem,) = problems({"version": "v1", "imex": {"channelIDs": channels}})
+    assert problem.path.startswith("imex.channelIDs")
