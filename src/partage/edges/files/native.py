@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import TypeVar
 
 from partage.edges.files.fields import Dialect, Field, Notes, Table
+from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, read_time_slicing
 from partage.model.ids import parse_resource_name
-from partage.model.layout import LayoutItem
 from partage.model.pci import parse_pci_address
 from partage.model.policy import (
     DeviceList,
@@ -20,20 +20,15 @@ from partage.model.policy import (
     Exclusive,
     GpuEntry,
     GpuSelector,
-    Interval,
     MigStrategy,
     MigWish,
-    Mps,
-    MpsClient,
     Options,
     Policy,
     Rest,
     Sharing,
-    TimeSlicing,
     Watch,
     Where,
 )
-from partage.units import MIB, parse_bytes, parse_percent
 
 T = TypeVar("T")
 
@@ -45,10 +40,6 @@ _TOP = ("version", "gpus", "resources")
 _STRATEGIES = ("exclusive", "time-slicing", "mps", "mig")
 _ENTRY = ("select", "name", "guard", "watch", "change", *_STRATEGIES)
 _CRITERIA = ("index", "uuid", "model", "pci")
-_TIME_SLICING = ("replicas", "interval")
-_MPS = ("replicas", "clients", "exclusive-process")
-_CLIENT = ("name", "memory", "threads")
-_MIG = ("layout", "time-slicing", "mps")
 _RESOURCES = (
     "rename-shared",
     "fail-requests-greater-than-one",
@@ -67,7 +58,7 @@ DIALECT = Dialect(
         **dict.fromkeys(_RESOURCES, "'resources', at the top"),
         **dict.fromkeys(_ENTRY, "an entry of 'gpus'"),
         **dict.fromkeys(_CRITERIA, "'select'"),
-        **dict.fromkeys(_CLIENT[1:], "a client of 'mps'"),
+        **dict.fromkeys(CLIENT_KEYS[1:], "a client of 'mps'"),
         "replicas": "'time-slicing' or 'mps'",
         "interval": "'time-slicing'",
         "clients": "'mps'",
@@ -242,115 +233,14 @@ def _one_strategy(table: Table, key: str) -> tuple[Sharing, MigWish | None]:
     field = table.here(key)
     match key:
         case "time-slicing":
-            return _time_slicing(field), None
+            return read_time_slicing(field), None
         case "mps":
-            return _mps(field), None
+            return read_mps(field), None
         case "mig":
-            return _mig(field)
+            return read_mig(field)
         case _:
             field.table(())
             return Exclusive(), None
-
-
-def _time_slicing(field: Field) -> TimeSlicing:
-    table = field.table(_TIME_SLICING)
-    if table is None:
-        return TimeSlicing(2)
-    interval = table.get("interval")
-    replicas = table.required("replicas", "how many shares a GPU is cut into")
-    return TimeSlicing(_replicas(replicas), interval.choice(Interval) if interval else None)
-
-
-def _replicas(field: Field | None) -> int:
-    return (field.integer(at_least=2) if field else None) or 2
-
-
-def _mps(field: Field) -> Mps:
-    table = field.table(_MPS)
-    if table is None:
-        return Mps(2)
-    alone = table.boolean("exclusive-process", default=True)
-    replicas, clients = table.get("replicas"), table.get("clients")
-    if (replicas is None) == (clients is None):
-        said = "replicas and clients exclude each other" if replicas else "neither replicas nor clients"
-        field.error(said, "replicas: n for even shares, clients: [...] for unequal ones")
-    if clients is None:
-        return Mps(_replicas(replicas), exclusive_process=alone)
-    if replicas is not None:
-        _replicas(replicas)
-    read = _clients(clients)
-    return Mps(max(2, len(read)), read, alone)
-
-
-def _clients(field: Field) -> tuple[MpsClient, ...]:
-    items = field.items(MOST_ENTRIES)
-    if items is None:
-        return ()
-    if len(items) < 2:
-        field.error(f"has to list 2 clients or more, not {len(items)}", "one client needs no sharing")
-    clients = [(item, client) for item in items if (client := _client(item)) is not None]
-    _equal_under_one_name(clients)
-    return tuple(client for _, client in clients)
-
-
-def _client(field: Field) -> MpsClient | None:
-    table = field.table(_CLIENT)
-    if table is None:
-        return None
-    name, memory, threads = (table.get(key) for key in _CLIENT)
-    return MpsClient(
-        name=name.parsed(_client_name) if name else None,
-        memory_bytes=memory.parsed(_memory, "8Gi") if memory else None,
-        threads_percent=threads.parsed(parse_percent, "20%") if threads else None,
-    )
-
-
-def _client_name(text: str) -> str:
-    parse_resource_name(text if "/" in text else f"gpu.{text}")
-    return text
-
-
-def _memory(text: str) -> int:
-    amount = parse_bytes(text)
-    if amount < MIB:
-        raise ValueError(f"{text!r} is less than 1Mi, the least that MPS can limit")
-    return amount
-
-
-def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
-    """A pod asks by name and has to know what it gets."""
-    first: dict[str | None, tuple[Field, MpsClient]] = {}
-    for field, client in clients:
-        known, like = first.setdefault(client.name, (field, client))
-        if (like.memory_bytes, like.threads_percent) == (client.memory_bytes, client.threads_percent):
-            continue
-        called = f"is also called {client.name!r}" if client.name else "has no name either"
-        field.error(
-            f"differs from {known.place.path}, which {called}",
-            "give unequal clients a 'name' each of their own",
-        )
-
-
-def _mig(field: Field) -> tuple[Sharing, MigWish | None]:
-    table = field.table(_MIG)
-    if table is None:
-        return Exclusive(), MigWish()
-    layout = table.required("layout", "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]")
-    items = layout.items(MOST_ENTRIES) if layout else None
-    if layout is not None and items is not None and not items:
-        layout.error("is empty", "for a GPU that is not shared write exclusive: {}")
-    wish = MigWish(
-        tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
-    )
-    time_slicing, mps = table.get("time-slicing"), table.get("mps")
-    if time_slicing and mps:
-        field.error("time-slicing and mps exclude each other", "keep one of the two")
-    sharing: Sharing = Exclusive()
-    if mps:
-        sharing = _mps(mps)
-    if time_slicing:
-        sharing = _time_slicing(time_slicing)
-    return sharing, wish
 
 
 # --- contradictions ----------------------------------------------------------------------------

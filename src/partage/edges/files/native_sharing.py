@@ -1,0 +1,121 @@
+"""How the GPUs of one native entry are shared: ``time-slicing``, ``mps`` with its clients, ``mig``."""
+
+from __future__ import annotations
+
+from partage.edges.files.fields import Field
+from partage.model.ids import parse_resource_name
+from partage.model.layout import LayoutItem
+from partage.model.policy import Exclusive, Interval, MigWish, Mps, MpsClient, Sharing, TimeSlicing
+from partage.units import MIB, parse_bytes, parse_percent
+
+MOST_ITEMS = 512
+"""Clients of one GPU, MIG devices of one layout: far more than there can be."""
+
+_TIME_SLICING = ("replicas", "interval")
+_MPS = ("replicas", "clients", "exclusive-process")
+CLIENT_KEYS = ("name", "memory", "threads")
+_MIG = ("layout", "time-slicing", "mps")
+
+
+def read_time_slicing(field: Field) -> TimeSlicing:
+    """What ``time-slicing`` says."""
+    table = field.table(_TIME_SLICING)
+    if table is None:
+        return TimeSlicing(2)
+    interval = table.get("interval")
+    replicas = table.required("replicas", "how many shares a GPU is cut into")
+    return TimeSlicing(_replicas(replicas), interval.choice(Interval) if interval else None)
+
+
+def _replicas(field: Field | None) -> int:
+    return (field.integer(at_least=2) if field else None) or 2
+
+
+def read_mps(field: Field) -> Mps:
+    """What ``mps`` says: even shares, or clients."""
+    table = field.table(_MPS)
+    if table is None:
+        return Mps(2)
+    alone = table.boolean("exclusive-process", default=True)
+    replicas, clients = table.get("replicas"), table.get("clients")
+    if (replicas is None) == (clients is None):
+        said = "replicas and clients exclude each other" if replicas else "neither replicas nor clients"
+        field.error(said, "replicas: n for even shares, clients: [...] for unequal ones")
+    if clients is None:
+        return Mps(_replicas(replicas), exclusive_process=alone)
+    if replicas is not None:
+        _replicas(replicas)
+    read = _clients(clients)
+    return Mps(max(2, len(read)), read, alone)
+
+
+def _clients(field: Field) -> tuple[MpsClient, ...]:
+    items = field.items(MOST_ITEMS)
+    if items is None:
+        return ()
+    if len(items) < 2:
+        field.error(f"has to list 2 clients or more, not {len(items)}", "one client needs no sharing")
+    clients = [(item, client) for item in items if (client := _client(item)) is not None]
+    _equal_under_one_name(clients)
+    return tuple(client for _, client in clients)
+
+
+def _client(field: Field) -> MpsClient | None:
+    table = field.table(CLIENT_KEYS)
+    if table is None:
+        return None
+    name, memory, threads = (table.get(key) for key in CLIENT_KEYS)
+    return MpsClient(
+        name=name.parsed(_client_name) if name else None,
+        memory_bytes=memory.parsed(_memory, "8Gi") if memory else None,
+        threads_percent=threads.parsed(parse_percent, "20%") if threads else None,
+    )
+
+
+def _client_name(text: str) -> str:
+    parse_resource_name(text if "/" in text else f"gpu.{text}")
+    return text
+
+
+def _memory(text: str) -> int:
+    amount = parse_bytes(text)
+    if amount < MIB:
+        raise ValueError(f"{text!r} is less than 1Mi, the least that MPS can limit")
+    return amount
+
+
+def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
+    """A pod asks by name and has to know what it gets."""
+    first: dict[str | None, tuple[Field, MpsClient]] = {}
+    for field, client in clients:
+        known, like = first.setdefault(client.name, (field, client))
+        if (like.memory_bytes, like.threads_percent) == (client.memory_bytes, client.threads_percent):
+            continue
+        called = f"is also called {client.name!r}" if client.name else "has no name either"
+        field.error(
+            f"differs from {known.place.path}, which {called}",
+            "give unequal clients a 'name' each of their own",
+        )
+
+
+def read_mig(field: Field) -> tuple[Sharing, MigWish]:
+    """What ``mig`` says: how each MIG device is shared, and the layout."""
+    table = field.table(_MIG)
+    if table is None:
+        return Exclusive(), MigWish()
+    layout = table.required("layout", "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]")
+    items = layout.items(MOST_ITEMS) if layout else None
+    if layout is not None and items is not None and not items:
+        layout.error("is empty", "for a GPU that is not shared write exclusive: {}")
+    wish = MigWish(
+        tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
+    )
+    time_slicing, mps = table.get("time-slicing"), table.get("mps")
+    if time_slicing and mps:
+        field.error("time-slicing and mps exclude each other", "keep one of the two")
+    sharing: Sharing = Exclusive()
+    if mps:
+        sharing = read_mps(mps)
+    if time_slicing:
+        sharing = read_time_slicing(time_slicing)
+    return sharing, wish
