@@ -1,0 +1,240 @@
+"""Play a story, step by step, and tell what happens."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import assert_never
+
+from partage.edges.files.policy import parse_policy
+from partage.errors import Problem
+from partage.faces.shares import shares_of
+from partage.faces.story.judge import Snapshot, shortcomings
+from partage.faces.story.model import (
+    ChangePolicy,
+    End,
+    Expect,
+    Misfortune,
+    PolicyText,
+    RestartAgent,
+    RestartKubelet,
+    Run,
+    Say,
+    Step,
+    Story,
+)
+from partage.faces.story.stage import Stage
+from partage.faces.story.telling import expected, got, refusal, waits
+from partage.model.gpu import Inventory
+from partage.sim.pod import Phase, PodStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What happened, for who watches.
+
+    at_s: since the story began. verb: ``ready``, ``say``, ``run``, ``end``, ``policy``, ``restart``,
+    ``fault``, ``expect``. good: None where nothing was expected.
+    """
+
+    at_s: float
+    verb: str
+    text: str
+    good: bool | None = None
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How the node stands when the story is over. contradictions: what broke the kubelet's protocol."""
+
+    scenes: tuple[Scene, ...]
+    inventory: Inventory
+    snapshot: Snapshot
+    contradictions: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Every expectation came true, and the agent kept to the protocol."""
+        return not self.contradictions and all(scene.good is not False for scene in self.scenes)
+
+
+def _to_nobody(scene: Scene) -> None:
+    del scene
+
+
+async def play(story: Story, *, seed: int = 0, told: Callable[[Scene], None] = _to_nobody) -> Ending:
+    """Play the story to its end; expectations that fail do not stop it.
+
+    seed: of the order in which the kubelet names free devices. told: called for each scene as it happens.
+    Raises what the agent raises at its start: InputError or Unsatisfiable for a policy that cannot hold.
+    """
+    if story.policy is not None:
+        # Once before, so that problems carry the name that the operator knows.
+        parse_policy(story.policy.content, story.policy.name, story.config)
+    with tempfile.TemporaryDirectory(prefix="partage-", ignore_cleanup_errors=True) as folder:
+        player = Player(story, Path(folder), seed, told)
+        try:
+            await player.begin()
+            for step in story.steps:
+                await player.perform(step)
+            return await player.ending()
+        finally:
+            await player.stage.close()
+
+
+@dataclass(slots=True)
+class Player:
+    """Acts the steps of one story out on a stage."""
+
+    story: Story
+    folder: Path
+    seed: int
+    told: Callable[[Scene], None]
+    stage: Stage = field(init=False)
+    scenes: list[Scene] = field(default_factory=list)
+    policy_name: str = ""
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.stage = Stage(self.story, self.folder, self.seed, self._tell_late_pod)
+        self.policy_name = self.story.policy.name if self.story.policy else ""
+
+    async def begin(self) -> None:
+        """Everything is registered."""
+        await self.stage.open()
+        names = ", ".join(self.stage.kubelet.allocatable()) or "nothing"
+        self._tell("ready", f"the agent has registered {names}")
+
+    async def ending(self) -> Ending:
+        """The node as it stands, once it is known who holds what."""
+        await self.stage.eventually(self.stage.holders_known)
+        return Ending(
+            scenes=tuple(self.scenes),
+            inventory=await self.stage.hardware.observe(),
+            snapshot=self.stage.snapshot(),
+            contradictions=self.stage.kubelet.contradictions,
+        )
+
+    async def perform(self, step: Step) -> None:
+        """Do what the step says, and tell it."""
+        match step:
+            case Say():
+                self._tell("say", step.text)
+            case Run():
+                await self._run(step)
+            case End():
+                await self._end(step)
+            case ChangePolicy():
+                await self._change_policy(step.policy)
+            case RestartKubelet():
+                await self._restart("the kubelet", self.stage.kubelet.restart)
+            case RestartAgent():
+                await self._restart("the agent", self._restart_agent)
+            case Misfortune():
+                await self.stage.hardware.misbehave(step.fault)
+                self._tell("fault", step.words)
+            case Expect():
+                await self._expect(step)
+            case _:
+                assert_never(step)
+
+    # --- pods ---
+
+    async def _run(self, step: Run) -> None:
+        await self.stage.eventually(self.stage.settled)
+        for pod in step.pods:
+            status = await self.stage.admit(pod, may_wait=step.refused is None)
+            if step.refused is None:
+                self._tell_pod(status)
+            else:
+                self._tell_refusal(status, step.refused)
+
+    def _tell_pod(self, status: PodStatus, suffix: str = "") -> None:
+        report = self.stage.board.report
+        shares = shares_of(report.offer) if report else {}
+        lines = got(status, shares) if status.containers else [refusal(status)]
+        self._tell("run", status.pod.key + suffix, details=tuple(lines))
+
+    def _tell_late_pod(self, status: PodStatus) -> None:
+        self._tell_pod(status, ", which waited")
+
+    def _tell_refusal(self, status: PodStatus, wanted: str) -> None:
+        if status.phase is Phase.RUNNING:
+            self._tell("run", status.pod.key, False, ("runs, and should have been refused",))
+            return
+        good = wanted.lower() in status.message.lower()
+        details = [refusal(status)] if good else [refusal(status), f"refused, but not because of {wanted!r}"]
+        self._tell("run", status.pod.key, good, tuple(details))
+
+    async def _end(self, step: End) -> None:
+        # A pod lives longer than a story's lines take: long enough for the agent to learn who it is.
+        await self.stage.eventually(self.stage.holders_known)
+        running = [status.pod for status in self.stage.kubelet.pods() if status.holds]
+        ending = [pod for pod in running if fnmatchcase(pod.key, step.pattern)]
+        for pod in ending:
+            await self.stage.kubelet.end(pod)
+        given_up = [key for key in self.stage.waiting if fnmatchcase(key, step.pattern)]
+        for key in given_up:
+            del self.stage.waiting[key]
+        names = [*(pod.key for pod in ending), *given_up]
+        self._tell("end", ", ".join(names) or f"nobody is called {step.pattern}", None if names else False)
+        await self.stage.schedule()
+
+    # --- changes ---
+
+    async def _change_policy(self, policy: PolicyText) -> None:
+        counts = self.stage.board.counts
+        before = counts.reloads_ok + counts.reloads_failed
+        digest = hashlib.sha256(policy.content).hexdigest()
+        self.policy_name = policy.name
+        self.stage.write_policy(policy)
+
+        def noticed() -> bool:
+            report = self.stage.board.report
+            same = report is not None and report.policy.digest == digest and not report.policy.problems
+            return same or counts.reloads_ok + counts.reloads_failed > before
+
+        await self.stage.eventually(noticed)
+        await self.stage.eventually(self.stage.settled)
+        problems = self._problems()
+        said = "is refused, the last good one stays" if problems else "is taken over"
+        report = self.stage.board.report
+        details = [str(problem) for problem in problems] or (waits(report) if report else [])
+        self._tell("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
+
+    def _problems(self) -> list[Problem]:
+        """What is wrong with the policy, under the name that the story gave it."""
+        report, own = self.stage.board.report, str(self.stage.settings.policy)
+        name = Path(self.policy_name).name
+        problems = report.policy.problems if report else ()
+        return [replace(problem, file=name) if problem.file == own else problem for problem in problems]
+
+    async def _restart(self, who: str, restart: Callable[[], Awaitable[None]]) -> None:
+        began_s = time.monotonic()
+        await restart()
+        back = await self.stage.eventually(self.stage.settled)
+        took_ms = (time.monotonic() - began_s) * 1000
+        after = f"everything is registered again after {took_ms:.0f} ms"
+        self._tell("restart", f"{who}; {after if back else 'not everything is registered again'}", back)
+
+    async def _restart_agent(self) -> None:
+        await self.stage.stop_agent()
+        await self.stage.start_agent()
+
+    async def _expect(self, step: Expect) -> None:
+        def missing() -> list[str]:
+            return shortcomings(step, self.stage.snapshot())
+
+        good = await self.stage.eventually(lambda: not missing(), step.within_s)
+        self._tell("expect", expected(step), good, () if good else tuple(missing()))
+
+    def _tell(self, verb: str, text: str, good: bool | None = None, details: tuple[str, ...] = ()) -> None:
+        scene = Scene(time.monotonic() - self._began_s, verb, text, good, details)
+        self.scenes.append(scene)
+        self.told(scene)
