@@ -1,0 +1,80 @@
+"""Keeps CDI specs in step with the node, where the policy asks for CDI. A task: nvidia-ctk is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partage.errors import HardwareError
+from partage.model.gpu import Inventory
+from partage.model.policy import Options
+
+if TYPE_CHECKING:
+    from partage.edges.cdi.keeper import CdiKeeper
+
+log = logging.getLogger(__name__)
+
+
+LOOK_S = 60.0
+
+
+class CdiSpecs:
+    """What the specs hold now, and the task that renews them.
+
+    classes: beside ``gpu``, those with a spec. trouble: why a spec is missing or incomplete.
+    """
+
+    def __init__(
+        self,
+        directory_of: Callable[[Inventory], Path],
+        ask: Callable[[], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._directory_of = directory_of
+        self._ask = ask
+        self._clock = clock
+        self._wanted: tuple[Inventory, Options] | None = None
+        self._keeper: CdiKeeper | None = None
+        self._renew = asyncio.Event()
+        self.classes: tuple[str, ...] = ()
+        self.trouble = ""
+
+    def want(self, inventory: Inventory, options: Options) -> None:
+        """The specs shall fit this node from now on."""
+        if not options.uses_cdi:
+            self._wanted, self.trouble, self.classes = None, "", ()
+        elif (inventory, options) != self._wanted:
+            self._wanted = inventory, options
+            self._renew.set()
+
+    async def run(self) -> None:
+        """Renew when something changed, and now and then: a file may be gone, nvidia-ctk may work now."""
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_S if self._wanted else None):
+                    await self._renew.wait()
+            except TimeoutError:
+                pass
+            self._renew.clear()
+            if self._wanted is not None:
+                await self._keep(*self._wanted)
+
+    async def _keep(self, inventory: Inventory, options: Options) -> None:
+        from partage.edges.cdi.keeper import CdiKeeper
+
+        self._keeper = self._keeper or CdiKeeper(self._directory_of(inventory))
+        classes: tuple[str, ...] = ()
+        try:
+            spec = await self._keeper.keep(inventory, options, self._clock())
+            trouble, classes = spec.reason, spec.classes
+        except HardwareError as error:
+            trouble = str(error)
+        if (trouble, classes) == (self.trouble, self.classes):
+            return
+        if trouble:
+            log.warning("cdi spec is incomplete", extra={"reason": trouble})
+        self.trouble, self.classes = trouble, classes
+        self._ask()

@@ -1,0 +1,118 @@
+"""Who holds what: when PodResources is asked, and what its answers mean for the ledger."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from partage.agent.settings import Intervals
+from partage.edges.kubelet.port import PodResources
+from partage.errors import Unreachable
+from partage.model.answer import HeldBy
+from partage.model.ids import ShareId
+from partage.plan.ledger import Degree, Ledger
+
+log = logging.getLogger(__name__)
+
+
+def ours(
+    holders: Iterable[HeldBy], resources: Collection[str], devices: Collection[str]
+) -> tuple[HeldBy, ...]:
+    """Without other vendors' devices: what has one of our resources' names, or is on a device of this node.
+
+    The second for shares that another plugin, or an earlier policy, gave out under another name.
+    """
+    return tuple(
+        row
+        for row in holders
+        if row.resource in resources or any(ShareId.parse(share).device in devices for share in row.ids)
+    )
+
+
+@dataclass(slots=True)
+class HolderQuestions:
+    """Asks PodResources soon after an Allocate, else now and then; pauses longer when it is refused.
+
+    known: whether the kubelet's word on who holds what has ever come. trouble: why the last question had no
+    answer. names: our resources and devices, of now. asked_once: the first question had an answer, or none.
+    """
+
+    pod_resources: PodResources
+    ledger: Ledger
+    clock: Callable[[], float]
+    ask: Callable[[], None]
+    intervals: Intervals
+    names: Callable[[], tuple[Collection[str], Collection[str]]]
+    known: bool = False
+    trouble: str = ""
+    _pause_s: float = 0.0
+    _waited: bool = False
+    asked_once: asyncio.Event = field(default_factory=asyncio.Event)
+    _soon: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def soon(self) -> None:
+        """An Allocate was answered: the kubelet will know its pod in a moment."""
+        if not self.trouble and not self._soon.is_set():
+            self._pause_s = self.intervals.holders_first_s
+            self._soon.set()
+
+    def waited_for(self, *, waited: bool) -> None:
+        """Whether a GPU waits for somebody to give a share back: then the end of a pod is news."""
+        if waited and not self._waited and not self.trouble:
+            self._soon.set()
+        self._waited = waited
+
+    async def question(self) -> tuple[HeldBy, ...]:
+        """Ask once. Raises Unreachable."""
+        asked_s = self.clock()
+        try:
+            said = await self.pod_resources.held()
+        except Unreachable as error:
+            self._note(str(error))
+            raise
+        self._note("")
+        before = self.ledger.version
+        resources, devices = self.names()
+        holders = ours(said, resources, devices)
+        self.ledger.observed(holders, asked_s)
+        if self.ledger.version != before or not self.known:
+            self.known = True
+            self.ask()
+        return holders
+
+    async def run(self) -> None:
+        """Ask for ever."""
+        while True:
+            await self._rest()
+            try:
+                await self.question()
+            except Unreachable:
+                self.asked_once.set()
+                self._pause_s = min(max(self._pause_s, 0.5) * 2, self.intervals.holders_longest_s)
+                continue
+            self.asked_once.set()
+            unnamed = any(entry.degree is Degree.TENTATIVE for entry in self.ledger.entries())
+            longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
+            self._pause_s = min(self._pause_s * 2, longest_s) if unnamed else longest_s
+
+    async def _rest(self) -> None:
+        """Pause; an Allocate cuts a long pause short, but not to nothing: the kubelet needs its moment."""
+        if not self._soon.is_set():
+            try:
+                async with asyncio.timeout(self._pause_s):
+                    await self._soon.wait()
+            except TimeoutError:
+                return
+        self._soon.clear()
+        await asyncio.sleep(self.intervals.holders_first_s)
+
+    def _note(self, trouble: str) -> None:
+        if bool(trouble) != bool(self.trouble):
+            if trouble:
+                log.warning("holders are not known", extra={"reason": trouble})
+            else:
+                log.info("holders are known")
+            self.ask()
+        self.trouble = trouble

@@ -1,0 +1,173 @@
+"""When to turn. Outside events do not act, they ask for a turn; many requests, one turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from partage.agent.board import Board
+from partage.agent.cdi import CdiSpecs
+from partage.agent.holders import HolderQuestions
+from partage.agent.plugins import ResourcePlugin
+from partage.agent.policies import Policies
+from partage.agent.publishing import Plugins, Terms
+from partage.agent.remember import Memory
+from partage.agent.report import Neighbours, Report, gpu_reports, resource_reports
+from partage.agent.senses import HardwareSense, Sensed
+from partage.agent.settings import Settings
+from partage.agent.turn import NO_ROWS, Rows, Seen, Standing, Turn, turn
+from partage.model.gpu import NoDriver
+from partage.model.xid import DEFAULT_RULES, XidRules
+from partage.plan.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+
+class Requests:
+    """Turns that were asked for."""
+
+    def __init__(self) -> None:
+        self._asked = asyncio.Event()
+
+    def ask(self) -> None:
+        """Ask for a turn, soon."""
+        self._asked.set()
+
+    async def wait(self, longest_s: float | None) -> None:
+        """Wait until somebody asks, at most so long; all requests until now are taken."""
+        try:
+            async with asyncio.timeout(longest_s):
+                await self._asked.wait()
+        except TimeoutError:
+            pass
+        self._asked.clear()
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the loop turns: everything that it reads and writes."""
+
+    settings: Settings
+    clock: Callable[[], float]
+    board: Board
+    requests: Requests
+    ledger: Ledger
+    sense: HardwareSense
+    holders: HolderQuestions
+    policies: Policies
+    plugins: Plugins
+    memory: Memory
+    cdi: CdiSpecs
+    serve: Callable[[ResourcePlugin], None]
+    rules: XidRules = DEFAULT_RULES
+
+
+@dataclass(slots=True)
+class Loop:
+    """Turns, and keeps what lies between two turns."""
+
+    parts: Parts
+    standing: Standing = field(default_factory=Standing)
+    rows: Rows = NO_ROWS
+    booted: bool = False
+    _terms: Terms | None = None
+    _due_s: float | None = None
+    _number: int = 0
+
+    async def run(self) -> None:
+        """Turn whenever it is asked for or due, for ever."""
+        intervals = self.parts.settings.intervals
+        while True:
+            await self.parts.requests.wait(self._pause_s())
+            self.turn()
+            await asyncio.sleep(intervals.turn_gap_s)
+
+    async def pulse(self) -> None:
+        """Say that the loop is alive, for ever; a thread looks whether this is recent."""
+        while True:
+            self.parts.board.pulse_s = self.parts.clock()
+            await asyncio.sleep(self.parts.settings.intervals.policy_s)
+
+    def turn(self) -> None:
+        """One pass: see, decide, publish, report."""
+        parts, began_s = self.parts, self.parts.clock()
+        sensed = parts.sense.take()
+        parts.policies.lay_on(sensed.node)
+        parts.memory.has_seen(sensed.node)
+        done = turn(self._seen(sensed, began_s), self.standing, self.rows, self._settle_s, parts.rules)
+        self.standing, self.rows, self._due_s, self.booted = done.standing, done.rows, done.due_s, False
+        parts.holders.waited_for(waited=any(done.waiting.values()))
+        self._publish(sensed)
+        self._report(sensed, done, began_s)
+        parts.memory.remember(self.standing, parts.policies.saved)
+
+    @property
+    def _settle_s(self) -> float:
+        return self.parts.settings.intervals.settle_s
+
+    def _pause_s(self) -> float | None:
+        return None if self._due_s is None else max(0.0, self._due_s - self.parts.clock())
+
+    def _seen(self, sensed: Sensed, now_s: float) -> Seen:
+        ledger = self.parts.ledger
+        return Seen(
+            now_s=now_s,
+            node=sensed.node,
+            fresh=sensed.fresh,
+            wish=self.parts.policies.wish,
+            xids=sensed.xids,
+            conditions=sensed.conditions,
+            silent=sensed.silent,
+            booted=self.booted,
+            held=ledger.held(),
+            held_version=ledger.version,
+            entries=ledger.entries(),
+            holders_known=self.parts.holders.known,
+        )
+
+    def _publish(self, sensed: Sensed) -> None:
+        """Serve the new rows. Without a driver, answers stay what they were when there was one."""
+        parts, wish = self.parts, self.parts.policies.wish
+        if sensed.node and wish and not isinstance(sensed.node.inventory.driver, NoDriver):
+            inventory, options = sensed.node.inventory, wish.policy.options
+            parts.cdi.want(inventory, options)
+            self._terms = Terms(inventory, options, str(parts.settings.run_dir), parts.cdi.classes)
+        if self._terms is not None:
+            for plugin in parts.plugins.publish(self.rows, self._terms):
+                parts.serve(plugin)
+
+    def _report(self, sensed: Sensed, done: Turn, began_s: float) -> None:
+        parts = self.parts
+        self._number += 1
+        entries = parts.ledger.entries()
+        listed = {name: plugin.devices().rows for name, plugin in parts.plugins.by_name.items()}
+        now_s = parts.clock()
+        report = Report(
+            at_s=time.time(),
+            clock_s=now_s,
+            number=self._number,
+            took_s=now_s - began_s,
+            node=sensed.node,
+            offer=done.rows.offer,
+            gpus=gpu_reports(sensed.node, done, parts.policies.wish, entries),
+            resources=resource_reports(listed, entries),
+            entries=entries,
+            policy=parts.policies.report,
+            neighbours=self._neighbours(),
+        )
+        counts = parts.board.counts
+        counts.turns = self._number
+        counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed
+        parts.board.publish(report)
+
+    def _neighbours(self) -> Neighbours:
+        parts = self.parts
+        return Neighbours(
+            hardware=parts.sense.trouble,
+            pod_resources=parts.holders.trouble,
+            state_dir=parts.memory.trouble,
+            cdi=parts.cdi.trouble,
+        )

@@ -1,0 +1,78 @@
+"""What the agent writes down for its successor: the policy, what GPUs serve, health that needs proof."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from partage.agent.node import Node
+from partage.agent.turn import Standing
+from partage.edges.files.state import SavedPolicy, State, StateDir
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+"""How soon a state that could not be written is tried again: a full disk does not heal quickly."""
+
+
+@dataclass(slots=True)
+class Memory:
+    """The state directory, written when something changed. It may be read-only: then we warn and run.
+
+    trouble: why the last state is not on disk, else empty.
+    """
+
+    directory: StateDir
+    clock: Callable[[], float]
+    trouble: str = ""
+    _boot_id: str = ""
+    _latest: State | None = None
+    _key: object = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def load(self) -> State:
+        """What the agent before us wrote; empty where there is nothing that can be used."""
+        loaded = self.directory.load(self.clock())
+        for problem in loaded.problems:
+            log.warning("state is of no use", extra={"problem": problem})
+        if self.directory.problem:
+            self._note(self.directory.problem)
+        return loaded.state or State()
+
+    def has_seen(self, node: Node | None) -> None:
+        """Which boot of the node this is."""
+        if node is not None and node.inventory.boot_id:
+            self._boot_id = node.inventory.boot_id
+
+    def remember(self, standing: Standing, policy: SavedPolicy | None) -> None:
+        """Have this written, if it says something new. Timers of health alone are nothing new."""
+        phases = {gpu: (health.gpu, health.instances) for gpu, health in standing.health.items()}
+        key = (self._boot_id, policy, standing.serving, phases)
+        self._latest = State(self._boot_id, policy, standing.serving, standing.health)
+        if key != self._key:
+            self._key = key
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Write when something changed, for ever; after a failure, try again."""
+        while True:
+            try:
+                async with asyncio.timeout(RETRY_S if self.trouble else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            await asyncio.to_thread(self.save)
+
+    def save(self) -> None:
+        """Write the latest state. Blocks."""
+        if self._latest is not None:
+            failure = self.directory.save(self._latest, self.clock())
+            self._note(failure.reason if failure else "")
+
+    def _note(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            log.warning("state is not remembered", extra={"reason": trouble})
+        self.trouble = trouble

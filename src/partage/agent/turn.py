@@ -1,0 +1,234 @@
+"""One pass, without time or I/O of its own: what was seen and how the node stood in, how it stands now out.
+
+Health first, so that what is offered is known to be well; then each GPU steps towards what is wanted of it;
+then the rows that the kubelet shall know.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from partage.agent.node import GONE, Node
+from partage.agent.wish import Wish
+from partage.edges.kubelet.port import DeviceRow
+from partage.model.health import Booted, Condition, Event, Health, Silent, Xid, keep_instances, step
+from partage.model.ids import ResourceName
+from partage.model.share import Offer
+from partage.model.xid import DEFAULT_RULES, XidRules
+from partage.plan.ledger import Entry, Held
+from partage.plan.transition import Row, Serving, answerable, due_s, listed, transition, waiting
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What is known when a turn begins.
+
+    node: None until the node was observed once. fresh: it was observed since the last turn.
+    wish: None while no policy could be laid over the node.
+    conditions: since the last turn, None: not asked meanwhile. silent: why nobody can be asked, else empty.
+    held: by the kubelet's word, its version that of the ledger. holders_known: the kubelet's word has come.
+    """
+
+    now_s: float
+    node: Node | None = None
+    fresh: bool = False
+    wish: Wish | None = None
+    xids: tuple[Xid, ...] = ()
+    conditions: tuple[Condition, ...] | None = None
+    silent: str = ""
+    booted: bool = False
+    held: Held = field(default_factory=Held)
+    held_version: int = 0
+    entries: tuple[Entry, ...] = ()
+    holders_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How the node stands between two turns.
+
+    restored: GPUs whose serving was read from the state file; they do not move before it is known who holds
+    them.
+    """
+
+    serving: Mapping[str, Serving] = field(default_factory=dict)
+    health: Mapping[str, Health] = field(default_factory=dict)
+    restored: frozenset[str] = frozenset()
+
+
+_RowsKey = tuple[Mapping[str, Serving], int, Mapping[str, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What the kubelet shall know, and what is answered. key: what it was made of.
+
+    late: ids that were withdrawn, and until when an Allocate that was under way is answered for them.
+    """
+
+    key: _RowsKey
+    by_resource: Mapping[ResourceName, tuple[DeviceRow, ...]]
+    gpu_of: Mapping[str, str]
+    offer: Offer
+    late: Mapping[str, float] = field(default_factory=dict)
+
+
+NO_ROWS = Rows(({}, -1, {}), {}, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one pass came to.
+
+    waiting: GPUs that wait to change, and the held ids that each waits for.
+    due_s: when the next pass can change something by the passing of time alone, None: never.
+    """
+
+    standing: Standing
+    rows: Rows
+    waiting: Mapping[str, tuple[Entry, ...]]
+    due_s: float | None
+
+
+def turn(seen: Seen, before: Standing, rows: Rows, settle_s: float, rules: XidRules = DEFAULT_RULES) -> Turn:
+    """One pass. rows: those of the last pass, kept where nothing in them changes."""
+    health = _healths(seen, before, rules)
+    gpu_of = _gpu_of(seen.node)
+    restored = frozenset() if seen.holders_known else before.restored
+    serving = _serving(seen, before.serving, restored, gpu_of, settle_s)
+    health = {gpu: health.get(gpu, Health()) for gpu in (*serving, *health)}
+    return Turn(
+        standing=Standing(serving, health, restored),
+        rows=_rows(seen, Standing(serving, health, restored), gpu_of, rows, settle_s),
+        waiting=waiting(serving, seen.entries, gpu_of),
+        due_s=due_s(serving, settle_s),
+    )
+
+
+# --- health --------------------------------------------------------------------------------------
+
+
+def _healths(seen: Seen, before: Standing, rules: XidRules) -> dict[str, Health]:
+    known = seen.node.known if seen.node else {}
+    gpus = dict.fromkeys((*known, *before.serving, *before.health))
+    healths = {}
+    for gpu in gpus:
+        health = before.health.get(gpu, Health())
+        for event in _events(gpu, seen):
+            health = step(health, event, seen.now_s, rules)
+        healths[gpu] = _without_old_instances(gpu, health, seen)
+    return healths
+
+
+def _events(gpu: str, seen: Seen) -> Iterator[Event]:
+    """What befell one GPU since the last turn, in the order in which it counts."""
+    if seen.booted:
+        yield Booted()
+    yield from (xid for xid in seen.xids if xid.gpu in (gpu, None))
+    if seen.silent:
+        yield Silent(seen.silent)
+        return
+    if seen.fresh and seen.node is not None and seen.node.inventory.gpu(gpu) is None:
+        yield Condition(gpu, lost=GONE)
+    elif seen.fresh and seen.node is not None and gpu in seen.node.lost:
+        yield Condition(gpu, lost=seen.node.lost[gpu])
+    yield from (condition for condition in seen.conditions or () if condition.gpu == gpu)
+
+
+def _without_old_instances(gpu: str, health: Health, seen: Seen) -> Health:
+    found = seen.node.inventory.gpu(gpu) if seen.node and seen.fresh else None
+    if found is None or not health.instances or seen.node is None or gpu in seen.node.lost:
+        return health
+    return keep_instances(health, frozenset(device.gi_id for device in found.mig_devices))
+
+
+# --- what is served ------------------------------------------------------------------------------
+
+
+def _serving(
+    seen: Seen,
+    serving: Mapping[str, Serving],
+    restored: frozenset[str],
+    gpu_of: Mapping[str, str],
+    settle_s: float,
+) -> dict[str, Serving]:
+    """The next step of every GPU that may take one. A GPU that nobody can see keeps what it serves."""
+    if seen.wish is None or seen.node is None:
+        return dict(serving)
+    seen_gpus = {gpu.uuid for gpu in seen.node.inventory}
+    unseen = {gpu for gpu in serving if gpu not in seen_gpus}
+    still = unseen | {gpu for gpu in restored if gpu in serving}
+    moving = {gpu: now for gpu, now in serving.items() if gpu not in still}
+    wanted = {gpu: offer for gpu, offer in seen.wish.offer.items() if gpu not in still}
+    moved = transition(moving, wanted, seen.held, seen.now_s, settle_s, gpu_of=gpu_of)
+    order = [gpu.uuid for gpu in seen.node.inventory] + sorted(unseen)
+    both = {**moved, **{gpu: serving[gpu] for gpu in still}}
+    return {gpu: both[gpu] for gpu in order if gpu in both}
+
+
+def _gpu_of(node: Node | None) -> dict[str, str]:
+    known = node.known.values() if node else ()
+    return {device.uuid: gpu.uuid for gpu in known for device in gpu.mig_devices}
+
+
+# --- what the kubelet shall know -----------------------------------------------------------------
+
+
+def _rows(seen: Seen, standing: Standing, gpu_of: Mapping[str, str], before: Rows, settle_s: float) -> Rows:
+    serving = standing.serving
+    offer = answerable(serving)
+    offered = _offered(seen.node, offer, standing.health)
+    key: _RowsKey = (serving, seen.held_version, offered)
+    if key == before.key and gpu_of == before.gpu_of:
+        return before
+    found = listed(serving, seen.held, gpu_of)
+    rows = {
+        name: tuple(_device_rows(resource_rows, offered))
+        for name, resource_rows in found.items()
+        if _is_ours(resource_rows)
+    }
+    return Rows(key, rows, gpu_of, offer, dict(_late(serving, rows, settle_s)))
+
+
+def _is_ours(rows: Sequence[Row]) -> bool:
+    """Not a resource of which only shares are left that are on no GPU of this node."""
+    return not rows or any(row.gpu for row in rows)
+
+
+def _late(
+    serving: Mapping[str, Serving], rows: Mapping[ResourceName, Sequence[DeviceRow]], settle_s: float
+) -> Iterator[tuple[str, float]]:
+    """Ids that were withdrawn a moment ago, and until when they are answered."""
+    moving = [now for now in serving.values() if now.draining or now.leaving]
+    told = {row.id for resource_rows in rows.values() for row in resource_rows} if moving else set()
+    for now in moving:
+        until_s = math.inf if now.draining_since_s is None else now.draining_since_s + settle_s
+        going = (*now.offer, *now.leaving) if now.draining else now.leaving
+        for offering in going:
+            yield from ((share, until_s) for share in offering.share_ids if share not in told)
+
+
+def _device_rows(rows: Iterable[Row], offered: Mapping[str, bool]) -> Iterator[DeviceRow]:
+    for row in rows:
+        if row.offering is None:
+            yield DeviceRow(row.id, healthy=False)
+        else:
+            yield DeviceRow(row.id, offered[row.offering.device], row.offering.numa_node)
+
+
+def _offered(node: Node | None, offer: Offer, health: Mapping[str, Health]) -> dict[str, bool]:
+    """Device UUID to whether its shares go to the kubelet as Healthy."""
+    known = node.known.values() if node else ()
+    instances = {device.uuid: device.gi_id for gpu in known for device in gpu.mig_devices}
+    return {
+        offering.device: health[gpu].offered(instances.get(offering.device))
+        for gpu, offerings in offer.items()
+        for offering in offerings
+    }
+
+
+def after_restart(standing: Standing) -> Standing:
+    """What was read from the state file: nothing moves before it is known who holds what."""
+    return replace(standing, restored=frozenset(standing.serving))

@@ -1,0 +1,92 @@
+"""Is all well? What a probe is told, with reasons. Judged when it is asked: it holds when the loop hangs.
+
+``not_well``: the node does not get its GPUs now, or nobody would notice a fault: 503. ``degraded``: for
+people; the node goes on, and a restart would change nothing: 200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partage.agent.board import Board
+from partage.agent.report import Report
+from partage.agent.settings import Intervals
+from partage.edges.kubelet.port import EndpointState
+from partage.model.gpu import NoDriver
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """code: stable, for machines. message: a sentence."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """not_well, degraded: see the module."""
+
+    not_well: tuple[Reason, ...]
+    degraded: tuple[Reason, ...]
+
+
+def stalled(board: Board, intervals: Intervals) -> Reason | None:
+    """Whether the loop's pulse is too old: the one thing that a restart of the agent mends."""
+    age_s = board.clock() - board.pulse_s
+    if age_s <= intervals.stalled_s:
+        return None
+    return Reason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
+
+
+def judge(board: Board, intervals: Intervals) -> Verdict:
+    """Everything that is wrong now."""
+    report = board.report
+    not_well = [] if (reason := stalled(board, intervals)) is None else [reason]
+    if report is None:
+        not_well.append(Reason("starting", "the agent has not looked at the node yet"))
+        return Verdict(tuple(not_well), ())
+    not_well += [*_hardware(report), *_kubelet(board, report, intervals)]
+    return Verdict(tuple(not_well), tuple(_degraded(report)))
+
+
+def _hardware(report: Report) -> Iterator[Reason]:
+    if report.neighbours.hardware:
+        yield Reason("helper-down", report.neighbours.hardware)
+    elif report.node is None:
+        yield Reason("helper-down", "the hardware has not answered yet")
+    elif isinstance(driver := report.node.inventory.driver, NoDriver):
+        yield Reason(driver.kind, f"{driver.reason}; {driver.hint}" if driver.hint else driver.reason)
+
+
+def _kubelet(board: Board, report: Report, intervals: Intervals) -> Iterator[Reason]:
+    endpoints = {state.resource: state for state in board.endpoints()}
+    for resource in report.resources:
+        state = endpoints.get(resource.name, EndpointState(resource.name))
+        if state.registered or not (resource.listed or resource.held):
+            continue
+        waited_s = board.clock() - state.since
+        why = state.last_error or "the kubelet has not answered yet"
+        code = "kubelet-silent" if state.attempts and waited_s > intervals.silent_s else "not-registered"
+        yield Reason(code, f"{resource.name} is not registered: {why}")
+
+
+def _degraded(report: Report) -> Iterator[Reason]:
+    for problem in report.policy.problems:
+        yield Reason("policy-refused", str(problem))
+    for gpu in report.gpus:
+        if not gpu.health.state.offered:
+            yield Reason("gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}): {gpu.health.reason}")
+        for gi_id, phase in gpu.instances.items():
+            if not phase.state.offered:
+                yield Reason(
+                    "gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}), GPU instance {gi_id}: {phase.reason}"
+                )
+    neighbours = report.neighbours
+    if neighbours.pod_resources:
+        yield Reason("holders-unknown", neighbours.pod_resources)
+    if neighbours.state_dir:
+        yield Reason("state-not-saved", neighbours.state_dir)
+    if neighbours.cdi:
+        yield Reason("cdi-incomplete", neighbours.cdi)

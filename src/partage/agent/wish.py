@@ -1,0 +1,84 @@
+"""A policy laid over the node: what it shall offer now, and what keeps the rest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from partage.agent.settings import LONGEST_SOCKET_PATH
+from partage.errors import InputError, Problem, Unsatisfiable
+from partage.model.gpu import Inventory
+from partage.model.ids import plugin_socket_name
+from partage.model.policy import Policy, Strategy
+from partage.model.share import Offer, resources_of
+from partage.plan.advertise import advertise
+from partage.plan.assign import GeometryOf, assign
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What ``policy`` offers on ``inventory``.
+
+    offer: live devices only. pending: GPU UUID to what has still to be done before all of it can be offered.
+    """
+
+    policy: Policy
+    inventory: Inventory
+    offer: Offer
+    pending: Mapping[str, str] = field(default_factory=dict)
+    warnings: tuple[Problem, ...] = ()
+
+
+def lay(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_dir: Path) -> Wish:
+    """Lay ``policy`` over ``inventory``.
+
+    Raises InputError or Unsatisfiable: what ``assign`` and ``advertise`` find, a resource whose socket's path
+    would be too long, MPS on a node that is no simulation.
+    """
+    assignment = assign(policy, inventory, geometry_of)
+    planned = advertise(assignment, inventory, policy)
+    offer = {
+        gpu: tuple(offering for offering in offerings if not offering.planned)
+        for gpu, offerings in planned.items()
+    }
+    problems = _long_paths(policy, planned, kubelet_dir)
+    if problems:
+        raise InputError(problems)
+    if not inventory.simulated and _mps_gpus(planned):
+        raise Unsatisfiable(_no_daemons(policy, _mps_gpus(planned)))
+    return Wish(policy, inventory, offer, assignment.pending, assignment.warnings)
+
+
+def _long_paths(policy: Policy, offer: Offer, kubelet_dir: Path) -> list[Problem]:
+    problems = []
+    for name in resources_of(offer):
+        path = kubelet_dir / plugin_socket_name(name)
+        size = len(str(path).encode())
+        if size > LONGEST_SOCKET_PATH:
+            limit = LONGEST_SOCKET_PATH
+            message = f"the path of the socket of {name}, {path}, has {size} bytes; the system takes {limit}"
+            hint = "choose a shorter --kubelet-dir or a shorter resource name"
+            problems.append(Problem(policy.source, "", "error", message, hint))
+    return problems
+
+
+def _mps_gpus(offer: Offer) -> list[int]:
+    rows = (offering for offerings in offer.values() for offering in offerings)
+    return sorted({offering.gpu_index for offering in rows if offering.shared is Strategy.MPS})
+
+
+def _no_daemons(policy: Policy, gpus: list[int]) -> list[Problem]:
+    numbers = ", ".join(map(str, gpus))
+    message = f"GPU {numbers}: MPS needs control daemons, which the agent of this version does not run yet"
+    hint = "they come with a later version; until then MPS is offered on simulated nodes (--machine)"
+    return [Problem(policy.source, "", "error", message, hint)]
+
+
+def with_driver_root(policy: Policy, driver_root: str | None) -> Policy:
+    """``--driver-root`` overrules the file; the device nodes follow where the file does not part them."""
+    if driver_root is None or policy.options.driver_root == driver_root:
+        return policy
+    options = policy.options
+    dev_root = driver_root if options.dev_root == options.driver_root else options.dev_root
+    return replace(policy, options=replace(options, driver_root=driver_root, dev_root=dev_root))

@@ -1,0 +1,153 @@
+"""``/metrics``, ``/healthz``, ``/livez`` and ``/report.json``: the last report, read by a thread of its own.
+
+The thread holds no lock and asks the loop nothing, so it also answers while the loop hangs, which is when a
+probe matters. Imported after the agent has registered: ``http.server`` costs 30 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from partage import __version__
+from partage.agent.board import Board
+from partage.agent.settings import Intervals
+from partage.agent.verdict import Verdict, judge, stalled
+from partage.edges.hardware.supervisor import HelperState
+from partage.faces.report import health_document, report_document
+
+Answer = tuple[HTTPStatus, str, bytes]
+"""Status, content type, body."""
+
+Page = Callable[[], Answer]
+
+_IDLE_CLIENT_S = 30.0
+_STOP_WITHIN_S = 1.0
+
+
+def json_answer(document: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    """A JSON document."""
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return status, "application/json; charset=utf-8", body.encode()
+
+
+class _Server(ThreadingHTTPServer):
+    """Takes over a socket that is already bound, so that a bad address is known before anything starts."""
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, pages: Mapping[str, Page]) -> None:
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.pages = pages
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that hangs up is not worth a traceback."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = f"partage/{__version__}"
+    sys_version = ""
+    timeout = _IDLE_CLIENT_S
+    server: _Server
+
+    def do_GET(self) -> None:
+        """Answer, with the body."""
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer, without it."""
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        status, content_type, body = self._page()
+        self.send_response(status)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def _page(self) -> Answer:
+        path = self.path.partition("?")[0]
+        page = self.server.pages.get(path)
+        if page is not None:
+            return page()
+        paths = {"error": f"there is no {path[:200]}", "paths": sorted(self.server.pages)}
+        return json_answer(paths, HTTPStatus.NOT_FOUND)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Probes and scrapes are not news."""
+
+
+class HttpFace:
+    """Serves pages on a listening socket, on a daemon thread, until it is closed."""
+
+    def __init__(self, listening: socket.socket, pages: Mapping[str, Page]) -> None:
+        self._listening = listening
+        self._server = _Server(listening, pages)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        # Not serve_forever: that wakes up to see whether it should stop. This blocks until somebody connects.
+        while not self._closing.is_set():
+            self._server.handle_request()
+
+    def close(self) -> None:
+        """Stop listening. Requests under way end with the process."""
+        self._closing.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread up
+        self._thread.join(_STOP_WITHIN_S)
+        self._server.server_close()
+
+
+def agent_pages(
+    board: Board, intervals: Intervals, helper: Callable[[], HelperState] | None
+) -> dict[str, Page]:
+    """What the agent serves. helper: None where the hardware is in the agent's own process."""
+    metrics: list[Callable[[], bytes]] = []
+
+    def metrics_page() -> Answer:
+        if not metrics:
+            from partage.agent.metrics import exposition  # at the first scrape: not every node is scraped
+
+            metrics.append(exposition(board, intervals, helper))
+        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", metrics[0]()
+
+    def report_page() -> Answer:
+        report = board.report
+        if report is None:
+            return json_answer({"error": "no report yet"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return json_answer(report_document(report, board, judge(board, intervals)))
+
+    def health_page() -> Answer:
+        verdict = judge(board, intervals)
+        return json_answer(health_document(verdict), _status(well=not verdict.not_well))
+
+    def life_page() -> Answer:
+        reason = stalled(board, intervals)
+        verdict = Verdict((reason,) if reason else (), ())
+        return json_answer(health_document(verdict), _status(well=reason is None))
+
+    return {
+        "/metrics": metrics_page,
+        "/report.json": report_page,
+        "/healthz": health_page,
+        "/livez": life_page,
+    }
+
+
+def _status(*, well: bool) -> HTTPStatus:
+    return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE

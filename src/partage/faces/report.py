@@ -1,0 +1,182 @@
+"""The agent's report as JSON: ``/report.json``, ``/healthz``, ``<run-dir>/report.json`` (docs/agent.md)."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from partage import __version__
+from partage.agent.board import Board
+from partage.agent.report import GpuReport, PolicyReport, Report
+from partage.agent.settings import Intervals
+from partage.agent.verdict import Reason, Verdict, judge
+from partage.edges.kubelet.port import EndpointState
+from partage.faces.documents import node_rows, resource_rows
+from partage.model.gpu import Inventory, NoDriver
+from partage.model.health import Phase
+from partage.plan.ledger import Entry
+
+
+def report_document(report: Report, board: Board, verdict: Verdict) -> dict[str, Any]:
+    """Everything that the agent knows, as one document."""
+    at = _Times(report)
+    inventory = report.node.inventory if report.node else Inventory(NoDriver("unknown", "not observed yet"))
+    return {
+        "apiVersion": "partage/v1",
+        "kind": "Report",
+        "at": at.said(report.clock_s),
+        "agent": {"version": __version__, "pid": os.getpid(), "turns": report.number},
+        "healthy": not verdict.not_well,
+        "reasons": _reasons(verdict.not_well),
+        "degraded": _reasons(verdict.degraded),
+        "policy": _policy(report.policy),
+        "node": node_rows(inventory),
+        "gpus": [_gpu(gpu, at) for gpu in report.gpus],
+        "resources": _resources(report, board.endpoints()),
+        "held": [_entry(entry, at) for entry in report.entries],
+    }
+
+
+def health_document(verdict: Verdict) -> dict[str, Any]:
+    """What a probe is told."""
+    return {
+        "apiVersion": "partage/v1",
+        "kind": "Health",
+        "healthy": not verdict.not_well,
+        "reasons": _reasons(verdict.not_well),
+        "degraded": _reasons(verdict.degraded),
+    }
+
+
+class ReportFile:
+    """``<run-dir>/report.json``, for ``partage show``: replaced when it would say something new."""
+
+    def __init__(self, board: Board, intervals: Intervals, path: Path) -> None:
+        self._board = board
+        self._intervals = intervals
+        self._path = path
+        self._said: tuple[object, ...] | None = None
+
+    def renew(self) -> str:
+        """Write it if need be; why it cannot be written, else empty."""
+        report = self._board.report
+        if report is None:
+            return ""
+        verdict = judge(self._board, self._intervals)
+        endpoints = self._board.endpoints()
+        codes = [reason.code for reason in verdict.not_well]
+        says = (
+            report,
+            codes,
+            [(state.resource, state.registered, state.registrations) for state in endpoints],
+        )
+        if says == self._said:
+            return ""
+        try:
+            _replace(self._path, report_document(report, self._board, verdict))
+        except OSError as error:
+            return f"{self._path}: {error.strerror or error}"
+        self._said = says
+        return ""
+
+
+def _replace(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+class _Times:
+    """The agent's clock as times of day."""
+
+    def __init__(self, report: Report) -> None:
+        self._offset_s = report.at_s - report.clock_s
+
+    def said(self, clock_s: float) -> str:
+        """RFC 3339, in UTC, to the millisecond."""
+        moment = datetime.fromtimestamp(clock_s + self._offset_s, UTC)
+        return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _reasons(reasons: Iterable[Reason]) -> list[dict[str, str]]:
+    return [{"code": reason.code, "message": reason.message} for reason in reasons]
+
+
+def _policy(policy: PolicyReport) -> dict[str, Any]:
+    return {
+        "state": str(policy.state),
+        "source": policy.source,
+        "config": policy.config,
+        "digest": policy.digest,
+        "problems": [
+            {
+                "file": problem.file,
+                "path": problem.path,
+                "severity": problem.severity,
+                "message": problem.message,
+                "hint": problem.hint,
+            }
+            for problem in (*policy.problems, *policy.warnings)
+        ],
+    }
+
+
+def _gpu(gpu: GpuReport, at: _Times) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "uuid": gpu.uuid,
+        "product": gpu.product,
+        "strategy": None if gpu.strategy is None else str(gpu.strategy),
+        "wantedStrategy": None if gpu.wanted is None else str(gpu.wanted),
+        "health": _phase(gpu.health),
+        "instances": {str(gi_id): _phase(phase) for gi_id, phase in gpu.instances.items()},
+        "lost": gpu.lost or None,
+        "waiting": gpu.draining,
+        "waitingFor": [_entry(entry, at) for entry in gpu.waiting or ()],
+        "pending": gpu.pending or None,
+        "held": gpu.held,
+    }
+
+
+def _phase(phase: Phase) -> dict[str, str]:
+    return {"state": str(phase.state), "reason": phase.reason}
+
+
+def _resources(report: Report, endpoints: Iterable[EndpointState]) -> list[dict[str, Any]]:
+    """The rows of ``plan``, and how they stand with the kubelet."""
+    offered = {row["name"]: row for row in resource_rows(report.offer)}
+    states = {state.resource: state for state in endpoints}
+    rows = []
+    for resource in report.resources:
+        state = states.get(resource.name, EndpointState(resource.name))
+        rows.append(
+            {
+                **offered.get(resource.name, {"name": resource.name, "count": 0, "gpus": []}),
+                "listed": resource.listed,
+                "healthy": resource.healthy,
+                "held": resource.held,
+                "registered": state.registered,
+                "watching": bool(state.watching),
+                "registrations": state.registrations,
+                "lastError": state.last_error or None,
+            }
+        )
+    return rows
+
+
+def _entry(entry: Entry, at: _Times) -> dict[str, Any]:
+    return {
+        "resource": entry.resource,
+        "id": entry.id,
+        "degree": str(entry.degree),
+        "holders": [
+            {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container}
+            for holder in entry.holders
+        ],
+        "since": at.said(entry.since_s),
+    }
