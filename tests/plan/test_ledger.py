@@ -71,6 +71,14 @@ def test_an_observed_entry_ends_with_the_first_answer_that_does_not_name_it():
     assert ledger.held().ids == {}
 
 
+def test_an_answer_that_comes_very_late_does_not_end_an_observed_entry():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 5)
+    ledger.observed([says("web", "a")], 6)
+    ledger.observed([], 4)
+    assert only_holder(ledger, "a") == holder("web")
+
+
 def test_a_share_that_is_never_named_is_held_until_its_time_is_over():
     """An ordinary init container is never listed."""
     ledger = Ledger(unlisted_grace_s=120)

@@ -218,6 +218,32 @@ def test_a_gpu_that_leaves_mig_mode_waits_for_its_mig_devices():
     assert ids_listed(serving, now_held) == ["MIG-0-0"]
 
 
+def test_whole_gpu_and_mig_devices_are_never_offered_together_even_under_one_strategy():
+    adopted = mig(0, strategy=Strategy.EXCLUSIVE)
+    now_held = holding(adopted.resource, "MIG-0-0")
+    serving = transition({"GPU-0": Serving((adopted,))}, {"GPU-0": (whole(),)}, now_held, 0, 0)
+    assert serving["GPU-0"].draining
+    serving = transition({"GPU-0": Serving((whole(),))}, {"GPU-0": (adopted,)}, holding(GPU, "GPU-0"), 0, 0)
+    assert serving["GPU-0"].draining
+
+
+def test_mig_devices_of_another_strategy_wait_for_the_older_ones():
+    now_held = holding(mig(0).resource, "MIG-0-0")
+    wanted = {"GPU-0": (mig(1, strategy=Strategy.TIME_SLICING),)}
+    assert transition({"GPU-0": Serving((mig(0),))}, wanted, now_held, 0, 0)["GPU-0"].draining
+
+
+def test_each_mig_device_that_leaves_has_its_own_settling_time():
+    serving = transition(
+        {"GPU-0": Serving((mig(0), mig(1), mig(2)))}, {"GPU-0": (mig(0), mig(2))}, NOTHING, 0, SETTLE_S
+    )
+    wanted = {"GPU-0": (mig(0),)}
+    serving = transition(serving, wanted, NOTHING, 1.5, SETTLE_S)
+    serving = transition(serving, wanted, NOTHING, 2, SETTLE_S)
+    assert mig(2) in serving["GPU-0"].leaving
+    assert transition(serving, wanted, NOTHING, 3.5, SETTLE_S) == {"GPU-0": Serving((mig(0),))}
+
+
 def test_mig_devices_that_change_their_sharing_make_the_whole_gpu_wait():
     shared = replace(mig(0), shared=Strategy.TIME_SLICING, replicas=2, count=2)
     serving = transition(
@@ -244,6 +270,8 @@ def test_a_held_share_that_fits_nothing_we_serve_makes_its_gpu_wait():
 def test_a_gpu_with_a_foreign_hold_changes_when_the_hold_ends():
     wanted = {"GPU-0": (whole(),)}
     serving = transition({}, wanted, holding(SHARED, "GPU-0::3"), 0, SETTLE_S)
+    serving = transition(serving, wanted, holding(SHARED, "GPU-0::3"), 4, SETTLE_S)
+    assert serving["GPU-0"] == Serving((), draining=True, draining_since_s=0)
     serving = transition(serving, wanted, NOTHING, 5, SETTLE_S)
     assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": Serving((whole(),))}
 

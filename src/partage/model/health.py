@@ -379,9 +379,7 @@ def _struck(phase: Phase, finding: Finding, reason: str, now_s: float) -> Phase:
 def _next_probation_s(phase: Phase, now_s: float) -> float:
     if phase.state is State.PROBATION:
         return min(2 * phase.probation_s, PROBATION_CAP_S)
-    if phase.state is State.UNHEALTHY or not _is_forgiven(phase, now_s):
-        return phase.probation_s
-    return PROBATION_S
+    return PROBATION_S if _is_forgiven(phase, now_s) else phase.probation_s
 
 
 def _is_forgiven(phase: Phase, now_s: float) -> bool:

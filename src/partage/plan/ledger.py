@@ -192,14 +192,19 @@ class Ledger:
     # --- one resource, one id ------------------------------------------------------------------
 
     def _observe(self, resource: ResourceName, names: _Names, asked_s: float) -> None:
-        for share, named in names.items():
-            self._name(resource, share, named, asked_s)
+        rows, past = self._rows.get(resource, {}), self._past.get(resource, {})
+        news = [
+            share
+            for share, named in names.items()
+            if share in past or share not in rows or not _is_known(rows[share], named)
+        ]
+        for share in news:
+            self._name(resource, share, names[share], asked_s)
         for entry in [row for share, row in self._rows.get(resource, {}).items() if share not in names]:
             if entry.since_s < asked_s and self._is_over(entry, asked_s):
                 self._drop(resource, entry.id)
             elif entry.since_s < asked_s and entry.holders:
                 self._put(replace(entry, holders=()))
-        past = self._past.get(resource, {})
         for share in [share for share, gone in past.items() if share not in names and gone.since_s < asked_s]:
             del past[share]
 
@@ -292,3 +297,9 @@ class Ledger:
         if not rows:
             del self._rows[resource]
         self._version += 1
+
+
+def _is_known(entry: Entry, named: set[Holder]) -> bool:
+    """Whether an answer that names these says nothing new: almost always, and so worth a short cut."""
+    known = entry.degree is not Degree.TENTATIVE and len(entry.holders) == len(named)
+    return known and named.issuperset(entry.holders)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from partage.model.ids import ResourceName, ShareId
 from partage.model.policy import Strategy
@@ -249,7 +250,7 @@ def _loads(offers: Offer, held: Held, gpu_of: Mapping[str, str]) -> dict[str, _L
     loads: dict[str, _Load] = {}
     for resource, ids in held.ids.items():
         for text in ids:
-            share = ShareId.parse(text)
+            share = _parsed(text)
             offerings = by_device.get(share.device, [])
             gpu = offerings[0].gpu if offerings else gpu_of.get(share.device, share.device)
             load = loads.setdefault(gpu if gpu in offers else "", _Load())
@@ -259,6 +260,10 @@ def _loads(offers: Offer, held: Held, gpu_of: Mapping[str, str]) -> dict[str, _L
             else:
                 load.own.append(((resource, text), own))
     return loads
+
+
+_parsed = lru_cache(maxsize=4096)(ShareId.parse)
+"""Every turn asks about the same ids again."""
 
 
 def _has(offering: Offering, share: ShareId) -> bool:
