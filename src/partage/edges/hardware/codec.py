@@ -136,7 +136,7 @@ def _decode_dataclass(kind: Any, data: Json) -> Any:  # noqa: ANN401
     return _make(kind, **{name: _decode(hint, data[name]) for name, hint in hints.items()})
 
 
-def _make(kind: Any, *arguments: object, **named: object) -> Any:  # noqa: ANN401
+def _make(kind: Any, /, *arguments: object, **named: object) -> Any:  # noqa: ANN401
     """Construct. A value that refuses to be (a placement of size 0) is a CodecError."""
     try:
         return kind(*arguments, **named)

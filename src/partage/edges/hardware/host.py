@@ -85,14 +85,15 @@ class Host:
 
 
 def sysfs_address(pci_bus_id: str) -> str:
-    """NVML's ``00000000:1A:00.0`` as the kernel writes it, ``0000:1a:00.0``."""
+    """``00000000:1A:00.0`` as the kernel writes it, ``0000:1a:00.0``: a domain of four digits or more."""
     domain, _, rest = pci_bus_id.lower().partition(":")
-    return f"{domain.removeprefix('0000') if len(domain) == 8 else domain}:{rest}"
+    return f"{domain.lstrip('0'):0>4}:{rest}"
 
 
 def nvml_address(address: str) -> str:
-    """Inverse of ``sysfs_address``."""
-    return f"0000{address.upper()}" if len(address.partition(":")[0]) == 4 else address.upper()
+    """Inverse of ``sysfs_address``: eight digits of domain."""
+    domain, _, rest = address.upper().partition(":")
+    return f"{domain:0>8}:{rest}"
 
 
 def _read(path: Path) -> str:

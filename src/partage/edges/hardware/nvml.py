@@ -23,7 +23,7 @@ from partage.model.health import Condition
 T = TypeVar("T")
 
 _LOOK_S = 2.0
-"""How often who waits for events looks whether session and watch still stand, or a driver has come."""
+"""How often who waits for events looks whether session and watch still stand."""
 
 _REST_S = 5.0
 """A session whose watch ended is not replaced sooner: a driver that fails at once must not be hammered."""
@@ -79,13 +79,11 @@ class NvmlHardware:
         ends_at = loop.time() + timeout_s
         while True:
             missing = await self._on_thread(self._open)
+            if missing is not None:
+                raise DriverUnavailable(missing.reason, missing.hint)
             remaining_s = max(0.0, ends_at - loop.time())
             events = await self._mailbox.take(min(remaining_s, _LOOK_S))
-            if events.xids or events.changed:
-                return events
-            if remaining_s <= _LOOK_S and missing is not None:
-                raise DriverUnavailable(missing.reason, missing.hint)
-            if remaining_s <= _LOOK_S:
+            if events.xids or events.changed or remaining_s <= _LOOK_S:
                 return events
 
     async def close(self) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 from collections.abc import Sequence
 
-_POLITE_S = 1.0
+_PATIENCE_S, _LITTLE_PATIENCE_S = 2.0, 0.2
 _PROMPT_S = 1.0
 _POLL_S = 0.01
 
@@ -35,16 +35,17 @@ class HelperProcess:
         """None while it runs; negative: the signal that ended it."""
         return self._process.poll()
 
-    async def end(self) -> bool:
+    async def end(self, *, hangs: bool) -> bool:
         """Ask it to end, then make it. False where even that does not help: it sleeps in the kernel.
 
-        Such a process is gone as soon as the driver lets go of it; nobody waits for that.
+        Such a process is gone as soon as the driver lets go of it; nobody waits for that. hangs: there is
+        little hope that it hears us.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._process.terminate()
-        if not await self._ended(_POLITE_S):
+        if not await self._ended(_LITTLE_PATIENCE_S if hangs else _PATIENCE_S):
             self._process.kill()
             return await self._ended(_PROMPT_S)
         return True

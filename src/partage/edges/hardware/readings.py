@@ -193,9 +193,11 @@ class Nvml(Binding):
         # Which versions of the structure a library knows is its own affair: then it answers a mismatch.
         if self.optional("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
             return None
-        if info.state == _FABRIC_NOT_SUPPORTED:
+        # The header's state is one byte, pynvml's is four: what stands in the others is nobody's word.
+        state = info.state & 0xFF
+        if state == _FABRIC_NOT_SUPPORTED:
             return None
-        return bool(info.state == _FABRIC_COMPLETED and info.status == 0)
+        return bool(state == _FABRIC_COMPLETED and info.status == 0)
 
     # --- MIG -------------------------------------------------------------------------------------
 

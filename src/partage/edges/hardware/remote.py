@@ -51,6 +51,10 @@ class RemoteHardware:
         """How the helper is now."""
         return self._supervisor.state
 
+    def start(self) -> None:
+        """Begin the helper now, in a running loop; every question would, too."""
+        self._supervisor.start()
+
     async def observe(self) -> Inventory:
         inventory = await self._ask("observe", Inventory)
         self._distrust_old_library(inventory)
@@ -64,7 +68,7 @@ class RemoteHardware:
         if self._pump is None:
             self._pump = asyncio.create_task(self._fetch_events(), name="hardware-events")
         events = await self._mailbox.take(timeout_s)
-        if not (self.state.up or events.xids or events.changed):
+        if self._supervisor.down.is_set() and not (events.xids or events.changed):
             raise self._supervisor.absence()
         return events
 
@@ -107,7 +111,7 @@ class RemoteHardware:
             except HardwareError as error:
                 self._mailbox.fail(error)
                 if connection.is_open:
-                    await asyncio.sleep(_EVENTS_PAUSE_S)  # without a driver the answer may come at once
+                    await asyncio.sleep(_EVENTS_PAUSE_S)  # without a driver the answer comes at once
                 else:
                     await self._supervisor.down.wait()
             else:

@@ -109,6 +109,7 @@ class Server:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         requests: set[asyncio.Task[None]] = set()
         try:
             if self._welcome(writer):
@@ -116,11 +117,11 @@ class Server:
         except frames.FrameError as error:
             log.warning("peer sent no request", extra={"partage_facts": {"reason": str(error)}})
         finally:
-            await _cancelled(requests)
+            # What waits comes last: when the whole server ends, it is cut short.
             writer.close()
+            await _cancelled(requests)
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
-            self._connections.discard(task)
 
     def _welcome(self, writer: asyncio.StreamWriter) -> bool:
         uid = peer_uid(writer)

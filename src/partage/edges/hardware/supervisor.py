@@ -82,7 +82,7 @@ class Supervisor:
     def give_up(self, connection: Connection, error: HardwareError) -> None:
         """Replace the helper, unless that has happened already."""
         if connection is self.current:
-            self._say(last_error=error.problems[0].message)
+            self._away(error)
             self._condemned.set()
 
     @property
@@ -106,7 +106,7 @@ class Supervisor:
             try:
                 async with self._helper() as connection:
                     self._serving(connection)
-                    self._away(await self._end_of(connection))
+                    await self._end_of(connection)
             except (HardwareError, OSError) as error:
                 self._away(error)
             if clock() - began_s > GOOD_WHILE_S:
@@ -126,7 +126,7 @@ class Supervisor:
             finally:
                 await connection.close()
         finally:
-            if process is not None and not await process.end():
+            if process is not None and not await process.end(hangs=self._condemned.is_set()):
                 log.warning("helper cannot be ended", extra={"partage_facts": {"pid": process.pid}})
                 self._lingering.append(process)
 
@@ -149,16 +149,17 @@ class Supervisor:
         except TimeoutError as error:
             raise HardwareTimeout(f"the helper did not answer within {_START_S:g} s") from error
 
-    async def _end_of(self, connection: Connection) -> HardwareError:
-        """Wait until the connection ends or the helper is given up; why."""
+    async def _end_of(self, connection: Connection) -> None:
+        """Wait until the connection ends or the helper is given up."""
         ended = asyncio.create_task(connection.ended(), name="hardware-end")
         condemned = asyncio.create_task(self._condemned.wait(), name="hardware-condemned")
         try:
             await asyncio.wait((ended, condemned), return_when=asyncio.FIRST_COMPLETED)
+            if not self._condemned.is_set():
+                self._away(ended.result())
         finally:
             ended.cancel()
             condemned.cancel()
-        return DriverUnavailable(self.state.last_error) if self._condemned.is_set() else ended.result()
 
     def _serving(self, connection: Connection) -> None:
         self.current = connection

@@ -1,0 +1,167 @@
+"""What the tests run on: the simulation, a C stand-in for NVML, real helper processes, a real GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from partage.edges.hardware.nvml import NvmlHardware
+from partage.edges.hardware.port import Hardware
+from partage.edges.hardware.remote import RemoteHardware
+from partage.edges.hardware.serve import Server
+from partage.faces.cli.hardware import helper_argv
+from partage.sim.faults import DriverGone, DriverLoaded, Fault, LoseGpu, RaiseXid
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.machine import parse_machine
+from tests.edges.hardware.stub import StubNode
+
+SOURCE = Path(__file__).with_name("nvml_stub.c")
+MACHINE = "4xh100-sxm5-80gb"
+
+
+@pytest.fixture(scope="session")
+def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stand-in for libnvidia-ml.so.1, compiled once."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
+    subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)
+    return library
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's 107 bytes."""
+    with tempfile.TemporaryDirectory(prefix="partage-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def node(stub_library: Path, short_dir: Path) -> StubNode:
+    """A node with the stand-in's driver and no GPU yet."""
+    return StubNode(short_dir / "root", stub_library)
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    hardware: Hardware, path: Path, **options: object
+) -> AsyncIterator[tuple[Server, asyncio.Task[bool]]]:
+    """The helper's server, in this process."""
+    server, stop = Server(hardware, **options), asyncio.Event()  # type: ignore[arg-type]
+    task = asyncio.create_task(server.run(path, stop))
+    while not path.exists() and not task.done():
+        await asyncio.sleep(0.001)
+    try:
+        yield server, task
+    finally:
+        stop.set()
+        await task
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """One implementation of the port, and how its node is made to suffer; None where nothing can do that."""
+
+    hardware: Hardware
+    raise_xid: Callable[[int, int], Awaitable[None]] | None = None
+    lose: Callable[[int], Awaitable[None]] | None = None
+    driver_gone: Callable[[], Awaitable[None]] | None = None
+    driver_loaded: Callable[[], Awaitable[None]] | None = None
+
+
+def _simulated(simulation: SimulatedHardware, hardware: Hardware) -> Subject:
+    def misbehave(fault: Fault) -> Awaitable[None]:
+        return simulation.misbehave(fault)
+
+    return Subject(
+        hardware,
+        raise_xid=lambda gpu, code: misbehave(RaiseXid(gpu, code)),
+        lose=lambda gpu: misbehave(LoseGpu(gpu)),
+        driver_gone=lambda: misbehave(DriverGone()),
+        driver_loaded=lambda: misbehave(DriverLoaded()),
+    )
+
+
+def _stubbed(node: StubNode, hardware: Hardware) -> Subject:
+    def later(act: Callable[..., None]) -> Callable[..., Awaitable[None]]:
+        async def call(*arguments: int) -> None:
+            act(*arguments)
+
+        return call
+
+    return Subject(
+        hardware,
+        raise_xid=later(node.raise_xid),
+        lose=later(node.lose),
+        driver_gone=later(node.driver_gone),
+        driver_loaded=later(node.driver_loaded),
+    )
+
+
+def _real_library() -> bool:
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return False
+    return True
+
+
+needs_gpu = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not _real_library(), reason="this machine has no NVIDIA driver"),
+]
+
+SUBJECTS = [
+    "simulation",
+    "simulation behind a socket",
+    "simulation in a helper process",
+    "NVML stand-in",
+    "NVML stand-in in a helper process",
+    pytest.param("NVML", marks=needs_gpu),
+    pytest.param("NVML in a helper process", marks=needs_gpu),
+]
+
+
+@pytest.fixture(params=SUBJECTS)
+async def subject(request: pytest.FixtureRequest, short_dir: Path) -> AsyncIterator[Subject]:
+    """Every implementation in turn, on a node of four GPUs (the real ones: on whatever there is)."""
+    kind, socket_path = request.param, short_dir / "h.sock"
+    async with contextlib.AsyncExitStack() as stack:
+
+        def closing(hardware: Hardware) -> Hardware:
+            stack.push_async_callback(hardware.close)
+            return hardware
+
+        match kind:
+            case "simulation":
+                simulation = SimulatedHardware(parse_machine(MACHINE))
+                yield _simulated(simulation, closing(simulation))
+            case "simulation behind a socket":
+                simulation = SimulatedHardware(parse_machine(MACHINE))
+                await stack.enter_async_context(serving(simulation, socket_path))
+                yield _simulated(simulation, closing(RemoteHardware(socket_path)))
+            case "simulation in a helper process":
+                argv = helper_argv(socket_path, machine=MACHINE)
+                yield Subject(closing(RemoteHardware(socket_path, argv)))
+            case "NVML stand-in":
+                node = request.getfixturevalue("node").add_h100s(4)
+                yield _stubbed(node, closing(NvmlHardware(host=node.host)))
+            case "NVML stand-in in a helper process":
+                node = request.getfixturevalue("node").add_h100s(4)
+                argv = helper_argv(socket_path, driver_root=node.root)
+                yield _stubbed(node, closing(RemoteHardware(socket_path, argv)))
+            case "NVML":
+                yield Subject(closing(NvmlHardware()))
+            case "NVML in a helper process":
+                yield Subject(closing(RemoteHardware(socket_path, helper_argv(socket_path))))

@@ -1,0 +1,103 @@
+"""A node with the stand-in ``nvml_stub.c`` for a driver: its roots are under one directory."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from partage.edges.hardware.host import Host
+from partage.units import MIB
+
+H100_MEMORY_BYTES = 81559 * MIB
+SWITCH = "00000000:E0:00.0"
+
+
+class StubNode:
+    """Change ``keys`` and ``write``; or use the methods, which write."""
+
+    def __init__(self, root: Path, library: Path) -> None:
+        self.root = root
+        self.host = Host(driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev")
+        self.library = root / "usr/lib64/libnvidia-ml.so.1"
+        self.library.parent.mkdir(parents=True)
+        shutil.copyfile(library, self.library)
+        self.keys: dict[str, object] = {"driver": "550.163.01", "nvml": "12.550.163.01", "cuda": 12040}
+        self._events = 0
+        self.write()
+
+    def write(self, **keys: object) -> None:
+        """Set keys (None removes) and put the whole file in place at once."""
+        for name, value in keys.items():
+            self.keys[name.replace("__", ".")] = value
+        lines = [f"{name} {value}" for name, value in self.keys.items() if value is not None]
+        fresh = self.library.with_name("machine.new")
+        fresh.write_text("\n".join(lines) + "\n")
+        fresh.replace(self.library.with_name("machine.txt"))
+
+    def file(self, path: str, text: str) -> None:
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+
+    def add_h100s(self, count: int) -> StubNode:
+        """As on an HGX board: 18 links of each GPU lead to switches."""
+        for index in range(count):
+            self.keys |= {
+                f"gpu.{index}.{name}": value
+                for name, value in {
+                    "uuid": self.uuid(index),
+                    "bus": self.bus(index),
+                    "device": "0x233010de",
+                    "name": "NVIDIA H100 80GB HBM3",
+                    "minor": count - 1 - index,
+                    "arch": 9,
+                    "cc": "9.0",
+                    "memory": H100_MEMORY_BYTES,
+                    "mode": 0,
+                    "mig": "0 0",
+                    "events": "0x1cff",
+                    "field.230": 0,
+                    "field.144": 0,
+                    "field.145": 0,
+                    "fabric": "3 0",
+                    **{f"link.{link}": SWITCH for link in range(18)},
+                    **{f"link.{link}.type": 2 for link in range(18)},
+                }.items()
+            }
+            for other in range(count):
+                self.keys[f"path.{index}.{other}"] = 40 if index // 4 == other // 4 else 50
+        self.write(count=count)
+        return self
+
+    @staticmethod
+    def uuid(index: int) -> str:
+        return f"GPU-0000000{index}-1111-2222-3333-444444444444"
+
+    @staticmethod
+    def bus(index: int) -> str:
+        return f"00000000:{0x1A + 0x10 * index:02X}:00.0"
+
+    def lose(self, index: int, code: int = 15) -> None:
+        self.keys[f"gpu.{index}.code"] = code
+        self.write()
+
+    def find_again(self, index: int) -> None:
+        self.keys[f"gpu.{index}.code"] = None
+        self.write()
+
+    def driver_gone(self, code: int = 9) -> None:
+        self.write(init=code, all=code)
+
+    def driver_loaded(self, version: str = "550.163.01") -> None:
+        self.write(init=None, all=None, driver=version)
+
+    def raise_xid(self, gpu: int, code: int, gi: int = -1, ci: int = -1) -> None:
+        self._event(f"{gpu} 8 {code} {gi} {ci}")
+
+    def raise_event(self, gpu: int, kind: int) -> None:
+        self._event(f"{gpu} {kind:x} 0 -1 -1")
+
+    def _event(self, text: str) -> None:
+        self.keys[f"event.{self._events}"] = text
+        self._events += 1
+        self.write()

@@ -1,0 +1,205 @@
+"""Values and errors of the port cross the socket unharmed, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage import errors
+from partage.edges.hardware import frames
+from partage.edges.hardware.codec import CodecError, decode, decode_error, encode, encode_error
+from partage.edges.hardware.port import Events
+from partage.errors import HardwareError, PartageError, Problem, Unreachable
+from partage.model.gpu import (
+    Driver,
+    Gpu,
+    Inventory,
+    Link,
+    LinkPath,
+    LostGpu,
+    MigDevice,
+    MigMode,
+    NoDriver,
+    RecoveryAction,
+)
+from partage.model.health import Condition, Xid
+from partage.model.placement import Placement
+
+texts = st.text(max_size=12)
+numbers = st.integers(min_value=-(2**70), max_value=2**70)
+placements = st.builds(Placement, start=st.integers(0, 20), size=st.integers(1, 20))
+mig_devices = st.builds(
+    MigDevice,
+    texts,
+    numbers,
+    numbers,
+    numbers,
+    texts,
+    placements,
+    numbers,
+    st.none() | numbers,
+    st.none() | numbers,
+)
+gpus = st.builds(
+    Gpu,
+    index=numbers,
+    uuid=texts,
+    minor=numbers,
+    product=texts,
+    architecture=texts,
+    compute_capability=st.tuples(numbers, numbers),
+    memory_bytes=numbers,
+    pci_bus_id=texts,
+    pci_device_id=texts,
+    numa_node=st.none() | numbers,
+    mig_mode=st.none() | st.builds(MigMode, st.booleans(), st.booleans()),
+    mig_devices=st.lists(mig_devices, max_size=2).map(tuple),
+)
+inventories = st.builds(
+    Inventory,
+    driver=st.builds(Driver, texts, texts) | st.builds(NoDriver, texts, texts, texts),
+    gpus=st.lists(gpus, max_size=2).map(tuple),
+    lost=st.lists(st.builds(LostGpu, numbers, st.none() | texts, st.none() | texts, texts), max_size=2).map(
+        tuple
+    ),
+    links=st.lists(st.builds(Link, texts, texts, st.sampled_from(LinkPath), numbers), max_size=2).map(tuple),
+    control_nodes=st.lists(texts, max_size=2).map(tuple),
+    boot_id=texts,
+    open_to_env=st.none() | st.booleans(),
+    simulated=st.booleans(),
+)
+conditions = st.builds(
+    Condition,
+    gpu=texts,
+    lost=st.none() | texts,
+    recovery=st.none() | st.sampled_from(RecoveryAction),
+    fabric_ok=st.none() | st.booleans(),
+    resets=st.none() | numbers,
+)
+events = st.builds(
+    Events,
+    xids=st.lists(st.builds(Xid, st.none() | texts, numbers, st.none() | numbers), max_size=3).map(tuple),
+    changed=st.booleans(),
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def through_the_wire(data: Any) -> Any:
+    return frames.unpack(frames.pack({"result": data})[4:])["result"]
+
+
+@given(inventories)
+def test_an_inventory_crosses_unharmed(inventory: Inventory) -> None:
+    assert decode(Inventory, through_the_wire(encode(inventory))) == inventory
+
+
+@given(st.lists(conditions, max_size=3).map(tuple))
+def test_conditions_cross_unharmed(values: tuple[Condition, ...]) -> None:
+    assert decode(tuple[Condition, ...], through_the_wire(encode(values))) == values
+
+
+@given(events)
+def test_events_cross_unharmed(value: Events) -> None:
+    assert decode(Events, through_the_wire(encode(value))) == value
+
+
+@given(json_values)
+def test_whatever_arrives_is_a_value_or_a_codec_error(data: Any) -> None:
+    for kind in (Inventory, Events, tuple[Condition, ...]):
+        try:
+            assert encode(decode(kind, data)) == data
+        except CodecError:
+            continue
+
+
+@given(inventories, st.data())
+def test_one_wrong_field_is_refused(inventory: Inventory, data: st.DataObject) -> None:
+    encoded = through_the_wire(encode(inventory))
+    name = data.draw(st.sampled_from([field.name for field in fields(inventory)]))
+    encoded[name] = data.draw(st.sampled_from([1.5, {"is": "Gpu"}, [[]]]))
+    with pytest.raises(CodecError):
+        decode(Inventory, encoded)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"start": 0, "size": 1},
+        {"is": "Placement", "start": 0},
+        {"is": "Placement", "start": 0, "size": 1, "more": 1},
+        {"is": "Gpu", "start": 0, "size": 1},
+        {"is": "Placement", "start": 0, "size": 0},
+        {"is": "Placement", "start": True, "size": 1},
+        {"is": "Placement", "start": 0.0, "size": 1},
+        {"is": ["Placement"], "start": 0, "size": 1},
+        [],
+        None,
+    ],
+)
+def test_a_placement_that_is_none_is_refused(wrong: Any) -> None:
+    with pytest.raises(CodecError):
+        decode(Placement, wrong)
+
+
+def test_what_is_no_value_of_the_port_does_not_cross() -> None:
+    with pytest.raises(TypeError):
+        encode({"a": 1})
+    with pytest.raises(TypeError):
+        encode(1.5)
+
+
+def leaves(kind: type[PartageError]) -> list[type[PartageError]]:
+    return [kind, *(leaf for child in kind.__subclasses__() for leaf in leaves(child))]
+
+
+@pytest.mark.parametrize("kind", leaves(HardwareError))
+def test_every_hardware_error_crosses_as_itself(kind: type[PartageError]) -> None:
+    problems = (Problem("a", "b", "warning", "c", "d"), Problem("", "", "error", "e"))
+    back = decode_error(through_the_wire(encode_error(kind(problems))))
+    assert type(back) is kind
+    assert back.problems == problems
+
+
+def test_an_error_of_another_branch_becomes_the_nearest_that_crosses() -> None:
+    assert type(decode_error(encode_error(Unreachable("no answer")))) is HardwareError
+
+
+@pytest.mark.parametrize("name", ["BaseException", "PartageError", "SystemExit", "", None, ["GpuLost"]])
+def test_no_other_class_is_ever_made(name: Any) -> None:
+    problem = {"is": "Problem", "file": "", "path": "", "severity": "error", "message": "m", "hint": ""}
+    assert issubclass(errors.GpuLost, Exception)
+    with pytest.raises(CodecError):
+        decode_error({"type": name, "problems": [problem]})
+
+
+@given(json_values)
+def test_whatever_arrives_as_an_error_is_one_or_a_codec_error(data: Any) -> None:
+    for wrong in (data, {"type": "GpuLost", "problems": data}, {"type": data, "problems": []}):
+        with pytest.raises(CodecError):
+            decode_error(wrong)
+
+
+@given(st.binary(max_size=64))
+def test_whatever_arrives_as_a_message_is_one_or_a_frame_error(body: bytes) -> None:
+    try:
+        message = frames.unpack(body)
+    except frames.FrameError:
+        return
+    assert message == json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "body", [b"[" * 60_000, b'{"a":' * 10_000, b"9" * 5000, b'{"a": NaN}', b"\xff", b"[]"]
+)
+def test_json_that_is_meant_to_hurt_is_a_frame_error(body: bytes) -> None:
+    with pytest.raises(frames.FrameError):
+        frames.unpack(body)

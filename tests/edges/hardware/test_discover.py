@@ -1,0 +1,345 @@
+"""One look at a node whose driver is the stand-in."""
+
+from __future__ import annotations
+
+import pytest
+
+from partage.edges.hardware.discover import Discovery
+from partage.edges.hardware.migs import named_gigabytes
+from partage.edges.hardware.readings import Nvml, Remote
+from partage.edges.hardware.topology import sort_remotes
+from partage.errors import DriverUnavailable
+from partage.model.gpu import (
+    ComputeMode,
+    Driver,
+    Gpu,
+    Inventory,
+    Link,
+    LinkPath,
+    LostGpu,
+    MigDevice,
+    MigMode,
+    RecoveryAction,
+)
+from partage.model.health import Condition
+from partage.model.placement import Placement
+from partage.units import MIB
+from tests.edges.hardware.stub import H100_MEMORY_BYTES, StubNode
+
+
+def look(node: StubNode) -> Inventory:
+    nvml = Nvml(node.host)
+    assert nvml.open() is None
+    try:
+        return Discovery(nvml, node.host).inventory()
+    finally:
+        nvml.close()
+
+
+def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node: StubNode) -> None:
+    node.add_h100s(1)
+    node.write(**{"gpu.0.mode": 3, "gpu.0.field.230": 1, "gpu.0.minor": 5, "gpu.0.mig": "0 1"})
+    node.file("sys/bus/pci/devices/0000:1a:00.0/numa_node", "1\n")
+    node.file("dev/nvidiactl", "")
+    node.file("proc/sys/kernel/random/boot_id", "5bd3d8a0-0000-4000-8000-000000000001\n")
+    node.file("etc/nvidia-container-runtime/config.toml", "disable-require = false\n")
+    assert look(node) == Inventory(
+        driver=Driver("550.163.01", "12.4"),
+        gpus=(
+            Gpu(
+                index=0,
+                uuid=node.uuid(0),
+                minor=5,
+                product="NVIDIA H100 80GB HBM3",
+                architecture="hopper",
+                compute_capability=(9, 0),
+                memory_bytes=H100_MEMORY_BYTES,
+                pci_bus_id="00000000:1A:00.0",
+                pci_device_id="0x233010de",
+                numa_node=1,
+                mig_mode=MigMode(current=False, pending=True),
+                compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
+                recovery=RecoveryAction.GPU_RESET,
+            ),
+        ),
+        control_nodes=("/dev/nvidiactl",),
+        boot_id="5bd3d8a0-0000-4000-8000-000000000001",
+        open_to_env=True,
+    )
+
+
+def test_what_an_old_gpu_does_not_have_is_absent_and_no_error(node: StubNode) -> None:
+    node.write(
+        count=1,
+        **{
+            "gpu.0.uuid": "GPU-0",
+            "gpu.0.bus": "00000000:01:00.0",
+            "gpu.0.name": "Tesla P4",
+            "gpu.0.cc": "6.1",
+        },
+    )
+    (gpu,) = look(node).gpus
+    assert (gpu.mig_mode, gpu.recovery, gpu.architecture, gpu.memory_bytes) == (None, None, "unknown", 0)
+    assert (gpu.minor, gpu.compute_mode) == (0, ComputeMode.DEFAULT)
+
+
+def test_a_recovery_action_of_the_future_is_not_guessed_at(node: StubNode) -> None:
+    node.add_h100s(1).write(**{"gpu.0.field.230": 77})
+    assert look(node).gpus[0].recovery is None
+
+
+def test_a_node_without_gpus_is_a_node(node: StubNode) -> None:
+    inventory = look(node)
+    assert isinstance(inventory.driver, Driver)
+    assert (inventory.gpus, inventory.lost) == ((), ())
+
+
+@pytest.mark.parametrize("name", ["DGX Display", "NVIDIA DGX Display"])
+def test_a_gpu_that_only_drives_a_monitor_is_no_gpu(node: StubNode, name: str) -> None:
+    node.add_h100s(3).write(**{"gpu.1.name": name})
+    inventory = look(node)
+    assert [gpu.index for gpu in inventory.gpus] == [0, 2]
+    assert not inventory.lost
+
+
+# --- links -----------------------------------------------------------------------------------------
+
+
+def test_gpus_on_nvswitches_are_joined_by_the_smaller_number_of_their_links(node: StubNode) -> None:
+    node.add_h100s(3).write(**{f"gpu.2.link.{link}": None for link in range(12, 18)})
+    assert look(node).links == (
+        Link(node.uuid(0), node.uuid(1), LinkPath.SAME_CPU, 18),
+        Link(node.uuid(0), node.uuid(2), LinkPath.SAME_CPU, 12),
+        Link(node.uuid(1), node.uuid(2), LinkPath.SAME_CPU, 12),
+    )
+
+
+def test_a_bridge_joins_its_two_gpus_and_no_others(node: StubNode) -> None:
+    node.add_h100s(3)
+    for gpu in range(3):
+        for link in range(18):
+            node.keys |= {f"gpu.{gpu}.link.{link}": None, f"gpu.{gpu}.link.{link}.type": None}
+    for link in range(12):
+        node.keys |= {f"gpu.0.link.{link}": node.bus(1), f"gpu.1.link.{link}": node.bus(0)}
+    node.keys["gpu.1.link.11"] = None  # down on one side
+    node.write(**{"path.0.1": 10, "path.0.2": 0, "path.1.2": None})
+    assert look(node).links == (
+        Link(node.uuid(0), node.uuid(1), LinkPath.SINGLE_SWITCH, 11),
+        Link(node.uuid(0), node.uuid(2), LinkPath.SAME_BOARD, 0),
+        Link(node.uuid(1), node.uuid(2), LinkPath.CROSS_CPU, 0),
+    )
+
+
+def test_what_is_no_gpu_of_the_node_is_a_switch_unless_the_driver_says_otherwise() -> None:
+    remotes = [
+        Remote("gpu", None),
+        Remote("gpu", False),
+        Remote("else", None),
+        Remote("else", True),
+        Remote("else", False),
+    ]
+    links = sort_remotes(remotes, ["gpu"])
+    assert (dict(links.peers), links.switches) == ({"gpu": 2}, 2)
+
+
+def test_topology_is_read_once_and_again_only_when_the_driver_or_the_gpus_change(node: StubNode) -> None:
+    node.add_h100s(3)
+    nvml = Nvml(node.host)
+    nvml.open()
+    discovery = Discovery(nvml, node.host)
+    before = discovery.inventory()
+    node.write(**{f"gpu.{gpu}.link.0": None for gpu in range(3)})
+    assert discovery.inventory() == before
+    node.lose(1)
+    assert discovery.inventory().links == (before.links[1],)
+    node.find_again(1)
+    assert discovery.inventory() == before
+    node.driver_loaded("560.35.03")
+    assert {link.nvlinks for link in discovery.inventory().links} == {17}
+    nvml.close()
+
+
+# --- lost GPUs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [15, 16, 4, 17, 999])
+def test_a_gpu_that_cannot_be_opened_is_lost_and_says_why(node: StubNode, code: int) -> None:
+    node.add_h100s(3).lose(1, code)
+    inventory = look(node)
+    assert [gpu.index for gpu in inventory.gpus] == [0, 2]
+    (lost,) = inventory.lost
+    assert (lost.index, lost.uuid, lost.pci_bus_id) == (1, None, None)
+    assert lost.reason
+
+
+def test_a_gpu_that_dies_while_it_is_read_is_lost(node: StubNode) -> None:
+    node.add_h100s(2).write(**{"fail.nvmlDeviceGetCudaComputeCapability": 15})
+    inventory = look(node)
+    assert inventory.gpus == ()
+    assert [lost.uuid for lost in inventory.lost] == [node.uuid(0), node.uuid(1)]
+
+
+def test_a_gpu_that_never_answered_is_known_by_its_place_among_the_kernels_gpus(node: StubNode) -> None:
+    node.add_h100s(3).lose(1)
+    for index in range(3):
+        address = node.bus(index).lower().removeprefix("0000")
+        node.file(f"proc/driver/nvidia/gpus/{address}/information", f"GPU UUID: \t {node.uuid(index)}\n")
+    assert look(node).lost == (
+        LostGpu(
+            1,
+            node.uuid(1),
+            node.bus(1),
+            "the GPU has fallen off the bus or is inaccessible (nvmlDeviceGetHandleByIndex)",
+        ),
+    )
+
+
+def test_a_place_among_the_kernels_gpus_proves_nothing_where_the_two_lists_differ(node: StubNode) -> None:
+    node.add_h100s(3).lose(1)
+    for address in ("0000:01:00.0", "0000:2a:00.0", "0000:3a:00.0"):
+        node.file(f"proc/driver/nvidia/gpus/{address}/information", "GPU UUID: GPU-00000000\n")
+    (lost,) = look(node).lost
+    assert (lost.uuid, lost.pci_bus_id) == (None, None)
+
+
+def test_a_driver_that_fails_altogether_is_an_error(node: StubNode) -> None:
+    node.add_h100s(2)
+    nvml = Nvml(node.host)
+    nvml.open()
+    node.write(all=9)
+    with pytest.raises(DriverUnavailable):
+        Discovery(nvml, node.host).inventory()
+    nvml.close()
+
+
+# --- conditions ------------------------------------------------------------------------------------
+
+
+def test_the_drivers_word_on_each_gpu(node: StubNode) -> None:
+    node.add_h100s(4).write(
+        **{
+            "gpu.0.field.230": 2,
+            "gpu.1.field.144": 1,
+            "gpu.2.field.145": 1,
+            "gpu.2.fabric": "2 0",
+            "gpu.3.fabric": "0 0",
+            "gpu.3.field.230": None,
+        }
+    )
+    nvml = Nvml(node.host)
+    nvml.open()
+    assert Discovery(nvml, node.host).conditions() == (
+        Condition(node.uuid(0), recovery=RecoveryAction.NODE_REBOOT, fabric_ok=True),
+        Condition(node.uuid(1), recovery=RecoveryAction.NONE, rows_pending=True, fabric_ok=True),
+        Condition(node.uuid(2), recovery=RecoveryAction.NONE, rows_failed=True, fabric_ok=False),
+        Condition(node.uuid(3)),
+    )
+    node.write(**{"gpu.0.fabric": "3 999"})
+    assert Discovery(nvml, node.host).conditions()[0].fabric_ok is False
+    nvml.close()
+
+
+# --- MIG -------------------------------------------------------------------------------------------
+
+
+def with_mig(node: StubNode) -> StubNode:
+    """An H100 in MIG mode: 3g.40gb cut in 1c and 2c, a hole in the list, 1g.10gb+me."""
+    node.add_h100s(1)
+    node.write(
+        **{
+            "gpu.0.mig": "1 1",
+            "gpu.0.minor": 4,
+            # enum to nvidia-smi's id and slices, as an H100 answers
+            "gpu.0.profile.0": "19 1",
+            "gpu.0.profile.2": "9 3",
+            "gpu.0.profile.7": "20 1",
+            "gpu.0.profile.9": "15 1",
+            "gpu.0.gi.2": "9 4 4",
+            "gpu.0.gi.9": "20 1 1",
+            "gpu.0.mig.0.uuid": "MIG-a",
+            "gpu.0.mig.0.gi": 2,
+            "gpu.0.mig.0.ci": 0,
+            "gpu.0.mig.0.attributes": "1 40448",
+            "gpu.0.mig.1.uuid": "MIG-b",
+            "gpu.0.mig.1.gi": 2,
+            "gpu.0.mig.1.ci": 1,
+            "gpu.0.mig.1.attributes": "2 40448",
+            "gpu.0.mig.3.uuid": "MIG-c",
+            "gpu.0.mig.3.gi": 9,
+            "gpu.0.mig.3.ci": 0,
+            "gpu.0.mig.3.attributes": "1 9984",
+        }
+    )
+    node.file(
+        "proc/driver/nvidia-caps/mig-minors",
+        "gpu4/gi2/access 561\ngpu4/gi2/ci0/access 562\ngpu4/gi2/ci1/access 563\ngpu0/gi9/access 84\n",
+    )
+    return node
+
+
+def test_mig_devices_have_names_placements_and_device_files(node: StubNode) -> None:
+    (gpu,) = look(with_mig(node)).gpus
+    assert gpu.mig_enabled
+    assert gpu.mig_devices == (
+        MigDevice("MIG-a", 0, 2, 0, "1c.3g.40gb", Placement(4, 4), 40448 * MIB, 561, 562),
+        MigDevice("MIG-b", 1, 2, 1, "2c.3g.40gb", Placement(4, 4), 40448 * MIB, 561, 563),
+        MigDevice("MIG-c", 3, 9, 0, "1g.10gb+me", Placement(1, 1), 9984 * MIB),
+    )
+
+
+def test_instances_that_vanish_while_they_are_read_cost_a_second_look_at_most(node: StubNode) -> None:
+    with_mig(node).write(**{"gpu.0.gi.9": None})
+    inventory = look(node)
+    assert inventory.gpus == ()
+    assert "no such object" in inventory.lost[0].reason
+    node.write(**{"gpu.0.mig.3.uuid": None})
+    assert len(look(node).gpus[0].mig_devices) == 2
+
+
+def test_a_mig_device_that_cannot_be_named_loses_its_gpu_and_not_the_node(node: StubNode) -> None:
+    node.add_h100s(1)
+    with_mig(node).write(**{"gpu.0.mig.0.attributes": "9 40448"})
+    assert "cannot be named" in look(node).lost[0].reason
+    node.write(**{"gpu.0.mig.0.attributes": "1 40448", "gpu.0.profile.2": None})
+    assert "is not known" in look(node).lost[0].reason
+    node.write(**{"gpu.0.profile.2": "9 3", "gpu.0.gi.2": "9 4 0"})
+    assert "no placement" in look(node).lost[0].reason
+
+
+@pytest.mark.parametrize(
+    ("product", "instance_mib", "total_mib", "gigabytes"),
+    [
+        ("A100 40GB 1g", 4864, 40960, 5),
+        ("A100 40GB 1g, double memory", 9856, 40960, 10),
+        ("A100 40GB 3g", 19968, 40960, 20),
+        ("H100 80GB 1g", 9984, 81559, 10),
+        ("H100 80GB 7g", 81152, 81559, 80),
+        ("H100 NVL 1g has 10.75 GiB", 11008, 95830, 12),
+        ("H200 3g is 70.5, rounded up", 71424, 143771, 71),
+        ("B200 1g is 22.5, rounded up", 22784, 183359, 23),
+        ("Thor shares its CPU's memory", 1024, 0, 0),
+    ],
+)
+def test_the_gigabytes_of_a_name_are_eighths_of_the_gpus(
+    product: str, instance_mib: int, total_mib: int, gigabytes: int
+) -> None:
+    assert named_gigabytes(instance_mib * MIB, total_mib * MIB) == gigabytes, product
+
+
+def test_a_link_to_a_lost_gpu_is_not_taken_for_a_switch(node: StubNode) -> None:
+    node.add_h100s(3)
+    for gpu in range(3):
+        for link in range(18):
+            node.keys[f"gpu.{gpu}.link.{link}.type"] = None
+            node.keys[f"gpu.{gpu}.link.{link}"] = node.bus((gpu + 1) % 3 if link < 9 else (gpu + 2) % 3)
+    node.write()
+    nvml = Nvml(node.host)
+    nvml.open()
+    discovery = Discovery(nvml, node.host)
+    discovery.conditions()
+    for index in range(3):
+        address = node.bus(index).lower().removeprefix("0000")
+        node.file(f"proc/driver/nvidia/gpus/{address}/information", "")
+    node.lose(2)
+    assert [link.nvlinks for link in discovery.inventory().links] == [9]
+    nvml.close()

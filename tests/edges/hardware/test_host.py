@@ -1,0 +1,91 @@
+"""What the node's files say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from partage.edges.hardware.host import Host, nvml_address, sysfs_address
+
+BUS = "00000000:1A:00.0"
+
+
+def host(root: Path) -> Host:
+    return Host(driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev")
+
+
+def put(path: Path, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("nvml", "kernel"),
+    [
+        ("00000000:1A:00.0", "0000:1a:00.0"),
+        ("00010000:C1:00.0", "10000:c1:00.0"),
+        ("00000008:01:00.0", "0008:01:00.0"),
+    ],
+)
+def test_pci_addresses_are_written_in_two_ways(nvml: str, kernel: str) -> None:
+    assert sysfs_address(nvml) == kernel
+    assert nvml_address(kernel) == nvml
+
+
+@pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("0\n", 0), ("-1\n", None), ("", None), ("x", None)])
+def test_a_numa_node_is_a_number_that_is_not_negative(tmp_path: Path, text: str, node: int | None) -> None:
+    put(tmp_path / "sys/bus/pci/devices/0000:1a:00.0/numa_node", text)
+    assert host(tmp_path).numa_node(BUS) == node
+
+
+def test_capability_minors_are_read_from_the_kernels_list(tmp_path: Path) -> None:
+    put(
+        tmp_path / "proc/driver/nvidia-caps/mig-minors",
+        "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu11/gi3/ci2/access 1517\n",
+    )
+    assert host(tmp_path).capability_minors() == {(0, 1, None): 12, (0, 1, 0): 13, (11, 3, 2): 1517}
+
+
+def test_only_control_nodes_that_exist_are_named_in_the_order_of_nvidias_plugin(tmp_path: Path) -> None:
+    for name in ("nvidia-modeset", "nvidiactl", "nvidia-uvm"):
+        put(tmp_path / "dev" / name)
+    assert host(tmp_path).control_nodes() == ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (None, None),
+        ('disable-require = false\n[nvidia-container-cli]\nroot = "/"\n', True),
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n", True),
+        ("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n", False),
+        ('accept-nvidia-visible-devices-envvar-when-unprivileged = "no"\n', None),
+        ("this is = not = toml", None),
+    ],
+)
+def test_whether_pods_can_take_gpus_by_environment(
+    tmp_path: Path, text: str | None, answer: bool | None
+) -> None:
+    if text is not None:
+        put(tmp_path / "etc/nvidia-container-runtime/config.toml", text)
+    assert host(tmp_path).open_to_env() is answer
+
+
+def test_a_node_without_any_of_these_files_says_nothing_and_fails_nowhere(tmp_path: Path) -> None:
+    empty = host(tmp_path)
+    assert (empty.numa_node(BUS), empty.capability_minors(), empty.control_nodes()) == (None, {}, ())
+    assert (empty.boot_id(), empty.kernel_module_version(), empty.gpu_addresses()) == ("", None, ())
+    assert (empty.gpu_uuid("0000:1a:00.0"), empty.open_to_env()) == (None, None)
+
+
+def test_the_kernel_module_knows_gpus_that_nvml_cannot_open(tmp_path: Path) -> None:
+    gpus = tmp_path / "proc/driver/nvidia/gpus"
+    put(gpus / "0000:2a:00.0/information", "Model: \t\t H100\nGPU UUID: \t GPU-????????-????-????\n")
+    put(
+        gpus / "0000:1a:00.0/information",
+        "Model: \t\t H100\nGPU UUID: \t GPU-00ff0000-1111\nBus Type: PCIe\n",
+    )
+    assert host(tmp_path).gpu_addresses() == ("0000:1a:00.0", "0000:2a:00.0")
+    assert host(tmp_path).gpu_uuid("0000:1a:00.0") == "GPU-00ff0000-1111"
+    assert host(tmp_path).gpu_uuid("0000:2a:00.0") is None

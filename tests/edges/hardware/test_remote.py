@@ -1,0 +1,303 @@
+"""The helper process: killed, stopped, replaced, and outlived by nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from partage.edges.hardware import connection as connection_module
+from partage.edges.hardware import frames
+from partage.edges.hardware.port import Events
+from partage.edges.hardware.remote import RemoteHardware
+from partage.errors import DriverUnavailable, HardwareTimeout
+from partage.faces.cli.hardware import helper_argv
+from partage.model.gpu import Driver
+from partage.model.health import Xid
+from partage.sim.faults import HangCall, RaiseXid
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.machine import parse_machine
+from tests.edges.hardware.conftest import serving
+from tests.edges.hardware.stub import StubNode
+
+LIMIT_S = 15.0
+
+
+@pytest.fixture
+async def remote(short_dir: Path) -> AsyncIterator[RemoteHardware]:
+    """A helper process that serves a simulated node, connected."""
+    path = short_dir / "h.sock"
+    hardware = RemoteHardware(path, helper_argv(path, machine="2xa100-40gb"), deadline_s=2.0)
+    await hardware.observe()
+    yield hardware
+    await hardware.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def pid_of(hardware: RemoteHardware) -> int:
+    assert hardware.state.pid is not None
+    return hardware.state.pid
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_helper_that_is_killed_in_the_middle_of_a_call_is_replaced(remote: RemoteHardware) -> None:
+    before = await remote.observe()
+    waiting = asyncio.create_task(remote.events(LIMIT_S))
+    await asyncio.sleep(0)
+    first = pid_of(remote)
+    os.kill(first, signal.SIGSTOP)
+    calls = [asyncio.create_task(remote.observe()) for _ in range(3)]
+    await asyncio.sleep(0.05)
+    began = time.monotonic()
+    os.kill(first, signal.SIGKILL)
+    outcomes = await asyncio.gather(*calls, waiting, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [DriverUnavailable] * 4
+    assert time.monotonic() - began < 1.0, "those who wait are told at once"
+    assert (await remote.events(LIMIT_S)).changed
+    assert remote.state.up
+    assert (remote.state.restarts, bool(remote.state.last_error)) == (1, True)
+    assert pid_of(remote) != first
+    assert await remote.observe() == before
+
+
+async def test_a_helper_that_hangs_is_killed_and_replaced(remote: RemoteHardware) -> None:
+    first = pid_of(remote)
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(HardwareTimeout, match="observe"):
+        await remote.observe()
+    with pytest.raises(DriverUnavailable, match="away"):
+        await remote.conditions()
+    assert (await remote.events(LIMIT_S)).changed
+    assert pid_of(remote) != first
+    assert not runs(first)
+    assert await remote.conditions()
+
+
+async def test_a_driver_call_that_hangs_costs_a_helper_and_nothing_else(
+    node: StubNode, short_dir: Path
+) -> None:
+    node.add_h100s(2)
+    path = short_dir / "h.sock"
+    hardware = RemoteHardware(path, helper_argv(path, driver_root=node.root), deadline_s=0.5)
+    before = await hardware.observe()
+    first = pid_of(hardware)
+    node.write(**{"hang.nvmlDeviceGetCount_v2": 60_000})
+    with pytest.raises(HardwareTimeout):
+        await hardware.observe()
+    node.write(**{"hang.nvmlDeviceGetCount_v2": None})
+    assert (await hardware.events(LIMIT_S)).changed
+    assert await hardware.observe() == before
+    assert not runs(first)
+    await hardware.close()
+
+
+async def test_a_new_helper_notices_a_new_driver(node: StubNode, short_dir: Path) -> None:
+    node.add_h100s(1)
+    path = short_dir / "h.sock"
+    hardware = RemoteHardware(path, helper_argv(path, driver_root=node.root))
+    assert (await hardware.observe()).driver == Driver("550.163.01", "12.4")
+    node.driver_loaded("580.95.05")
+    os.kill(pid_of(hardware), signal.SIGKILL)
+    await until(lambda: not hardware.state.up)
+    assert (await hardware.events(LIMIT_S)).changed
+    assert (await hardware.observe()).driver == Driver("580.95.05", "12.4")
+    await hardware.close()
+
+
+async def test_a_cancelled_call_leaves_the_helper_alone(remote: RemoteHardware) -> None:
+    first = pid_of(remote)
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await remote.observe()
+    os.kill(first, signal.SIGCONT)
+    await remote.observe()
+    assert (pid_of(remote), remote.state.restarts) == (first, 0)
+
+
+async def test_the_helper_has_a_session_of_its_own_and_ends_with_close(short_dir: Path) -> None:
+    path = short_dir / "h.sock"
+    hardware = RemoteHardware(path, helper_argv(path, machine="l4"))
+    await hardware.observe()
+    pid = pid_of(hardware)
+    assert os.getsid(pid) == pid
+    await hardware.close()
+    assert not runs(pid)
+    assert not path.exists()
+    with pytest.raises(DriverUnavailable, match="closed"):
+        await hardware.observe()
+
+
+AGENT = """
+import asyncio, sys
+from partage.edges.hardware.remote import RemoteHardware
+from partage.faces.cli.hardware import helper_argv
+
+async def main():
+    hardware = RemoteHardware(sys.argv[1], helper_argv(sys.argv[1], machine="l4"))
+    await hardware.observe()
+    print(hardware.state.pid, flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+async def test_the_helper_ends_when_its_agent_is_killed(short_dir: Path) -> None:
+    agent = subprocess.Popen(
+        [sys.executable, "-c", AGENT, str(short_dir / "h.sock")], stdout=subprocess.PIPE, text=True
+    )
+    assert agent.stdout is not None
+    pid = int(agent.stdout.readline())
+    assert runs(pid)
+    agent.kill()
+    agent.wait()
+    agent.stdout.close()
+    await until(lambda: not runs(pid))
+
+
+async def test_a_helper_that_cannot_begin_is_tried_again_and_again_with_growing_pauses(
+    short_dir: Path,
+) -> None:
+    path, count = short_dir / "h.sock", short_dir / "starts"
+    hardware = RemoteHardware(path, ["/bin/sh", "-c", f"echo >> {count}; exit 7"])
+    with pytest.raises(DriverUnavailable, match="exit code 7"):
+        await hardware.observe()
+    await until(lambda: hardware.state.restarts == 2)
+    assert not hardware.state.up
+    assert "exit code 7" in hardware.state.last_error
+    with pytest.raises(DriverUnavailable):
+        await hardware.events(0.01)
+    await until(lambda: count.read_text().count("\n") == 3)
+    await hardware.close()
+
+
+async def test_a_helper_that_does_not_exist_is_a_state_and_no_crash(short_dir: Path) -> None:
+    hardware = RemoteHardware(short_dir / "h.sock", [str(short_dir / "no-such-program")])
+    with pytest.raises(DriverUnavailable, match="no-such-program"):
+        await hardware.observe()
+    await hardware.close()
+
+
+# --- a helper that somebody else runs --------------------------------------------------------------
+
+
+async def test_a_helper_of_somebody_else_is_found_when_it_comes(short_dir: Path) -> None:
+    path = short_dir / "h.sock"
+    hardware = RemoteHardware(path)
+    with pytest.raises(DriverUnavailable, match="no helper listens"):
+        await hardware.observe()
+    async with serving(SimulatedHardware(parse_machine("l4")), path):
+        assert (await hardware.events(LIMIT_S)).changed
+        assert len((await hardware.observe()).gpus) == 1
+    await hardware.close()
+
+
+async def test_events_reach_a_waiter_across_the_socket_and_survive_between_two_waiters(
+    short_dir: Path,
+) -> None:
+    simulation = SimulatedHardware(parse_machine("2xl4"))
+    async with serving(simulation, short_dir / "s"):
+        hardware = RemoteHardware(short_dir / "s")
+        uuids = [gpu.uuid for gpu in (await hardware.observe()).gpus]
+        assert await hardware.events(0.01) == Events()
+        await simulation.misbehave(RaiseXid(0, 13))
+        await asyncio.sleep(0.05)
+        await simulation.misbehave(RaiseXid(1, 31))
+        xids: tuple[Xid, ...] = ()
+        async with asyncio.timeout(LIMIT_S):
+            while len(xids) < 2:
+                xids += (await hardware.events(1)).xids
+        assert xids == (Xid(uuids[0], 13), Xid(uuids[1], 31))
+        await hardware.close()
+
+
+async def test_a_hang_of_a_simulated_call_is_a_timeout_here(short_dir: Path) -> None:
+    simulation = SimulatedHardware(parse_machine("l4"), deadline_s=0.05)
+    await simulation.misbehave(HangCall("observe"))
+    async with serving(simulation, short_dir / "s"):
+        hardware = RemoteHardware(short_dir / "s")
+        with pytest.raises(HardwareTimeout, match="observe"):
+            await hardware.observe()
+        await hardware.close()
+
+
+async def answering(path: Path, *answers: bytes) -> asyncio.Server:
+    """A helper that reads one request for each answer, and says that."""
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for answer in answers:
+            await frames.read(reader, frames.MOST_REQUEST_BYTES)
+            writer.write(answer)
+        await reader.read()
+        writer.close()
+
+    return await asyncio.start_unix_server(converse, str(path))
+
+
+HELLO = frames.pack({"id": 1, "result": {"protocol": 1, "pid": 4711}})
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [frames.pack({"id": 1, "result": {"protocol": 2, "pid": 1}})],
+        [frames.pack({"id": 1, "result": None})],
+        [b"\xff\xff\xff\xff"],
+        [b"\x00\x00\x00\x02[]"],
+        [HELLO, frames.pack({"id": 2, "result": {"is": "Inventory"}})],
+        [HELLO, frames.pack({"id": 2, "error": {"type": "SystemExit", "problems": []}})],
+        [HELLO, frames.pack({"id": 2})],
+    ],
+)
+async def test_a_helper_that_talks_nonsense_is_unavailable(short_dir: Path, answers: list[bytes]) -> None:
+    server = await answering(short_dir / "s", *answers)
+    hardware = RemoteHardware(short_dir / "s")
+    with pytest.raises(DriverUnavailable):
+        await hardware.observe()
+    await until(lambda: bool(hardware.state.last_error))
+    await hardware.close()
+    server.close()
+
+
+async def test_an_answer_that_nobody_waits_for_is_ignored(short_dir: Path) -> None:
+    stray = frames.pack({"id": 99, "result": 1}) + frames.pack({"id": None, "result": 1})
+    empty = frames.pack({"id": 2, "result": []})
+    server = await answering(short_dir / "s", stray + HELLO, stray + empty)
+    hardware = RemoteHardware(short_dir / "s")
+    assert await hardware.conditions() == ()
+    await hardware.close()
+    server.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a socket away")
+async def test_a_socket_served_by_a_stranger_is_not_trusted(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel tells who listens; only its answer is replaced here, since no stranger can be had everywhere.
+    server = await answering(short_dir / "s", HELLO)
+    monkeypatch.setattr(connection_module, "peer_uid", lambda writer: 65534)
+    hardware = RemoteHardware(short_dir / "s")
+    with pytest.raises(DriverUnavailable, match="65534"):
+        await hardware.observe()
+    await hardware.close()
+    server.close()

@@ -1,0 +1,305 @@
+"""The helper's side of its socket, against peers that mean no good."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from partage.edges.hardware import frames
+from partage.edges.hardware.port import Events
+from partage.edges.hardware.serve import PROTOCOL, VERBS, Server, listen
+from partage.errors import HardwareTimeout, InputError
+from partage.model.gpu import Inventory
+from partage.model.health import Condition
+from partage.sim.faults import HangCall
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.machine import parse_machine
+from tests.edges.hardware.conftest import serving
+
+
+@pytest.fixture
+def simulation() -> SimulatedHardware:
+    return SimulatedHardware(parse_machine("2xa100-40gb"))
+
+
+class Peer:
+    """Speaks the protocol by hand."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def at(cls, path: Path) -> Peer:
+        return cls(*await asyncio.open_unix_connection(str(path)))
+
+    def say(self, **message: Any) -> None:
+        self.writer.write(frames.pack(message))
+
+    async def hear(self) -> dict[str, Any] | None:
+        async with asyncio.timeout(10):
+            return await frames.read(self.reader, frames.MOST_ANSWER_BYTES)
+
+    async def ask(self, **message: Any) -> dict[str, Any] | None:
+        self.say(**message)
+        return await self.hear()
+
+    async def leave(self) -> None:
+        self.writer.close()
+        await self.writer.wait_closed()
+
+
+async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_dir: Path) -> None:
+    assert set(VERBS) == {"hello", "observe", "conditions", "events"}
+    async with serving(simulation, short_dir / "s"):
+        peer = await Peer.at(short_dir / "s")
+        for verb in ("close", "misbehave", "__class__", "", "x" * 1000):
+            answer = await peer.ask(id=1, verb=verb)
+            assert answer is not None
+            assert answer["error"]["type"] == "Unsupported"
+        assert await peer.ask(id=2, verb="hello") == {
+            "id": 2,
+            "result": {"protocol": PROTOCOL, "pid": os.getpid()},
+        }
+        await peer.leave()
+
+
+async def test_a_long_wait_for_events_holds_up_nothing(
+    simulation: SimulatedHardware, short_dir: Path
+) -> None:
+    async with serving(simulation, short_dir / "s"):
+        peer = await Peer.at(short_dir / "s")
+        peer.say(id=1, verb="events", timeoutS=60)
+        answer = await peer.ask(id=2, verb="observe")
+        assert answer is not None
+        assert answer["id"] == 2
+        await peer.leave()
+
+
+async def test_a_peer_cannot_pile_up_requests_without_end(
+    simulation: SimulatedHardware, short_dir: Path
+) -> None:
+    async with serving(simulation, short_dir / "s"):
+        peer = await Peer.at(short_dir / "s")
+        for number in range(33):
+            peer.say(id=number, verb="events", timeoutS=60)
+        answer = await peer.hear()
+        assert answer is not None
+        assert answer["id"] == 32
+        assert "too many" in answer["error"]["problems"][0]["message"]
+        await peer.leave()
+
+
+@pytest.mark.parametrize("timeout_s", [-1, 61, 1e9, "5", None, [5], {"a": 5}])
+async def test_a_wait_that_is_no_reasonable_number_is_refused(
+    simulation: SimulatedHardware, short_dir: Path, timeout_s: Any
+) -> None:
+    async with serving(simulation, short_dir / "s"):
+        peer = await Peer.at(short_dir / "s")
+        answer = await peer.ask(id=1, verb="events", timeoutS=timeout_s)
+        assert answer is not None
+        assert answer["error"]["type"] == "InputError"
+        await peer.leave()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack(">I", 2**32 - 1),
+        struct.pack(">I", frames.MOST_REQUEST_BYTES + 1) + b"{",
+        struct.pack(">I", 4) + b"null",
+        struct.pack(">I", 2) + b"{}",
+        frames.pack({"id": "1", "verb": "hello"}),
+        frames.pack({"id": True, "verb": "hello"}),
+        frames.pack({"id": 1, "verb": ["hello"]}),
+        struct.pack(">I", 60_000) + b"[" * 60_000,
+    ],
+)
+async def test_what_is_no_request_ends_its_connection_and_nothing_else(
+    simulation: SimulatedHardware, short_dir: Path, garbage: bytes
+) -> None:
+    async with serving(simulation, short_dir / "s"):
+        friend, enemy = await Peer.at(short_dir / "s"), await Peer.at(short_dir / "s")
+        enemy.writer.write(garbage)
+        assert await enemy.hear() is None
+        assert await friend.ask(id=7, verb="hello") is not None
+        await enemy.leave()
+        await friend.leave()
+
+
+async def test_a_peer_that_leaves_in_the_middle_of_a_message_is_forgotten(
+    simulation: SimulatedHardware, short_dir: Path
+) -> None:
+    async with serving(simulation, short_dir / "s"):
+        peer = await Peer.at(short_dir / "s")
+        peer.writer.write(struct.pack(">I", 100) + b'{"id"')
+        await peer.leave()
+        peer = await Peer.at(short_dir / "s")
+        assert await peer.ask(id=1, verb="hello") is not None
+        await peer.leave()
+
+
+@pytest.fixture(scope="module")
+def standing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One server on a thread, for many examples."""
+    path = Path("/tmp") / f"partage-{os.getpid()}-fuzz.sock"
+    stop: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+    ready = threading.Event()
+
+    async def serve() -> None:
+        event = asyncio.Event()
+        stop.append((asyncio.get_running_loop(), event))
+        async with serving(SimulatedHardware(parse_machine("l4")), path):
+            ready.set()
+            await event.wait()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    ready.wait(10)
+    yield path
+    loop, event = stop[0]
+    loop.call_soon_threadsafe(event.set)
+    thread.join(10)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.binary(max_size=200))
+def test_no_bytes_whatever_end_the_helper(standing_server: Path, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as enemy:
+        enemy.settimeout(10)
+        enemy.connect(str(standing_server))
+        enemy.sendall(data)
+    with socket.socket(socket.AF_UNIX) as friend:
+        friend.settimeout(10)
+        friend.connect(str(standing_server))
+        friend.sendall(frames.pack({"id": 1, "verb": "hello"}))
+        assert json.loads(friend.recv(65536)[4:])["result"]["protocol"] == PROTOCOL
+
+
+# --- who may ask -----------------------------------------------------------------------------------
+
+CONNECT = """
+import json, socket, sys
+peer = socket.socket(socket.AF_UNIX); peer.settimeout(10); peer.connect(sys.argv[1])
+data = b''
+while chunk := peer.recv(65536): data += chunk
+print(data[4:].decode())
+"""
+
+
+def test_root_the_owner_and_guests_may_ask_and_nobody_else(simulation: SimulatedHardware) -> None:
+    server = Server(simulation, allowed_uids=frozenset({4242}))
+    assert [server.permits(uid) for uid in (0, os.geteuid(), 4242)] == [True] * 3
+    assert not server.permits(4243)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+async def test_another_user_is_refused_and_told_so(simulation: SimulatedHardware, short_dir: Path) -> None:
+    short_dir.chmod(0o755)
+    async with serving(simulation, short_dir / "s", allowed_uids=frozenset({4242})):
+        stranger = await asyncio.create_subprocess_exec(
+            "/usr/bin/env", "-i", _system_python(), "-c", CONNECT, str(short_dir / "s"), user=65534, stdout=-1
+        )
+        output, _ = await stranger.communicate()
+    answer = json.loads(output)
+    assert answer["error"]["type"] == "NotPermitted"
+    assert "65534" in answer["error"]["problems"][0]["message"]
+
+
+def _system_python() -> str:
+    """An interpreter that a stranger can execute: ours may lie in a home directory."""
+    for candidate in ("/usr/bin/python3", sys.executable):
+        able = subprocess.run([candidate, "-c", ""], user=65534, check=False, capture_output=True, cwd="/")
+        if able.returncode == 0:
+            return candidate
+    pytest.skip("no Python that another user can run")
+
+
+@pytest.mark.parametrize(("guests", "mode"), [(frozenset(), 0o600), (frozenset({4242}), 0o666)])
+async def test_the_sockets_file_is_as_open_as_it_has_to_be(
+    simulation: SimulatedHardware, short_dir: Path, guests: frozenset[int], mode: int
+) -> None:
+    async with serving(simulation, short_dir / "s", allowed_uids=guests):
+        assert (short_dir / "s").stat().st_mode & 0o777 == mode
+
+
+# --- the socket's file -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x" * 108, "missing/s"])
+def test_a_path_where_nobody_can_listen_is_the_operators_mistake(short_dir: Path, name: str) -> None:
+    with pytest.raises(InputError):
+        listen(short_dir / name, open_to_all=False)
+
+
+async def test_the_newest_helper_has_the_path_and_an_old_one_does_not_take_it_along(
+    simulation: SimulatedHardware, short_dir: Path
+) -> None:
+    path = short_dir / "s"
+    async with serving(simulation, path):
+        old, stop = Server(simulation), asyncio.Event()
+        running = asyncio.create_task(old.run(path, stop))
+        while path.stat().st_ino == 0 or not (peer := await Peer.at(path)):
+            await asyncio.sleep(0.01)
+        await peer.leave()
+    assert path.exists()
+    stop.set()
+    assert await running
+    assert not path.exists()
+
+
+# --- calls that hang, and bugs ---------------------------------------------------------------------
+
+
+async def test_a_call_that_hangs_is_answered_and_ends_the_helper(
+    simulation: SimulatedHardware, short_dir: Path
+) -> None:
+    await simulation.misbehave(HangCall("observe"))
+    async with serving(simulation, short_dir / "s", deadline_s=0.05) as (_, task):
+        peer = await Peer.at(short_dir / "s")
+        answer = await peer.ask(id=1, verb="observe")
+        assert answer is not None
+        assert answer["error"]["type"] == "HardwareTimeout"
+        async with asyncio.timeout(10):
+            assert await task is False
+        await peer.leave()
+
+
+class Broken:
+    """Hardware with a bug."""
+
+    async def observe(self) -> Inventory:
+        raise ZeroDivisionError("a bug")
+
+    async def conditions(self) -> tuple[Condition, ...]:
+        raise HardwareTimeout("hangs")
+
+    async def events(self, timeout_s: float) -> Events:
+        return Events()
+
+    async def close(self) -> None:
+        return
+
+
+async def test_a_bug_is_not_hidden(short_dir: Path) -> None:
+    task = asyncio.create_task(Server(Broken()).run(short_dir / "s", asyncio.Event()))
+    while not (short_dir / "s").exists():
+        await asyncio.sleep(0.001)
+    peer = await Peer.at(short_dir / "s")
+    assert await peer.ask(id=1, verb="observe") is None
+    with pytest.raises(ZeroDivisionError):
+        await task
+    await peer.leave()
