@@ -9,6 +9,9 @@ from partage.errors import InputError, Problem, Severity, Unsatisfiable
 
 Kind = Literal["wrong", "impossible", "doubtful"]
 
+MOST_PROBLEMS = 100
+"""Problems that are listed; the others are counted."""
+
 
 class Findings:
     """Problems of one policy. file: what they call it."""
@@ -35,16 +38,16 @@ class Findings:
         return self._problems(("doubtful",))
 
     def _problems(self, kinds: tuple[Kind, ...]) -> tuple[Problem, ...]:
-        rows = sorted(
-            self._gpus.items(), key=lambda row: ("wrong", "impossible", "doubtful").index(row[0][0])
-        )
-        return tuple(
-            Problem(
-                self._file, path, _severity(kind), f"{name_gpus(gpus)}: {message}" if gpus else message, hint
-            )
-            for (kind, path, message, hint), gpus in rows
-            if kind in kinds
-        )
+        rows = [row for kind in kinds for row in self._gpus.items() if row[0][0] == kind]
+        listed = tuple(self._problem(*key, gpus) for key, gpus in rows[:MOST_PROBLEMS])
+        if len(rows) <= MOST_PROBLEMS:
+            return listed
+        rest = f"and {len(rows) - MOST_PROBLEMS} more problems"
+        return (*listed, Problem(self._file, "", listed[-1].severity, rest))
+
+    def _problem(self, kind: Kind, path: str, message: str, hint: str, gpus: list[int]) -> Problem:
+        text = f"{name_gpus(gpus)}: {message}" if gpus else message
+        return Problem(self._file, path, _severity(kind), text, hint)
 
 
 def _severity(kind: Kind) -> Severity:

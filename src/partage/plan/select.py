@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
@@ -80,6 +81,7 @@ def _is_model(gpu: Gpu, geometry: Geometry | None, patterns: Sequence[str]) -> b
     return any(_names_model(pattern.casefold(), name) for pattern in patterns for name in names)
 
 
+@lru_cache(maxsize=1024)
 def _names_model(pattern: str, name: str) -> bool:
     """``a100`` names ``a100-sxm4-40gb`` too, and ``l4`` does not name ``l40s``."""
     begins = name.startswith((f"{pattern}-", f"{pattern} ")) and "*" not in pattern

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -162,3 +163,51 @@ def test_no_name_of_a_file_or_a_configuration_gives_a_traceback() -> None:
     for name in ("", "\0", "x" * 5000, "\ud800"):
         with contextlib.suppress(InputError):
             parse_policy("version: v1\nmig-configs: {a: [{devices: all, mig-enabled: false}]}", name, name)
+
+
+def _sharing(devices: Any, count: int) -> dict[str, Any]:
+    rows = [{"name": "gpu", "replicas": 2, "devices": devices(n)} for n in range(count)]
+    return {"version": "v1", "sharing": {"timeSlicing": {"resources": rows}}}
+
+
+_LARGE: dict[str, Any] = {
+    "unknown keys": {"version": "partage/v1", **{f"replicas{n}": 1 for n in range(14_000)}},
+    "unknown keys of NVIDIA's": {"version": "v1", **{f"flag{n}": 1 for n in range(14_000)}},
+    "long unknown keys": {"version": "v1", **{f"{n:05}" + "renameByDefault" * 500: 1 for n in range(120)}},
+    "indexes": _sharing(lambda n: [n * 60 + m for m in range(50)], 500),
+    "UUIDs": _sharing(lambda n: [f"GPU-{n}-{m}" for m in range(50)], 500),
+    "one selector": {
+        "version": "partage/v1",
+        "gpus": [{"select": {"index": list(range(29_000))}, "exclusive": {}}],
+    },
+    "wrong indexes": {"version": "partage/v1", "gpus": [{"select": {"index": ["x"] * 29_000}, "mps": {}}]},
+    "layouts": {
+        "version": "partage/v1",
+        "gpus": [{"select": {"index": n}, "mig": {"layout": ["1g.10gb"] * 50}} for n in range(500)],
+    },
+    "clients": {
+        "version": "partage/v1",
+        "gpus": [{"select": {"index": n}, "mps": {"clients": [{"name": "c"}] * 25}} for n in range(500)],
+    },
+    "configurations": {
+        "version": "v1",
+        "mig-configs": {
+            f"c{n}": [{"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb": 512}}]
+            for n in range(3_700)
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("name", _LARGE)
+def test_a_large_policy_is_judged_in_half_a_second(name: str) -> None:
+    """CPU time of the best of three: other tests share the machine."""
+    text = json.dumps(_LARGE[name])
+
+    def once() -> float:
+        began = time.process_time()
+        with contextlib.suppress(InputError):
+            parse_policy(text, "p", "c0" if name == "configurations" else None)
+        return time.process_time() - began
+
+    assert min(once() for _ in range(3)) < 0.5

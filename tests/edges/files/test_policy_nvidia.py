@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Problem
@@ -405,3 +407,33 @@ def test_wrong_patterns_are_refused(resources: object, path: str) -> None:
 def test_imex_channels_are_none_or_zero(channels: object) -> None:
     (problem,) = problems({"version": "v1", "imex": {"channelIDs": channels}})
     assert problem.path.startswith("imex.channelIDs")
+
+
+_SELECTORS = (
+    st.just("all")
+    | st.integers(1, 4)
+    | st.lists(st.integers(0, 5) | st.sampled_from(["0:0", "1:0", "GPU-a", "GPU-b"]), max_size=3)
+)
+
+
+def _named(devices: Any) -> set[object]:
+    """The devices of a node of six GPUs that an item certainly means."""
+    if devices == "all":
+        return {*range(6), "0:0", "1:0", "GPU-a", "GPU-b"}
+    return set(range(devices)) if isinstance(devices, int) else set(devices)
+
+
+@given(st.lists(_SELECTORS, min_size=2, max_size=5))
+def test_overlaps_are_found_without_a_node_exactly_where_they_are_certain(selectors: list[Any]) -> None:
+    rows = [{"name": "gpu", "replicas": 2, "devices": devices} for devices in selectors]
+    document = {"version": "v1", "sharing": {"timeSlicing": {"resources": rows}}}
+    overlapping = {
+        f"sharing.timeSlicing.resources[{n}]"
+        for n, devices in enumerate(selectors)
+        if any(_named(devices) & _named(earlier) for earlier in selectors[:n])
+    }
+    if not overlapping:
+        assert len(parse_policy(json.dumps(document), "n").policy.entries) == len(rows)
+        return
+    errors = [problem for problem in problems(document) if problem.severity == "error"]
+    assert {problem.path for problem in errors} == overlapping

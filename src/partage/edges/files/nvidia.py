@@ -7,9 +7,9 @@ the file. What NVIDIA parses and throws away is honoured: ``resources`` patterns
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from partage.edges.files.fields import Dialect, Field, Notes, Table
+from partage.edges.files.fields import Dialect, Field, Notes, Place, Table
 from partage.edges.files.nvidia_flags import FLAGS, GFD, PLUGIN, Flags, read_flags
 from partage.edges.files.safeyaml import describe
 from partage.model.ids import (
@@ -248,37 +248,61 @@ def _device(value: object) -> int | tuple[int, int] | str | None:
 
 def _overlaps(notes: Notes, entries: tuple[ResourceEntry, ...]) -> None:
     """Two entries that claim one device on every node. The rest is found where the node is known."""
-    top = notes.top().place
-    for position, entry in enumerate(entries):
-        earlier = next((other for other in entries[:position] if _clash(entry, other)), None)
+    claims: dict[ResourceName, _Claims] = {}
+    for entry in entries:
+        earlier = claims.setdefault(entry.resource, _Claims()).claim(entry)
         if earlier is None:
             continue
         kinds = isinstance(entry.sharing, Mps) != isinstance(earlier.sharing, Mps)
         said = "one GPU cannot be shared by time-slicing and MPS" if kinds else "one device has one sharing"
-        place = type(top)(top.file, entry.origin)
-        notes.note(
-            place,
-            "error",
-            f"{entry.resource}: overlaps with {earlier.origin}; {said}",
-            "give each its own 'devices'",
-        )
+        message = f"{entry.resource}: overlaps with {earlier.origin}; {said}"
+        notes.note(Place(notes.file, entry.origin), "error", message, "give each its own 'devices'")
 
 
-def _clash(one: ResourceEntry, other: ResourceEntry) -> bool:
-    if one.resource != other.resource:
-        return False
-    match one.devices, other.devices:
-        case (Everything(), Listed() as listed) | (Listed() as listed, Everything()):
-            return listed != Listed()
-        case Count(n=n), Listed(index=index):
-            return any(number < n for number in index)
-        case Listed(index=index), Count(n=n):
-            return any(number < n for number in index)
-        case Listed() as a, Listed() as b:
-            return bool(
-                set(a.index) & set(b.index)
-                or set(a.mig_index) & set(b.mig_index)
-                or set(a.uuid) & set(b.uuid)
-            )
-        case _:
-            return True
+_Name = int | tuple[int, int] | str
+"""What a list may call a device: index, MIG index, UUID."""
+
+
+class _Claims:
+    """Who claims which devices of one resource, so far."""
+
+    def __init__(self) -> None:
+        self._all: ResourceEntry | None = None
+        self._first: ResourceEntry | None = None
+        self._count: tuple[int, ResourceEntry] | None = None
+        self._named: dict[_Name, ResourceEntry] = {}
+
+    def claim(self, entry: ResourceEntry) -> ResourceEntry | None:
+        """Take note of an entry. The earlier one that claims some of the same devices, or None."""
+        if entry.devices == Listed():
+            return None
+        rival = self._all or self._rival(entry)
+        self._first = self._first or entry
+        match entry.devices:
+            case Everything():
+                self._all = self._all or entry
+            case Count(n=n):
+                self._count = max(self._count or (0, entry), (n, entry), key=lambda row: row[0])
+            case Listed() as listed:
+                for name in _names(listed):
+                    self._named.setdefault(name, entry)
+        return rival
+
+    def _rival(self, entry: ResourceEntry) -> ResourceEntry | None:
+        match entry.devices:
+            case Everything():
+                return self._first
+            case Count(n=n):
+                low = (owner for name, owner in self._named.items() if isinstance(name, int) and name < n)
+                return self._count[1] if self._count else next(low, None)
+            case Listed() as listed:
+                if self._count and any(number < self._count[0] for number in listed.index):
+                    return self._count[1]
+                named = (self._named.get(name) for name in _names(listed))
+                return next((owner for owner in named if owner is not None), None)
+
+
+def _names(listed: Listed) -> Iterator[_Name]:
+    yield from listed.index
+    yield from listed.mig_index
+    yield from listed.uuid

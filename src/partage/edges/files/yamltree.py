@@ -15,7 +15,7 @@ from partage.edges.files.scalars import BadScalar, Value, collection_tag_fits, d
 from partage.errors import InputError, Problem
 
 HAS_LIBYAML = bool(yaml.__with_libyaml__)
-LIMIT_VALUES = 50_000 if HAS_LIBYAML else 4_000
+LIMIT_VALUES = 30_000 if HAS_LIBYAML else 4_000
 LIMIT_DEPTH = 64
 LIMIT_PROBLEMS = 100
 
