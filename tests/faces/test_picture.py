@@ -27,7 +27,7 @@ def test_a_card_says_its_product_its_way_its_share_and_its_guarantee():
     drawn = _drawn(node(gpu(0)), {"GPU-0": (offering(0, MPS, 4, GUARDED, threads_percent=25),)})
     assert "GPU 0  H100 80GB HBM3" in drawn
     assert "MPS x 4" in drawn
-    assert "4 shares of 20 GiB, 25% of the SMs each" in drawn
+    assert "4 shares of 20 GiB and 25% of the SMs" in drawn
     assert "guarded: the MPS daemon refuses more" in drawn
 
 

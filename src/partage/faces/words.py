@@ -70,6 +70,13 @@ def shorten(text: str, width: int) -> str:
     return text[: width - 1] + "…" if width > 1 else text[:width]
 
 
+def abridge(text: str, width: int) -> str:
+    """At most ``width`` characters; the last one stays, for it tells copies apart: ``not…3``."""
+    if len(text) <= width or width < 3:
+        return text[: max(width, 0)]
+    return f"{text[: width - 2]}…{text[-1]}"
+
+
 def listed(items: Sequence[str], most: int) -> str:
     """``a, b, c and 4 more``."""
     shown = ", ".join(items[:most])

@@ -103,8 +103,8 @@ def _shares_text(offer: GpuOffer) -> str:
         ((size, count),) = sizes.items()
         each = format_bytes(size)
         threads = offer[0].threads_percent
-        compute = "" if threads is None else f", {threads}% of the SMs"
-        return each if count == 1 else f"{count_of(count, 'share')} of {each}{compute} each"
+        compute = "" if threads is None else f" and {threads}% of the SMs"
+        return each if count == 1 else f"{count_of(count, 'share')} of {each}{compute}"
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
 
 

@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from partage.faces.render.cards import Block, Card
-from partage.faces.words import shorten
+from partage.faces.words import abridge, shorten
 from partage.model.policy import Strategy
 
-CARD_WIDTH = 48
+CARD_WIDTH = 43
+"""Two beside each other in 100 columns. Inside, 39 columns and a gap make 2, 4, 5, 8 or 10 equal shares."""
+
 _INNER = CARD_WIDTH - 4
 _HELD, _FREE, _GAP, _PLANNED = "█", "░", "·", "▒"
 _COLOURS = {
@@ -114,7 +116,7 @@ def _block_names(block: Block, width: int) -> str:
     if min(spans) < 4:
         return shorten(f"{len(held)} of {len(block.cells)} held", width - 1)
     named = zip(block.cells, spans, strict=True)
-    return "".join(shorten(_short(cell.holder), span - 1).ljust(span) for cell, span in named)
+    return "".join(abridge(_short(cell.holder), span - 1).ljust(span) for cell, span in named)
 
 
 def _short(holder: str | None) -> str:

@@ -19,6 +19,11 @@ def full_pattern(pattern: str) -> str:
     return pattern if "/" in pattern else f"{DEFAULT_NAMESPACE}/{pattern}"
 
 
+def short_key(key: str) -> str:
+    """A pod's name; its namespace too where it is not the usual one."""
+    return key.removeprefix(f"{DEFAULT_NAMESPACE}/")
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyText:
     """A policy as the agent finds it: a file's bytes, or what stands in the story. name: for messages."""
@@ -70,6 +75,13 @@ class RestartAgent:
 
 
 @dataclass(frozen=True, slots=True)
+class Later:
+    """Time passes: the clocks of agent and kubelet jump."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Misfortune:
     """A fault of the node. words: as the story says it."""
 
@@ -100,7 +112,7 @@ class Expect:
     problem: str | None = None
 
 
-Step = Say | Run | End | ChangePolicy | RestartKubelet | RestartAgent | Misfortune | Expect
+Step = Say | Run | End | ChangePolicy | RestartKubelet | RestartAgent | Later | Misfortune | Expect
 
 
 @dataclass(frozen=True, slots=True)

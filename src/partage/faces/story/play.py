@@ -19,6 +19,7 @@ from partage.faces.story.model import (
     ChangePolicy,
     End,
     Expect,
+    Later,
     Misfortune,
     PolicyText,
     RestartAgent,
@@ -27,6 +28,7 @@ from partage.faces.story.model import (
     Say,
     Step,
     Story,
+    short_key,
 )
 from partage.faces.story.stage import Stage
 from partage.faces.story.telling import expected, got, refusal, waits
@@ -38,8 +40,8 @@ from partage.sim.pod import Phase, PodStatus
 class Scene:
     """What happened, for who watches.
 
-    at_s: since the story began. verb: ``ready``, ``say``, ``run``, ``end``, ``policy``, ``restart``,
-    ``fault``, ``expect``. good: None where nothing was expected.
+    at_s: since the story began. verb: ``ready``, ``say``, ``run``, ``refused``, ``end``, ``policy``,
+    ``restart``, ``later``, ``fault``, ``expect``. good: None where nothing was expected.
     """
 
     at_s: float
@@ -51,11 +53,15 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the node stands when the story is over. contradictions: what broke the kubelet's protocol."""
+    """How the node stands when the story is over.
+
+    run_dir: the agent's, which host paths begin with. contradictions: what broke the kubelet's protocol.
+    """
 
     scenes: tuple[Scene, ...]
     inventory: Inventory
     snapshot: Snapshot
+    run_dir: str
     contradictions: tuple[str, ...] = ()
 
     @property
@@ -64,11 +70,12 @@ class Ending:
         return not self.contradictions and all(scene.good is not False for scene in self.scenes)
 
 
-def _to_nobody(scene: Scene) -> None:
+def to_nobody(scene: Scene) -> None:
+    """Nobody watches."""
     del scene
 
 
-async def play(story: Story, *, seed: int = 0, told: Callable[[Scene], None] = _to_nobody) -> Ending:
+async def play(story: Story, *, seed: int = 0, told: Callable[[Scene], None] = to_nobody) -> Ending:
     """Play the story to its end; expectations that fail do not stop it.
 
     seed: of the order in which the kubelet names free devices. told: called for each scene as it happens.
@@ -118,6 +125,7 @@ class Player:
             scenes=tuple(self.scenes),
             inventory=await self.stage.hardware.observe(),
             snapshot=self.stage.snapshot(),
+            run_dir=str(self.stage.settings.run_dir),
             contradictions=self.stage.kubelet.contradictions,
         )
 
@@ -136,6 +144,9 @@ class Player:
                 await self._restart("the kubelet", self.stage.kubelet.restart)
             case RestartAgent():
                 await self._restart("the agent", self._restart_agent)
+            case Later():
+                self.stage.clock.jump(step.seconds)
+                self._tell("later", f"{step.seconds:g} s pass")
             case Misfortune():
                 await self.stage.hardware.misbehave(step.fault)
                 self._tell("fault", step.words)
@@ -166,11 +177,11 @@ class Player:
 
     def _tell_refusal(self, status: PodStatus, wanted: str) -> None:
         if status.phase is Phase.RUNNING:
-            self._tell("run", status.pod.key, False, ("runs, and should have been refused",))
+            self._tell("refused", status.pod.key, False, ("runs, and should have been refused",))
             return
         good = wanted.lower() in status.message.lower()
         details = [refusal(status)] if good else [refusal(status), f"refused, but not because of {wanted!r}"]
-        self._tell("run", status.pod.key, good, tuple(details))
+        self._tell("refused", status.pod.key, good, tuple(details))
 
     async def _end(self, step: End) -> None:
         # A pod lives longer than a story's lines take: long enough for the agent to learn who it is.
@@ -182,7 +193,7 @@ class Player:
         given_up = [key for key in self.stage.waiting if fnmatchcase(key, step.pattern)]
         for key in given_up:
             del self.stage.waiting[key]
-        names = [*(pod.key for pod in ending), *given_up]
+        names = [short_key(key) for key in (*(pod.key for pod in ending), *given_up)]
         self._tell("end", ", ".join(names) or f"nobody is called {step.pattern}", None if names else False)
         await self.stage.schedule()
 

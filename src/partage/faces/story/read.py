@@ -16,6 +16,7 @@ from partage.faces.story.faults import read_fault
 from partage.faces.story.model import (
     ChangePolicy,
     End,
+    Later,
     PolicyText,
     RestartAgent,
     RestartKubelet,
@@ -36,6 +37,7 @@ _TOP = ("title", "machine", "policy", "config", "steps")
 _RUN = ("run", "requests", "containers", "init", "copies", "refused")
 _MOST_STEPS = 1000
 _MOST_COPIES = 1000
+_DURATION = re.compile(r"(\d{1,4}) ?([smh])", re.ASCII)
 _POD_NAME = re.compile(r"(?:[a-z0-9][a-z0-9-]{0,62}/)?[a-z0-9][a-z0-9.-]{0,200}", re.ASCII)
 
 
@@ -227,6 +229,16 @@ def _restart(step: Table, folder: Path) -> Step | None:
     return None
 
 
+def _later(step: Table, folder: Path) -> Step | None:
+    del folder
+    place = step.get("later")
+    match = _DURATION.fullmatch(str(place.value)) if place else None
+    if match is None:
+        step.whole.error("has to be a time in seconds, minutes or hours", "later: 90s, later: 2m")
+        return None
+    return Later(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
+
+
 def _fault(step: Table, folder: Path) -> Step | None:
     del folder
     return _given(step.required("fault"), read_fault, None)
@@ -243,6 +255,7 @@ _STEPS: dict[str, tuple[tuple[str, ...], Callable[[Table, Path], Step | None]]] 
     "end": (("end",), _end),
     "policy": (("policy",), _change_policy),
     "restart": (("restart",), _restart),
+    "later": (("later",), _later),
     "fault": (("fault",), _fault),
     "expect": (("expect", "within"), _expect),
 }

@@ -32,6 +32,20 @@ _NO_POLICY = PolicyText("", b"version: partage/v1\n")
 """Stands in where a story begins without a policy and brings one later: every GPU exclusive."""
 
 
+class Clock:
+    """Seconds that never go back, and may jump ahead."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def jump(self, seconds: float) -> None:
+        """Let so much time pass at once."""
+        self._ahead_s += seconds
+
+
 @dataclass(slots=True)
 class Stage:
     """Agent, node and kubelet of one story.
@@ -47,6 +61,7 @@ class Stage:
     kubelet: EmbeddedKubelet = field(init=False)
     settings: Settings = field(init=False)
     board: Board = field(init=False)
+    clock: Clock = field(default_factory=Clock)
     waiting: dict[str, PodStatus] = field(default_factory=dict)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _agent: asyncio.Task[None] | None = None
@@ -66,9 +81,11 @@ class Stage:
             config=self.story.config,
             intervals=INTERVALS,
         )
-        self.hardware = SimulatedHardware(self.story.machine)
-        self.kubelet = EmbeddedKubelet(kubelet_dir, self.settings.pod_resources, seed=self.seed)
-        self.board = Board(time.monotonic)
+        self.hardware = SimulatedHardware(self.story.machine, clock=self.clock)
+        self.kubelet = EmbeddedKubelet(
+            kubelet_dir, self.settings.pod_resources, seed=self.seed, clock=self.clock
+        )
+        self.board = Board(self.clock)
 
     async def open(self) -> None:
         """Start the kubelet, then the agent; done when everything is registered."""
@@ -87,7 +104,7 @@ class Stage:
 
     async def start_agent(self) -> None:
         """Raises what keeps the agent from starting, and Unreachable if the kubelet does not take it."""
-        self.board, self._stop = Board(time.monotonic), asyncio.Event()
+        self.board, self._stop = Board(self.clock), asyncio.Event()
         running = compose.run(self.settings, self.hardware, stop=self._stop, board=self.board)
         self._agent = asyncio.create_task(running, name="agent")
         if not await self.eventually(self.settled):

@@ -6,19 +6,25 @@ from collections.abc import Mapping
 
 from partage.agent.report import Report
 from partage.faces.shares import Share
-from partage.faces.story.model import Expect
+from partage.faces.story.model import Expect, short_key
 from partage.faces.words import count_of, gpus, listed
-from partage.sim.pod import PodStatus
+from partage.sim.pod import ContainerStatus, PodStatus
 
 
 def got(status: PodStatus, shares: Mapping[str, Share]) -> list[str]:
     """What each container of a pod got, a line for each resource."""
     several = len(status.containers) > 1
-    return [
-        (f"{container.name}: " if several else "") + f"{resource} on {_where(ids, shares)}"
+    lines = [
+        f"{container.name}: {line}" if several else line
         for container in status.containers
-        for resource, ids in container.ids.items()
-    ] or [str(status.phase)]
+        for line in got_by(container, shares)
+    ]
+    return lines or [str(status.phase)]
+
+
+def got_by(container: ContainerStatus, shares: Mapping[str, Share]) -> list[str]:
+    """What one container got, a line for each resource."""
+    return [f"{resource} on {_where(ids, shares)}" for resource, ids in container.ids.items()]
 
 
 def _where(ids: tuple[str, ...], shares: Mapping[str, Share]) -> str:
@@ -38,7 +44,9 @@ def waits(report: Report) -> list[str]:
     """Which GPUs wait for whom before they change."""
     lines = []
     for gpu in report.gpus:
-        holders = {f"{one.namespace}/{one.pod}" for entry in gpu.waiting or () for one in entry.holders}
+        holders = {
+            short_key(f"{one.namespace}/{one.pod}") for entry in gpu.waiting or () for one in entry.holders
+        }
         if gpu.draining and holders:
             lines.append(f"GPU {gpu.index} waits for {listed(sorted(holders), 4)}")
     return lines
@@ -48,7 +56,7 @@ def expected(expect: Expect) -> str:
     """What is expected, in one line."""
     parts = [f"{count} {name}" for name, count in expect.allocatable.items()]
     parts += [f"{count} {name} with sick ones" for name, count in expect.capacity.items()]
-    parts += [f"{_pod(pattern)} {phase}" for pattern, phase in expect.pods.items()]
+    parts += [f"{short_key(pattern)} {phase}" for pattern, phase in expect.pods.items()]
     if expect.env:
         variables = sum(len(one) for one in expect.env.values())
         parts.append(count_of(variables, "environment variable"))
@@ -58,7 +66,3 @@ def expected(expect: Expect) -> str:
     if expect.problem is not None:
         parts.append(f"a problem: {expect.problem}" if expect.problem else "no problem")
     return ", ".join(parts)
-
-
-def _pod(pattern: str) -> str:
-    return pattern.removeprefix("default/")

@@ -1,0 +1,113 @@
+"""``partage simulate``: play a story of pods against the agent, on a simulated node."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.faces.cli import common
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from partage.faces.story.model import Story
+    from partage.faces.story.play import Ending, Scene
+
+FALSE = 1
+
+
+@click.command(name="simulate")
+@click.argument("story", metavar="STORY")
+@common.machine_option
+@common.policy_options
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order in which ids come.")
+@click.option("-v", "--verbose", is_flag=True, help="The agent's log too, on stderr.")
+@common.output_option("table", "json", "yaml")
+def command(  # noqa: PLR0917 - click calls it by keyword
+    story: str,
+    machine: str | None,
+    policy: str | None,
+    config: str | None,
+    seed: int,
+    verbose: bool,
+    output: str,
+) -> int:
+    """Play a story of pods against the agent, on a simulated node.
+
+    STORY is a YAML file (docs/stories.md): which machine, which policy, which pods come and go, what breaks,
+    and what is expected. The agent is the one that runs on real nodes; it talks to an embedded kubelet over
+    real sockets. --machine, --policy and --config outrank the story's own.
+
+    Exit code 0: every expectation came true; 1: one did not; 2, 3: story or policy is wrong, or impossible.
+    """
+    from partage.faces.story.read import read_story
+
+    read = read_story(Path(story), machine=machine, policy=policy, config=config)
+    _log(verbose=verbose)
+    ending = _print_play(read, seed) if output == "table" else _play(read, seed, None)
+    if output != "table":
+        from partage.faces.story.document import ending_document
+
+        common.print_document(common.document("Simulation", ending_document(read, ending)), output)
+    return 0 if ending.good else FALSE
+
+
+def _log(*, verbose: bool) -> None:
+    if verbose:
+        from partage.agent import log
+
+        log.configure()
+    else:
+        logging.getLogger("partage").addHandler(logging.NullHandler())
+        logging.getLogger("partage").propagate = False
+
+
+def _play(story: Story, seed: int, told: Callable[[Scene], None] | None) -> Ending:
+    from partage.faces.story.play import play, to_nobody
+
+    return asyncio.run(play(story, seed=seed, told=told or to_nobody))
+
+
+def _print_play(story: Story, seed: int) -> Ending:
+    """Scenes as they happen, then the node as it stands."""
+    from partage.faces.render.stories import scene_lines, title_lines
+
+    console = common.console()
+    for line in title_lines(story):
+        console.print(line)
+
+    def told(scene: Scene) -> None:
+        for line in scene_lines(scene, console.width):
+            console.print(line)
+
+    ending = _play(story, seed, told)
+    _print_ending(ending, console)
+    return ending
+
+
+def _print_ending(ending: Ending, console: Console) -> None:
+    from partage.edges.files.catalogue import geometry_of
+    from partage.faces.render.cards import cards_of
+    from partage.faces.render.picture import legend, picture
+    from partage.faces.render.stories import container_lines, describe_node, verdict
+    from partage.faces.story.document import holders_of, troubles_of
+
+    report = ending.snapshot.report
+    offer = report.offer if report else {}
+    slices = {gpu.uuid: found.memory_slices for gpu in ending.inventory if (found := geometry_of(gpu))}
+    cards = cards_of(ending.inventory, offer, holders_of(ending), troubles_of(ending), slices)
+    console.print()
+    console.print(picture(cards, console.width))
+    console.print(legend())
+    console.print()
+    console.print(describe_node(ending.snapshot))
+    for line in container_lines(ending):
+        console.print(line, soft_wrap=True)
+    console.print()
+    console.print(verdict(ending))

@@ -1,0 +1,156 @@
+"""A story on the terminal: scenes, the node as ``kubectl describe node`` shows it, what containers got."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from partage.faces.shares import Share, shares_of
+from partage.faces.story.judge import Snapshot
+from partage.faces.story.model import Story, short_key
+from partage.faces.story.play import Ending, Scene
+from partage.faces.story.telling import got_by
+from partage.faces.words import count_of, product_word
+from partage.sim.pod import ContainerStatus, PodStatus
+
+_STYLES = {
+    "ready": "green",
+    "run": "cyan",
+    "refused": "yellow",
+    "end": "bright_black",
+    "policy": "magenta",
+    "restart": "magenta",
+}
+_VERB_WIDTH = 9
+_INDENT = _VERB_WIDTH + 2
+_NAME_WIDTH = 24
+_GLUE = "\u00a0"
+_ENV_WIDTH = 26
+
+
+def title_lines(story: Story) -> list[Text]:
+    """What is played, on which machine, under which policy."""
+    products = Counter(product_word(gpu.product) for gpu in story.machine.inventory)
+    machine = " + ".join(f"{count} x {product}" for product, count in products.items())
+    policy = Path(story.policy.name).name if story.policy else "none, every GPU exclusive"
+    said = f"machine: {machine or 'no GPU'}; policy: {policy}"
+    return [Text(story.title, style="bold"), Text(said, style="dim"), Text()]
+
+
+def scene_lines(scene: Scene, width: int) -> list[Text]:
+    """One scene: a line or two, and the details that have no room there."""
+    if scene.verb == "say":
+        return [Text(), *(Text(line, style="italic") for line in textwrap.wrap(scene.text, width))]
+    style = "yellow" if scene.verb == "fault" else _STYLES.get(scene.verb, "")
+    line = Text.assemble(_mark(scene.good), " ", (scene.verb.ljust(_VERB_WIDTH), style))
+    said = list(scene.details)
+    if scene.verb in ("run", "refused"):
+        line.append(f"{short_key(scene.text):<{_NAME_WIDTH}} ", style="bold")
+        if len(said) == 1 and len(line) + len(said[0]) <= width:
+            line.append(said.pop(0))
+        text: list[str] = []
+    else:
+        first, *text = _wrapped_items(scene.text, width - _INDENT)
+        line.append(first)
+    more = [Text(" " * _INDENT + part) for part in text]
+    detail_style = "red" if scene.good is False else "dim"
+    wrapped = (part for detail in said for part in textwrap.wrap(detail, width - _INDENT - 2))
+    return [line, *more, *(Text(" " * (_INDENT + 2) + part, style=detail_style) for part in wrapped)]
+
+
+def _wrapped_items(text: str, width: int) -> list[str]:
+    """Lines that break between items of a list, not inside them."""
+    glued = text.replace(" ", _GLUE).replace("," + _GLUE, ", ")
+    return [line.replace(_GLUE, " ") for line in textwrap.wrap(glued, width)] or [""]
+
+
+def _mark(good: bool | None) -> Text:
+    if good is None:
+        return Text(" ")
+    return Text("✓", style="bold green") if good else Text("✗", style="bold red")
+
+
+# --- the node ----------------------------------------------------------------------------------
+
+
+def describe_node(now: Snapshot) -> Text:
+    """Capacity, allocatable and allocated resources, in kubectl's layout."""
+    lines = ["Capacity:", *_amounts(now.capacity), "Allocatable:", *_amounts(now.allocatable)]
+    asked: Counter[str] = Counter()
+    for status in now.pods:
+        if status.holds:
+            asked.update(status.pod.requests())
+    names = list(now.allocatable)
+    wide = max([len(name) for name in names], default=8)
+    lines += ["Allocated resources:", f"  {'Resource':<{wide}}  Requests  Limits"]
+    lines.append(f"  {'--------':<{wide}}  --------  ------")
+    lines += [f"  {name:<{wide}}  {asked[name]:<8}  {asked[name]}" for name in names]
+    return Text("\n".join(lines))
+
+
+def _amounts(amounts: Mapping[str, int]) -> list[str]:
+    wide = max([len(name) for name in amounts], default=0)
+    return [f"  {name + ':':<{wide + 1}}  {count}" for name, count in amounts.items()]
+
+
+# --- containers --------------------------------------------------------------------------------
+
+
+def container_lines(ending: Ending) -> Iterator[Text]:
+    """What each container got: in full for the first of its kind, by share for the others."""
+    report = ending.snapshot.report
+    shares = shares_of(report.offer) if report else {}
+    kinds: dict[tuple[str, ...], list[tuple[PodStatus, ContainerStatus]]] = {}
+    for status in ending.snapshot.pods:
+        for container in status.containers if status.holds else ():
+            if container.ids:
+                kinds.setdefault(tuple(sorted(container.ids)), []).append((status, container))
+    if kinds:
+        yield Text()
+        yield Text("What each container got", style="bold")
+    for alike in kinds.values():
+        yield Text()
+        yield from _in_full(*alike[0], shares, ending.run_dir)
+        if len(alike) > 1:
+            yield from _by_share(alike[1:], shares)
+
+
+def _in_full(
+    status: PodStatus, container: ContainerStatus, shares: dict[str, Share], run_dir: str
+) -> Iterator[Text]:
+    where = "; ".join(got_by(container, shares))
+    yield Text.assemble((short_key(status.pod.key), "bold cyan"), f", container {container.name}: {where}")
+    for name, value in sorted(container.env.items()):
+        yield Text.assemble(("  env    ", "dim"), f"{name:<{_ENV_WIDTH}} {value}")
+    for mount in container.mounts:
+        host = mount.host_path.replace(run_dir, "<run-dir>")
+        yield Text.assemble(("  mount  ", "dim"), f"{mount.container_path:<{_ENV_WIDTH}} from {host}")
+    for node in container.devices:
+        yield Text.assemble(("  device ", "dim"), f"{node.container_path:<{_ENV_WIDTH}} {node.permissions}")
+    for name in container.cdi_devices:
+        yield Text.assemble(("  cdi    ", "dim"), name)
+
+
+def _by_share(alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[str, Share]) -> Iterator[Text]:
+    for status, container in alike:
+        key = short_key(status.pod.key)
+        name = f"{key} ({container.name})" if len(status.containers) > 1 else key
+        yield Text.assemble(
+            ("  alike  ", "dim"), f"{name:<{_ENV_WIDTH}} {'; '.join(got_by(container, shares))}"
+        )
+
+
+def verdict(ending: Ending) -> Text:
+    """How it went, in one line."""
+    judged = [scene for scene in ending.scenes if scene.good is not None]
+    failed = [scene for scene in judged if not scene.good]
+    for contradiction in ending.contradictions:
+        return Text(f"✗ the agent broke the kubelet's protocol: {contradiction}", style="bold red")
+    if failed:
+        said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} did not come true"
+        return Text(said, style="bold red")
+    return Text(f"✓ {count_of(len(judged), 'expectation')}, all true", style="bold green")
