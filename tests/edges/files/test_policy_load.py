@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import re
 import sys
 import threading
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from partage.edges.files.policy import load_policy, parse_policy
 from partage.errors import InputError
 
+ROOT = Path(__file__).parents[3]
 TEXT = "version: partage/v1\n"
 
 
@@ -108,3 +110,17 @@ def test_an_unknown_format_names_the_three(text: str) -> None:
         parse_policy(text, "p")
     (problem,) = caught.value.problems
     assert all(name in problem.hint for name in ("partage/v1", "NVIDIA", "mig-configs"))
+
+
+DOCUMENTED = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "policy.md").read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", DOCUMENTED, ids=range(len(DOCUMENTED)))
+def test_every_example_of_the_documentation_is_read_without_a_warning(text: str) -> None:
+    loaded = parse_policy(text, "p", "all-balanced" if "mig-configs" in text else None)
+    assert loaded.warnings == ()
+
+
+def test_the_documentation_shows_every_format() -> None:
+    formats = ("version: partage/v1", "\nsharing:", "\nmig-configs:")
+    assert all(any(mark in text for text in DOCUMENTED) for mark in formats)
