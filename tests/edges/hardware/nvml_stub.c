@@ -1,5 +1,5 @@
 /* A stand-in for libnvidia-ml.so.1: answers from the text file "machine.txt" beside the library, which is read
- * anew at every call, so that a test can change the node while it is being looked at. A line is "key value".
+ * anew when it changes, so that a test can change the node while it is being looked at. A line is "key value".
  *
  *   init CODE            what nvmlInit answers          all CODE        what every other call answers
  *   fail.FUNCTION CODE   what one function answers      hang.FUNCTION MILLISECONDS
@@ -9,11 +9,13 @@
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMED_OUT = 10 };
@@ -42,24 +44,40 @@ static int sessions;   /* how often nvmlInit was called and not yet undone */
 static int next_event; /* the first event that was not delivered */
 static u64 registered; /* GPUs with events, one bit each */
 
-static const char *lookup(const char *key) {
-    static __thread char value[256];
-    static __thread char path[4096];
-    Dl_info self;
-    dladdr((void *)lookup, &self);
-    snprintf(path, sizeof path, "%s", self.dli_fname);
-    char *slash = strrchr(path, '/');
-    strcpy(slash ? slash + 1 : path, "machine.txt");
-    FILE *file = fopen(path, "r");
-    char line[512], name[128];
-    const char *found = NULL;
-    while (file && fgets(line, sizeof line, file)) {
-        if (sscanf(line, "%127s %255[^\n]", name, value) == 2 && strcmp(name, key) == 0) {
-            found = value;
-            break;
-        }
+/* The file's text, read again whenever another file has taken its place. Called with the lock held. */
+static const char *machine(void) {
+    static char path[4096], *content;
+    static struct stat seen;
+    struct stat now;
+    if (!*path) {
+        Dl_info self;
+        dladdr((void *)machine, &self);
+        snprintf(path, sizeof path - 16, "%s", self.dli_fname);
+        strcpy(strrchr(path, '/') + 1, "machine.txt");
     }
-    if (file) fclose(file);
+    if (stat(path, &now)) return "";
+    if (content && now.st_ino == seen.st_ino && now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec && now.st_mtim.tv_sec == seen.st_mtim.tv_sec) return content;
+    FILE *file = fopen(path, "r");
+    if (!file) return "";
+    fstat(fileno(file), &seen);
+    content = realloc(content, (size_t)seen.st_size + 1);
+    content[fread(content, 1, (size_t)seen.st_size, file)] = 0;
+    fclose(file);
+    return content;
+}
+
+static const char *lookup(const char *key) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static __thread char value[256];
+    size_t length = strlen(key);
+    const char *found = NULL;
+    pthread_mutex_lock(&lock);
+    for (const char *line = machine(); line && *line && !found; line = strchr(line, '\n'), line = line ? line + 1 : NULL)
+        if (!strncmp(line, key, length) && line[length] == ' ') {
+            snprintf(value, sizeof value, "%.*s", (int)strcspn(line + length + 1, "\n"), line + length + 1);
+            found = value;
+        }
+    pthread_mutex_unlock(&lock);
     return found;
 }
 

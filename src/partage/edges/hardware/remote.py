@@ -79,7 +79,7 @@ class RemoteHardware:
         await self._supervisor.close()
 
     async def _ask(self, verb: str, kind: type[T]) -> T:
-        connection = await self._supervisor.connection(self._deadline_s)
+        connection = await self._supervisor.connection()
         return await self._exchange(connection, verb, kind, self._deadline_s + _GRACE_S)
 
     async def _exchange(

@@ -80,7 +80,7 @@ class Server:
         self._hardware = hardware
         self._guests = allowed_uids
         self._deadline_s = deadline_s
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._end: asyncio.Future[bool] | None = None
 
     async def run(self, path: Path, stop: asyncio.Event) -> bool:
@@ -98,8 +98,14 @@ class Server:
         finally:
             stopping.cancel()
             server.close()
-            await _cancelled(self._connections)
+            await self._hang_up()
             _remove(path, identity)
+
+    async def _hang_up(self) -> None:
+        """Close all connections; each ends as if its peer had left."""
+        for writer in self._connections.values():
+            writer.close()
+        await asyncio.gather(*self._connections, return_exceptions=True)
 
     def permits(self, uid: int) -> bool:
         """Whether a user may ask this helper anything."""
@@ -108,8 +114,7 @@ class Server:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        self._connections[task] = writer
         requests: set[asyncio.Task[None]] = set()
         try:
             if self._welcome(writer):
@@ -117,11 +122,11 @@ class Server:
         except frames.FrameError as error:
             log.warning("peer sent no request", extra={"partage_facts": {"reason": str(error)}})
         finally:
-            # What waits comes last: when the whole server ends, it is cut short.
             writer.close()
             await _cancelled(requests)
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
+            del self._connections[task]
 
     def _welcome(self, writer: asyncio.StreamWriter) -> bool:
         uid = peer_uid(writer)

@@ -63,14 +63,14 @@ class Supervisor:
         elif self._keeper.done():
             self._keeper.result()  # a bug: let it be seen
 
-    async def connection(self, deadline_s: float) -> Connection:
+    async def connection(self) -> Connection:
         """The connection. Waits for the first helper only; raises DriverUnavailable while one is away."""
         self.start()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(_START_S):
                 await self._tried.wait()
         except TimeoutError as error:
-            raise HardwareTimeout(f"the helper did not begin within {deadline_s:g} s") from error
+            raise HardwareTimeout(f"the helper did not begin within {_START_S:g} s") from error
         if self.current is None:
             raise self.absence()
         return self.current

@@ -1,0 +1,102 @@
+"""``partage hardware``, as a supervisor and as the agent start it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from partage.edges.hardware.remote import RemoteHardware
+from partage.faces.cli import hardware as face
+from partage.faces.cli.hardware import helper_argv
+
+MODULE = [sys.executable, "-P", "-m", "partage.faces.cli.hardware"]
+VERB = [str(Path(sys.executable).with_name("partage")), "hardware"]
+
+
+def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
+
+
+@pytest.mark.parametrize("start", [MODULE, VERB], ids=["module", "verb"])
+def test_help_says_what_it_does(start: list[str]) -> None:
+    answer = run([*start, "--help"])
+    assert answer.returncode == 0
+    assert "--socket" in answer.stdout
+
+
+@pytest.mark.parametrize("start", [MODULE, VERB], ids=["module", "verb"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--socket", "/tmp/" + "x" * 110],
+        ["--socket", "/no/such/directory/s"],
+        ["--what"],
+        ["--machine", "8xnothing"],
+    ],
+    ids=["long path", "no directory", "unknown option", "unknown machine"],
+)
+def test_what_the_operator_got_wrong_is_exit_code_2_and_no_traceback(
+    start: list[str], options: list[str]
+) -> None:
+    answer = run([*start, *options])
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "Traceback" not in answer.stderr
+    assert answer.stderr
+
+
+def test_standard_input_that_is_at_its_end_ends_it_at_once(short_dir: Path) -> None:
+    answer = run([*MODULE, "--socket", str(short_dir / "s"), "--machine", "l4", "--until-eof"])
+    assert answer.returncode == 0
+    assert not (short_dir / "s").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_supervisors_signal_ends_it_cleanly(short_dir: Path, number: signal.Signals) -> None:
+    path = short_dir / "s"
+    helper = await asyncio.create_subprocess_exec(*MODULE, "--socket", str(path), "--machine", "2xl4")
+    hardware = RemoteHardware(path)
+    async with asyncio.timeout(30):
+        while not path.exists():
+            await asyncio.sleep(0.01)
+    assert len((await hardware.observe()).gpus) == 2
+    helper.send_signal(number)
+    async with asyncio.timeout(30):
+        assert await helper.wait() == 0
+    assert not path.exists()
+    await hardware.close()
+
+
+def test_the_helper_is_small_and_imports_what_it_uses(short_dir: Path) -> None:
+    """No click, no TLS, no simulation with the real driver, no pynvml with the simulation."""
+    argv = helper_argv(short_dir / "s", machine=None, driver_root=short_dir)
+    assert argv[1:4] == MODULE[1:]
+    code = f"import sys; sys.argv = {argv[3:]!r}; import runpy, json, atexit\n"
+    code += "atexit.register(lambda: print(json.dumps(sorted(sys.modules))))\n"
+    code += "runpy.run_module('partage.faces.cli.hardware', run_name='__main__')\n"
+    modules = set(json.loads(run([sys.executable, "-c", code]).stdout))
+    assert "partage.edges.hardware.nvml" in modules
+    unwanted = {
+        "click",
+        "rich",
+        "_ssl",
+        "grpclib",
+        "yaml",
+        "google.protobuf",
+        "partage.sim.hardware",
+        "pynvml",
+    }
+    assert not modules & unwanted
+
+
+def test_the_face_has_no_other_attributes() -> None:
+    with pytest.raises(AttributeError):
+        _ = face.no_such_thing
+    assert face.command.name == "hardware"
