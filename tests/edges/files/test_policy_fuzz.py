@@ -1,4 +1,4 @@
-"""No input whatever gives anything but a policy or an InputError, and no policy breaks ``assign``."""
+"""No input whatever gives anything but a policy or an InputError, and no policy breaks what comes after."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import LoadedPolicy, parse_policy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, LostGpu, MigMode
+from partage.plan.advertise import advertise
 from partage.plan.assign import assign
 from tests.edges.files.policy_texts import ALL, STRANGERS, places, removed, replaced
 from tests.plan.offers import gpu, node
@@ -44,6 +45,7 @@ def judge(
     for inventory in NODES:
         try:
             assignment = assign(loaded.policy, inventory, geometry_of)
+            advertise(assignment, inventory, loaded.policy)
         except (InputError, Unsatisfiable) as refused:
             _has_reasons(refused)
         else:
