@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from partage.edges.files.catalogue import load
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.migs import named_gigabytes
 from partage.edges.hardware.readings import Nvml, Remote
@@ -343,3 +344,21 @@ def test_a_link_to_a_lost_gpu_is_not_taken_for_a_switch(node: StubNode) -> None:
     node.lose(2)
     assert [link.nvlinks for link in discovery.inventory().links] == [9]
     nvml.close()
+
+
+PROFILES = [
+    pytest.param(
+        spec.profile.gigabytes, spec.memory_bytes, model.memory_bytes, id=f"{model.id} {spec.profile}"
+    )
+    for model in load().models
+    if model.geometry is not None and not model.memory_derived
+    for spec in model.geometry.profiles
+    if spec.memory_bytes is not None
+]
+
+
+@pytest.mark.parametrize(("gigabytes", "instance_bytes", "gpu_bytes"), PROFILES)
+def test_the_names_of_all_models_in_the_catalogue_follow_from_their_memory(
+    gigabytes: int, instance_bytes: int, gpu_bytes: int
+) -> None:
+    assert named_gigabytes(instance_bytes, gpu_bytes) == gigabytes

@@ -17,7 +17,7 @@ from partage.edges.hardware import connection as connection_module
 from partage.edges.hardware import frames
 from partage.edges.hardware.port import Events
 from partage.edges.hardware.remote import RemoteHardware
-from partage.errors import DriverUnavailable, HardwareTimeout
+from partage.errors import DriverUnavailable, HardwareTimeout, InputError
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.health import Xid
@@ -196,6 +196,11 @@ async def test_a_helper_that_does_not_exist_is_a_state_and_no_crash(short_dir: P
     with pytest.raises(DriverUnavailable, match="no-such-program"):
         await hardware.observe()
     await hardware.close()
+
+
+def test_a_path_that_no_socket_can_have_is_the_operators_mistake() -> None:
+    with pytest.raises(InputError, match="107"):
+        RemoteHardware("/run/" + "x" * 103)
 
 
 # --- a helper that somebody else runs --------------------------------------------------------------

@@ -11,6 +11,7 @@ from partage.edges.hardware.codec import CodecError, decode
 from partage.edges.hardware.connection import Connection
 from partage.edges.hardware.mailbox import Mailbox
 from partage.edges.hardware.port import DEADLINE_S, Events
+from partage.edges.hardware.serve import check_path
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
@@ -38,7 +39,11 @@ class RemoteHardware:
         *,
         deadline_s: float = DEADLINE_S,
     ) -> None:
-        """spawn: the command line of a helper that is ours to start and end; None: somebody else runs it."""
+        """spawn: the command line of a helper that is ours to start and end; None: somebody else runs it.
+
+        Raises InputError for a path that is too long for a socket.
+        """
+        check_path(Path(socket_path))
         self._deadline_s = deadline_s
         self._mailbox = Mailbox()
         self._supervisor = Supervisor(

@@ -183,14 +183,19 @@ class Server:
             self._end.set_exception(error)
 
 
+def check_path(path: Path) -> None:
+    """Raise InputError for a path that no unix socket can have."""
+    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+        raise InputError(f"{path} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path")
+
+
 def listen(path: Path, *, open_to_all: bool) -> tuple[socket.socket, int]:
     """A listening socket in place of whatever was at ``path``, and the file's inode. Raises InputError.
 
     The newest helper wins: the one before may hang, and is of no use to anybody. open_to_all: the file lets
     everybody connect, and the peer's credentials decide; else its owner only.
     """
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise InputError(f"{path} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path")
+    check_path(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     mask = os.umask(0o111 if open_to_all else 0o177)
     try:
