@@ -3,34 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from partage.model.gpu import Inventory
 from partage.model.policy import DeviceList, Policy, Strategy
 from partage.model.share import Offer
 
 
-def caveats(policy: Policy, inventory: Inventory, offer: Offer, *, ctk_found: bool) -> tuple[str, ...]:
-    """Sentences. ctk_found: ``nvidia-ctk`` lies where the policy says it does."""
+@dataclass(frozen=True, slots=True)
+class Caveat:
+    """certain: it is so; otherwise it could not be found out."""
+
+    sentence: str
+    certain: bool = True
+
+
+def caveats(policy: Policy, inventory: Inventory, offer: Offer, *, ctk_found: bool) -> tuple[Caveat, ...]:
+    """What there is to know. ctk_found: ``nvidia-ctk`` lies where the policy says it does."""
     return tuple(_caveats(policy, inventory, offer, ctk_found))
 
 
-def _caveats(policy: Policy, inventory: Inventory, offer: Offer, ctk_found: bool) -> Iterator[str]:
+def _caveats(policy: Policy, inventory: Inventory, offer: Offer, ctk_found: bool) -> Iterator[Caveat]:
     options = policy.options
     if inventory.open_to_env:
-        yield (
+        yield Caveat(
             "Pods of this node can set NVIDIA_VISIBLE_DEVICES themselves and see every GPU: no share "
-            "guarantees more than 'advisory'. Set accept-nvidia-visible-devices-envvar-when-unprivileged = false in the "
-            "container toolkit's config.toml, with deviceListStrategy volume-mounts or cdi."
+            "guarantees more than 'advisory'. Set accept-nvidia-visible-devices-envvar-when-unprivileged "
+            "= false in the container toolkit's config.toml, with deviceListStrategy volume-mounts or cdi."
         )
     elif inventory.open_to_env is None and DeviceList.ENVVAR in options.device_list:
-        yield (
-            "Whether pods of this node can set NVIDIA_VISIBLE_DEVICES themselves is not known (the container "
-            "toolkit's config.toml cannot be read); where they can, no share guarantees more than 'advisory'."
+        yield Caveat(
+            "Whether pods of this node can set NVIDIA_VISIBLE_DEVICES themselves is not known; where they "
+            "can, no share guarantees more than 'advisory'.",
+            certain=False,
         )
     if options.uses_cdi and not ctk_found:
-        yield (
+        yield Caveat(
             f"The CDI specification will be incomplete: {options.nvidia_ctk} is not there, so it holds "
             "device nodes and none of the driver's libraries."
         )
     if not inventory.simulated and any(o.shared is Strategy.MPS for gpu in offer.values() for o in gpu):
-        yield "The agent of a real node does not start MPS daemons yet: it refuses this with exit code 3."
+        yield Caveat(
+            "The agent of a real node does not start MPS daemons yet: it refuses this with exit code 3."
+        )

@@ -154,8 +154,9 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Ver
             Verdict(named(problem, file), here=problem.severity == "error") for problem in error.problems
         )
         return
-    for sentence in caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)):
-        yield Verdict(Problem(file, "", "warning", sentence))
+    for caveat in caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)):
+        if caveat.certain:
+            yield Verdict(Problem(file, "", "warning", caveat.sentence))
 
 
 def _manifest(paper: Manifest, bench: Bench) -> Iterator[Verdict]:

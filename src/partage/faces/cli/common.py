@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
+    from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
 
@@ -190,11 +191,22 @@ def need_driver(inventory: Inventory) -> Inventory:
     return inventory
 
 
-def report_file(machine: str | None, run_dir: str | None) -> Path | None:
+def _report_file(machine: str | None, run_dir: str | None) -> Path | None:
     """Where the report of the agent that runs on this node would be; None for a simulated node."""
     if run_dir is None and machine is not None:
         return None
     return Path(run_dir or DEFAULT_RUN_DIR) / "report.json"
+
+
+def agent_report(machine: str | None, run_dir: str | None) -> Reported | None:
+    """The last report of the agent that runs on this node; one that cannot be used is warned of."""
+    from partage.faces.reported import Unreadable, read_report
+
+    found = read_report(_report_file(machine, run_dir))
+    if isinstance(found, Unreadable):
+        print_problems([Problem("", "", "warning", found.reason)])
+        return None
+    return found
 
 
 def ctk_found(policy: Policy, inventory: Inventory) -> bool:

@@ -118,6 +118,8 @@ def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
         return result if isinstance(result, int) else 0
     except click.exceptions.Exit as leaving:
         return leaving.exit_code
+    except SystemExit as leaving:  # the helper reads its options without click
+        return leaving.code if isinstance(leaving.code, int) else 0
     except click.ClickException as error:
         error.show()
         _answer_in_kind([Problem("", "", "error", error.format_message())], meta)

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partage.edges.files.policy import LoadedPolicy
-    from partage.faces.report import AgentReport
+    from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
     from partage.model.share import Offer
+    from partage.plan.caveats import Caveat
     from partage.plan.changes import Change
 
 
@@ -31,8 +32,8 @@ class Plan:
     offer: Offer
     changes: Sequence[Change]
     warnings: Sequence[Problem]
-    caveats: Sequence[str]
-    report: AgentReport | None
+    caveats: Sequence[Caveat]
+    report: Reported | None
 
 
 @click.command(name="plan")
@@ -62,7 +63,6 @@ def command(
 def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) -> Plan:
     """Lay the policy over the node. Raises whatever makes it impossible, with all problems."""
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.report import read_report
     from partage.plan.advertise import advertise
     from partage.plan.assign import assign
     from partage.plan.caveats import caveats
@@ -79,7 +79,7 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
         changes=changes(assignment),
         warnings=(*loaded.warnings, *assignment.warnings),
         caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
-        report=read_report(common.report_file(machine, run_dir)),
+        report=common.agent_report(machine, run_dir),
     )
 
 
@@ -94,20 +94,24 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "driver": driver_row(plan.inventory),
             "resources": resource_rows(plan.offer),
             "steps": step_rows(plan.changes),
-            "waitedFor": [] if plan.report is None else plan.report.waited_for,
-            "caveats": list(plan.caveats),
+            "waitedFor": [] if plan.report is None else [dict(row) for row in plan.report.waited_for],
+            "caveats": [caveat.sentence for caveat in plan.caveats],
             "problems": [common.problem_row(problem) for problem in plan.warnings],
         },
     )
 
 
 def _print(plan: Plan, console: Console) -> None:
-    from partage.faces.render.tables import changes_table, resources_table, waiting_lines
+    from partage.faces.render.rows import waiting_lines
+    from partage.faces.render.tables import changes_table, guarantees_used, resources_table
 
     console.print(resources_table(plan.offer))
+    console.print(guarantees_used(plan.offer))
     if plan.changes:
+        console.print()
         console.print(changes_table(plan.changes))
-    for line in waiting_lines([] if plan.report is None else plan.report.waited_for):
-        console.print(line)
+    console.print()
+    for line in waiting_lines(plan.report.waited_for if plan.report else ()):
+        console.print(f"! {line}", style="yellow", markup=False)
     for caveat in plan.caveats:
-        console.print(f"[yellow]![/] {caveat}")
+        console.print(f"! {caveat.sentence}", style="yellow", markup=False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from partage.faces.words import guarantee_words, numbers, product_word, way
+from partage.faces.reported import HeldShare
+from partage.faces.shares import shares_of
+from partage.faces.words import listed, numbers, product_word, way
 from partage.model.gpu import Gpu, Inventory, Link
 from partage.model.share import Guarantee, Offer, Offering, Resource, resources_of
 from partage.units import format_bytes
@@ -21,7 +24,6 @@ class OfferLine:
     way: str
     share: str
     guarantee: Guarantee
-    guarantee_text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,6 @@ def _resource_lines(resource: Resource) -> list[OfferLine]:
             way=how,
             share=share,
             guarantee=guarantee,
-            guarantee_text=guarantee_words(guarantee),
         )
         for name, ((how, share, guarantee), offerings) in zip(names, alike.items(), strict=True)
     ]
@@ -82,6 +83,38 @@ def _share(offering: Offering) -> str:
     compute = "" if offering.threads_percent is None else f", {offering.threads_percent}% of SMs"
     planned = ", planned" if offering.planned else ""
     return f"{format_bytes(offering.memory_bytes)}{compute}{planned}"
+
+
+def holder_lines(held: Sequence[HeldShare], offer: Offer) -> list[HolderLine]:
+    """Held shares, in words."""
+    shares = shares_of(offer)
+    return [
+        HolderLine(
+            gpu="?" if share.gpu is None else str(share.gpu),
+            resource=share.resource,
+            share=shares[share.id].words if share.id in shares else share.id,
+            holder=" or ".join(share.holders) or "not known yet",
+            degree=share.degree,
+        )
+        for share in held
+    ]
+
+
+def waiting_lines(waited_for: Sequence[Mapping[str, Any]]) -> list[str]:
+    """GPUs that wait for their holders before they change, a sentence each."""
+    lines = []
+    for row in waited_for:
+        pods = {f"{one['namespace']}/{one['pod']}" for share in row["waitingFor"] for one in share["holders"]}
+        change = f"GPU {row['index']} changes to {row['wantedStrategy'] or 'nothing'}"
+        if pods:
+            lines.append(
+                f"{change} when {listed(sorted(pods), 4)} {'has' if len(pods) == 1 else 'have'} ended"
+            )
+        else:
+            lines.append(
+                f"{change} when {'its holders have ended' if row['waitingFor'] else 'it has settled'}"
+            )
+    return lines
 
 
 def gpu_lines(inventory: Inventory, troubles: Mapping[str, str]) -> list[GpuLine]:

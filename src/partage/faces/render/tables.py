@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
-from partage.faces.words import gpus
+from partage.faces.words import gpus, guarantee_words
 from partage.model.share import Guarantee, Offer
 from partage.plan.changes import Change
 
@@ -21,7 +22,14 @@ _GUARANTEE_STYLES = {
 
 
 def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+    )
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
@@ -30,24 +38,28 @@ def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 def resources_table(offer: Offer) -> Table:
     """What is offered: one row per name, and one per way and size where a name has several."""
     table = _table(
-        "What is offered",
-        "Resource",
-        "Count",
-        "GPUs",
-        "How",
-        "Each share",
-        "Memory guarantee",
-        right=("Count",),
+        "What is offered", "Resource", "Count", "GPUs", "How", "Each share", "Memory", right=("Count",)
     )
-    table.columns[0].no_wrap = table.columns[3].no_wrap = True
     for line in offer_lines(offer):
         style = _GUARANTEE_STYLES[line.guarantee]
         table.add_row(
-            line.name, str(line.count), line.gpus, line.way, line.share, f"[{style}]{line.guarantee_text}[/]"
+            line.name,
+            str(line.count),
+            line.gpus,
+            line.way,
+            line.share,
+            Text(str(line.guarantee), style=style),
         )
     if not table.rows:
-        table.add_row("nothing", "0", "", "", "", "")
+        table.add_row("nothing", "0")
     return table
+
+
+def guarantees_used(offer: Offer) -> Text:
+    """What the words in the last column mean."""
+    used = {offering.guarantee for offerings in offer.values() for offering in offerings}
+    ordered = sorted(used, key=lambda guarantee: -guarantee.strength)
+    return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
 
 
 def changes_table(changes: Sequence[Change]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
@@ -84,7 +85,7 @@ async def play(story: Story, *, seed: int = 0, told: Callable[[Scene], None] = t
     if story.policy is not None:
         # Once before, so that problems carry the name that the operator knows.
         parse_policy(story.policy.content, story.policy.name, story.config)
-    with tempfile.TemporaryDirectory(prefix="partage-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="partage-", dir=_short_folder()) as folder:
         player = Player(story, Path(folder), seed, told)
         try:
             await player.begin()
@@ -93,6 +94,12 @@ async def play(story: Story, *, seed: int = 0, told: Callable[[Scene], None] = t
             return await player.ending()
         finally:
             await player.stage.close()
+
+
+def _short_folder() -> str | None:
+    """Where sockets find room: their paths have 107 bytes at most, and some temporary folders are long."""
+    short = "/tmp"  # noqa: S108 - a folder of our own is made in it
+    return short if len(tempfile.gettempdir()) > len(short) and os.access(short, os.W_OK) else None
 
 
 @dataclass(slots=True)

@@ -96,9 +96,11 @@ class Stage:
 
     async def close(self) -> None:
         """Stop both."""
-        await self.stop_agent()
-        await self.kubelet.stop()
-        await self.hardware.close()
+        try:
+            await self.stop_agent()
+        finally:
+            await self.kubelet.stop()
+            await self.hardware.close()
 
     # --- the agent ---
 

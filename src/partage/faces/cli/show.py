@@ -1,0 +1,134 @@
+"""``partage show``: the node, what it offers, who holds it, and a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from partage.faces.cli import common
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from partage.faces.reported import Reported
+    from partage.model.gpu import Inventory
+    from partage.model.share import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What there is to show. report: of the agent whose offer this is, None: a policy would offer it."""
+
+    inventory: Inventory
+    offer: Offer
+    source: str
+    report: Reported | None
+
+
+@click.command(name="show")
+@common.policy_options
+@common.machine_option
+@common.run_dir_option
+@common.output_option("table", "json", "yaml")
+def command(
+    policy: str | None, config: str | None, machine: str | None, run_dir: str | None, output: str
+) -> None:
+    """The node: its GPUs, what they offer, who holds it, and a picture.
+
+    Where an agent runs, what it offers and who holds it comes from its report. With --policy, or where no
+    agent runs: what that policy (every GPU exclusive) would offer.
+    Exit code 4: there is no usable driver; the message says what to do.
+    """
+    node = _look(policy, config, machine, run_dir)
+    if output == "table":
+        _print(node, common.console())
+    else:
+        common.print_document(node_document(node), output)
+
+
+def _look(policy: str | None, config: str | None, machine: str | None, run_dir: str | None) -> Node:
+    report = common.agent_report(machine, run_dir)
+    if report is not None and policy is None:
+        inventory = common.need_driver(common.observe(machine))
+        source = f"as the agent said at {report.at}, policy: {report.policy or 'none, every GPU exclusive'}"
+        return Node(inventory, report.offer, source, report)
+    from partage.faces.cli.plan import make_plan
+
+    loaded = common.read_policy(policy, config)
+    plan = make_plan(loaded, machine, run_dir)
+    common.print_problems(plan.warnings)
+    source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"
+    return Node(plan.inventory, plan.offer, source, None)
+
+
+def node_document(node: Node) -> dict[str, Any]:
+    """The JSON answer. agent: null where none runs, or a policy was given."""
+    from partage.faces.documents import node_rows, resource_rows
+
+    report = node.report
+    held = [] if report is None else report.held
+    return common.document(
+        "Node",
+        {
+            **node_rows(node.inventory),
+            "resources": resource_rows(node.offer),
+            "held": [
+                {
+                    "gpu": share.gpu,
+                    "resource": share.resource,
+                    "id": share.id,
+                    "degree": share.degree,
+                    "holders": list(share.holders),
+                }
+                for share in held
+            ],
+            "agent": None
+            if report is None
+            else {
+                "version": report.version,
+                "at": report.at,
+                "policy": report.policy,
+                "reasons": list(report.reasons),
+                "troubles": dict(report.troubles),
+                "waitedFor": [dict(row) for row in report.waited_for],
+            },
+        },
+    )
+
+
+def _print(node: Node, console: Console) -> None:
+    from partage.edges.files.catalogue import geometry_of
+    from partage.faces.render.cards import cards_of
+    from partage.faces.render.picture import legend, picture
+    from partage.faces.render.rows import gpu_lines, holder_lines, links_sentence, waiting_lines
+    from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
+    from partage.model.gpu import Driver
+
+    inventory, report = node.inventory, node.report
+    troubles = dict(report.troubles) if report else {}
+    assert isinstance(inventory.driver, Driver), "need_driver has seen to it"
+    console.print(
+        f"Driver {inventory.driver.version}, CUDA {inventory.driver.cuda}"
+        + (", simulated" if inventory.simulated else "")
+    )
+    console.print()
+    console.print(gpus_table(gpu_lines(inventory, troubles)))
+    if links := links_sentence(inventory):
+        console.print(f"\n{links}", style="dim")
+    console.print()
+    slices = {gpu.uuid: found.memory_slices for gpu in inventory if (found := geometry_of(gpu))}
+    cards = cards_of(inventory, node.offer, report.holders if report else {}, troubles, slices)
+    console.print(picture(cards, console.width))
+    console.print(legend())
+    console.print(f"\n{node.source}", style="italic", markup=False)
+    console.print()
+    console.print(resources_table(node.offer))
+    console.print(guarantees_used(node.offer))
+    if report is not None:
+        if report.held:
+            console.print()
+            console.print(holders_table(holder_lines(report.held, node.offer)))
+        for line in (*waiting_lines(report.waited_for), *report.reasons):
+            console.print(f"! {line}", style="yellow", markup=False)

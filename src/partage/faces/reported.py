@@ -1,0 +1,147 @@
+"""What a running agent has written about its node, read back from ``<run-dir>/report.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partage.model.ids import ResourceName
+from partage.model.policy import Interval, Strategy
+from partage.model.share import Guarantee, Offer, Offering
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShare:
+    """One share that somebody holds. holders: ``namespace/pod/container``; several: ambiguous."""
+
+    gpu: int | None
+    resource: str
+    id: str
+    degree: str
+    holders: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The last report of an agent.
+
+    at: RFC 3339. policy: its source, empty for none. reasons: why the agent is not well, or degraded.
+    troubles: GPU UUID to what is wrong with it. waited_for: rows of GPUs that wait for their holders.
+    """
+
+    at: str
+    version: str
+    policy: str
+    offer: Offer
+    held: tuple[HeldShare, ...] = ()
+    reasons: tuple[str, ...] = ()
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    waited_for: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def holders(self) -> dict[str, str]:
+        """Share id to the pods that hold it."""
+        return {share.id: " or ".join(_pod(name) for name in share.holders) or "?" for share in self.held}
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """There is a report, and it cannot be used."""
+
+    reason: str
+
+
+def read_report(path: Path | None) -> Reported | Unreadable | None:
+    """The report at that path; None where there is none, or no path."""
+    if path is None:
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return _reported(document)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Unreadable(f"{path} cannot be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Unreadable(f"{path} is not a report of this version of Partage ({error!r})")
+
+
+def _reported(document: Mapping[str, Any]) -> Reported:
+    gpus = document["gpus"]
+    offer = _offer(document["resources"], gpus)
+    return Reported(
+        at=str(document["at"]),
+        version=str(document["agent"]["version"]),
+        policy=str(document["policy"]["source"]),
+        offer=offer,
+        held=tuple(_held(row, _gpu_indexes(offer)) for row in document["held"]),
+        reasons=tuple(str(row["message"]) for row in (*document["reasons"], *document["degraded"])),
+        troubles={row["uuid"]: said for row in gpus if (said := _trouble(row))},
+        waited_for=tuple(_waiting(row) for row in gpus if row["waiting"]),
+    )
+
+
+def _offer(resources: list[Any], gpus: list[Any]) -> Offer:
+    offer: dict[str, list[Offering]] = {row["uuid"]: [] for row in gpus}
+    for resource in resources:
+        for gpu in resource["gpus"]:
+            for device in gpu["devices"]:
+                offer.setdefault(gpu["uuid"], []).append(_offering(resource["name"], gpu, device))
+    return {uuid: tuple(offerings) for uuid, offerings in offer.items()}
+
+
+def _offering(name: str, gpu: Mapping[str, Any], device: Mapping[str, Any]) -> Offering:
+    interval = device.get("interval")
+    return Offering(
+        device=device["uuid"] or "",
+        gpu=gpu["uuid"],
+        index=device.get("index") or str(gpu["index"]),
+        gpu_index=gpu["index"],
+        resource=ResourceName(name),
+        strategy=Strategy(gpu["strategy"]),
+        shared=Strategy(device["sharing"]),
+        replicas=device["replicas"],
+        memory_bytes=device["memoryBytes"],
+        guarantee=Guarantee(device["guarantee"]),
+        first=device["firstShare"],
+        count=device["count"],
+        threads_percent=device.get("threadsPercent"),
+        interval=None if interval is None else Interval(interval),
+        single=device["oneShareOnly"],
+        planned=device["planned"],
+        profile=device.get("profile"),
+    )
+
+
+def _gpu_indexes(offer: Offer) -> dict[str, int]:
+    return {
+        share: offering.gpu_index
+        for offerings in offer.values()
+        for offering in offerings
+        for share in offering.share_ids
+    }
+
+
+def _held(row: Mapping[str, Any], indexes: Mapping[str, int]) -> HeldShare:
+    holders = tuple(f"{one['namespace']}/{one['pod']}/{one['container']}" for one in row["holders"])
+    return HeldShare(indexes.get(row["id"]), row["resource"], row["id"], row["degree"], holders)
+
+
+def _trouble(row: Mapping[str, Any]) -> str:
+    health = row["health"]
+    if row["lost"]:
+        return f"lost: {row['lost']}"
+    return "" if health["state"] == "healthy" else f"{health['state']}: {health['reason']}"
+
+
+def _waiting(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A GPU that waits: its number, what it is and shall be, and the shares it waits for."""
+    keys = ("index", "uuid", "strategy", "wantedStrategy", "waitingFor")
+    return {key: row[key] for key in keys}
+
+
+def _pod(holder: str) -> str:
+    return holder.rpartition("/")[0]

@@ -1,0 +1,157 @@
+"""``partage show``, with and without an agent."""
+
+import asyncio
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from partage.agent.report import Report
+from partage.agent.verdict import judge
+from partage.faces.cli.main import run
+from partage.faces.report import report_document
+from partage.faces.reported import Reported, Unreadable, read_report
+from partage.faces.story.model import PolicyText
+from partage.faces.story.read import read_story
+from partage.faces.story.stage import INTERVALS, Stage
+from partage.sim.pod import Container, Pod
+
+STORY = """\
+machine: 4xh100-sxm5-80gb
+policy:
+  version: partage/v1
+  gpus:
+    - {select: {index: [0]}, mps: {replicas: 4}}
+    - {select: {index: [1]}, time-slicing: {replicas: 3, interval: long}, name: nvidia.com/gpu.slow}
+steps: []
+"""
+PODS = (
+    Pod("a", "service", (Container("main", {"nvidia.com/gpu.shared": 1}),)),
+    Pod("b", "train", (Container("main", {"nvidia.com/gpu": 2}),)),
+)
+
+
+def _report(stage: Stage) -> Report:
+    assert stage.board.report is not None
+    return stage.board.report
+
+
+async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
+    """What an agent of that story reports, with two pods on its node."""
+    (folder / "story.yaml").write_text(STORY)
+    story = read_story(folder / "story.yaml")
+    stage = Stage(story, folder, 0, lambda status: None)
+    try:
+        await stage.open()
+        for pod in PODS:
+            await stage.admit(pod, may_wait=False)
+        assert await stage.eventually(stage.holders_known)
+        if drain:
+            stage.write_policy(PolicyText("p.yaml", b"version: partage/v1"))
+            assert await stage.eventually(lambda: any(gpu.draining for gpu in _report(stage).gpus))
+        return report_document(_report(stage), stage.board, judge(stage.board, INTERVALS))
+    finally:
+        await stage.close()
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    def write(drain=False):
+        (tmp_path / "run").mkdir()
+        # Sockets have short paths, the folders of tests have not.
+        with tempfile.TemporaryDirectory(dir="/tmp") as stage:
+            document = asyncio.run(_reported(Path(stage), drain=drain))
+        (tmp_path / "run" / "report.json").write_text(json.dumps(document))
+        return str(tmp_path / "run")
+
+    return write
+
+
+def _show(capsys, *arguments):
+    assert run(["show", "--machine", "4xh100-sxm5-80gb", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_without_an_agent_the_node_is_shown_as_it_would_be(capsys):
+    node = json.loads(_show(capsys, "-o", "json"))
+    assert node["kind"] == "Node"
+    assert [gpu["product"] for gpu in node["gpus"]] == ["NVIDIA H100 80GB HBM3"] * 4
+    assert node["agent"] is None
+    assert [row["count"] for row in node["resources"]] == [4]
+
+
+def test_with_an_agent_its_offer_and_its_holders_are_shown(capsys, run_dir):
+    node = json.loads(_show(capsys, "-o", "json", "--run-dir", run_dir()))
+    assert {row["name"]: row["count"] for row in node["resources"]} == {
+        "nvidia.com/gpu.shared": 4,
+        "nvidia.com/gpu.slow": 3,
+        "nvidia.com/gpu": 2,
+    }
+    assert sorted((row["gpu"], row["holders"][0]) for row in node["held"]) == [
+        (0, "a/service/main"),
+        (2, "b/train/main"),
+        (3, "b/train/main"),
+    ]
+
+
+def test_the_table_has_gpus_links_cards_resources_and_holders(capsys, run_dir):
+    text = _show(capsys, "--run-dir", run_dir())
+    assert "Driver 580" in text
+    assert "every two GPUs are joined by 18 NVLinks" in text
+    for part in (
+        "H100 80GB HBM3",
+        "MPS x 4",
+        "What is offered",
+        "Who holds shares",
+        "GPU 0 #",
+        "b/train/main",
+    ):
+        assert part in text
+
+
+def test_a_gpu_that_waits_is_said_to_wait_for_whom(capsys, run_dir):
+    directory = run_dir(drain=True)
+    assert "GPU 0 changes to exclusive when a/service has ended" in _show(capsys, "--run-dir", directory)
+    assert run(["plan", "--machine", "4xh100-sxm5-80gb", "--run-dir", directory, "-o", "json"]) == 0
+    row = json.loads(capsys.readouterr().out)["waitedFor"][0]
+    assert (row["index"], row["strategy"], row["wantedStrategy"]) == (0, "mps", "exclusive")
+    assert row["waitingFor"][0]["holders"][0]["pod"] == "service"
+
+
+def test_a_report_read_back_offers_the_same_shares(tmp_path, run_dir):
+    reported = read_report(Path(run_dir()) / "report.json")
+    assert isinstance(reported, Reported)
+    offerings = [one for offer in reported.offer.values() for one in offer]
+    assert sum(one.count for one in offerings) == 9
+    assert {one.interval for one in offerings if one.interval} == {"long"}
+    assert reported.at < time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 60))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", '{"gpus": 3}', '{"gpus": [], "resources": [{}]}', "\udcff"]
+)
+def test_a_report_that_cannot_be_used_is_warned_of(tmp_path, capsys, text):
+    (tmp_path / "report.json").write_text(text, errors="surrogateescape")
+    assert isinstance(read_report(tmp_path / "report.json"), Unreadable)
+    assert run(["show", "--machine", "l4", "--run-dir", str(tmp_path)]) == 0
+    assert "is not a report" in capsys.readouterr().err
+
+
+def test_no_report_is_no_agent(tmp_path):
+    assert read_report(tmp_path / "report.json") is None
+    assert read_report(None) is None
+
+
+def test_a_policy_outranks_the_agents_report(capsys, run_dir, tmp_path):
+    policy = tmp_path / "p.yaml"
+    policy.write_text("version: partage/v1")
+    node = json.loads(_show(capsys, "-o", "json", "--policy", str(policy), "--run-dir", run_dir()))
+    assert node["agent"] is None
+    assert [row["count"] for row in node["resources"]] == [4]
+
+
+def test_links_of_several_kinds_are_counted(capsys):
+    assert run(["show", "--machine", "8xl40s"]) == 0
+    assert "pairs by PCIe" in capsys.readouterr().out
