@@ -237,6 +237,8 @@ def test_the_drivers_word_on_each_gpu(node: StubNode) -> None:
     )
     node.write(**{"gpu.0.fabric": "3 999"})
     assert Discovery(nvml, node.host).conditions()[0].fabric_ok is False
+    node.write(**{"gpu.0.fabric": "1 0"})
+    assert Discovery(nvml, node.host).conditions()[0].fabric_ok is None
     nvml.close()
 
 

@@ -15,7 +15,7 @@ from partage.model.placement import Placement
 from partage.units import MIB
 
 _RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE = 230, 144, 145
-_FABRIC_NOT_SUPPORTED, _FABRIC_COMPLETED = 0, 3
+_FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
 _GI_PROFILES = range(18)
@@ -188,14 +188,17 @@ class Nvml(Binding):
         )
 
     def fabric_ok(self, handle: Handle) -> bool | None:
-        """Whether the GPU has joined its NVLink fabric; None on GPUs without one. Before that, CUDA fails."""
+        """Whether the GPU has joined its NVLink fabric; None on GPUs without one. While it joins, CUDA fails.
+
+        A GPU that never began to join (passed through alone into a VM, say) may work very well without.
+        """
         info = self.structure("c_nvmlGpuFabricInfoV_t")
         # Which versions of the structure a library knows is its own affair: then it answers a mismatch.
         if self.optional("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
             return None
         # The header's state is one byte, pynvml's is four: what stands in the others is nobody's word.
         state = info.state & 0xFF
-        if state == _FABRIC_NOT_SUPPORTED:
+        if state in (_FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED):
             return None
         return bool(state == _FABRIC_COMPLETED and info.status == 0)
 
