@@ -68,6 +68,11 @@ def test_who_asked_for_json_gets_the_error_as_json_too(capsys):
     assert document["problems"][0]["severity"] == "error"
 
 
+def test_wrong_usage_is_told_as_json_too(capsys):
+    assert _partage("plan", "-o", "json", "--bogus") == 2
+    assert "--bogus" in json.loads(capsys.readouterr().out)["problems"][0]["message"]
+
+
 def test_no_driver_is_explained_with_what_to_do(capsys, tmp_path):
     machine = tmp_path / "bare.json"
     machine.write_text(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import os
 import sys
 from collections.abc import Sequence
@@ -122,12 +123,19 @@ def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
         return leaving.code if isinstance(leaving.code, int) else 0
     except click.ClickException as error:
         error.show()
+        # The parser stops at the first wrong option, before it has noted the others.
+        meta.setdefault(OUTPUT_KEY, _output_in(arguments))
         _answer_in_kind([Problem("", "", "error", error.format_message())], meta)
         return InputError.exit_code
     except PartageError as error:
         print_problems(error.problems)
         _answer_in_kind(error.problems, meta)
         return error.exit_code
+
+
+def _output_in(arguments: Sequence[str]) -> str:
+    """What ``-o`` asks for, where it stands among the arguments as a word of its own."""
+    return next((word for option, word in itertools.pairwise(arguments) if option in ("-o", "--output")), "")
 
 
 def _answer_in_kind(problems: Sequence[Problem], meta: dict[str, object]) -> None:

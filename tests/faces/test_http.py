@@ -1,0 +1,374 @@
+"""What a scraper and a probe get: over real HTTP, from a report that a real turn made."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from partage.agent.board import Asked, Board
+from partage.agent.node import recognise
+from partage.agent.report import Neighbours, PolicyReport, PolicyState, Report, gpu_reports, resource_reports
+from partage.agent.settings import Intervals
+from partage.agent.turn import NO_ROWS, Seen, Standing, turn
+from partage.agent.wish import lay
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
+from partage.edges.hardware.supervisor import HelperState
+from partage.edges.kubelet.port import EndpointState
+from partage.errors import InputError, Problem
+from partage.faces.cli.agent import listen
+from partage.faces.http import Answer, HttpFace, agent_pages, json_answer
+from partage.faces.report import ReportFile
+from partage.model.answer import HeldBy
+from partage.model.gpu import NoDriver
+from partage.model.health import Xid
+from partage.model.ids import ResourceName
+from partage.plan.ledger import Ledger
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.machine import load_machine
+
+GPU = ResourceName("nvidia.com/gpu")
+SHARED = ResourceName("nvidia.com/gpu.shared")
+POLICY = "version: partage/v1\ngpus:\n  - {select: {index: [0, 1]}, time-slicing: {replicas: 4}}\n"
+INTERVALS = Intervals()
+
+
+@dataclass
+class Clock:
+    now_s: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Agent:
+    """A board as the loop of an agent leaves it, and the pages over it."""
+
+    clock: Clock = field(default_factory=Clock)
+    helper: HelperState = field(default_factory=lambda: HelperState(up=True, restarts=2, pid=7))
+
+    def __post_init__(self) -> None:
+        self.board = Board(self.clock, pulse_s=self.clock.now_s)
+        self.pages = agent_pages(self.board, INTERVALS, lambda: self.helper)
+        self.states = [EndpointState(name, serving=True, registered=True) for name in (SHARED, GPU)]
+        self.board.endpoints = lambda: self.states
+        self.board.counts.asked = lambda: {SHARED: Asked(3, 1, 0)}
+        self.report = a_report(self.clock.now_s)
+        self.board.publish(self.report)
+
+    def say(self, **changes: Any) -> None:
+        self.board.publish(replace(self.report, **changes))
+
+    def get(self, path: str) -> tuple[int, Any]:
+        status, _, body = self.pages[path]()
+        return int(status), json.loads(body)
+
+    def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
+        """Name to label values, in order of the labels' names, to value; read by the official parser."""
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        for family in text_string_to_metric_families(self.pages["/metrics"]()[2].decode()):
+            for sample in family.samples:
+                values = tuple(value for _, value in sorted(sample.labels.items()))
+                found.setdefault(sample.name, {})[values] = sample.value
+        return found
+
+
+def a_report(now_s: float) -> Report:
+    """Four GPUs, two of them shared; a share of the first is held, the last has a fault."""
+    inventory = asyncio.run(SimulatedHardware(load_machine("4xa100-sxm4-40gb")).observe())
+    node = recognise(None, inventory)
+    wish = lay(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of, Path("/dp"))
+    uuids = [gpu.uuid for gpu in inventory]
+    ledger = Ledger()
+    ledger.allocated(SHARED, [f"{uuids[0]}::0", f"{uuids[0]}::1"], now_s - 10)
+    ledger.observed([HeldBy("default", "pod", "main", SHARED, (f"{uuids[0]}::0",))], now_s - 5)
+    seen = Seen(
+        now_s=now_s,
+        node=node,
+        wish=wish,
+        xids=(Xid(uuids[3], 79),),
+        held=ledger.held(),
+        held_version=ledger.version,
+        entries=ledger.entries(),
+    )
+    done = turn(seen, Standing(), NO_ROWS, 1.0)
+    return Report(
+        at_s=1_700_000_000.0,
+        clock_s=now_s,
+        number=12,
+        took_s=0.001,
+        node=node,
+        offer=done.rows.offer,
+        gpus=gpu_reports(node, done, wish, ledger.entries()),
+        resources=resource_reports(done.rows.by_resource, ledger.entries()),
+        entries=ledger.entries(),
+        policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
+        neighbours=Neighbours(),
+    )
+
+
+@pytest.fixture
+def agent() -> Agent:
+    return Agent()
+
+
+# --- health ------------------------------------------------------------------------------------
+
+
+def test_all_is_well_and_what_is_not_quite_is_told(agent: Agent) -> None:
+    status, document = agent.get("/healthz")
+    assert (status, document["kind"], document["healthy"], document["reasons"]) == (200, "Health", True, [])
+    assert [reason["code"] for reason in document["degraded"]] == ["gpu-unhealthy"]
+    assert agent.get("/livez")[0] == 200
+
+
+def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
+    agent.states[0] = EndpointState(
+        SHARED, serving=True, attempts=attempts, since=since, last_error="no answer"
+    )
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code"),
+    [
+        (lambda agent: _unregister(agent, attempts=0, since=999.0), "not-registered"),
+        (lambda agent: _unregister(agent, attempts=3, since=900.0), "kubelet-silent"),
+        (lambda agent: agent.states.clear(), "not-registered"),
+        (lambda agent: agent.say(neighbours=Neighbours(hardware="the helper is away")), "helper-down"),
+        (lambda agent: agent.say(node=None), "helper-down"),
+        (lambda agent: agent.say(node=without_driver(agent)), "driver-missing"),
+        (lambda agent: setattr(agent.clock, "now_s", 1016.0), "loop-stalled"),
+        (lambda agent: setattr(agent.board, "report", None), "starting"),
+    ],
+    ids=[
+        "not yet registered",
+        "kubelet silent",
+        "not served",
+        "helper",
+        "not seen",
+        "driver",
+        "stalled",
+        "start",
+    ],
+)
+def test_what_keeps_gpus_from_pods_is_503_with_its_reason(
+    agent: Agent, spoil: Callable[[Agent], None], code: str
+) -> None:
+    spoil(agent)
+    status, document = agent.get("/healthz")
+    assert status == 503
+    assert code in {reason["code"] for reason in document["reasons"]}
+    assert all(reason["message"] for reason in document["reasons"])
+    assert agent.samples()["partage_healthy"] == {(): 0.0}
+
+
+def without_driver(agent: Agent) -> Any:
+    assert agent.report.node is not None
+    return recognise(
+        agent.report.node,
+        replace(agent.report.node.inventory, driver=NoDriver("driver-missing", "no driver", "load it")),
+    )
+
+
+def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
+    agent.say(neighbours=Neighbours(hardware="away"))
+    assert agent.get("/livez")[0] == 200
+    agent.clock.now_s += INTERVALS.stalled_s + 1
+    assert agent.get("/livez")[0] == 503
+
+
+def test_a_refused_policy_is_for_people_not_for_probes(agent: Agent) -> None:
+    problem = Problem("policy.yaml", "gpus[0]", "error", "is wrong", "mend it")
+    agent.say(policy=PolicyReport(PolicyState.LAST_GOOD, "policy.yaml", problems=(problem,)))
+    status, document = agent.get("/healthz")
+    assert status == 200
+    assert {"code": "policy-refused", "message": str(problem)} in document["degraded"]
+    assert agent.samples()["partage_policy_valid"] == {(): 0.0}
+
+
+# --- metrics -------------------------------------------------------------------------------------
+
+
+def test_metrics_are_what_the_official_parser_reads(agent: Agent) -> None:
+    agent.board.counts.xids.update([("GPU-x", 79), ("", 13)])
+    samples = agent.samples()
+    assert samples["partage_devices"] == {
+        ("healthy", GPU): 1.0,
+        ("unhealthy", GPU): 1.0,
+        ("healthy", SHARED): 8.0,
+        ("unhealthy", SHARED): 0.0,
+    }
+    assert samples["partage_shares_held"][("observed", SHARED)] == 1.0
+    assert samples["partage_shares_held"][("tentative", SHARED)] == 1.0
+    assert samples["partage_shares_held"][("proven", GPU)] == 0.0
+    assert samples["partage_allocations_total"] == {(SHARED,): 3.0}
+    assert samples["partage_allocations_refused_total"] == {(SHARED,): 1.0}
+    assert samples["partage_xids_total"] == {("GPU-x", "79"): 1.0, ("", "13"): 1.0}
+    assert samples["partage_helper_restarts_total"] == {(): 2.0}
+    assert samples["partage_registered"] == {(SHARED,): 1.0, (GPU,): 1.0}
+    assert samples["partage_driver_up"] == {(): 1.0}
+    assert "process_resident_memory_bytes" in samples
+
+
+def test_each_gpu_is_in_one_state_of_health_and_serves_one_strategy(agent: Agent) -> None:
+    samples = agent.samples()
+    for name, word in (("partage_gpu_health", "unhealthy"), ("partage_gpu_strategy", "exclusive")):
+        rows = samples[name]
+        by_gpu: dict[str, list[str]] = {}
+        for (gpu, _, value), number in rows.items():
+            if number:
+                by_gpu.setdefault(gpu, []).append(value)
+        assert all(len(values) == 1 for values in by_gpu.values())
+        assert by_gpu[agent.report.gpus[3].uuid] == [word]
+
+
+def test_metrics_can_be_had_before_the_first_turn(agent: Agent) -> None:
+    agent.board.report = None
+    samples = agent.samples()
+    assert samples["partage_healthy"] == {(): 0.0}
+    assert "partage_devices" not in samples
+
+
+def test_seconds_since_the_last_turn_are_counted_when_asked(agent: Agent) -> None:
+    agent.clock.now_s += 7
+    assert agent.samples()["partage_seconds_since_turn"] == {(): 7.0}
+
+
+# --- the report ----------------------------------------------------------------------------------
+
+
+def test_the_report_says_everything_in_camel_case(agent: Agent) -> None:
+    status, document = agent.get("/report.json")
+    assert status == 200
+    assert (document["apiVersion"], document["kind"]) == ("partage/v1", "Report")
+    assert document["at"] == "2023-11-14T22:13:20.000Z"
+    rows = {row["name"]: row for row in document["resources"]}
+    shared = rows[SHARED]
+    assert (shared["count"], shared["listed"], shared["held"], shared["registered"]) == (8, 8, 2, True)
+    assert rows[GPU]["healthy"] == 1
+    assert document["gpus"][3]["health"]["state"] == "unhealthy"
+    assert document["held"][0] == {
+        "resource": SHARED,
+        "id": f"{agent.report.gpus[0].uuid}::0",
+        "degree": "observed",
+        "holders": [{"namespace": "default", "pod": "pod", "container": "main"}],
+        "since": "2023-11-14T22:13:10.000Z",
+    }
+    assert not [key for key in _keys(document) if "_" in key]
+
+
+def _keys(value: Any) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key
+            yield from _keys(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _keys(inner)
+
+
+def test_the_report_file_is_written_when_it_says_something_new(agent: Agent, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "report.json"
+    file = ReportFile(agent.board, INTERVALS, path)
+    assert file.renew() == ""
+    first = path.stat().st_mtime_ns, path.stat().st_ino
+    agent.say(at_s=agent.report.at_s + 5, clock_s=agent.report.clock_s + 5, number=13)
+    assert file.renew() == ""
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == first
+    agent.states[0] = replace(agent.states[0], registered=False)
+    assert file.renew() == ""
+    assert json.loads(path.read_text(encoding="utf-8"))["healthy"] is False
+    assert [one.name for one in path.parent.iterdir()] == ["report.json"]
+
+
+def test_a_report_file_that_cannot_be_written_says_why(agent: Agent, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert "Not a directory" in ReportFile(agent.board, INTERVALS, tmp_path / "file" / "report.json").renew()
+
+
+# --- over the wire -------------------------------------------------------------------------------
+
+
+@contextmanager
+def served(pages: dict[str, Callable[[], Answer]]) -> Iterator[int]:
+    listening = listen("127.0.0.1:0")
+    face = HttpFace(listening, pages)
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        face.close()
+
+
+def ask(port: int, method: str, path: str) -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read()
+    finally:
+        connection.close()
+
+
+def test_pages_are_served_with_and_without_their_body(agent: Agent) -> None:
+    with served(dict(agent.pages)) as port:
+        status, headers, body = ask(port, "GET", "/healthz?verbose=1")
+        assert (status, headers["Content-Type"]) == (200, "application/json; charset=utf-8")
+        assert json.loads(body)["healthy"] is True
+        status, headers, nothing = ask(port, "HEAD", "/healthz")
+        assert (status, headers["Content-Length"], nothing) == (200, str(len(body)), b"")
+        assert ask(port, "GET", "/metrics")[1]["Content-Type"].startswith("text/plain; version=0.0.4")
+        status, _, body = ask(port, "GET", "/nothing")
+        assert (status, json.loads(body)["paths"]) == (404, sorted(agent.pages))
+        assert ask(port, "POST", "/healthz")[0] == HTTPStatus.NOT_IMPLEMENTED
+
+
+def test_a_client_that_dawdles_holds_up_nobody() -> None:
+    with (
+        served({"/": lambda: json_answer({})}) as port,
+        socket.create_connection(("127.0.0.1", port)) as slow,
+    ):
+        slow.sendall(b"GET / HT")
+        assert ask(port, "GET", "/")[0] == 200
+
+
+def test_nothing_of_it_is_left_when_it_is_closed() -> None:
+    before = threading.active_count()
+    with served({"/": lambda: json_answer({})}) as port:
+        assert ask(port, "GET", "/")[0] == 200
+    with pytest.raises(OSError, match="refused"):
+        ask(port, "GET", "/")
+    assert threading.active_count() <= before + 1
+
+
+@pytest.mark.parametrize(
+    "address", ["", "9400", "localhost", ":", ":x", ":-1", "127.0.0.1:65536", "nowhere.invalid:1"]
+)
+def test_an_address_that_is_none_is_an_input_error(address: str) -> None:
+    with pytest.raises(InputError):
+        listen(address)
+
+
+def test_an_address_that_is_taken_is_an_input_error() -> None:
+    with listen("127.0.0.1:0") as taken, pytest.raises(InputError, match="in use"):
+        listen(f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+def test_ipv6_and_any_address_are_understood() -> None:
+    with listen(":0") as every:
+        assert every.getsockname()[0] == "0.0.0.0"
+    if socket.has_ipv6:
+        with listen("[::1]:0") as six:
+            assert six.getsockname()[0] == "::1"
