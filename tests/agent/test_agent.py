@@ -323,7 +323,7 @@ def test_a_socket_path_that_is_too_long_ends_the_agent(node: Place) -> None:
     assert "107" in log
 
 
-@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:99999", "256.0.0.1:80", ":x"])
+@pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:99999", ":x"])
 def test_a_bad_http_address_ends_the_agent(node: Place, address: str) -> None:
     code, log = run_to_end(node, f"--http={address}", http=False)
     assert code == 2

@@ -296,7 +296,10 @@ def test_the_report_file_is_written_when_it_says_something_new(agent: Agent, tmp
 
 def test_a_report_file_that_cannot_be_written_says_why(agent: Agent, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
-    assert "Not a directory" in ReportFile(agent.board, INTERVALS, tmp_path / "file" / "report.json").renew()
+    assert (
+        "Not a directory"
+        in ReportFile(agent.board, INTERVALS, tmp_path / "file" / "run" / "report.json").renew()
+    )
 
 
 # --- over the wire -------------------------------------------------------------------------------
@@ -353,9 +356,7 @@ def test_nothing_of_it_is_left_when_it_is_closed() -> None:
     assert threading.active_count() <= before + 1
 
 
-@pytest.mark.parametrize(
-    "address", ["", "9400", "localhost", ":", ":x", ":-1", "127.0.0.1:65536", "nowhere.invalid:1"]
-)
+@pytest.mark.parametrize("address", ["", "9400", "localhost", ":", ":x", ":-1", "127.0.0.1:65536"])
 def test_an_address_that_is_none_is_an_input_error(address: str) -> None:
     with pytest.raises(InputError):
         listen(address)

@@ -7,13 +7,13 @@ import contextlib
 import logging
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 from partage.agent.board import Board
 from partage.agent.cdi import CdiSpecs
-from partage.agent.holders import HolderQuestions
+from partage.agent.holders import HolderQuestions, Names
 from partage.agent.loop import Loop, Parts, Requests
 from partage.agent.plugins import Hooks, ResourcePlugin
 from partage.agent.policies import Policies
@@ -25,12 +25,14 @@ from partage.agent.turn import Standing, after_restart
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import State, StateDir
 from partage.edges.hardware.port import Hardware
+from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.xid import XidRules
 from partage.plan.ledger import Ledger
+from partage.plan.transition import answerable
 
 log = logging.getLogger(__name__)
 
@@ -94,10 +96,18 @@ class _Agent:
         self._endpoints: list[ResourceEndpoint] = []
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._served_before: set[str] = set()
         ask, clock = self._requests.ask, board.clock
         self._sense = HardwareSense(hardware, ask, settings.intervals)
         self._holders = HolderQuestions(
-            self._pod_resources, self._ledger, clock, ask, settings.intervals, self._names
+            pod_resources=self._pod_resources,
+            ledger=self._ledger,
+            clock=clock,
+            ask=ask,
+            intervals=settings.intervals,
+            names=self._names,
+            checkpoint=lambda: held_in_checkpoint(settings.kubelet_dir),
+            there=settings.pod_resources.exists,
         )
         hooks = Hooks(self._ledger, clock, self._holders.question, self._holders.soon)
         self._plugins = Plugins(hooks)
@@ -114,6 +124,9 @@ class _Agent:
         try:
             remembered = self._memory.load()
             self._policies.fallback = remembered.policy
+            self._served_before = {
+                offering.device for offer in answerable(remembered.serving).values() for offering in offer
+            }
             self._policies.start()
             await asyncio.wait({look, stopped}, timeout=FIRST_LOOK_S, return_when=FIRST_COMPLETED)
             self._policies.lay_on(self._sense.node)
@@ -194,12 +207,11 @@ class _Agent:
         self._endpoints.append(endpoint)
         self._tasks.append(self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}"))
 
-    def _names(self) -> tuple[Collection[str], Collection[str]]:
-        """Our resources, and the devices of this node."""
+    def _names(self) -> Names:
         node = self._sense.node
         gpus = node.known.values() if node else ()
         devices = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
-        return self._plugins.by_name.keys(), devices
+        return Names(self._plugins.by_name.keys(), devices | self._served_before)
 
     def _cdi_dir(self, inventory: Inventory) -> Path:
         """A simulated node's specs shall not reach a real container runtime."""

@@ -4,39 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from partage.agent.settings import Intervals
 from partage.edges.kubelet.port import PodResources
 from partage.errors import Unreachable
 from partage.model.answer import HeldBy
-from partage.model.ids import ShareId
+from partage.model.ids import ResourceName, ShareId
 from partage.plan.ledger import Degree, Ledger
 
 log = logging.getLogger(__name__)
 
 
-def ours(
-    holders: Iterable[HeldBy], resources: Collection[str], devices: Collection[str]
-) -> tuple[HeldBy, ...]:
-    """Without other vendors' devices: what has one of our resources' names, or is on a device of this node.
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What is ours: resources by name, and the node's GPUs and MIG devices by UUID."""
 
-    The second for shares that another plugin, or an earlier policy, gave out under another name.
-    """
-    return tuple(
-        row
-        for row in holders
-        if row.resource in resources or any(ShareId.parse(share).device in devices for share in row.ids)
-    )
+    resources: Collection[str]
+    devices: Collection[str]
+
+    def has(self, resource: str, ids: Iterable[str]) -> bool:
+        """Whether a hold concerns us: not another vendor's device. It may have been given out under a name
+        that an earlier policy, or another plugin, used."""
+        return resource in self.resources or any(ShareId.parse(share).device in self.devices for share in ids)
 
 
 @dataclass(slots=True)
 class HolderQuestions:
     """Asks PodResources soon after an Allocate, else now and then; pauses longer when it is refused.
 
-    known: whether the kubelet's word on who holds what has ever come. trouble: why the last question had no
-    answer. names: our resources and devices, of now. asked_once: the first question had an answer, or none.
+    names: of now. checkpoint: what the kubelet has written down of who holds what, None: nothing.
+    there: whether PodResources has a socket at all.
+    known: whether it is known who holds what. trouble: why the last question had no answer. asked_once: the
+    first question had an answer, or none.
     """
 
     pod_resources: PodResources
@@ -44,7 +45,9 @@ class HolderQuestions:
     clock: Callable[[], float]
     ask: Callable[[], None]
     intervals: Intervals
-    names: Callable[[], tuple[Collection[str], Collection[str]]]
+    names: Callable[[], Names]
+    checkpoint: Callable[[], Mapping[ResourceName, Collection[str]] | None]
+    there: Callable[[], bool]
     known: bool = False
     trouble: str = ""
     _pause_s: float = 0.0
@@ -74,8 +77,8 @@ class HolderQuestions:
             raise
         self._note("")
         before = self.ledger.version
-        resources, devices = self.names()
-        holders = ours(said, resources, devices)
+        names = self.names()
+        holders = tuple(row for row in said if names.has(row.resource, row.ids))
         self.ledger.observed(holders, asked_s)
         if self.ledger.version != before or not self.known:
             self.known = True
@@ -89,6 +92,8 @@ class HolderQuestions:
             try:
                 await self.question()
             except Unreachable:
+                if not self.known:
+                    self._make_do()
                 self.asked_once.set()
                 self._pause_s = min(max(self._pause_s, 0.5) * 2, self.intervals.holders_longest_s)
                 continue
@@ -96,6 +101,21 @@ class HolderQuestions:
             unnamed = any(entry.degree is Degree.TENTATIVE for entry in self.ledger.entries())
             longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
             self._pause_s = min(self._pause_s * 2, longest_s) if unnamed else longest_s
+
+    def _make_do(self) -> None:
+        """The first word did not come: the kubelet's checkpoint says at least what is held.
+
+        Where there is neither a checkpoint nor a socket, nobody can ever tell, and the node goes on.
+        """
+        written = self.checkpoint()
+        if written is None and self.there():
+            return
+        names, now_s = self.names(), self.clock()
+        for resource, ids in (written or {}).items():
+            if names.has(resource, ids):
+                self.ledger.allocated(resource, sorted(ids), now_s)
+        self.known = True
+        self.ask()
 
     async def _rest(self) -> None:
         """Pause; an Allocate cuts a long pause short, but not to nothing: the kubelet needs its moment."""

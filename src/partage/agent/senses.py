@@ -111,11 +111,16 @@ class HardwareSense:
             self.look_again()
 
     def _differs(self) -> bool:
-        """Whether the driver now says another thing of who is lost than the last look at the node."""
-        lost = {condition.gpu for condition in self._conditions or () if condition.lost is not None}
-        answering = {condition.gpu for condition in self._conditions or () if condition.lost is None}
-        known_lost = set(self.node.lost) if self.node else set()
-        return bool((lost & set(self.node.known if self.node else ())) - known_lost or answering & known_lost)
+        """Whether the driver now says another thing of who answers than the last look at the node did.
+
+        A lost GPU whose name cannot be read any more has no condition at all.
+        """
+        if self._conditions is None or self.node is None:
+            return False
+        said = {condition.gpu for condition in self._conditions if condition.lost is None}
+        answering = said & set(self.node.known)
+        answered = {gpu.uuid for gpu in self.node.inventory} - set(self.node.lost)
+        return answering != answered
 
     async def events_for_ever(self) -> None:
         """XIDs and changes, as they come."""

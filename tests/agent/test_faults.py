@@ -1,0 +1,228 @@
+"""What the agent does when hardware fails: through its real helper protocol, and with time running fast."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from partage.agent.board import Board
+from partage.agent.compose import run
+from partage.agent.settings import Intervals, Settings
+from partage.edges.kubelet.port import DeviceRow
+from partage.model.gpu import RecoveryAction
+from partage.model.health import State
+from partage.sim.faults import (
+    Ailing,
+    DriverGone,
+    DriverLoaded,
+    GpuReturns,
+    HangCall,
+    LoseGpu,
+    RaiseXid,
+    ResetGpu,
+)
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.machine import load_machine
+from tests.agent.harness import (
+    MACHINE,
+    Place,
+    healthy,
+    ids,
+    native,
+    place,
+    registered,
+    running,
+    simulated_helper,
+    spawn,
+)
+from tests.kubelet_script import ScriptedKubelet, scripted_kubelet, until
+
+SHARED = "nvidia.com/gpu.shared"
+GPU = "nvidia.com/gpu"
+FOURS = native("{select: all, time-slicing: {replicas: 4}}")
+
+
+@pytest.fixture
+def node() -> Iterator[Place]:
+    with place() as somewhere:
+        yield somewhere
+
+
+@pytest.fixture
+def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
+    with scripted_kubelet(node.kubelet_dir, node.pod_resources) as one:
+        yield one
+
+
+# --- in a process of its own, behind the helper's protocol -------------------------------------
+
+
+def test_a_lost_gpu_takes_all_its_shares_and_no_others(node: Place, kubelet: ScriptedKubelet) -> None:
+    with simulated_helper(node) as helper, running(spawn(node, machine=None, policy=FOURS)) as agent:
+        registered(kubelet, SHARED)
+        before = ids(kubelet, SHARED)
+        helper.misbehave(RaiseXid(2, 79), LoseGpu(2, "GPU has fallen off the bus"))
+        agent.wait(lambda: len(healthy(kubelet, SHARED)) == 28, "the shares of one GPU unhealthy")
+        assert ids(kubelet, SHARED) == before
+        assert set(before[8:12]).isdisjoint(healthy(kubelet, SHARED))
+        agent.wait(lambda: agent.gpu(2).get("health", {}).get("state") == "unhealthy", "told")
+        assert agent.health()[0] == 200
+        assert "gpu-unhealthy" in agent.degraded()
+        uuid = agent.gpu(2)["uuid"]
+        assert agent.metric(f'partage_xids_total{{gpu="{uuid}",xid="79"}}') == 1.0
+        line = f'partage_gpu_health{{gpu="{uuid}",index="2",state="unhealthy"}}'
+        assert agent.metric(line) == 1.0
+
+
+def test_a_nameless_lost_gpu_is_recognised_by_its_place(node: Place, kubelet: ScriptedKubelet) -> None:
+    """NVML cannot read the UUID of a GPU that has fallen off the bus."""
+    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+        registered(kubelet, GPU)
+        before = ids(kubelet, GPU)
+        helper.misbehave(RaiseXid(None, 79), LoseGpu(5, nameless=True))
+        agent.wait(lambda: before[5] not in healthy(kubelet, GPU), "unhealthy", 15)
+        assert ids(kubelet, GPU) == before
+
+
+def test_a_fault_that_the_driver_reports_without_an_xid_is_found(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+        registered(kubelet, GPU)
+        helper.misbehave(Ailing(1, recovery=RecoveryAction.GPU_RESET))
+        agent.wait(lambda: len(healthy(kubelet, GPU)) == 7, "found by the poll of conditions", 15)
+
+
+def test_an_applications_own_fault_costs_nothing(node: Place, kubelet: ScriptedKubelet) -> None:
+    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+        registered(kubelet, GPU)
+        uuid = ids(kubelet, GPU)[0]
+        helper.misbehave(RaiseXid(0, 31))
+        agent.wait(lambda: agent.metric(f'partage_xids_total{{gpu="{uuid}",xid="31"}}') == 1.0, "counted")
+        assert len(healthy(kubelet, GPU)) == 8
+        found = kubelet.last(GPU)
+        assert found is not None
+        assert found.watch is not None
+        assert len(found.watch.lists) == 1
+
+
+def test_a_driver_that_goes_and_comes_back_ends_no_registration(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+        calls = registered(kubelet, GPU).calls
+        assert calls is not None
+        helper.misbehave(DriverGone())
+        agent.wait(lambda: agent.health() == (503, ["driver-missing"]), "told")
+        assert calls.allocate(ids(kubelet, GPU)[:1]).envs["PARTAGE_STRATEGY"] == "exclusive"
+        helper.misbehave(DriverLoaded("580.0.0", "13.0"))
+        agent.wait(lambda: agent.health() == (200, []), "well again")
+        assert agent.report()["node"]["driver"]["version"] == "580.0.0"
+        assert len(kubelet.registered) == 1
+
+
+def test_an_agent_without_a_driver_waits_for_one(node: Place, kubelet: ScriptedKubelet) -> None:
+    with simulated_helper(node) as helper:
+        helper.misbehave(DriverGone())
+        with running(spawn(node, machine=None, policy=FOURS)) as agent:
+            agent.wait(lambda: agent.health() == (503, ["driver-missing"]), "told")
+            assert agent.report()["policy"]["state"] == "none"
+            assert kubelet.registered == []
+            helper.misbehave(DriverLoaded())
+            registered(kubelet, SHARED)
+            agent.wait(lambda: agent.report()["policy"]["state"] == "file", "the policy holds")
+            agent.wait(lambda: agent.health() == (200, []), "well")
+
+
+def test_a_helper_that_is_away_costs_no_admission(node: Place, kubelet: ScriptedKubelet) -> None:
+    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+        calls = registered(kubelet, GPU).calls
+        assert calls is not None
+        helper.stop()
+        agent.wait(lambda: agent.health() == (503, ["helper-down"]), "told")
+        assert agent.get("/livez")[0] == 200
+        assert calls.allocate(ids(kubelet, GPU)[:1]).envs
+        assert len(healthy(kubelet, GPU)) == 8
+        helper.start()
+        agent.wait(lambda: agent.health() == (200, []), "well again", 30)
+
+
+# --- in this process, where a minute lasts a third of a second -----------------------------------
+
+FAST = 200.0
+
+
+@asynccontextmanager
+async def fast_agent(node: Place, hardware: SimulatedHardware, **intervals: float) -> AsyncIterator[Board]:
+    """An agent in this loop whose clock runs fast."""
+    board = Board(lambda: time.monotonic() * FAST)
+    settings = Settings(
+        kubelet_dir=node.kubelet_dir,
+        pod_resources=node.pod_resources,
+        state_dir=node.state_dir,
+        run_dir=node.run_dir,
+        intervals=Intervals(conditions_s=0.05, observe_s=0.5, retry_s=0.05, **intervals),
+    )
+    stop = asyncio.Event()
+    agent = asyncio.create_task(run(settings, hardware, stop=stop, board=board))
+    try:
+        yield board
+    finally:
+        stop.set()
+        await agent
+
+
+def rows(kubelet: ScriptedKubelet) -> list[DeviceRow]:
+    found = kubelet.last(GPU)
+    health = found.watch.health if found and found.watch else {}
+    return [DeviceRow(share, state == "Healthy") for share, state in health.items()]
+
+
+async def test_a_gpu_comes_back_after_a_proven_reset_and_its_probation(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    hardware = SimulatedHardware(load_machine(MACHINE))
+    async with fast_agent(node, hardware) as board:
+        await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
+        await hardware.misbehave(RaiseXid(3, 79))
+        await hardware.misbehave(LoseGpu(3))
+        await until(lambda: sum(row.healthy for row in rows(kubelet)) == 7)
+        await hardware.misbehave(GpuReturns(3))
+        await hardware.misbehave(ResetGpu(3))
+        await board.until(lambda report: report.gpus[3].health.state is State.PROBATION)
+        assert sum(row.healthy for row in rows(kubelet)) == 7
+        await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
+
+
+async def test_a_gpu_that_answers_again_without_a_reset_stays_away(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    hardware = SimulatedHardware(load_machine(MACHINE))
+    async with fast_agent(node, hardware) as board:
+        await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
+        await hardware.misbehave(RaiseXid(3, 79))
+        await hardware.misbehave(LoseGpu(3))
+        await until(lambda: sum(row.healthy for row in rows(kubelet)) == 7)
+        await hardware.misbehave(GpuReturns(3))
+        lost = board.report
+        assert lost is not None
+        await board.until(lambda report: report.clock_s > lost.clock_s + 120 and not report.gpus[3].lost)
+        assert sum(row.healthy for row in rows(kubelet)) == 7
+
+
+async def test_a_call_that_hangs_holds_up_no_admission(node: Place, kubelet: ScriptedKubelet) -> None:
+    hardware = SimulatedHardware(load_machine(MACHINE), deadline_s=0.5)
+    async with fast_agent(node, hardware):
+        await until(lambda: len(rows(kubelet)) == 8)
+        calls = kubelet.registered[0].calls
+        assert calls is not None
+        await hardware.misbehave(HangCall("observe", times=None))
+        await hardware.misbehave(HangCall("conditions", times=None))
+        began = time.monotonic()
+        for row in rows(kubelet):
+            await asyncio.to_thread(calls.allocate, [row.id])
+        assert time.monotonic() - began < 0.5
