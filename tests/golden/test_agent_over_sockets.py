@@ -1,0 +1,76 @@
+"""The same recordings once more, against a real agent: a process, real sockets, an independent gRPC client.
+
+What the ground decides is compared in ``test_device_plugin``; here it is compared as a kubelet receives it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from tests.agent.harness import Place, place, registered, run_to_end, running, spawn
+from tests.golden import test_device_plugin as golden
+from tests.kubelet_script import Registered, scripted_kubelet
+
+Json = Any
+
+
+def _files(node: Place, machine: str, name: str) -> dict[str, Any]:
+    """The recording's machine and configuration, each in a file of its own, and its environment."""
+    recording = golden._recording(machine)
+    (node.root / "machine.json").write_text(json.dumps(recording["machine"]))
+    case = recording["cases"][name]
+    return {
+        "machine": str(node.root / "machine.json"),
+        "policy": json.dumps(case["config"]),
+        "env": case["env"],
+        "http": False,
+    }
+
+
+@pytest.mark.parametrize(("machine", "name"), golden._cases(refused=True))
+def test_the_agent_ends_at_once_where_nvidias_does(machine: str, name: str) -> None:
+    with place() as node, scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet:
+        code, log = run_to_end(node, **_files(node, machine, name))
+        assert code == 2, log
+        assert kubelet.registered == []
+
+
+@pytest.mark.parametrize(("machine", "name"), golden._cases(refused=False))
+def test_the_kubelet_receives_what_nvidias_plugin_sends(machine: str, name: str) -> None:
+    with (
+        place() as node,
+        scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
+        running(spawn(node, **_files(node, machine, name))),
+    ):
+        for resource in golden._theirs(machine, name):
+            plugin = registered(kubelet, resource["register"]["resource_name"])
+            assert _dict(plugin.request) == resource["register"]
+            assert _dict(plugin.options) == resource["options"]
+            assert plugin.watch is not None
+            assert plugin.watch.health == {row["ID"]: row["health"] for row in resource["devices"]}
+            for call in resource["allocate"]:
+                _check_allocate(plugin, call, golden._ours(machine, name), node.run_dir)
+
+
+def _check_allocate(plugin: Registered, call: Json, ours: golden._Ours, run_dir: Path) -> None:
+    assert plugin.calls is not None
+    expected = call["response"]
+    if "error" in expected:
+        with pytest.raises(grpc.RpcError) as refusal:
+            plugin.calls.allocate(call["ids"])
+        assert refusal.value.code().name == expected["error"]
+        assert refusal.value.details() == expected["details"]
+        return
+    text = json.dumps(_dict(plugin.calls.allocate(call["ids"]))).replace(str(run_dir), golden._RUN_DIR)
+    answer = golden._in_any_order(golden._without_partage_variables(json.loads(text)))
+    assert answer == golden._expected(call, ours)
+
+
+def _dict(message: Any) -> Json:
+    return MessageToDict(message, preserving_proto_field_name=True)
