@@ -64,8 +64,9 @@ def _check_allocate(plugin: Registered, call: Json, ours: golden._Ours, run_dir:
     if "error" in expected:
         with pytest.raises(grpc.RpcError) as refusal:
             plugin.calls.allocate(call["ids"])
-        assert refusal.value.code().name == expected["error"]
-        assert refusal.value.details() == expected["details"]
+        refused: Any = refusal.value
+    assert refused.code().name == expected["error"]
+        assert refused.details() == expected["details"]
         return
     text = json.dumps(_dict(plugin.calls.allocate(call["ids"]))).replace(str(run_dir), golden._RUN_DIR)
     answer = golden._in_any_order(golden._without_partage_variables(json.loads(text)))
