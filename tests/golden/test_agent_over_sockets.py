@@ -65,7 +65,7 @@ def _check_allocate(plugin: Registered, call: Json, ours: golden._Ours, run_dir:
         with pytest.raises(grpc.RpcError) as refusal:
             plugin.calls.allocate(call["ids"])
         refused: Any = refusal.value
-    assert refused.code().name == expected["error"]
+        assert refused.code().name == expected["error"]
         assert refused.details() == expected["details"]
         return
     text = json.dumps(_dict(plugin.calls.allocate(call["ids"]))).replace(str(run_dir), golden._RUN_DIR)
