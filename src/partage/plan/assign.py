@@ -20,6 +20,7 @@ from partage.model.policy import (
     Sharing,
     Strategy,
     TimeSlicing,
+    Watch,
 )
 from partage.plan.claims import Device, claim
 from partage.plan.findings import Findings, name_gpus
@@ -97,6 +98,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
         for device in devices
     ]
     _warn_of_unlike_shares(policy, targets, findings)
+    _warn_of_what_is_to_come(policy, findings)
     findings.raise_any()
     return Assignment(
         targets=tuple(targets),
@@ -210,6 +212,15 @@ def _strategies(
         gpu.uuid: Strategy.MIG if presented[gpu.uuid].mig else by_gpu.get(gpu.uuid, Strategy.EXCLUSIVE)
         for gpu in inventory
     }
+
+
+def _warn_of_what_is_to_come(policy: Policy, findings: Findings) -> None:
+    """Keys that are read and that nothing acts on yet: a tenant must not rely on them."""
+    for entry in policy.entries:
+        if isinstance(entry, GpuEntry) and entry.guard:
+            findings.add("doubtful", f"{entry.origin}.guard", "containers get no guard from this version yet")
+        if isinstance(entry, GpuEntry) and entry.watch is Watch.KILL:
+            findings.add("doubtful", f"{entry.origin}.watch", "this version watches no container yet")
 
 
 # --- the node as a whole -----------------------------------------------------------------------
