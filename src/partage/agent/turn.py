@@ -189,7 +189,8 @@ def _rows(seen: Seen, standing: Standing, gpu_of: Mapping[str, str], before: Row
         for name, resource_rows in found.items()
         if _is_ours(resource_rows)
     }
-    return Rows(key, rows, gpu_of, offer, dict(_late(serving, rows, settle_s)))
+    late = _late(serving, rows, before, seen.now_s, settle_s)
+    return Rows(key, rows, gpu_of, offer, late)
 
 
 def _is_ours(rows: Sequence[Row]) -> bool:
@@ -198,16 +199,32 @@ def _is_ours(rows: Sequence[Row]) -> bool:
 
 
 def _late(
-    serving: Mapping[str, Serving], rows: Mapping[ResourceName, Sequence[DeviceRow]], settle_s: float
-) -> Iterator[tuple[str, float]]:
-    """Ids that were withdrawn a moment ago, and until when they are answered."""
+    serving: Mapping[str, Serving],
+    rows: Mapping[ResourceName, Sequence[DeviceRow]],
+    before: Rows,
+    now_s: float,
+    settle_s: float,
+) -> dict[str, float]:
+    """Ids that were withdrawn a moment ago, and until when they are answered.
+
+    An id may be withdrawn long after its GPU began to wait: when its holder gave it back. The kubelet may be
+    giving it to the next pod at that moment.
+    """
     moving = [now for now in serving.values() if now.draining or now.leaving]
-    told = {row.id for resource_rows in rows.values() for row in resource_rows} if moving else set()
+    if not moving:
+        return {}
+    told = {row.id for resource_rows in rows.values() for row in resource_rows}
+    told_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
+    late: dict[str, float] = {}
     for now in moving:
-        until_s = math.inf if now.draining_since_s is None else now.draining_since_s + settle_s
+        began_s = math.inf if now.draining_since_s is None else now.draining_since_s
         going = (*now.offer, *now.leaving) if now.draining else now.leaving
         for offering in going:
-            yield from ((share, until_s) for share in offering.share_ids if share not in told)
+            for share in offering.share_ids:
+                if share not in told:
+                    withdrawn_s = max(began_s, now_s) if share in told_before else began_s
+                    late[share] = max(withdrawn_s + settle_s, before.late.get(share, 0.0))
+    return late
 
 
 def _device_rows(rows: Iterable[Row], offered: Mapping[str, bool]) -> Iterator[DeviceRow]:
