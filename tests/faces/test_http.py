@@ -28,7 +28,7 @@ from partage.edges.files.policy import parse_policy
 from partage.edges.hardware.supervisor import HelperState
 from partage.edges.kubelet.port import EndpointState
 from partage.errors import InputError, Problem
-from partage.faces.cli.agent import listen
+from partage.faces.agent import listen
 from partage.faces.http import Answer, HttpFace, agent_pages, json_answer
 from partage.faces.report import ReportFile
 from partage.model.answer import HeldBy

@@ -1,11 +1,10 @@
-"""The helper as a child process: begun, ended, and never waited for where it cannot end."""
+"""The helper as a child process: ended, and never waited for where it cannot end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import Sequence
 
 _PATIENCE_S, _LITTLE_PATIENCE_S = 2.0, 0.2
 _PROMPT_S = 1.0
@@ -13,18 +12,10 @@ _POLL_S = 0.01
 
 
 class HelperProcess:
-    """One helper.
+    """One helper, begun by ``edges.hardware.spawn``."""
 
-    It has a session of its own: what a terminal sends to the agent's process group, or a supervisor to the
-    agent, does not end it in the middle of a driver call. It ends when its standard input does, which the
-    kernel sees to however the agent ends.
-    """
-
-    def __init__(self, argv: Sequence[str]) -> None:
-        """Begin. Raises OSError."""
-        self._process = subprocess.Popen(  # noqa: S603 - the face that made the agent says what to run
-            list(argv), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
 
     @property
     def pid(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -37,9 +38,11 @@ class RemoteHardware:
         socket_path: str | Path,
         spawn: Sequence[str] | None = None,
         *,
+        first: subprocess.Popen[bytes] | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """spawn: the command line of a helper that is ours to start and end; None: somebody else runs it.
+        first: one that was begun with it already.
 
         Raises InputError for a path that is too long for a socket.
         """
@@ -47,7 +50,7 @@ class RemoteHardware:
         self._deadline_s = deadline_s
         self._mailbox = Mailbox()
         self._supervisor = Supervisor(
-            Path(socket_path), spawn, lambda: self._mailbox.put(Events(changed=True))
+            Path(socket_path), spawn, lambda: self._mailbox.put(Events(changed=True)), first
         )
         self._pump: asyncio.Task[None] | None = None
 

@@ -120,7 +120,7 @@ class Server:
             if self._welcome(writer):
                 await self._converse(reader, writer, requests)
         except frames.FrameError as error:
-            log.warning("peer sent no request", extra={"partage_facts": {"reason": str(error)}})
+            log.warning("peer sent no request", extra={"reason": str(error)})
         finally:
             writer.close()
             await _cancelled(requests)
@@ -131,7 +131,7 @@ class Server:
     def _welcome(self, writer: asyncio.StreamWriter) -> bool:
         uid = peer_uid(writer)
         if not self.permits(uid):
-            log.warning("peer refused", extra={"partage_facts": {"uid": uid}})
+            log.warning("peer refused", extra={"uid": uid})
             refusal = NotPermitted(f"user {uid} may not ask this helper", "see --allow-uid")
             writer.write(frames.pack({"id": None, "error": encode_error(refusal)}))
             return False

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partage.edges.hardware.connection import Connection
 from partage.edges.hardware.process import HelperProcess
+from partage.edges.hardware.spawn import spawn
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
@@ -36,13 +38,20 @@ class HelperState:
 class Supervisor:
     """Keeps a connection to a helper that serves, for as long as it is not closed."""
 
-    def __init__(self, path: Path, spawn: Sequence[str] | None, on_return: Callable[[], None]) -> None:
-        """spawn: command line of a helper that is ours; None: somebody else runs it.
+    def __init__(
+        self,
+        path: Path,
+        command: Sequence[str] | None,
+        on_return: Callable[[], None],
+        first: subprocess.Popen[bytes] | None = None,
+    ) -> None:
+        """command: line of a helper that is ours; None: somebody else runs it. first: one that has begun.
 
         on_return: called when a helper serves again; what happened in between nobody knows.
         """
         self._path = path
-        self._spawn = spawn
+        self._command = command
+        self._first = first
         self._on_return = on_return
         self.state = HelperState()
         self.current: Connection | None = None
@@ -127,16 +136,15 @@ class Supervisor:
                 await connection.close()
         finally:
             if process is not None and not await process.end(hangs=self._condemned.is_set()):
-                log.warning("helper cannot be ended", extra={"partage_facts": {"pid": process.pid}})
+                log.warning("helper cannot be ended", extra={"pid": process.pid})
                 self._lingering.append(process)
 
     def _begin(self) -> HelperProcess | None:
         self._lingering = [process for process in self._lingering if process.exit_code is None]
-        if self._spawn is None:
+        if self._command is None:
             return None
-        # Whatever still listens there is not ours to talk to: one that hangs, or one of an agent before us.
-        self._path.unlink(missing_ok=True)
-        return HelperProcess(self._spawn)
+        first, self._first = self._first, None
+        return HelperProcess(first or spawn(self._command, self._path))
 
     async def _connect(self, process: HelperProcess | None) -> Connection:
         try:
@@ -166,7 +174,7 @@ class Supervisor:
         self._serving_since = asyncio.get_running_loop().time()
         self._condemned.clear()
         self._say(up=True, pid=connection.helper_pid)
-        log.info("helper serves", extra={"partage_facts": {"pid": connection.helper_pid}})
+        log.info("helper serves", extra={"pid": connection.helper_pid})
         if self._tried.is_set():
             self._on_return()
         self._tried.set()
@@ -176,7 +184,7 @@ class Supervisor:
     def _away(self, error: HardwareError | OSError) -> None:
         reason = error.problems[0].message if isinstance(error, HardwareError) else str(error)
         if self.current is not None or reason != self.state.last_error:
-            log.warning("helper is away", extra={"partage_facts": {"reason": reason}})
+            log.warning("helper is away", extra={"reason": reason})
         self.current = None
         self.up.clear()
         self.down.set()

@@ -1,32 +1,27 @@
 """``partage agent``: run the node.
 
-The helper is started before the rest of the agent is imported; HTTP is imported after the first registration.
+Quick to register: the helper begins before the agent imports itself, HTTP comes after the first registration.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-import socket
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent import log
-from partage.agent.settings import KUBELET_DIR, RUN_DIR, STATE_DIR, Settings
-from partage.edges.hardware.remote import RemoteHardware
+from partage.agent.settings import KUBELET_DIR, LONGEST_SOCKET_PATH, RUN_DIR, STATE_DIR, Settings
+from partage.edges.hardware.spawn import spawn
 from partage.errors import InputError
 from partage.faces.cli.common import machine_option, policy_options
 from partage.faces.cli.hardware import helper_argv
 
 if TYPE_CHECKING:
-    from partage.agent.board import Board
-    from partage.faces.http import HttpFace
+    from partage.edges.hardware.remote import RemoteHardware
 
-_REGISTERS_WITHIN_S, _LOOK_EVERY_S = 1.0, 0.05
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -74,9 +69,10 @@ def command(
 
     The policy file is read again when its content changes. Runs until SIGTERM or SIGINT.
     """
-    log.configure(log_level)
     if policy == "-":
         raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
+    if machine is not None and hardware_socket is not None:
+        raise InputError("--machine and --hardware-socket exclude each other")
     settings = Settings(
         kubelet_dir=kubelet_dir.absolute(),
         pod_resources=(pod_resources or kubelet_dir.parent / "pod-resources" / "kubelet.sock").absolute(),
@@ -88,100 +84,36 @@ def command(
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
     )
-    listening = None if http is None else listen(http)
-    hardware = _hardware(settings, machine, hardware_socket)
-    asyncio.run(_run(settings, hardware, listening))
+    helper = Helper(settings, machine, hardware_socket)
+
+    from partage.faces.agent import serve  # while the helper imports what it needs
+
+    serve(settings, helper.hardware, http, log_level)
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket. Raises InputError for an address that is none, or is taken."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(
-            f"--http {address!r} is not HOST:PORT", "for example 127.0.0.1:9400, or :0 for any port"
-        )
-    host = host.removeprefix("[").removesuffix("]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, int(port)), family=family)
-    except OSError as error:
-        raise InputError(f"cannot listen on {address}: {error.strerror or error}") from error
+class Helper:
+    """The helper: ours, which begins here, or somebody else's."""
 
+    def __init__(self, settings: Settings, machine: str | None, socket_path: Path | None) -> None:
+        self.argv: list[str] | None = None
+        self.first: subprocess.Popen[bytes] | None = None
+        self.path = socket_path.absolute() if socket_path else settings.run_dir / "hardware.sock"
+        if len(os.fsencode(self.path)) > LONGEST_SOCKET_PATH:
+            message = f"{self.path} has more bytes than the path of a socket may have ({LONGEST_SOCKET_PATH})"
+            raise InputError(message, "choose a shorter --run-dir")
+        if socket_path is None:
+            self.argv = helper_argv(self.path, machine=machine, driver_root=settings.driver_root or "/")
+            self.first = self._begin(settings.run_dir, self.argv)
 
-def _hardware(settings: Settings, machine: str | None, hardware_socket: Path | None) -> RemoteHardware:
-    """The helper: ours, which is started with the first question, or somebody else's."""
-    if hardware_socket is not None:
-        if machine is not None:
-            raise InputError("--machine and --hardware-socket exclude each other")
-        return RemoteHardware(hardware_socket.absolute())
-    path = settings.run_dir / "hardware.sock"
-    try:
-        settings.run_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make --run-dir {settings.run_dir}: {error.strerror}") from error
-    argv = helper_argv(path, machine=machine, driver_root=settings.driver_root or "/")
-    return RemoteHardware(path, argv)
+    def _begin(self, run_dir: Path, argv: list[str]) -> subprocess.Popen[bytes]:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            return spawn(argv, self.path)
+        except OSError as error:
+            raise InputError(f"cannot start the helper in --run-dir {run_dir}: {error.strerror}") from error
 
+    def hardware(self) -> RemoteHardware:
+        """Its port. Call it in a running loop."""
+        from partage.edges.hardware.remote import RemoteHardware
 
-async def _run(settings: Settings, hardware: RemoteHardware, listening: socket.socket | None) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    hardware.start()
-    await asyncio.sleep(0)  # the helper begins here, and imports what it needs while we do
-    from partage.agent.compose import run
-
-    async def beside(board: Board) -> None:
-        await _faces(board, settings, hardware, listening)
-
-    try:
-        await run(settings, hardware, stop=stop, beside=beside)
-    finally:
-        await hardware.close()
-
-
-async def _faces(
-    board: Board, settings: Settings, hardware: RemoteHardware, listening: socket.socket | None
-) -> None:
-    """HTTP and the report file, once the kubelet knows us: it shall not wait for them."""
-    if listening is not None:
-        host, port = listening.getsockname()[:2]
-        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}")
-    await _first_registration(board)
-    http: HttpFace | None = None
-    try:
-        if listening is not None:
-            http = await asyncio.to_thread(_serve, listening, board, settings, hardware)
-        await _keep_report_file(board, settings)
-    finally:
-        if http is not None:
-            http.close()
-
-
-async def _first_registration(board: Board) -> None:
-    for _ in range(round(_REGISTERS_WITHIN_S / _LOOK_EVERY_S)):
-        if any(state.registered for state in board.endpoints()):
-            return
-        await asyncio.sleep(_LOOK_EVERY_S)
-
-
-def _serve(listening: socket.socket, board: Board, settings: Settings, hardware: RemoteHardware) -> HttpFace:
-    from partage.faces.http import HttpFace, agent_pages
-
-    return HttpFace(listening, agent_pages(board, settings.intervals, lambda: hardware.state))
-
-
-async def _keep_report_file(board: Board, settings: Settings) -> None:
-    """Write the report when it says something new, for ever. Where it cannot be, a warning says so."""
-    import logging
-
-    from partage.faces.report import ReportFile
-
-    file = ReportFile(board, settings.intervals, settings.report_file)
-    trouble = ""
-    while True:
-        problem = await asyncio.to_thread(file.renew)
-        if problem and problem != trouble:
-            logging.getLogger(__name__).warning("report cannot be written", extra={"reason": problem})
-        trouble = problem
-        await asyncio.sleep(settings.intervals.report_s)
+        return RemoteHardware(self.path, self.argv, first=self.first)

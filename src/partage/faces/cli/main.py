@@ -7,7 +7,6 @@ line per problem on stderr and the exit code of its class. Bugs are not caught: 
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import itertools
 import os
@@ -65,6 +64,8 @@ class Verbs(click.Group):
 
 
 def _nearest(name: str) -> str:
+    import difflib  # four milliseconds that only a slip of the pen has to pay
+
     near = difflib.get_close_matches(name, VERBS, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; the verbs are {', '.join(VERBS)}"
 

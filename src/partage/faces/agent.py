@@ -1,0 +1,113 @@
+"""The agent with its faces: signals, HTTP, the report file. Imported while the helper begins."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.agent.board import Board
+from partage.agent.compose import run
+from partage.agent.log import configure
+from partage.agent.settings import Settings
+from partage.edges.hardware.remote import RemoteHardware
+from partage.errors import InputError
+
+if TYPE_CHECKING:
+    from partage.faces.http import HttpFace
+
+_REGISTERS_WITHIN_S, _LOOK_EVERY_S = 1.0, 0.05
+
+log = logging.getLogger(__name__)
+
+
+def serve(
+    settings: Settings, hardware_of: Callable[[], RemoteHardware], http: str | None, log_level: str
+) -> None:
+    """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does."""
+    configure(log_level)
+    listening = None if http is None else listen(http)
+    asyncio.run(_run(settings, hardware_of, listening))
+
+
+def listen(address: str) -> socket.socket:
+    """A listening socket. Raises InputError for an address that is none, or is taken."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InputError(
+            f"--http {address!r} is not HOST:PORT", "for example 127.0.0.1:9400, or :0 for any port"
+        )
+    host = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, int(port)), family=family)
+    except OSError as error:
+        raise InputError(f"cannot listen on {address}: {error.strerror or error}") from error
+
+
+async def _run(
+    settings: Settings, hardware_of: Callable[[], RemoteHardware], listening: socket.socket | None
+) -> None:
+    hardware = hardware_of()
+    hardware.start()
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    async def beside(board: Board) -> None:
+        await _faces(board, settings, hardware, listening)
+
+    try:
+        await run(settings, hardware, stop=stop, beside=beside)
+    finally:
+        await hardware.close()
+
+
+async def _faces(
+    board: Board, settings: Settings, hardware: RemoteHardware, listening: socket.socket | None
+) -> None:
+    """HTTP and the report file, once the kubelet knows us: it shall not wait for them."""
+    if listening is not None:
+        host, port = listening.getsockname()[:2]
+        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    await _first_registration(board)
+    http = None
+    try:
+        if listening is not None:
+            http = await asyncio.to_thread(_http, listening, board, settings, hardware)
+        await _keep_report_file(board, settings)
+    finally:
+        if http is not None:
+            http.close()
+
+
+async def _first_registration(board: Board) -> None:
+    for _ in range(round(_REGISTERS_WITHIN_S / _LOOK_EVERY_S)):
+        if any(state.registered for state in board.endpoints()):
+            return
+        await asyncio.sleep(_LOOK_EVERY_S)
+
+
+def _http(listening: socket.socket, board: Board, settings: Settings, hardware: RemoteHardware) -> HttpFace:
+    from partage.faces.http import HttpFace, agent_pages
+
+    return HttpFace(listening, agent_pages(board, settings.intervals, lambda: hardware.state))
+
+
+async def _keep_report_file(board: Board, settings: Settings) -> None:
+    """Write the report when it says something new, for ever. Where it cannot be, a warning says so."""
+    from partage.faces.report import ReportFile
+
+    file = ReportFile(board, settings.intervals, settings.report_file)
+    trouble = ""
+    while True:
+        problem = await asyncio.to_thread(file.renew)
+        if problem and problem != trouble:
+            log.warning("report cannot be written", extra={"reason": problem})
+        trouble = problem
+        await asyncio.sleep(settings.intervals.report_s)
