@@ -18,8 +18,11 @@ QUICK = settings(
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXTS = sorted(path for path in EXAMPLES.glob("*/*") if path.suffix in (".yaml", ".json"))
 WORDS = st.sampled_from(
-    "gpus version steps run machine nvidia.com/gpu partage/v1 v1 kind apiVersion Pod spec containers resources "
-    "limits expect fault data ConfigMap mps replicas select index all".split()
+    [
+        *("gpus", "version", "steps", "run", "machine", "nvidia.com/gpu", "partage/v1", "v1", "kind"),
+        *("apiVersion", "Pod", "spec", "containers", "resources", "limits", "expect", "fault", "data"),
+        *("ConfigMap", "index", "mps", "replicas", "select", "all"),
+    ]
 )
 LEAVES = (
     st.none() | st.booleans() | st.integers(-3, 99) | st.floats(allow_nan=False) | WORDS | st.text(max_size=6)

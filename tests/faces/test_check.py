@@ -128,6 +128,26 @@ def test_every_policy_in_a_config_map_is_checked(capsys, file):
     assert {problem["file"].rpartition(": ")[2] for problem in problems} == {"data.bad"}
 
 
+CONFIGS = """\
+version: v1
+mig-configs:
+  all-disabled: [{devices: all, mig-enabled: false}]
+  halves: [{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 2}}]
+  thirds: [{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 3}}]
+"""
+
+
+def test_every_configuration_of_a_file_is_checked_unless_one_is_named(capsys, file):
+    configs = file(CONFIGS)
+    machine = ("--machine", "1xh100-sxm5-80gb")
+    assert _check(capsys, configs)[0] == 0
+    code, problems = _check(capsys, configs, *machine)
+    assert code == 3
+    assert {"thirds" in problem["path"] for problem in problems} == {True}
+    assert _check(capsys, configs, *machine, "--config", "halves")[0] == 0
+    assert _check(capsys, configs, "--config", "quarters")[0] == 2
+
+
 def test_standard_input_is_a_file_too(capsys, monkeypatch, file):
     with Path(file(GOOD)).open() as stream:
         monkeypatch.setattr("sys.stdin", stream)

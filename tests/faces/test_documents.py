@@ -1,5 +1,7 @@
 """The JSON that plan and show answer with."""
 
+from pathlib import Path
+
 from partage.faces.documents import gpu_row, resource_rows
 from partage.model.ids import ResourceName
 from partage.units import GIB
@@ -57,3 +59,10 @@ def test_a_gpu_row_says_mode_and_mig_in_words():
     assert row["computeMode"] == "default"
     assert row["migMode"] == {"current": True, "pending": True}
     assert row["migDevices"][0]["placement"] == {"start": 4, "size": 4}
+
+
+def test_every_key_of_a_document_is_documented():
+    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    (resource,) = resource_rows({"GPU-0": (offering(0, MPS, 4, GUARDED, threads_percent=25),)})
+    keys = [*resource, *resource["gpus"][0], *resource["gpus"][0]["devices"][0], *gpu_row(gpu(0))]
+    assert [key for key in keys if f"`{key}`" not in text] == []

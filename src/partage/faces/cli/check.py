@@ -123,10 +123,20 @@ def judge(file: str, bench: Bench) -> Iterator[Verdict]:
 
 
 def _policy(content: bytes, file: str, bench: Bench) -> Iterator[Verdict]:
+    """A policy; of a file with several configurations each, where none is named. Each problem once."""
+    from partage.faces.paper import configurations
+
+    named = configurations(content, file) if bench.config is None else []
+    names: list[str | None] = list(named) if named else [bench.config]
+    found = [verdict for name in names for verdict in _configuration(content, file, name, bench)]
+    yield from dict.fromkeys(found)
+
+
+def _configuration(content: bytes, file: str, config: str | None, bench: Bench) -> Iterator[Verdict]:
     from partage.edges.files.policy import parse_policy
 
     try:
-        loaded = parse_policy(content, file, bench.config, os.environ)
+        loaded = parse_policy(content, file, config, os.environ)
     except InputError as error:
         yield from (Verdict(problem) for problem in error.problems)
         return

@@ -47,6 +47,7 @@ def command(
     """What a policy would offer, what it would change, and why not.
 
     Nothing is changed. Without --policy: what a node offers whose GPUs are all exclusive.
+
     Exit code 2: the policy is wrong; 3: this node cannot do it; 4: no usable driver.
     """
     loaded = common.read_policy(policy, config)

@@ -37,8 +37,9 @@ def command(
 ) -> None:
     """The node: its GPUs, what they offer, who holds it, and a picture.
 
-    Where an agent runs, what it offers and who holds it comes from its report. With --policy, or where no
-    agent runs: what that policy (every GPU exclusive) would offer.
+    Where an agent runs, what it offers and who holds it comes from its report. With --policy: what that
+    policy would offer. Without either: what a node offers whose GPUs are all exclusive.
+
     Exit code 4: there is no usable driver; the message says what to do.
     """
     node = _look(policy, config, machine, run_dir)

@@ -26,7 +26,13 @@ FALSE = 1
 @click.argument("story", metavar="STORY")
 @common.machine_option
 @common.policy_options
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the order in which ids come.")
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Seed of the order in which the kubelet names free devices.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="The agent's log too, on stderr.")
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
