@@ -23,6 +23,8 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	@# Where Python may not write bytecode by itself, each start of the agent would compile all of it anew.
+	$(BIN)/python -m compileall -q src
 	@touch $@
 
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all

@@ -18,6 +18,7 @@ from partage.agent.remember import Memory
 from partage.agent.report import Neighbours, Report, gpu_reports, resource_reports
 from partage.agent.senses import HardwareSense, Sensed
 from partage.agent.settings import Settings
+from partage.agent.telling import told
 from partage.agent.turn import NO_ROWS, Rows, Seen, Standing, Turn, turn
 from partage.model.gpu import NoDriver
 from partage.model.xid import DEFAULT_RULES, XidRules
@@ -158,6 +159,8 @@ class Loop:
             policy=parts.policies.report,
             neighbours=self._neighbours(),
         )
+        for one in told(parts.board.report, report):
+            log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))
         counts = parts.board.counts
         counts.turns = self._number
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed

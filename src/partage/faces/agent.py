@@ -59,6 +59,9 @@ async def _run(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
 
+    # NVIDIA's config-manager sends SIGHUP after a change; the file is watched anyway.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+
     async def beside(board: Board) -> None:
         await _faces(board, settings, hardware, listening)
 
