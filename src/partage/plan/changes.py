@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from partage.model.gpu import ComputeMode, Gpu
+from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.policy import Interval, Mps, TimeSlicing
 from partage.plan.assign import Assignment, Target
 
@@ -20,6 +20,10 @@ class Act(StrEnum):
     TIME_SLICE = "time-slice"
 
 
+_ORDER = {act: position for position, act in enumerate(Act)}
+"""A layout first: modes and slices are set on what it made."""
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
     """One thing to do to one GPU. detail: a sentence for people."""
@@ -29,17 +33,16 @@ class Change:
     detail: str
 
 
-def changes(assignment: Assignment) -> tuple[Change, ...]:
+def changes(assignment: Assignment, inventory: Inventory) -> tuple[Change, ...]:
     """What has to be done, GPU by GPU, each thing once."""
-    gpus = {target.gpu.uuid: target.gpu for target in assignment.targets}
     found = [
-        Change(gpus[uuid], Act.MIG_LAYOUT, sentence)
+        Change(gpu, Act.MIG_LAYOUT, sentence)
         for uuid, sentence in assignment.pending.items()
-        if uuid in gpus
+        if (gpu := inventory.gpu(uuid)) is not None
     ]
     for target in assignment.targets:
         found.extend(_sharing_changes(target))
-    return tuple(sorted(dict.fromkeys(found), key=lambda change: (change.gpu.index, change.act)))
+    return tuple(sorted(dict.fromkeys(found), key=lambda change: (change.gpu.index, _ORDER[change.act])))
 
 
 def _sharing_changes(target: Target) -> Iterator[Change]:

@@ -77,7 +77,7 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
         inventory=inventory,
         policy=policy,
         offer=offer,
-        changes=changes(assignment),
+        changes=changes(assignment, inventory),
         warnings=(*loaded.warnings, *assignment.warnings),
         caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
         report=common.agent_report(machine, run_dir),
