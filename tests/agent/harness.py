@@ -32,6 +32,8 @@ from partage.sim.machine import Machine, load_machine
 from tests.kubelet_script import LIMIT_S, Registered, ScriptedKubelet, wait_for
 
 MACHINE = "8xh100-sxm5-80gb"
+REAL = "real"
+"""In place of a machine: the node that the helper finds below ``--driver-root``."""
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -206,10 +208,11 @@ def spawn(
     env: Mapping[str, str] | None = None,
 ) -> AgentProcess:
     """Start an agent. policy: text of a policy file. machine None: its hardware is at ``hardware_socket``."""
+    place_of_hardware = {None: [f"--hardware-socket={node.hardware_socket}"], REAL: []}
     if policy is not None:
         node.write_policy(policy)
     command = [sys.executable, "-m", "partage", "agent", *node.options(), *options]
-    command += [f"--hardware-socket={node.hardware_socket}"] if machine is None else [f"--machine={machine}"]
+    command += place_of_hardware.get(machine, [f"--machine={machine}"])
     command += [f"--policy={node.policy}"] if policy is not None else []
     command += ["--http=127.0.0.1:0"] if http else []
     process = subprocess.Popen(

@@ -20,7 +20,7 @@ from partage.agent.policies import Policies
 from partage.agent.publishing import Plugins
 from partage.agent.remember import Memory
 from partage.agent.senses import HardwareSense
-from partage.agent.settings import LONGEST_SOCKET_PATH, Settings
+from partage.agent.settings import Settings
 from partage.agent.turn import Standing, after_restart
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import State, StateDir
@@ -28,6 +28,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
+from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.xid import XidRules
@@ -182,7 +183,8 @@ class _Agent:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._holders.asked_once.wait(), FIRST_WORD_S)
+                async with asyncio.timeout(FIRST_WORD_S):
+                    await self._holders.asked_once.wait()
             loop.turn()
             self._tasks.append(group.create_task(loop.run(), name="turns"))
             if beside is not None:

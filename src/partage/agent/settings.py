@@ -6,9 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes in ``sun_path`` without its closing zero. Source: unix(7)."""
-
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
 RUN_DIR = Path("/run/partage")

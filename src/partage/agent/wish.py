@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from partage.agent.settings import LONGEST_SOCKET_PATH
+from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory
 from partage.model.ids import plugin_socket_name

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.settings import KUBELET_DIR, LONGEST_SOCKET_PATH, RUN_DIR, STATE_DIR, Settings
+from partage.agent.settings import KUBELET_DIR, RUN_DIR, STATE_DIR, Settings
 from partage.edges.hardware.spawn import spawn
+from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError
 from partage.faces.cli.common import machine_option, policy_options
 from partage.faces.cli.hardware import helper_argv
