@@ -31,7 +31,13 @@ def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
         pad_edge=False,
     )
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        # A name is copied out of the table, so it stays whole; sentences may be folded.
+        table.add_column(
+            column,
+            justify="right" if column in right else "left",
+            overflow="fold",
+            no_wrap=column == "Resource",
+        )
     return table
 
 
