@@ -330,6 +330,12 @@ def test_a_bad_http_address_ends_the_agent(node: Place, address: str) -> None:
     assert address in log
 
 
+def test_a_machine_that_nobody_knows_ends_the_agent_with_its_helpers_words(node: Place) -> None:
+    code, log = run_to_end(node, machine="8xh101")
+    assert code == 2
+    assert "no GPU model is called 'h101'" in log
+
+
 def test_two_machines_of_one_node_are_refused(node: Place) -> None:
     code, _ = run_to_end(node, "--hardware-socket=/tmp/none", machine=MACHINE)
     assert code == 2

@@ -62,8 +62,8 @@ async def run(
     along; it ends with the agent. The hardware is the caller's to close.
 
     Raises InputError or Unsatisfiable, with nothing registered, where the policy cannot hold and no last good
-    one stands in; InputError for a socket's path that is too long, and where another agent has the state
-    directory.
+    one stands in; InputError for a socket's path that is too long, where another agent has the state
+    directory, and where the helper refuses what it was started with.
     """
     board = board or Board(time.monotonic)
     _check_paths(settings)
@@ -130,6 +130,8 @@ class _Agent:
             }
             self._policies.start()
             await asyncio.wait({look, stopped}, timeout=FIRST_LOOK_S, return_when=FIRST_COMPLETED)
+            if look.done():
+                look.result()
             self._policies.lay_on(self._sense.node)
             self._policies.must_hold()
             async with self._running(self._loop(remembered), beside):

@@ -175,6 +175,16 @@ async def test_the_helper_ends_when_its_agent_is_killed(short_dir: Path) -> None
     await until(lambda: not runs(pid))
 
 
+async def test_a_helper_that_refuses_its_options_is_not_tried_again(short_dir: Path) -> None:
+    path, count = short_dir / "h.sock", short_dir / "starts"
+    hardware = RemoteHardware(path, ["/bin/sh", "-c", f"echo >> {count}; exit 2"])
+    for _ in range(2):
+        with pytest.raises(InputError, match="refuses its options"):
+            await hardware.observe()
+    assert count.read_text() == "\n"
+    await hardware.close()
+
+
 async def test_a_helper_that_cannot_begin_is_tried_again_and_again_with_growing_pauses(
     short_dir: Path,
 ) -> None:

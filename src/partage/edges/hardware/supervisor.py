@@ -13,7 +13,7 @@ from pathlib import Path
 from partage.edges.hardware.connection import Connection
 from partage.edges.hardware.process import HelperProcess
 from partage.edges.hardware.spawn import spawn
-from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, InputError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 """Between the end of one helper and the start of the next: doubles, and begins anew after a good while."""
@@ -70,16 +70,20 @@ class Supervisor:
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="hardware-helper")
         elif self._keeper.done():
-            self._keeper.result()  # a bug: let it be seen
+            self._keeper.result()  # the helper's options are wrong; or a bug: let it be seen
 
     async def connection(self) -> Connection:
-        """The connection. Waits for the first helper only; raises DriverUnavailable while one is away."""
+        """The connection. Waits for the first helper only; raises DriverUnavailable while one is away.
+
+        Raises InputError where the helper refuses its options: no other one will take them.
+        """
         self.start()
         try:
             async with asyncio.timeout(_START_S):
                 await self._tried.wait()
         except TimeoutError as error:
             raise HardwareTimeout(f"the helper did not begin within {_START_S:g} s") from error
+        self.start()
         if self.current is None:
             raise self.absence()
         return self.current
@@ -118,6 +122,9 @@ class Supervisor:
                     await self._end_of(connection)
             except (HardwareError, OSError) as error:
                 self._away(error)
+            except InputError:
+                self._tried.set()  # who waits for the first helper hears it from ``start``
+                raise
             if clock() - began_s > GOOD_WHILE_S:
                 pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
@@ -196,9 +203,11 @@ class Supervisor:
 
 
 def _require_hope(process: HelperProcess | None, path: Path) -> None:
-    """Raise DriverUnavailable where nobody will ever listen."""
+    """Raise where nobody will ever listen: DriverUnavailable, or InputError for what the operator wrote."""
     if process is None:
         raise DriverUnavailable(f"no helper listens at {path}", "start it: partage hardware --socket PATH")
+    if process.exit_code == InputError.exit_code:
+        raise InputError("the helper refuses its options", "its own message says which")
     if process.exit_code is not None:
         raise DriverUnavailable(
             f"the helper ended with exit code {process.exit_code} before it answered", "its log says why"
