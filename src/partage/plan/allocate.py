@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 
 from partage.model.answer import AllocationRefused
 from partage.model.gpu import Link
@@ -18,16 +19,22 @@ _NOT_ENOUGH = "not enough available devices to satisfy allocation"
 class _Device:
     """One GPU or MIG device of the resource, and its shares.
 
-    ids: lowest share first. gpu: number of the GPU that it is part of. whole: one share, a whole GPU.
+    ids: lowest share first. first: place of the lowest one among all shares of the resource, which are
+    numbered device by device. gpu: number of the GPU that it is part of. whole: one share, a whole GPU.
     group: devices whose shares one container can hold together. Each GPU under MPS is a group of its own, as
     a container's MPS shares come from one GPU; all other devices are group -1.
     """
 
     ids: tuple[str, ...]
-    members: frozenset[str]
+    first: int
     gpu: int
     whole: bool
     group: int
+
+    @property
+    def end(self) -> int:
+        """The place after that of its highest share."""
+        return self.first + len(self.ids)
 
 
 class Chooser:
@@ -38,7 +45,10 @@ class Chooser:
 
     def __init__(self, resource: Resource, links: Sequence[Link], policy: AllocationPolicy) -> None:
         self._devices = _devices_of(resource)
-        self._numbers = {id_: number for number, device in enumerate(self._devices) for id_ in device.ids}
+        self._numbers = [number for number, device in enumerate(self._devices) for _ in device.ids]
+        ids = (id_ for device in self._devices for id_ in device.ids)
+        self._places = {id_: place for place, id_ in enumerate(ids)}
+        self._grouped = any(device.group != -1 for device in self._devices)
         self._fullest_first = policy is AllocationPolicy.PACKED
         gpus = [device.ids[0] if device.whole else "" for device in self._devices]
         self._linked = LinkedGpus(gpus, links)
@@ -50,14 +60,14 @@ class Chooser:
         moment older than ours. Raises AllocationRefused: not enough available, ``must_include`` unknown or
         too long.
         """
-        unknown = [id_ for id_ in must_include if id_ not in self._numbers]
+        unknown = [id_ for id_ in must_include if id_ not in self._places]
         if unknown:
             raise AllocationRefused(f"device {unknown[0]!r} has to be included, but is unknown")
         if len(must_include) > size:
             raise AllocationRefused(f"{len(must_include)} devices have to be included, but {size} are wanted")
-        free = set(available).difference(must_include)
-        counts = [len(free & device.members) for device in self._devices]
-        taken = [self._numbers[id_] for id_ in must_include]
+        free = self._free(available, must_include)
+        counts = [free.count(1, device.first, device.end) for device in self._devices]
+        taken = [self._numbers[self._places[id_]] for id_ in must_include]
         missing = size - len(must_include)
         if sum(counts) < missing:
             raise AllocationRefused(_NOT_ENOUGH)
@@ -67,6 +77,19 @@ class Chooser:
         if all(self._devices[number].whole for number in involved):
             return [*must_include, *self._best_linked(counts, taken, size)]
         return [*must_include, *self._by_policy(free, counts, taken, missing)]
+
+    def _free(self, available: Sequence[str], must_include: Sequence[str]) -> bytearray:
+        """By place, 1 for each share that can be chosen; the byte after the last is for ids unknown here.
+
+        Bytes and not a set of ids: hundreds of ids come with every call, and this looks each of them up once.
+        """
+        nowhere = len(self._places)
+        free = bytearray(nowhere + 1)
+        for place in map(self._places.get, available, repeat(nowhere)):
+            free[place] = 1
+        for id_ in must_include:
+            free[self._places[id_]] = 0
+        return free
 
     # --- whole GPUs ---------------------------------------------------------------------------
 
@@ -78,16 +101,17 @@ class Chooser:
 
     # --- shares and MIG devices ---------------------------------------------------------------
 
-    def _by_policy(self, free: set[str], counts: list[int], taken: list[int], missing: int) -> list[str]:
+    def _by_policy(self, free: bytearray, counts: list[int], taken: list[int], missing: int) -> list[str]:
         """One share after the other, each from the device that the policy ranks first at that moment."""
         ranking = _Ranking(self._devices, counts, taken, fullest_first=self._fullest_first)
-        ranking.keep_group(taken, missing)
-        shares: dict[int, Iterator[str]] = {}
+        if self._grouped:
+            ranking.keep_group(taken, missing)
         chosen = []
         for _ in range(missing):
-            number = ranking.take_first()
-            left = shares.setdefault(number, (id_ for id_ in self._devices[number].ids if id_ in free))
-            chosen.append(next(left))
+            device = self._devices[ranking.take_first()]
+            place = free.index(1, device.first, device.end)
+            free[place] = 0
+            chosen.append(device.ids[place - device.first])
         return chosen
 
 
@@ -152,17 +176,21 @@ def _devices_of(resource: Resource) -> list[_Device]:
     for offering in resource.offerings:
         rows.setdefault(offering.device, []).append(offering)
     gpus = {gpu: number for number, gpu in enumerate(dict.fromkeys(row.gpu for row in resource.offerings))}
-    return [_device(number, gpus, offerings) for number, offerings in enumerate(rows.values())]
+    devices: list[_Device] = []
+    for number, offerings in enumerate(rows.values()):
+        place = devices[-1].end if devices else 0
+        devices.append(_device(number, place, gpus, offerings))
+    return devices
 
 
-def _device(number: int, gpus: dict[str, int], offerings: list[Offering]) -> _Device:
+def _device(number: int, place: int, gpus: dict[str, int], offerings: list[Offering]) -> _Device:
     first = offerings[0]
     ids = tuple(id_ for offering in offerings for id_ in offering.share_ids)
     # A request for several shares that Allocate will refuse anyway is answered as NVIDIA's plugin does.
     alone = first.shared is Strategy.MPS and not first.single
     return _Device(
         ids=ids,
-        members=frozenset(ids),
+        first=place,
         gpu=gpus[first.gpu],
         whole=first.shared is Strategy.EXCLUSIVE and first.profile is None,
         group=number if alone else -1,

@@ -128,9 +128,9 @@ class Ledger:
         one pod at a time, so an id that is available after its Allocate has really been given up.
         """
         rows = self._rows.get(resource)
-        if not rows or rows.keys().isdisjoint(available):
+        if not rows:
             return
-        for share in (rows.keys() & set(available)) - set(must_include):
+        for share in (rows.keys() & available) - set(must_include):
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s, free=True))
             self._drop(resource, share)
 

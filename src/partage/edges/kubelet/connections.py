@@ -1,4 +1,4 @@
-"""The plugin's side of the kubelet's connections: few writes, and an end when the server ends."""
+"""The plugin's side of the kubelet's connections: few system calls, and an end when the server ends."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from weakref import WeakSet
 
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
+
+_READ_BYTES = 64 * 1024
 
 
 class OneWrite(asyncio.Transport):
@@ -22,11 +24,22 @@ class OneWrite(asyncio.Transport):
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes | bytearray | memoryview] = []
+        self._held = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._waiting:
+        if not self._waiting and not self._held:
             self._loop.call_soon(self._send)
         self._waiting.append(data)
+
+    def hold(self) -> None:
+        """Send nothing before ``release``: the answers to what is being read now can go along."""
+        self._held = True
+
+    def release(self) -> None:
+        """Send what waits after everything that the loop has been asked to do until now."""
+        self._held = False
+        if self._waiting:
+            self._loop.call_soon(self._send)
 
     def _send(self) -> None:
         if self._waiting:
@@ -45,9 +58,28 @@ class OneWrite(asyncio.Transport):
         return self._transport.get_extra_info(name, default)
 
 
-class _Connection(H2Protocol):
+class _Connection(H2Protocol, asyncio.BufferedProtocol):
+    """Reads into one piece of memory: asyncio would ask the system for 256 KiB at every read."""
+
+    def __init__(self, *parts: Any, into: memoryview) -> None:  # noqa: ANN401 (as grpclib's)
+        super().__init__(*parts)
+        self._into = into
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(OneWrite(cast("asyncio.Transport", transport)))
+        self._writer = OneWrite(cast("asyncio.Transport", transport))
+        super().connection_made(self._writer)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._into
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """So much was read. The acknowledgement of a message leaves together with its answer."""
+        self._writer.hold()
+        try:
+            self.data_received(bytes(self._into[:nbytes]))
+        finally:
+            self._writer.release()
 
     @property
     def is_open(self) -> bool:
@@ -65,10 +97,11 @@ class ClosingServer(Server):
     def __init__(self, handlers: list[Any]) -> None:
         super().__init__(handlers)
         self._connections: WeakSet[_Connection] = WeakSet()
+        self._read_into = memoryview(bytearray(_READ_BYTES))  # shared: what is read is copied at once
 
     def _protocol_factory(self) -> H2Protocol:
         plain = super()._protocol_factory()
-        connection = _Connection(plain.handler, plain.config, plain.h2_config)
+        connection = _Connection(plain.handler, plain.config, plain.h2_config, into=self._read_into)
         self._connections.add(connection)
         return connection
 

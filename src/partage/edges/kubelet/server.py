@@ -123,16 +123,17 @@ class _DevicePlugin(DevicePluginBase):
         response = pb.PreferredAllocationResponse()
         with self._answering("GetPreferredAllocation"):
             for asked in request.container_requests:
-                ids = self._handler.preferred(
-                    asked.available_deviceIDs, asked.must_include_deviceIDs, asked.allocation_size
-                )
+                # As lists: every walk over a protobuf field makes its strings anew, and there are hundreds.
+                available, must_include = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
+                ids = self._handler.preferred(available, must_include, asked.allocation_size)
                 response.container_responses.add(deviceIDs=ids)
         await stream.send_message(response)
 
     async def Allocate(self, stream: Stream[pb.AllocateRequest, pb.AllocateResponse]) -> None:
         request = await _request(stream)
         with self._answering("Allocate"):
-            answers = [self._handler.allocate(asked.devices_ids) for asked in request.container_requests]
+            asked = [list(container.devices_ids) for container in request.container_requests]
+            answers = [self._handler.allocate(ids) for ids in asked]
             response = pb.AllocateResponse(container_responses=map(answer_message, answers))
         await stream.send_message(response)
 
