@@ -73,6 +73,15 @@ class MigDevice:
 
 
 @dataclass(frozen=True, slots=True)
+class EmptyInstance:
+    """A GPU instance without a compute instance: no MIG device shows it, and it takes its place all the same."""
+
+    gi_id: int
+    profile: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU that answers.
 
@@ -95,6 +104,7 @@ class Gpu:
     numa_node: int | None = None
     mig_mode: MigMode | None = None
     mig_devices: tuple[MigDevice, ...] = ()
+    empty_instances: tuple[EmptyInstance, ...] = ()
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     recovery: RecoveryAction | None = None
 
