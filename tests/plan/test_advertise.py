@@ -103,6 +103,30 @@ def test_a_time_sliced_mig_device_guarantees_nothing() -> None:
     assert one.memory_bytes == 10 * GIB // 48 // MIB * MIB
 
 
+def test_compute_instances_of_one_gpu_instance_share_its_memory_without_a_guarantee() -> None:
+    """They have multiprocessors of their own, and no memory isolation between them."""
+    whole = gpu(0, migs=3)
+    placements = (Placement(0, 4), Placement(0, 4), Placement(4, 4))
+    devices = tuple(
+        replace(device, placement=at, memory_bytes=40 * GIB)
+        for device, at in zip(whole.mig_devices, placements, strict=True)
+    )
+    of = replace(whole, mig_devices=devices)
+    offered = _offer(*(target(of, mig=n) for n in range(3)))
+    assert [one.guarantee for one in offered] == [Guarantee.NONE, Guarantee.NONE, Guarantee.HARD]
+    assert [one.memory_bytes for one in offered] == [20 * GIB, 20 * GIB, 40 * GIB]
+
+
+def test_planned_compute_instances_of_one_gpu_instance_have_names_of_their_own() -> None:
+    profile = MigProfile.parse("1c.3g.40gb")
+    spec = ProfileSpec(MigProfile.parse("3g.40gb"), 2, 9, 3, 4, (0, 4), (4, 0), 2, memory_bytes=40 * GIB)
+    planned = PlannedDevice(LayoutItem(profile), spec, Placement(4, 4))
+    two = [replace(target(gpu(0)), mig=planned, strategy=Strategy.MIG)] * 2
+    offered = _offer(*two)
+    assert len({one.device for one in offered}) == 2
+    assert {one.guarantee for one in offered} == {Guarantee.NONE}
+
+
 @pytest.mark.parametrize("known_memory", [None, 40 * GIB - 1])
 def test_a_planned_mig_device_is_offered_without_files(known_memory: int | None) -> None:
     """Its memory is the catalogue's, or the rounded figure of its name."""
@@ -112,7 +136,7 @@ def test_a_planned_mig_device_is_offered_without_files(known_memory: int | None)
     (one,) = _offer(replace(target(gpu(0)), mig=planned, strategy=Strategy.MIG))
     assert (one.planned, one.nodes, one.profile) == (True, (), "3g.40gb")
     assert one.memory_bytes == (known_memory or 40 * GIB)
-    assert one.device == f"{gpu(0).uuid}/3g.40gb@4"
+    assert one.device == f"{gpu(0).uuid}/3g.40gb@4#0"
 
 
 @pytest.mark.parametrize("sharing", [None, TimeSlicing(2), Mps(2)])
@@ -247,7 +271,7 @@ def test_one_problem_of_several_gpus_is_reported_once() -> None:
     many = [target(gpu(n), Mps(49), origin="sharing.mps.resources[0]") for n in (0, 1, 5)]
     ((path, message, _),) = _problems(Unsatisfiable, *many)
     assert path == "sharing.mps.resources[0].replicas"
-    assert message.startswith("GPUs 0, 1, 5: 49 MPS clients")
+    assert message.startswith("GPUs 0-1, 5: 49 MPS clients")
 
 
 def test_mps_on_a_mig_device_is_refused_in_nvidias_words() -> None:

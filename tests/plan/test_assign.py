@@ -664,6 +664,34 @@ def test_shares_that_differ_under_one_name_are_a_warning(policy: Policy, path: s
     assert "name" in warning.hint
 
 
+def test_clients_of_one_name_that_differ_between_entries_are_a_warning() -> None:
+    """``big`` has 8 GiB on one GPU and 16 GiB on the other; ``small`` is alike, and held by less on one."""
+    policy = native(
+        "{select: {index: 0}, mps: {clients: [{name: big, memory: 8Gi}, {name: small, memory: 2Gi}]}}, "
+        "{select: {index: 1}, mps: {clients: [{name: big, memory: 16Gi}, {name: small, memory: 2Gi}]}}, "
+        "{select: {index: 2}, mps: {clients: [{name: small, memory: 2Gi}, {name: small, memory: 2Gi}]}}"
+    )
+    said = [warning.message for warning in lay(policy, eight()).warnings]
+    assert [message.split()[0] for message in said] == ["nvidia.com/gpu.big", "nvidia.com/gpu.small"]
+    assert "MPS with 8 GiB and 50 % of threads on GPU 0; MPS with 16 GiB" in said[0]
+    assert "2 GiB and 50 % of threads, held by the environment alone on GPUs 0-1; MPS with 2 GiB" in said[1]
+
+
+def test_mps_that_limits_nothing_beside_mps_that_does_is_a_warning() -> None:
+    node = eight()
+    old = replace(node.gpus[0], compute_capability=(6, 1))
+    inventory = replace(node, gpus=(old, *node.gpus[1:]))
+    (warning,) = lay(native("{select: all, mps: {replicas: 2}}"), inventory).warnings
+    assert "MPS x 2 without limits on GPU 0; MPS x 2 on GPUs 1-7" in warning.message
+
+
+def test_a_client_whose_name_makes_no_resource_name_is_left_to_who_refuses_it() -> None:
+    long = "a" * 40
+    clients = f"clients: [{{name: {long}}}, {{name: {long}}}]"
+    policy = native(f"{{select: all, name: nvidia.com/{long}, mps: {{{clients}}}}}")
+    assert lay(policy, eight()).warnings == ()
+
+
 def test_shares_that_differ_under_names_of_their_own_are_not() -> None:
     policy = native(
         "{select: {index: 0}, name: x, mps: {replicas: 2}}, {select: rest, time-slicing: {replicas: 4}}"

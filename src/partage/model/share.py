@@ -53,8 +53,8 @@ class Offering:
     single:      a container may hold one share only (``failRequestsGreaterThanOne``).
     planned:     the device does not exist yet: a MIG layout that has still to be made.
     profile:     of the MIG device, None for a GPU.
-    limits_in_env: the share is smaller than what the GPU's MPS daemon lets a client have; its own limits stand
-                 in the container's environment.
+    limits_in_env: the share is smaller than what the GPU's MPS daemon lets a client have; its own limits
+                 stand in the container's environment.
     """
 
     device: str

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, assert_never
 
-from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
+from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
 from partage.model.share import Guarantee, Offer, Offering, resources_of
 from partage.plan.assign import Assignment, PlannedDevice, Target
-from partage.plan.clients import Portions, client_cap, client_offerings, portions
+from partage.plan.clients import Portions, client_cap, client_offerings, limits_clients, portions
+from partage.plan.findings import Findings
 from partage.plan.message import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
 from partage.units import GIB, MIB
 
@@ -26,50 +28,21 @@ def advertise(assignment: Assignment, inventory: Inventory, policy: Policy) -> O
     want more memory or threads than the GPU has, more ids in one resource than one kubelet message holds.
     Raises InputError where the name of a client makes no resource name.
     """
-    found = _Problems(policy.source)
+    findings = Findings(policy.source)
+    holders = Counter(_instance(target) for target in assignment.targets)
     rows: dict[str, list[Offering]] = {gpu.uuid: [] for gpu in inventory if gpu.uuid in assignment.strategies}
     for target in assignment.targets:
         gpu_rows = rows.setdefault(target.gpu.uuid, [])
-        gpu_rows.extend(_offerings(target, len(gpu_rows), inventory, found))
+        whole = _whole_device(target, len(gpu_rows), holders[_instance(target)])
+        gpu_rows.extend(_offerings(target, whole, inventory, findings))
     offer = {gpu: tuple(offerings) for gpu, offerings in rows.items()}
     origins = {target.resource: _replicas_path(target) for target in reversed(assignment.targets)}
-    found.impossible.extend(_too_long_lists(offer, origins, policy.source))
-    found.raise_any()
+    _refuse_too_long_lists(offer, origins, findings)
+    findings.raise_any()
     return offer
 
 
-class _Problems:
-    """What is wrong, collected; one problem for all GPUs that have it."""
-
-    def __init__(self, file: str) -> None:
-        self.file = file
-        self.impossible: list[Problem] = []
-        self._gpus: dict[tuple[str, str, str, bool], list[int]] = {}
-
-    def add(self, target: Target, path: str, message: str, hint: str = "", *, wrong: bool = False) -> None:
-        """Note it. wrong: the text is, not the node."""
-        self._gpus.setdefault((path, message, hint, wrong), []).append(target.gpu.index)
-
-    def raise_any(self) -> None:
-        """Raise what was found, if anything: InputError outranks Unsatisfiable."""
-        by_text = [
-            (wrong, Problem(self.file, path, "error", f"{_gpus(indexes)}: {message}", hint))
-            for (path, message, hint, wrong), indexes in self._gpus.items()
-        ]
-        problems = [problem for _, problem in by_text] + self.impossible
-        if any(wrong for wrong, _ in by_text):
-            raise InputError(problems)
-        if problems:
-            raise Unsatisfiable(problems)
-
-
-def _gpus(indexes: Sequence[int]) -> str:
-    distinct = sorted(set(indexes))
-    return f"GPU{'s' if len(distinct) > 1 else ''} {', '.join(map(str, distinct))}"
-
-
-def _too_long_lists(offer: Offer, origins: Mapping[ResourceName, str], file: str) -> list[Problem]:
-    problems = []
+def _refuse_too_long_lists(offer: Offer, origins: Mapping[ResourceName, str], findings: Findings) -> None:
     for name, resource in resources_of(offer).items():
         if list_bytes(resource.offerings) <= _LARGEST_LIST:
             continue
@@ -77,37 +50,44 @@ def _too_long_lists(offer: Offer, origins: Mapping[ResourceName, str], file: str
         fitting = sum(min(offering.count, most) for offering in resource.offerings)
         message = f"{name}: {resource.count:,} shares do not fit into the kubelet's message of 4 MiB"
         hint = f"{fitting:,} would fit, at most {most:,} for each device"
-        problems.append(Problem(file, origins.get(name, ""), "error", message, hint))
-    return problems
+        findings.add("impossible", origins.get(name, ""), message, hint)
 
 
 # --- one device -------------------------------------------------------------------------------
 
 
-def _offerings(target: Target, position: int, inventory: Inventory, found: _Problems) -> list[Offering]:
-    """The rows of one device; none where there is a problem. position: among the rows of its GPU."""
-    whole = _whole_device(target, position)
+def _instance(target: Target) -> tuple[str, Placement | None]:
+    """The GPU, or the GPU instance, whose memory a device has."""
+    return target.gpu.uuid, target.mig.placement if target.mig is not None else None
+
+
+def _offerings(target: Target, whole: Offering, inventory: Inventory, findings: Findings) -> list[Offering]:
+    """The rows of one device; none where there is a problem. whole: the device in one share."""
     sharing = target.sharing
     match sharing:
         case Exclusive():
-            offerings = [replace(whole, guarantee=Guarantee.HARD)]
+            offerings = [whole]
         case TimeSlicing():
             offerings = [_time_sliced(whole, sharing)]
         case Mps():
-            offerings = _mps(target, whole, sharing, inventory, found)
+            offerings = _mps(target, whole, sharing, inventory, findings)
         case _:
             assert_never(sharing)
     return [_at_most_advisory(row) for row in offerings] if inventory.open_to_env else offerings
 
 
-def _whole_device(target: Target, position: int) -> Offering:
-    """The device in one share, without a guarantee yet."""
+def _whole_device(target: Target, position: int, holders: int) -> Offering:
+    """The device in one share. position: among the rows of its GPU.
+
+    holders: devices that live in the same GPU instance. Compute instances have multiprocessors of their own,
+    and the memory in common: each is given an even part of it, and no guarantee.
+    """
     gpu, mig = target.gpu, target.mig
     nodes: tuple[str, ...] = (f"/dev/nvidia{gpu.minor}",)
     if mig is None:
         device, index, memory, profile = gpu.uuid, str(gpu.index), gpu.memory_bytes, None
     elif isinstance(mig, PlannedDevice):
-        device = f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}"
+        device = f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}#{position}"
         index, profile, nodes = f"{gpu.index}:{position}", str(mig.item.profile), ()
         memory = mig.spec.memory_bytes or mig.item.profile.gigabytes * GIB
     else:
@@ -123,8 +103,8 @@ def _whole_device(target: Target, position: int) -> Offering:
         strategy=target.strategy,
         shared=Strategy.EXCLUSIVE,
         replicas=1,
-        memory_bytes=memory,
-        guarantee=Guarantee.NONE,
+        memory_bytes=memory if holders == 1 else memory // holders // MIB * MIB,
+        guarantee=Guarantee.HARD if holders == 1 else Guarantee.NONE,
         numa_node=gpu.numa_node,
         nodes=nodes,
         single=target.single,
@@ -141,30 +121,33 @@ def _time_sliced(whole: Offering, sharing: TimeSlicing) -> Offering:
         replicas=sharing.replicas,
         count=sharing.replicas,
         memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB,
+        guarantee=Guarantee.NONE,
         interval=sharing.interval,
     )
 
 
 def _mps(
-    target: Target, whole: Offering, sharing: Mps, inventory: Inventory, found: _Problems
+    target: Target, whole: Offering, sharing: Mps, inventory: Inventory, findings: Findings
 ) -> list[Offering]:
+    gpu = [target.gpu.index]
     if target.mig is not None:
-        found.add(target, target.origin, "sharing using MPS is not supported for MIG devices")
+        message = "sharing using MPS is not supported for MIG devices"
+        findings.add("impossible", target.origin, message, gpus=gpu)
         return []
     cap = client_cap(target.gpu.compute_capability, inventory.driver)
     if sharing.replicas > cap.clients:
         message = f"{sharing.replicas:,} MPS clients, but at most {cap.clients} are possible: {cap.why}"
-        found.add(target, _replicas_path(target), message)
+        findings.add("impossible", _replicas_path(target), message, gpus=gpu)
         return []
     shares = portions(sharing, whole.memory_bytes)
     if not isinstance(shares, Portions):
-        found.add(target, f"{target.origin}.mps.clients", shares.message, shares.hint)
+        findings.add("impossible", f"{target.origin}.mps.clients", shares.message, shares.hint, gpu)
         return []
-    guarded = target.gpu.compute_capability >= (7, 0) and sharing.exclusive_process
+    guarded = limits_clients(target.gpu) and sharing.exclusive_process
     try:
         return client_offerings(whole, shares, guarded=guarded)
     except ValueError as wrong:
-        found.add(target, f"{target.origin}.mps.clients", str(wrong), wrong=True)
+        findings.add("wrong", f"{target.origin}.mps.clients", str(wrong), gpus=gpu)
         return []
 
 

@@ -23,6 +23,7 @@ from partage.model.policy import (
     Watch,
 )
 from partage.plan.claims import Device, claim
+from partage.plan.clients import Portions, client_resource, limits_clients, portions
 from partage.plan.findings import Findings, name_gpus
 from partage.plan.layouts import PlannedDevice, Presented, present
 from partage.plan.select import GeometryOf, glob_matches, select
@@ -236,7 +237,8 @@ def _check_single(
     cut = [gpu for gpu in judged if presented[gpu.uuid].mig]
     if not cut:
         return
-    hint = "take mig-strategy mixed, which names MIG devices by their profile"
+    key = path.rpartition(".")[2]
+    hint = f"{key}: mixed names MIG devices by their profile, and takes GPUs of all kinds"
     if whole:
         message = "all devices on the node must be configured with the same migEnabled value"
         said = f"{message} under MIG strategy single: {name_gpus(whole)} without MIG"
@@ -260,9 +262,8 @@ def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: 
     """A pod asks by name. Shares that differ under one name leave it to chance what it gets."""
     kinds: dict[ResourceName, dict[str, list[Target]]] = {}
     for target in targets:
-        if isinstance(target.sharing, Mps) and any(client.name for client in target.sharing.clients):
-            continue
-        kinds.setdefault(target.resource, {}).setdefault(_kind(target), []).append(target)
+        for name, kind in _named_kinds(target):
+            kinds.setdefault(name, {}).setdefault(kind, []).append(target)
     rename = "'rename'" if policy.format.startswith("nvidia") else "'name'"
     for name, unlike in kinds.items():
         if len(unlike) < 2:
@@ -277,6 +278,23 @@ def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: 
         )
 
 
+def _named_kinds(target: Target) -> set[tuple[ResourceName, str]]:
+    """What a device is offered as, name by name: several where its MPS clients differ."""
+    sharing = target.sharing
+    if not isinstance(sharing, Mps) or not sharing.clients:
+        return {(target.resource, _kind(target))}
+    shares = portions(sharing, target.gpu.memory_bytes)
+    if not isinstance(shares, Portions):
+        return set()
+    try:
+        return {
+            (client_resource(target.resource, client.name), shares.described(client))
+            for client in shares.clients
+        }
+    except ValueError:  # a name that cannot be, which ``advertise`` refuses
+        return set()
+
+
 def _kind(target: Target) -> str:
     """What a share is, in words that are equal where shares are."""
     on = ""
@@ -288,4 +306,5 @@ def _kind(target: Target) -> str:
         case TimeSlicing(replicas=replicas):
             return f"{on}time-slicing x {replicas}"
         case Mps(replicas=replicas, exclusive_process=alone):
-            return f"{on}MPS x {replicas}{'' if alone else ' without exclusive-process mode'}"
+            older = "" if limits_clients(target.gpu) else " without limits"
+            return f"{on}MPS x {replicas}{'' if alone else ' without exclusive-process mode'}{older}"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from partage.model.gpu import Driver, NoDriver
+from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ResourceName, parse_resource_name
 from partage.model.policy import Mps, Strategy
 from partage.model.share import Guarantee, Offering
@@ -49,6 +49,11 @@ class Portions:
             max(client.threads_percent for client in self.clients),
         )
 
+    def described(self, client: Portion) -> str:
+        """One of the clients in words that are equal where shares are."""
+        held = "" if client.memory_bytes == self.largest[0] else ", held by the environment alone"
+        return f"MPS with {format_bytes(client.memory_bytes)} and {client.threads_percent} % of threads{held}"
+
 
 @dataclass(frozen=True, slots=True)
 class TooMuch:
@@ -56,6 +61,11 @@ class TooMuch:
 
     message: str
     hint: str = ""
+
+
+def limits_clients(gpu: Gpu) -> bool:
+    """Whether an MPS server limits its clients on this GPU: from Volta on."""
+    return gpu.compute_capability >= _VOLTA
 
 
 def client_cap(compute_capability: tuple[int, int], driver: Driver | NoDriver) -> ClientCap:
@@ -115,7 +125,7 @@ def client_offerings(whole: Offering, shares: Portions, *, guarded: bool) -> lis
         rows.append(
             replace(
                 whole,
-                resource=_client_resource(whole.resource, portion.name),
+                resource=client_resource(whole.resource, portion.name),
                 shared=Strategy.MPS,
                 replicas=len(shares.clients),
                 first=first,
@@ -130,8 +140,11 @@ def client_offerings(whole: Offering, shares: Portions, *, guarded: bool) -> lis
     return rows
 
 
-def _client_resource(resource: ResourceName, name: str | None) -> ResourceName:
-    """``big`` beside ``nvidia.com/gpu.shared`` is ``nvidia.com/gpu.big``; a name with a slash is whole."""
+def client_resource(resource: ResourceName, name: str | None) -> ResourceName:
+    """``big`` beside ``nvidia.com/gpu.shared`` is ``nvidia.com/gpu.big``; a name with a slash is whole.
+
+    Raises ValueError for what makes no resource name.
+    """
     if name is None:
         return resource
     return parse_resource_name(name if "/" in name else f"{resource.removesuffix('.shared')}.{name}")

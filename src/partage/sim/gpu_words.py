@@ -84,11 +84,7 @@ def _fresh(row: Place, position: int, numa: int) -> Gpu | None:
         return replace(gpu, product=spelled, recovery=None)
     if row.has("memory_bytes"):
         return new_gpu(position, _unheard_of(name), name, numa)
-    nearest = ", ".join(load().nearest(name))
-    row.at("name").wrong(
-        f"the catalogue has no {name!r}, and memory_bytes is not given",
-        f"nearest: {nearest}" if nearest else "",
-    )
+    row.at("name").wrong(f"the catalogue has no {name!r}, and memory_bytes is not given", load().advice(name))
     return None
 
 

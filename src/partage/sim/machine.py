@@ -97,8 +97,7 @@ def _term(part: str, text: str) -> tuple[int, GpuModel, str]:
 def _model(name: str) -> tuple[GpuModel, str]:
     found = load().find(name)
     if found is None:
-        nearest = ", ".join(load().nearest(name))
-        raise InputError(f"no GPU model is called {name!r}", f"nearest: {nearest}" if nearest else "")
+        raise InputError(f"no GPU model is called {name!r}", load().advice(name))
     if found[0] not in load().simulable():
         raise InputError(f"{name!r} cannot be simulated: {found[0].no_geometry}")
     return found

@@ -79,6 +79,16 @@ def test_a_typing_mistake_gets_the_nearest_names():
     assert "rtx-4090" in load().nearest("rtx4090")
 
 
+def test_the_beginning_of_a_name_gets_the_names_that_begin_so():
+    assert load().nearest("a100")[:2] == ("a100-40gb", "a100-80gb")
+    assert load().nearest("H200-")[0] == "h200-141gb"
+
+
+def test_a_name_like_no_other_gets_all_that_are_known():
+    assert load().nearest("zzzzzz") == ()
+    assert load().advice("zzzzzz").startswith("known: a30-24gb, a100-40gb, ")
+
+
 def test_a_gpu_whose_device_id_is_unknown_is_recognised_by_product_and_memory():
     gpu = replace(gpu_of("a30-24gb"), pci_device_id="0x00000000")
     geometry = geometry_of(gpu)

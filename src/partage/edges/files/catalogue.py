@@ -110,14 +110,22 @@ class Catalogue:
         return tuple(model for model in self.models if model.products and (model.geometry or not model.mig))
 
     def nearest(self, name: str) -> tuple[str, ...]:
-        """Up to three ids or product names that look most like ``name``."""
+        """Up to three ids or product names that look most like ``name``; those that it begins come first."""
         import difflib
 
-        spelled = {_plain(product): product for model in self.simulable() for product in model.products}
-        spelled |= {model.id: model.id for model in self.simulable()}
-        return tuple(
-            spelled[key] for key in difflib.get_close_matches(_plain(name), spelled, n=3, cutoff=0.4)
-        )
+        spelled = {model.id: model.id for model in self.simulable()}
+        for model in self.simulable():
+            spelled |= {_plain(product): product for product in model.products if _plain(product) != model.id}
+        wanted = _plain(name)
+        begun = [key for key in spelled if wanted and key.startswith(wanted)]
+        alike = difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.4)
+        return tuple(spelled[key] for key in list(dict.fromkeys([*begun, *alike]))[:3])
+
+    def advice(self, name: str) -> str:
+        """What to write in place of a name that no model has, in words."""
+        nearest = self.nearest(name)
+        known = ", ".join(nearest or (model.id for model in self.simulable()))
+        return f"{'nearest' if nearest else 'known'}: {known}"
 
 
 @cache

@@ -241,7 +241,7 @@ def _channels(imex: _Settings) -> tuple[int, ...]:
         return ()
     channels = _integers(field)
     if channels is not None and channels not in ([], [0]):
-        field.error(f"channelIDs must be [] or [0]; found {describe(field.value)} of {len(channels)}")
+        field.error(f"channelIDs must be [] or [0]; found {channels[:8]}")
         return ()
     return tuple(channels or ())
 

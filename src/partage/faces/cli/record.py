@@ -19,6 +19,7 @@ def command(machine: str | None, output: str | None) -> None:
     The file is valid for --machine everywhere. It holds UUIDs and PCI addresses, and nothing of what runs on
     the GPUs. With --machine the simulated node is written down, as a start for a file of one's own.
     """
+    from partage.faces.words import count_of
     from partage.sim.written import machine_to_json
 
     inventory = common.need_driver(common.observe(machine))
@@ -28,4 +29,4 @@ def command(machine: str | None, output: str | None) -> None:
         click.echo(text, nl=False)
     else:
         common.write_file(output, text)
-        click.echo(f"{output}: a machine with {len(inventory.gpus)} GPUs", err=True)
+        click.echo(f"{output}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)
