@@ -66,6 +66,14 @@ def test_what_only_this_machine_cannot_do_ends_with_3(capsys, file):
     assert problems
 
 
+@pytest.mark.parametrize("wrap", [lambda machine: machine, lambda machine: {"machine": machine, "cases": []}])
+def test_a_machine_needs_no_header_and_may_stand_in_a_recording(capsys, file, wrap):
+    assert _check(capsys, file(json.dumps(wrap({"gpus": [{"name": "NVIDIA L4"}]})))) == (0, [])
+    code, problems = _check(capsys, file(json.dumps(wrap({"gpus": [{"name": "nothing"}]}))))
+    assert code == 2
+    assert problems[0]["path"].endswith("gpus[0].name")
+
+
 def test_an_error_outranks_what_is_only_impossible(capsys, file):
     layout = file("version: partage/v1\ngpus: [{select: all, mig: {layout: [3g.40gb]}}]", "1")
     assert _check(capsys, layout, file("[", "2"), "--machine", "2xl4")[0] == 2

@@ -165,6 +165,14 @@ def test_mig_devices_that_cannot_live_are_refused(rows, gpu, path, words):
     assert words in found[f"gpus[0].mig_devices{path}"]
 
 
+@pytest.mark.parametrize("mode", [[1, 1], [0, 1]])
+def test_mig_mode_is_refused_on_a_product_that_has_no_mig(mode):
+    assert problems({"gpus": [{"name": "l4", "mig_mode": mode}]}) == {
+        "gpus[0].mig_mode": "NVIDIA L4 has no MIG"
+    }
+    assert read({"gpus": [{"name": "l4", "mig_mode": None}]}).inventory.gpus[0].mig_mode is None
+
+
 def test_a_size_that_the_profile_does_not_have_is_refused():
     document = mig((1, 0, "3g.20gb", 0))
     document["gpus"][0]["mig_devices"][0]["size"] = 3

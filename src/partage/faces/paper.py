@@ -1,4 +1,4 @@
-"""What a file that is to be checked is: a policy, a Kubernetes manifest, a story."""
+"""What a file that is to be checked is: a policy, a Kubernetes manifest, a story, a machine."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ Paper = PolicyPaper | StoryPaper | MachinePaper | Manifest
 def read_paper(file: str) -> Paper:
     """Read the file and tell what it is. Raises InputError for a file that cannot be read.
 
-    What is neither a manifest nor a story is a policy, a broken one perhaps: its reader says what is wrong.
+    What is nothing else is a policy, a broken one perhaps: its reader says what is wrong.
     """
     content = _content(file)
     parts = _parts(content)
@@ -80,11 +80,20 @@ def _single(file: str, content: bytes, document: object) -> Paper:
         return PolicyPaper(file, content)
     if is_manifest(document):
         return Manifest(file, (("", document),))
-    if document.get("kind") == "Machine":
-        return MachinePaper(file, content)
     if "steps" in document and "version" not in document:
         return StoryPaper(file)
+    if document.get("kind") == "Machine" or _names_gpus(document):
+        return MachinePaper(file, content)
     return PolicyPaper(file, content)
+
+
+def _names_gpus(document: Mapping[str, Any]) -> bool:
+    """A machine without a header, or a recording that holds one: its GPUs have names and select nothing."""
+    inner = document.get("machine")
+    machine = inner if isinstance(inner, dict) else document
+    gpus = machine.get("gpus")
+    rows = gpus if isinstance(gpus, list) and "version" not in machine else []
+    return any(isinstance(row, dict) and "name" in row and "select" not in row for row in rows)
 
 
 def objects(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:

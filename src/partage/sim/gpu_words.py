@@ -51,6 +51,8 @@ def read_gpu(row: Place, position: int, count: int, *, strict: bool) -> Gpu | No
     gpu = _in_its_own_words(row, fresh)
     devices = _mig_devices(row, gpu, strict=strict) if len(row.problems) == before else ()
     mode = row.read("mig_mode", _default_mode(gpu, devices), optional(_mode_pair))
+    if mode and (mode.current or mode.pending) and _lacks_mig(gpu):
+        row.at("mig_mode").wrong(f"{gpu.product} has no MIG")
     if devices and not (mode and mode.current):
         row.at("mig_devices").wrong("MIG devices exist only while MIG mode is on", "mig_mode: [1, 1]")
     return replace(gpu, mig_mode=mode, mig_devices=devices)
@@ -122,6 +124,12 @@ def _in_its_own_words(row: Place, gpu: Gpu) -> Gpu:
         compute_mode=row.read("compute_mode", ComputeMode.DEFAULT, _compute_mode),
         recovery=row.read("recovery", gpu.recovery, optional(_recovery)),
     )
+
+
+def _lacks_mig(gpu: Gpu) -> bool:
+    """Whether the catalogue knows that the product has no MIG."""
+    found = load().by_product(gpu.product)
+    return found is not None and not found[0].mig
 
 
 def _default_mode(gpu: Gpu, devices: tuple[MigDevice, ...]) -> MigMode | None:
