@@ -167,9 +167,8 @@ def test_mig_devices_that_cannot_live_are_refused(rows, gpu, path, words):
 
 @pytest.mark.parametrize("mode", [[1, 1], [0, 1]])
 def test_mig_mode_is_refused_on_a_product_that_has_no_mig(mode):
-    assert problems({"gpus": [{"name": "l4", "mig_mode": mode}]}) == {
-        "gpus[0].mig_mode": "NVIDIA L4 has no MIG"
-    }
+    found = problems({"gpus": [{"name": "l4", "mig_mode": mode}]})
+    assert found == {"gpus[0].mig_mode": "NVIDIA L4 has no MIG\n"}
     assert read({"gpus": [{"name": "l4", "mig_mode": None}]}).inventory.gpus[0].mig_mode is None
 
 
