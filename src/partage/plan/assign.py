@@ -278,21 +278,22 @@ def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: 
         )
 
 
-def _named_kinds(target: Target) -> set[tuple[ResourceName, str]]:
+def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
     """What a device is offered as, name by name: several where its MPS clients differ."""
     sharing = target.sharing
     if not isinstance(sharing, Mps) or not sharing.clients:
-        return {(target.resource, _kind(target))}
+        return [(target.resource, _kind(target))]
     shares = portions(sharing, target.gpu.memory_bytes)
     if not isinstance(shares, Portions):
-        return set()
+        return ()
     try:
-        return {
+        kinds = [
             (client_resource(target.resource, client.name), shares.described(client))
             for client in shares.clients
-        }
+        ]
     except ValueError:  # a name that cannot be, which ``advertise`` refuses
-        return set()
+        return ()
+    return tuple(dict.fromkeys(kinds))
 
 
 def _kind(target: Target) -> str:
