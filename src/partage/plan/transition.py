@@ -142,6 +142,9 @@ def waiting(
 
     Empty tuple: nobody holds one any more, and it waits for settle_s.
     """
+    moving = {gpu: now for gpu, now in serving.items() if now.draining or now.leaving}
+    if not moving:
+        return {}
     by_hold = {(entry.resource, entry.id): entry for entry in entries}
     ids: dict[ResourceName, set[str]] = {}
     for resource, share in by_hold:
@@ -150,8 +153,7 @@ def waiting(
     loads = _loads(answerable(serving), held, gpu_of or {})
     return {
         gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _Load()))))
-        for gpu, now in serving.items()
-        if now.draining or now.leaving
+        for gpu, now in moving.items()
     }
 
 
