@@ -9,7 +9,14 @@ from partage.units import GIB, MIB, format_bytes, parse_bytes, parse_percent
 
 @pytest.mark.parametrize(
     ("text", "amount"),
-    [("8Gi", 8 * GIB), ("512Mi", 512 * MIB), ("8G", 8 * 10**9), ("1.5Gi", 3 * GIB // 2), (" 7 ", 7), ("0.5", 1)],
+    [
+        ("8Gi", 8 * GIB),
+        ("512Mi", 512 * MIB),
+        ("8G", 8 * 10**9),
+        ("1.5Gi", 3 * GIB // 2),
+        (" 7 ", 7),
+        ("0.5", 1),
+    ],
 )
 def test_quantities_are_read_as_kubernetes_reads_them(text: str, amount: int) -> None:
     assert parse_bytes(text) == amount
