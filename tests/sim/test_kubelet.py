@@ -453,3 +453,36 @@ async def test_a_pod_has_one_life_at_a_time(place: Path, clock: list[float]) -> 
             await kubelet.restart_container(pod("train"), "main")
         await kubelet.admit(pod("train"))
         assert [status.phase for status in kubelet.pods()] == [Phase.RUNNING]
+
+
+async def test_a_pod_is_named_once_its_containers_start(place: Path, clock: list[float]) -> None:
+    """Between its admission and that it has its devices, and PodResources does not know it."""
+    behaviour = Behaviour(start_s=0.2)
+    async with node(place, Shelf("a"), behaviour=behaviour, clock=clock) as (kubelet, client):
+        admission = asyncio.create_task(kubelet.admit(pod("train")))
+        await kubelet.until(lambda: bool(kubelet.pods()))
+        assert kubelet.pods()[0].container("main").ids == {GPU: ("a",)}
+        assert await client.held() == ()
+        assert (await admission).phase is Phase.RUNNING
+        assert [row.pod for row in await client.held()] == ["train"]
+
+
+async def test_a_kubelet_that_ends_while_a_pod_starts_calls_its_plugins_no_more(
+    place: Path, clock: list[float]
+) -> None:
+    shelf = Shelf("a")
+    shelf.pre_start_required = True
+    async with node(place, shelf, behaviour=Behaviour(start_s=0.1), clock=clock) as (kubelet, _):
+        admission = asyncio.create_task(kubelet.admit(pod("train")))
+        await kubelet.until(lambda: bool(kubelet.pods()))
+        await kubelet.stop()
+        (waiting,) = (await admission).waiting
+        assert "connection is closing" in waiting.message
+        assert shelf.started == []
+
+
+async def test_devices_are_told_as_the_last_list_has_them(place: Path, clock: list[float]) -> None:
+    shelf = Shelf("a", "b")
+    async with node(place, shelf, clock=clock) as (kubelet, _):
+        await shelf.put(DeviceRow("a", healthy=False), DeviceRow("b", healthy=True))
+        await kubelet.until(lambda: kubelet.devices() == {GPU: {"a": False, "b": True}})

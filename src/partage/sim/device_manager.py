@@ -117,6 +117,14 @@ class DeviceManager:
         self._forget_expired()
         return {resource: len(self.healthy(resource)) for resource in self._devices}
 
+    def devices(self) -> dict[str, dict[str, bool]]:
+        """Resource name to device ids, in the order of the list, and whether each is healthy."""
+        self._forget_expired()
+        return {
+            resource: {name: device.healthy for name, device in devices.items()}
+            for resource, devices in self._devices.items()
+        }
+
     def healthy(self, resource: str) -> list[str]:
         """In the order of the list."""
         return [name for name, device in self._devices.get(resource, {}).items() if device.healthy]

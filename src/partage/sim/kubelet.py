@@ -64,6 +64,7 @@ class EmbeddedKubelet:
         )
         self._bound: dict[str, Pod] = {}
         self._pods: dict[str, PodStatus] = {}
+        self._unready: set[str] = set()
         self._contradictions: list[str] = []
         self._servers: list[ClosingServer] = []
         self._changed = asyncio.Event()
@@ -95,9 +96,9 @@ class EmbeddedKubelet:
     async def stop(self) -> None:
         """End at once, as a killed process does: socket files stay, containers run on."""
         servers, self._servers = self._servers, []
-        await self._registry.stop()
         for server in servers:
             await server.stop()
+        await self._registry.stop()  # last: a registration under way begins one more watch
 
     async def restart(self) -> None:
         """Stop and start."""
@@ -124,6 +125,10 @@ class EmbeddedKubelet:
     def allocatable(self) -> dict[str, int]:
         """Resource name to healthy devices, held ones included."""
         return self._manager.allocatable()
+
+    def devices(self) -> dict[str, dict[str, bool]]:
+        """Resource name to device ids, in the order of the last list, and whether each is healthy."""
+        return self._manager.devices()
 
     def pods(self) -> tuple[PodStatus, ...]:
         """All pods that were bound to this node and not deleted, those that ended or failed included."""
@@ -160,7 +165,15 @@ class EmbeddedKubelet:
             container_given(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
         )
         self._put(PodStatus(pod, Phase.PENDING, containers=containers))
+        await self._make_ready(pod)
         return await self.retry(pod)
+
+    async def _make_ready(self, pod: Pod) -> None:
+        """Sandbox and image. Meanwhile the pod has its devices, and PodResources does not know it."""
+        if self.behaviour.start_s:
+            self._unready.add(pod.key)
+            await asyncio.sleep(self.behaviour.start_s)
+            self._unready.discard(pod.key)
 
     def _insufficient(self, pod: Pod) -> list[str]:
         """What the scheduler misses; it knows the node's allocatable and the requests of pods bound to it."""
@@ -263,6 +276,8 @@ class EmbeddedKubelet:
 
     def _listed(self) -> Iterator[pb.PodResources]:
         for status in list(self._pods.values()):
+            if status.pod.key in self._unready:
+                continue
             if status.holds or (self.behaviour.lists_ended_pods and status.containers):
                 yield listing(status, self._numa_nodes)
 

@@ -33,16 +33,17 @@ class PluginClient:
         self.resource = resource
         self._report = report
         self._channel = Channel(path=str(socket_path), codec=LimitedCodec(LONGEST_MESSAGE))
+        self._closed = False
         self._stub = DevicePluginStub(self._channel)
 
     async def options(self) -> pb.DevicePluginOptions:
         """What the plugin wants to be asked. Raises PluginError."""
-        with _as_go_tells_it():
+        with self._calling():
             return await self._stub.GetDevicePluginOptions(pb.Empty())
 
     async def watch(self, opened: asyncio.Event, listed: Callable[[Sequence[pb.Device]], None]) -> None:
         """Read lists until the stream ends. ``opened`` is set once the plugin has been asked."""
-        with _as_go_tells_it():
+        with self._calling():
             async with self._stub.ListAndWatch.open() as stream:
                 await stream.send_message(pb.Empty(), end=True)
                 opened.set()
@@ -56,7 +57,7 @@ class PluginClient:
         request.container_requests.add(
             available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
         )
-        with _as_go_tells_it():
+        with self._calling():
             response = await self._stub.GetPreferredAllocation(request)
         if len(response.container_responses) != 1:
             self._report(f"{self.resource}: GetPreferredAllocation has no answer for its one container")
@@ -69,7 +70,7 @@ class PluginClient:
         """Raises PluginError."""
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
-        with _as_go_tells_it():
+        with self._calling():
             response = await self._stub.Allocate(request)
         if len(response.container_responses) != 1:
             self._report(f"{self.resource}: Allocate has no answer for its one container")
@@ -80,12 +81,20 @@ class PluginClient:
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Raises PluginError."""
         request = pb.PreStartContainerRequest(devices_ids=ids)
-        with _as_go_tells_it():
+        with self._calling():
             await self._stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S)
 
     def close(self) -> None:
-        """End the connection, and with it the stream."""
+        """End the connection, and with it the stream. There is no other one: calls fail from now on."""
+        self._closed = True
         self._channel.close()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        if self._closed:  # grpclib would connect anew
+            raise PluginError(_rpc_error(Status.CANCELLED, "grpc: the client connection is closing"))
+        with _as_go_tells_it():
+            yield
 
     def _tell(self, contradictions: Iterator[str]) -> None:
         for contradiction in contradictions:
@@ -102,6 +111,11 @@ def _as_go_tells_it() -> Iterator[None]:
         raise PluginError(_rpc_error(Status.DEADLINE_EXCEEDED, "context deadline exceeded")) from error
     except MessageTooLong as error:
         raise PluginError(_rpc_error(Status.RESOURCE_EXHAUSTED, f"grpc: {error}")) from error
+    except AttributeError as error:
+        # grpclib's word for a connection that was lost between its making and its first use.
+        if error.name != "_transport":
+            raise
+        raise PluginError(_rpc_error(Status.UNAVAILABLE, "transport: the connection is closing")) from error
     except (OSError, StreamTerminatedError, H2Error) as error:
         raise PluginError(_rpc_error(Status.UNAVAILABLE, f"transport: {error}")) from error
 

@@ -57,6 +57,9 @@ class PluginRegistry(RegistrationBase):
         plugin = PluginClient(self._dir / request.endpoint, request.resource_name, self._report)
         try:
             options = await plugin.options()
+        except asyncio.CancelledError:  # the kubelet ends, or the plugin no longer waits for its answer
+            plugin.close()
+            raise
         except PluginError as error:
             plugin.close()
             raise GRPCError(Status.UNKNOWN, f"failed to dial device plugin: {error}") from error
@@ -67,6 +70,7 @@ class PluginRegistry(RegistrationBase):
         watch = asyncio.create_task(self._watch(plugin, opened), name=f"watch {plugin.resource}")
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
+        watch.add_done_callback(lambda _: plugin.close())  # even where it was ended before it began
         await opened.wait()
 
     async def _watch(self, plugin: PluginClient, opened: asyncio.Event) -> None:
@@ -80,7 +84,6 @@ class PluginRegistry(RegistrationBase):
             pass  # how a plugin goes away does not matter
         finally:
             opened.set()
-            plugin.close()
         self._manager.disconnected(plugin)
         self._changed()
 

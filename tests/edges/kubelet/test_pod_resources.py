@@ -115,6 +115,22 @@ async def test_a_peer_that_speaks_no_grpc_is_unreachable(short_dir: Path) -> Non
             await PodResourcesClient(path, timeout_s=1.0).held()
 
 
+@pytest.mark.parametrize("rounds", range(8))
+async def test_a_kubelet_that_ends_while_it_is_connected_to_is_unreachable(
+    short_dir: Path, rounds: int
+) -> None:
+    """Also in the one round of the loop in which the connection is made and not yet used."""
+    path = short_dir / "ends.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        asking = asyncio.create_task(PodResourcesClient(path, timeout_s=1.0).held())
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+    with pytest.raises(Unreachable):
+        await asking
+
+
 async def test_a_restarted_kubelet_is_asked_again(short_dir: Path) -> None:
     async with asking(short_dir) as (kubelet, client):
         assert await client.held() == ()

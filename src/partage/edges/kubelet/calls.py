@@ -41,6 +41,11 @@ def in_our_words(what: str) -> Iterator[None]:
         raise Unreachable(f"{what} is unreachable: {error.strerror or error}") from error
     except (StreamTerminatedError, ProtocolError, H2Error) as error:
         raise Unreachable(f"{what} broke off the call: {error}") from error
+    except AttributeError as error:
+        # grpclib's word for a connection that was lost between its making and its first use.
+        if error.name != "_transport":
+            raise
+        raise Unreachable(f"{what} hung up at once") from error
     except (DecodeError, MessageTooLong, AssertionError, NotImplementedError) as error:
         # The last two are grpclib's, for a message that is cut short and for compression.
         raise Unreachable(f"{what} sent what cannot be read: {error}") from error

@@ -1,0 +1,73 @@
+"""A loop in which time passes only when nothing can happen without it.
+
+Sockets and files are real, seconds are not: an hour of probation costs what the turns within it cost, and
+the same operations give the same run. Everything has to live in this one loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+TICK_S = 1e-6
+"""No two looks at the clock give the same time: in the world no two events do either."""
+_T = TypeVar("_T")
+
+
+class Deadlock(RuntimeError):
+    """Everybody waits for something that nobody will ever do."""
+
+
+class _Selector(selectors.EpollSelector):
+    """Never blocks: where nothing is ready, the time until the next timer has passed."""
+
+    skip: Callable[[float], None]
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is None:
+            raise Deadlock("nothing is ready, and no timer runs")
+        self.skip(timeout)
+        return []
+
+
+class SimulatedTimeLoop(asyncio.SelectorEventLoop):
+    """``time()`` is the only clock. Work for threads is done at once, in the loop's own.
+
+    trouble: what nobody caught: exceptions of callbacks, and of tasks that nobody waited for.
+    """
+
+    def __init__(self) -> None:
+        self._now_s = 1000.0
+        selector = _Selector()
+        selector.skip = self._skip
+        self.trouble: list[str] = []
+        super().__init__(selector)
+        self.set_exception_handler(self._note)
+
+    def time(self) -> float:
+        self._now_s += TICK_S
+        return self._now_s
+
+    def _skip(self, seconds: float) -> None:
+        self._now_s += seconds
+
+    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.trouble.append(f"{context['message']}: {error!r}" if error else context["message"])
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Executor | None, function: Callable[..., _T], *arguments: Any
+    ) -> asyncio.Future[_T]:
+        done: asyncio.Future[_T] = self.create_future()
+        try:
+            done.set_result(contextvars.copy_context().run(function, *arguments))
+        except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to who waits for it)
+            done.set_exception(error)
+        return done

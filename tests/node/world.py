@@ -1,0 +1,367 @@
+"""A node in one loop: simulated GPUs, an embedded kubelet on real sockets, the agent; and what befalls them.
+
+What is true is what the kubelet did (``Held``) and how the simulated GPUs are; ``tests.node.truth`` holds the
+agent against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from partage.agent.board import Board
+from partage.agent.compose import run
+from partage.agent.settings import Settings
+from partage.errors import InputError, Unsatisfiable
+from partage.sim.behaviour import Behaviour, PodResourcesMode
+from partage.sim.faults import (
+    Ailing,
+    DriverLoaded,
+    Fault,
+    GpuReturns,
+    HealCall,
+    Reboot,
+    ResetGpu,
+)
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.kubelet import EmbeddedKubelet
+from partage.sim.machine import Machine
+from partage.sim.pod import ContainerState, ContainerStatus, Phase, Pod, PodStatus
+from tests.agent.harness import Place
+from tests.node.sharing import Share, Sharing, Terms, policy_text
+from tests.node.simulated_time import SimulatedTimeLoop
+
+LONG_S = 60.0
+"""Longer than any single thing takes that has to end by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One share in one container, by the kubelet's own books.
+
+    named: PodResources names the container. over: the container has ended, its pod has not.
+    """
+
+    pod: str
+    container: str
+    share: Share
+    gpu: str
+    terms: Terms
+    named: bool
+    over: bool
+
+
+@dataclass(slots=True)
+class Agent:
+    """One life of the agent. since_s: its beginning."""
+
+    task: asyncio.Task[None]
+    stop: asyncio.Event
+    board: Board
+    since_s: float
+
+
+@dataclass(slots=True)
+class World:
+    """One node. troubles: faults that last until they are healed; quiet_since_s: nothing happened since."""
+
+    place: Place
+    loop: SimulatedTimeLoop
+    hardware: SimulatedHardware
+    kubelet: EmbeddedKubelet
+    plan: tuple[Sharing, ...] = ()
+    single: bool = True
+    policy_is_good: bool = True
+    agent: Agent | None = None
+    kubelet_runs: bool = False
+    troubles: set[str] = field(default_factory=set)
+    quiet_since_s: float = 0.0
+    admissions: dict[str, asyncio.Task[PodStatus]] = field(default_factory=dict)
+    gpu_of: dict[str, str] = field(default_factory=dict)
+    log: list[str] = field(default_factory=list)
+    _number: int = 0
+
+    @classmethod
+    def of(
+        cls, place: Place, loop: SimulatedTimeLoop, machine: Machine, behaviour: Behaviour, seed: int
+    ) -> World:
+        """Everything is there, nothing runs."""
+        hardware = SimulatedHardware(machine, clock=loop.time)
+        kubelet = EmbeddedKubelet(
+            place.kubelet_dir, place.pod_resources, seed=seed, behaviour=behaviour, clock=loop.time
+        )
+        return cls(place, loop, hardware, kubelet)
+
+    def note(self, what: str) -> None:
+        """Something happens now."""
+        self.quiet_since_s = self.loop.time()
+        self.log.append(f"{self.quiet_since_s - 1000:10.3f} {what}")
+
+    async def passes(self, seconds: float) -> None:
+        """Time passes; the kubelet starts meanwhile what it could not start before."""
+        if seconds:
+            self.log.append(f"{'':10} {seconds} s pass")
+            await asyncio.sleep(seconds)
+        if self.kubelet_runs and seconds > 1:
+            await self.retry()
+
+    # --- the policy ---
+
+    def write_policy(self, plan: Sequence[Sharing], *, single: bool = True) -> None:
+        self.note(f"policy {[one.name for one in plan]} single={single}")
+        self.plan, self.single, self.policy_is_good = tuple(plan), single, True
+        self._write(policy_text(plan, single=single))
+
+    def write_wrong_policy(self, text: str) -> None:
+        self.note(f"wrong policy {text!r}")
+        self.policy_is_good = False
+        self._write(text)
+
+    def _write(self, text: str) -> None:
+        """With a time of its own that is long ago: real time stands still here."""
+        self._number += 1
+        beside = self.place.root / "policy.new"
+        beside.write_text(text, encoding="utf-8")
+        os.utime(beside, (1_600_000_000 + self._number,) * 2)
+        beside.replace(self.place.policy)
+
+    # --- the agent ---
+
+    def start_agent(self) -> None:
+        assert self.agent is None
+        self.note("agent starts")
+        settings = Settings(
+            kubelet_dir=self.place.kubelet_dir,
+            pod_resources=self.place.pod_resources,
+            state_dir=self.place.state_dir,
+            run_dir=self.place.run_dir,
+            cdi_dir=self.place.root / "cdi",
+            policy=self.place.policy,
+        )
+        stop, board = asyncio.Event(), Board(self.loop.time)
+        task = self.loop.create_task(run(settings, self.hardware, stop=stop, board=board))
+        self.agent = Agent(task, stop, board, self.loop.time())
+
+    async def stop_agent(self) -> None:
+        """It is asked to stop, and stops."""
+        assert self.agent is not None
+        self.note("agent stops")
+        self.agent.stop.set()
+        await asyncio.wait([self.agent.task], timeout=LONG_S)
+        assert self.agent.task.done(), "the agent does not stop"
+        self.notice_agent()
+        self.agent = None
+
+    async def kill_agent(self) -> None:
+        """It is gone between two steps: its sockets lie there, what it had not yet written is lost."""
+        assert self.agent is not None
+        self.note("agent killed")
+        kept = [(path, path.with_name(f"{path.name}.kept")) for path in self._plugin_sockets()]
+        for path, beside in kept:
+            os.link(path, beside)
+        self.agent.task.cancel()
+        await asyncio.wait([self.agent.task], timeout=LONG_S)
+        assert self.agent.task.done(), "the agent does not end"
+        for path, beside in kept:
+            path.unlink(missing_ok=True)  # where it was not this agent's: a name of the same file stays
+            beside.replace(path)
+        self.agent = None
+
+    def _plugin_sockets(self) -> list[Path]:
+        found = self.place.kubelet_dir.iterdir()
+        return [path for path in found if path.is_socket() and path.name != "kubelet.sock"]
+
+    def notice_agent(self) -> None:
+        """An agent may end by itself only for a policy that is wrong. Raises what else ended it."""
+        if self.agent is None or not self.agent.task.done():
+            return
+        task, self.agent = self.agent.task, None
+        try:
+            task.result()
+        except (InputError, Unsatisfiable):
+            if self.policy_is_good:
+                raise
+
+    def lose_state(self) -> None:
+        assert self.agent is None
+        self.note("state lost")
+        shutil.rmtree(self.place.state_dir, ignore_errors=True)
+
+    # --- the kubelet ---
+
+    async def start_kubelet(self) -> None:
+        self.note("kubelet starts")
+        await self.kubelet.start()
+        self.kubelet_runs = True
+
+    async def stop_kubelet(self) -> None:
+        self.note("kubelet stops")
+        self.kubelet_runs = False
+        await self.kubelet.stop()
+
+    def behave(self, **changed: object) -> None:
+        """The kubelet behaves otherwise from now on."""
+        self.note(f"kubelet behaves {changed}")
+        self.kubelet.behaviour = replace(self.kubelet.behaviour, **changed)  # type: ignore[arg-type]
+        behaviour = self.kubelet.behaviour
+        self._trouble("pod resources refuse", behaviour.pod_resources is not PodResourcesMode.SERVES)
+        self._trouble("kubelet does not answer", not behaviour.answers_registration)
+
+    def _trouble(self, word: str, there: bool) -> None:
+        (self.troubles.add if there else self.troubles.discard)(word)
+
+    # --- pods ---
+
+    async def admit(self, pod: Pod, *, bound: bool, patience_s: float) -> None:
+        """A pod comes; nobody waits longer for it than told."""
+        self.note(f"admit {pod.key} {pod.requests()} init={[c.requests for c in pod.init_containers]}")
+        task = self.loop.create_task(self._admit(pod, bound=bound))
+        self.admissions[pod.key] = task
+        await asyncio.wait([task], timeout=patience_s)
+
+    async def _admit(self, pod: Pod, *, bound: bool) -> PodStatus:
+        """A pod that comes while there is no kubelet waits for ever; nobody misses it here."""
+        return (
+            await self.kubelet.admit(pod, bound=bound) if self.kubelet_runs else PodStatus(pod, Phase.PENDING)
+        )
+
+    def notice_admissions(self) -> None:
+        """Raises AssertionError where the kubelet gave a device twice."""
+        for key, task in list(self.admissions.items()):
+            if task.done():
+                del self.admissions[key]
+                status = task.result()
+                self.log.append(f"{'':10} -> {key} {status.phase} {status.reason} {status.message}")
+
+    async def admitted(self) -> None:
+        """Wait until no admission is under way."""
+        if self.admissions:
+            await asyncio.wait(self.admissions.values(), timeout=LONG_S)
+        self.notice_admissions()
+        assert not self.admissions, "an admission does not end"
+
+    def live(self) -> list[PodStatus]:
+        """Pods that hold what they were given."""
+        return [status for status in self.kubelet.pods() if status.holds]
+
+    async def end(self, pod: Pod, *, failed: bool = False) -> None:
+        self.note(f"end {pod.key}")
+        await self.kubelet.end(pod, failed=failed)
+
+    async def restart_container(self, pod: Pod, name: str) -> None:
+        self.note(f"restart {pod.key} {name}")
+        await self.kubelet.restart_container(pod, name)
+
+    async def retry(self) -> None:
+        """The kubelet tries once more to start what could not be started."""
+        for status in self.live():
+            if status.waiting and status.pod.key not in self.admissions:
+                await self.kubelet.retry(status.pod)
+
+    async def forget_ended(self) -> None:
+        """Somebody deletes the pods that ended."""
+        self.note("ended pods deleted")
+        for status in self.kubelet.pods():
+            if not status.holds and status.pod.key not in self.admissions:
+                await self.kubelet.delete(status.pod)
+
+    # --- the hardware ---
+
+    async def fault(self, fault: Fault) -> None:
+        self.note(str(fault))
+        await self.hardware.misbehave(fault)
+        self.troubles.add("hardware")
+
+    async def heal(self) -> None:
+        """All faults of the hardware stop: somebody resets what has to be reset."""
+        faults: list[Fault] = [HealCall(call) for call in ("observe", "conditions", "events")]
+        faults += [DriverLoaded()]
+        for index in self.hardware.state.gpus:
+            well = Ailing(index, rows_failed=False, rows_pending=False)
+            faults += [GpuReturns(index), well, *([ResetGpu(index)] if not self._has_mig(index) else [])]
+        for fault in faults:
+            await self.fault(fault)
+        self.troubles.discard("hardware")
+
+    def _has_mig(self, index: int) -> bool:
+        return bool(self.hardware.state.gpus[index].mig_devices)
+
+    def is_used(self, index: int) -> bool:
+        """Whether somebody has, or may be getting, a share of that GPU: then nobody can reset it."""
+        uuid = self.hardware.state.gpus[index].uuid
+        return bool(self.admissions) or any(one.gpu == uuid for one in self.held())
+
+    async def reboot(self) -> None:
+        """Everything ends; GPUs are reset. The kubelet and the agent start again when they are started."""
+        self.note("reboot")
+        if self.agent is not None:
+            await self.kill_agent()
+        await self.admitted()
+        if self.kubelet_runs:
+            await self.stop_kubelet()
+        for status in self.live():
+            await self.kubelet.end(status.pod, failed=True)
+        shutil.rmtree(self.place.run_dir, ignore_errors=True)
+        await self.hardware.misbehave(Reboot())
+
+    async def close(self) -> None:
+        """Leave nothing behind, whatever went wrong."""
+        tasks = [*self.admissions.values(), *([self.agent.task] if self.agent else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.kubelet.stop()
+
+    # --- what is true ---
+
+    def held(self) -> list[Held]:
+        """Every share that a container of a live pod has."""
+        self._learn_devices()
+        return [
+            held
+            for status in self.live()
+            for one in status.containers
+            for held in self._held(status.pod, one)
+        ]
+
+    def _held(self, pod: Pod, one: ContainerStatus) -> Iterable[Held]:
+        named = any(container.name == one.name for container in pod.listed)
+        over = one.state is ContainerState.TERMINATED
+        for resource, ids in one.ids.items():
+            for share in ids:
+                gpu = self.gpu_of[share.partition("::")[0]]
+                yield Held(pod.key, one.name, (resource, share), gpu, _terms(one, resource, gpu), named, over)
+
+    def _learn_devices(self) -> None:
+        for gpu in self.hardware.state.gpus.values():
+            self.gpu_of[gpu.uuid] = gpu.uuid
+            self.gpu_of |= {mig.uuid: gpu.uuid for mig in gpu.mig_devices}
+
+    def wanted(self) -> dict[str, dict[Share, Terms]]:
+        """What the last good policy gives, GPU by GPU."""
+        gpus = self.hardware.state.gpus
+        return {gpus[n].uuid: sharing.shares(gpus[n]) for n, sharing in enumerate(self.plan)}
+
+    def offered(self) -> dict[Share, bool]:
+        """What the kubelet knows, and whether it is healthy."""
+        self._learn_devices()
+        return {
+            (resource, share): healthy
+            for resource, devices in self.kubelet.devices().items()
+            for share, healthy in devices.items()
+        }
+
+    def gpu(self, share: Share) -> str:
+        return self.gpu_of[share[1].partition("::")[0]]
+
+
+def _terms(one: ContainerStatus, resource: str, gpu: str) -> Terms:
+    """What the container was told of its shares on that GPU."""
+    replicas = one.env["PARTAGE_REPLICAS"].split(",")
+    at = one.env["PARTAGE_GPUS"].split(",").index(gpu)
+    assert one.env["PARTAGE_RESOURCE"] == resource
+    return resource, one.env["PARTAGE_STRATEGY"], int(replicas[at if len(replicas) > 1 else 0])
