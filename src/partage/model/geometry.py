@@ -44,6 +44,20 @@ class ProfileSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Misnamed:
+    """A layout that somebody publishes for a model that cannot have it, and what was meant.
+
+    source: who says so, ``FPT's table for the H200``. name: what the layout is called there, None: nothing.
+    listed: the MIG devices as printed there; right: those of the layout that was meant.
+    """
+
+    source: str
+    name: str | None
+    listed: tuple[MigProfile, ...]
+    right: tuple[MigProfile, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Geometry:
     """What one GPU model allows. model: the catalogue's id, ``h100-sxm5-80gb``."""
 
@@ -52,6 +66,7 @@ class Geometry:
     memory_slices: int
     max_instances: int
     profiles: tuple[ProfileSpec, ...]
+    misnamed: tuple[Misnamed, ...] = ()
 
     def spec(self, profile: MigProfile) -> ProfileSpec | None:
         """The GPU instance profile for ``profile`` (its ``gpu_instance``), or None."""

@@ -55,6 +55,7 @@ class Misfit(StrEnum):
     """Why a layout does not fit."""
 
     UNKNOWN_PROFILE = "unknown-profile"
+    UNKNOWN_NAME = "unknown-name"
     BAD_COMPUTE = "bad-compute"
     BAD_START = "bad-start"
     TOO_MANY = "too-many"

@@ -74,10 +74,15 @@ Sharing = Exclusive | TimeSlicing | Mps
 
 @dataclass(frozen=True, slots=True)
 class MigWish:
-    """The MIG layout that a GPU should have. enabled False: MIG mode off (mig-parted says so)."""
+    """The MIG layout that a GPU should have. enabled False: MIG mode off (mig-parted says so).
+
+    named: the layout's name (``all-balanced``) in place of ``items``; which MIG devices that are depends on
+    the GPU's model (``model.named``).
+    """
 
     items: tuple[LayoutItem, ...] = ()
     enabled: bool = True
+    named: str | None = None
 
 
 # --- which GPUs ------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, matches, place
+from partage.model.named import meant
 from partage.model.placement import Placement
 from partage.model.policy import GpuEntry, MigStrategy, MigWish
 from partage.plan.findings import Findings
@@ -62,30 +63,57 @@ def _as_found(gpu: Gpu) -> Presented:
 def _wished(
     gpu: Gpu, entry: GpuEntry, wish: MigWish, geometry: Geometry | None, findings: Findings
 ) -> Presented:
-    impossible = Presented((), mig=True, judged=False)
     path = f"{entry.origin}.{'mig-devices' if entry.origin.startswith('mig-configs') else 'mig.layout'}"
+    try:
+        return _to_be(gpu, _spelled_out(gpu, wish, geometry, path, findings), geometry)
+    except _Impossible as reason:
+        findings.add("impossible", path, str(reason), reason.hint, [gpu.index])
+    except DoesNotFit as misfit:
+        findings.add("impossible", path, str(misfit), gpus=[gpu.index])
+    return Presented((), mig=True, judged=False)
+
+
+class _Impossible(Exception):
+    """This GPU cannot be judged, or has no MIG at all. The text is one sentence for the operator."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        self.hint = hint
+        super().__init__(message)
+
+
+def _spelled_out(
+    gpu: Gpu, wish: MigWish, geometry: Geometry | None, path: str, findings: Findings
+) -> MigWish:
+    """``wish`` as MIG devices: names are looked up, what a provider has misprinted is mended."""
     if gpu.mig_mode is None:
-        hint = "MIG is on A30, A100, H100, H200, B200 and their kin"
-        findings.add("impossible", path, f"{gpu.product} has no MIG", hint, [gpu.index])
-        return impossible
+        raise _Impossible(f"{gpu.product} has no MIG", "MIG is on A30, A100, H100, H200, B200 and their kin")
+    if geometry is None and wish.named is not None:
+        raise _not_plannable(gpu)
+    if geometry is None:
+        return wish
+    said = meant(geometry, wish.items, wish.named)
+    if said.doubt:
+        findings.add("doubtful", path, said.doubt, gpus=[gpu.index])
+    return MigWish(said.items)
+
+
+def _to_be(gpu: Gpu, wish: MigWish, geometry: Geometry | None) -> Presented:
+    """The devices that live on the GPU where they are what is wished for, else those to be made."""
     if gpu.mig_enabled and matches(gpu.mig_devices, wish.items):
         return Presented(gpu.mig_devices, mig=True)
     if not wish.items:
         return Presented((), mig=True, pending=_pending(gpu, wish))
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
-        message = f"not plannable offline: no MIG placements are known for {gpu.product}"
-        findings.add("impossible", path, message, gpus=[gpu.index])
-        return impossible
-    try:
-        placed = place(geometry, wish.items)
-    except DoesNotFit as misfit:
-        findings.add("impossible", path, str(misfit), gpus=[gpu.index])
-        return impossible
+        raise _not_plannable(gpu)
     devices = sorted(
-        (PlannedDevice(one.item, one.spec, one.placement) for one in placed),
+        (PlannedDevice(one.item, one.spec, one.placement) for one in place(geometry, wish.items)),
         key=lambda device: device.placement,
     )
     return Presented(tuple(devices), mig=True, pending=_pending(gpu, wish))
+
+
+def _not_plannable(gpu: Gpu) -> _Impossible:
+    return _Impossible(f"not plannable offline: no MIG placements are known for {gpu.product}")
 
 
 def _pending(gpu: Gpu, wish: MigWish) -> str:

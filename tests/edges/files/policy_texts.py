@@ -32,6 +32,7 @@ NATIVE: dict[str, Any] = {
             "change": "wait",
             "time-slicing": {"replicas": 10, "interval": "short"},
         },
+        {"select": {"index": 8}, "mig": {"layout": "all-balanced"}},
         {"select": "rest", "exclusive": {}},
     ],
     "resources": {

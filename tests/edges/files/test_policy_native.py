@@ -202,7 +202,10 @@ def test_a_number_listed_twice_is_a_warning() -> None:
         ("{select: all, mps: {replicas: 2, exclusive-process: 1}}", "gpus[0].mps.exclusive-process", "not 1"),
         ("{select: all, mig: {}}", "gpus[0].mig", "'layout' is missing"),
         ("{select: all, mig: {layout: []}}", "gpus[0].mig.layout", "is empty"),
-        ("{select: all, mig: {layout: 1g.10gb}}", "gpus[0].mig.layout", "has to be a list"),
+        ("{select: all, mig: {layout: 1g.10gb}}", "gpus[0].mig.layout", "not the name of a layout"),
+        ("{select: all, mig: {layout: all-balancd}}", "gpus[0].mig.layout", "did you mean all-balanced?"),
+        ("{select: all, mig: {layout: all-1g}}", "gpus[0].mig.layout", "not the name of a layout"),
+        ("{select: all, mig: {layout: 7}}", "gpus[0].mig.layout", "has to be a list"),
         ("{select: all, mig: {layout: [3g]}}", "gpus[0].mig.layout[0]", "not a MIG profile"),
         ("{select: all, mig: {layout: [1g.10gb@x]}}", "gpus[0].mig.layout[0]", "after '@'"),
         (

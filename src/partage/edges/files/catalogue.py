@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from partage.edges.files.providers import misnamed
 from partage.model.geometry import Engines, Geometry, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.model.profile import MigProfile
@@ -227,6 +228,7 @@ def _geometry(row: Mapping[str, Any], names: tuple[str, ...], preferred: Mapping
             _spec(name, profile, preferred[profile["kind"]])
             for name, profile in zip(names, row["profiles"], strict=True)
         ),
+        misnamed=misnamed(row["id"]),
     )
 
 

@@ -263,7 +263,7 @@ def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> Non
                 field.error(
                     f"{criterion[0]} {criterion[1]} is selected by {origin} already".replace("  ", " ")
                 )
-        if entry.mig is not None and options.mig_strategy is MigStrategy.NONE:
+        if entry.mig is not None and entry.mig.enabled and options.mig_strategy is MigStrategy.NONE:
             field.error(
                 "a MIG layout under resources.mig-strategy none, which offers whole GPUs",
                 "mig-strategy: mixed names MIG devices by profile, single calls them nvidia.com/gpu",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from partage.edges.files.fields import Field
 from partage.model.ids import parse_resource_name
 from partage.model.layout import LayoutItem
+from partage.model.named import DISABLED, ENABLED, parse_layout_name
 from partage.model.policy import Exclusive, Interval, MigWish, Mps, MpsClient, Sharing, TimeSlicing
 from partage.units import MIB, parse_bytes, parse_percent
 
@@ -104,12 +105,7 @@ def read_mig(field: Field) -> tuple[Sharing, MigWish]:
     if table is None:
         return Exclusive(), MigWish()
     layout = table.required("layout", "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]")
-    items = layout.items(MOST_ITEMS) if layout else None
-    if layout is not None and items is not None and not items:
-        layout.error("is empty", "for a GPU that is not shared write exclusive: {}")
-    wish = MigWish(
-        tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
-    )
+    wish = _layout(layout) if layout is not None else MigWish()
     time_slicing, mps = table.get("time-slicing"), table.get("mps")
     if time_slicing and mps:
         field.error("time-slicing and mps exclude each other", "keep one of the two")
@@ -119,3 +115,22 @@ def read_mig(field: Field) -> tuple[Sharing, MigWish]:
     if time_slicing:
         sharing = read_time_slicing(time_slicing)
     return sharing, wish
+
+
+def _layout(field: Field) -> MigWish:
+    """A list of MIG devices, or the name of a layout."""
+    if isinstance(field.value, str):
+        return _named_layout(field)
+    items = field.items(MOST_ITEMS)
+    if items is not None and not items:
+        field.error("is empty", "for a GPU that is not shared write exclusive: {}")
+    return MigWish(
+        tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
+    )
+
+
+def _named_layout(field: Field) -> MigWish:
+    name = field.parsed(parse_layout_name)
+    if name == DISABLED:
+        return MigWish(enabled=False)
+    return MigWish(named=None if name == ENABLED else name)

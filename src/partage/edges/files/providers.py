@@ -1,0 +1,85 @@
+"""The MIG layouts that providers publish, under the names that they give them, and what is wrong with them.
+
+The tables lie in ``catalogue/providers.json`` as they were printed. A row that its model cannot have says in
+``right`` what was meant; all others equal what ``model.named`` makes of their name, which the tests check.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from partage.model.geometry import Misnamed
+from partage.model.profile import MigProfile
+
+_FILE = Path(__file__).with_name("catalogue") / "providers.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One layout. name: None for a layout without one. listed: as printed; right: as it has to be."""
+
+    name: str | None
+    listed: tuple[MigProfile, ...]
+    right: tuple[MigProfile, ...]
+    why: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """The model cannot have what is printed."""
+        return self.listed != self.right
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The layouts that a provider publishes for one product.
+
+    models: ids of the catalogue that the table is true of.
+    """
+
+    provider: str
+    title: str
+    models: tuple[str, ...]
+    source: str
+    rows: tuple[Row, ...]
+
+
+@cache
+def tables() -> tuple[Table, ...]:
+    """All tables; read once."""
+    return tuple(
+        Table(
+            provider=table["provider"],
+            title=table["title"],
+            models=tuple(table["models"]),
+            source=table["source"],
+            rows=tuple(
+                Row(
+                    name=row["name"],
+                    listed=_profiles(row["listed"]),
+                    right=_profiles(row.get("right", row["listed"])),
+                    why=row.get("why", ""),
+                )
+                for row in table["rows"]
+            ),
+        )
+        for table in json.loads(_FILE.read_text(encoding="utf-8"))
+    )
+
+
+def misnamed(model_id: str) -> tuple[Misnamed, ...]:
+    """The wrong rows of all tables for one model."""
+    return tuple(
+        Misnamed(f"{table.provider}'s table for the {table.title}", row.name, row.listed, row.right)
+        for table in tables()
+        if model_id in table.models
+        for row in table.rows
+        if row.wrong
+    )
+
+
+def _profiles(counts: Mapping[str, int]) -> tuple[MigProfile, ...]:
+    return tuple(MigProfile.parse(name) for name, count in counts.items() for _ in range(count))
