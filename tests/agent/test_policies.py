@@ -89,6 +89,23 @@ def test_a_file_that_goes_and_comes_is_noticed_both_times(path: Path) -> None:
     assert file.changed()
 
 
+def test_a_directory_in_the_files_place_is_noticed_and_a_pipe_is_not_waited_for(path: Path) -> None:
+    write(path, GOOD)
+    file = PolicyFile(path, None, {})
+    file.changed()
+    path.unlink()
+    path.mkdir()
+    assert file.changed()
+    with pytest.raises(InputError, match="directory"):
+        file.read()
+    path.rmdir()
+    os.mkfifo(path)
+    assert not file.changed()
+    path.unlink()
+    write(path, GOOD)
+    assert file.changed()
+
+
 # --- which one holds -----------------------------------------------------------------------------
 
 

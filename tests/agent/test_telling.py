@@ -65,8 +65,30 @@ def test_a_gpu_that_waits_names_the_pods_once() -> None:
     waits = replace(FIRST, gpus=(replace(ONE, draining=True, waiting=(entry,), held=1),))
     [one] = told(FIRST, waits)
     assert one.event == "gpu waits"
-    assert one.facts["for"] == ["trainer"]
+    assert one.facts["for"] == ["default/trainer"]
     assert events(waits, replace(waits, number=3)) == []
+
+
+def test_a_gpu_that_waits_for_nobody_is_no_news() -> None:
+    settles = replace(FIRST, gpus=(replace(ONE, draining=True, waiting=()),))
+    assert events(FIRST, settles) == []
+
+
+def test_what_befalls_gpus_alike_is_one_event_that_names_them() -> None:
+    gpus = tuple(replace(ONE, uuid=f"GPU-{index}", index=index) for index in range(3))
+    silent = Phase(State.SUSPECT, "the helper is away")
+    *two, last = (replace(gpu, health=silent) for gpu in gpus)
+    now = replace(FIRST, gpus=(*two, replace(last, health=Phase(State.UNHEALTHY, "XID 79"))))
+    alike, other = told(replace(FIRST, gpus=gpus), now)
+    assert (alike.facts["gpus"], alike.facts["reason"], alike.grave) == ([0, 1], "the helper is away", False)
+    assert (other.facts["gpu"], other.facts["index"], other.grave) == ("GPU-2", 2, True)
+
+
+def test_a_fault_of_one_instance_names_it() -> None:
+    ill = replace(FIRST, gpus=(replace(ONE, instances={3: Phase(State.UNHEALTHY, "XID 94")}),))
+    [one] = told(FIRST, ill)
+    assert (one.event, one.facts["gi"], one.grave) == ("gpu instance health changed", 3, True)
+    assert events(ill, FIRST) == [("gpu instance health changed", False)]
 
 
 def test_a_change_of_strategy_is_told_with_both() -> None:

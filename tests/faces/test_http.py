@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
+import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +31,7 @@ from partage.edges.files.policy import parse_policy
 from partage.edges.hardware.supervisor import HelperState
 from partage.edges.kubelet.port import EndpointState
 from partage.errors import InputError, Problem
-from partage.faces.agent import listen
+from partage.faces.agent import listen, say_url
 from partage.faces.http import Answer, HttpFace, agent_pages, json_answer
 from partage.faces.report import ReportFile
 from partage.model.answer import HeldBy
@@ -148,6 +151,7 @@ def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
         (lambda agent: _unregister(agent, attempts=3, since=900.0), "kubelet-silent"),
         (lambda agent: agent.states.clear(), "not-registered"),
         (lambda agent: agent.say(neighbours=Neighbours(hardware="the helper is away")), "helper-down"),
+        (lambda agent: setattr(agent.board, "helper_trouble", lambda: "it has ended"), "helper-down"),
         (lambda agent: agent.say(node=None), "helper-down"),
         (lambda agent: agent.say(node=without_driver(agent)), "driver-missing"),
         (lambda agent: setattr(agent.clock, "now_s", 1016.0), "loop-stalled"),
@@ -158,6 +162,7 @@ def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
         "kubelet silent",
         "not served",
         "helper",
+        "helper just now",
         "not seen",
         "driver",
         "stalled",
@@ -345,6 +350,27 @@ def test_a_client_that_dawdles_holds_up_nobody() -> None:
     ):
         slow.sendall(b"GET / HT")
         assert ask(port, "GET", "/")[0] == 200
+
+
+def test_a_page_that_fails_is_told_and_the_next_one_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    with served({"/": lambda: json_answer({}), "/bug": lambda: json_answer({"a": object()})}) as port:
+        with pytest.raises(http.client.RemoteDisconnected):
+            ask(port, "GET", "/bug")
+        assert ask(port, "GET", "/")[0] == 200
+    assert [record.getMessage() for record in caplog.records] == ["a page failed"]
+
+
+def test_an_agent_whose_reader_has_gone_says_its_url_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    pipe = os.fdopen(writer, "w", encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", pipe)
+    say_url("::1", 9400)
+    with contextlib.suppress(BrokenPipeError):
+        pipe.close()
+    assert [record.__dict__["url"] for record in caplog.records] == ["http://[::1]:9400"]
 
 
 def test_nothing_of_it_is_left_when_it_is_closed() -> None:

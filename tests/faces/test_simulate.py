@@ -49,6 +49,14 @@ def test_an_expectation_that_fails_ends_with_1_and_says_what_is_missing(simulate
     assert "✗ 1 of 1 expectation did not come true" in text
 
 
+@pytest.mark.parametrize("count", [1, 9])
+def test_a_second_pod_of_one_name_is_the_storys_mistake(simulate, count):
+    twice = f"  - {{run: p, requests: {{nvidia.com/gpu.shared: {count}}}}}\n" * 2
+    document = json.loads(simulate(twice, "-o", "json", code=2))
+    (problem,) = document["problems"]
+    assert "pod default/p" in problem["message"]
+
+
 def test_the_document_has_pods_with_environment_and_the_counts(simulate):
     document = _json(simulate, RUNS)
     assert document["kind"] == "Simulation"

@@ -40,6 +40,7 @@ class Board:
     """The last report, the pulse of the loop, and what has to be read live.
 
     clock: seconds that never go back; the pulse is on it. endpoints: how resources stand with the kubelet.
+    helper_trouble: why the helper does not answer, empty where it does or where there is none.
     """
 
     clock: Callable[[], float]
@@ -47,6 +48,7 @@ class Board:
     pulse_s: float = 0.0
     counts: Counts = field(default_factory=Counts)
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
+    helper_trouble: Callable[[], str] = str
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:

@@ -49,10 +49,11 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str = "info") -> None:
-    """Send the log of Partage to stderr."""
+    """Send the log of Partage to stderr, and in the same form what its libraries complain of."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter() if sys.stderr.isatty() else JsonFormatter())
-    logger = logging.getLogger("partage")
-    logger.handlers = [handler]
-    logger.setLevel(level.upper())
-    logger.propagate = False
+    for name, threshold in (("partage", level.upper()), ("asyncio", "WARNING"), ("grpclib", "WARNING")):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(threshold)
+        logger.propagate = False

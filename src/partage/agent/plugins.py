@@ -112,10 +112,12 @@ class ResourcePlugin:
         try:
             self._must_be_served(ids, now_s)
             answer = self._served.answerer.answer(ids)
-        except AllocationRefused:
+        except AllocationRefused as refusal:
             self._refusals += 1
+            log.warning("allocation refused", extra={"resource": self.resource, "reason": str(refusal)})
             raise
         self._allocations += 1
+        log.debug("allocated", extra={"resource": self.resource, "ids": list(ids)})
         self._hooks.ledger.allocated(self.resource, ids, now_s)
         self._hooks.allocated()
         return answer

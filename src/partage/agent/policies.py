@@ -52,8 +52,8 @@ class PolicyFile:
         else:
             signature = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             settled = abs(time.time() - status.st_mtime) >= UNSETTLED_S
-            if self._seen is not None and not stat.S_ISREG(status.st_mode):
-                return False  # a pipe can be read once
+            if self._seen is not None and stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                return False  # a pipe can be read once; one that took the file's place might never end
         if signature == self._seen and self._settled:
             return False
         self._seen, self._settled = signature, settled

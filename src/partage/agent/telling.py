@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from partage.agent.report import GpuReport, Report, ResourceReport
+from partage.model.health import Phase
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,29 +19,54 @@ class Told:
 
 
 def told(before: Report | None, now: Report) -> Iterator[Told]:
-    """What is different, GPU by GPU and resource by resource."""
+    """What is different. What befell several GPUs alike (their helper is away) is one event."""
     if before is now:
         return
     gpus = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
-    for gpu in now.gpus:
-        yield from _gpu(gpus.get(gpu.uuid), gpu)
+    yield from _gathered(
+        (gpu, event) for gpu in now.gpus if gpu.uuid in gpus for event in _gpu(gpus[gpu.uuid], gpu)
+    )
     resources = {resource.name: resource for resource in before.resources} if before else {}
     for resource in now.resources:
         yield from _resource(resources.get(resource.name), resource)
 
 
-def _gpu(before: GpuReport | None, now: GpuReport) -> Iterator[Told]:
-    who = {"gpu": now.uuid, "index": now.index}
-    if before is None:
-        return
+def _gathered(events: Iterable[tuple[GpuReport, Told]]) -> Iterator[Told]:
+    """The same event of several GPUs as one, which names their indexes."""
+    alike: list[tuple[Told, list[GpuReport]]] = []
+    for gpu, event in events:
+        gpus = next((gpus for one, gpus in alike if one == event), None)
+        if gpus is None:
+            alike.append((event, [gpu]))
+        else:
+            gpus.append(gpu)
+    for event, gpus in alike:
+        yield Told(event.event, {**_who(gpus), **event.facts}, event.grave)
+
+
+def _who(gpus: list[GpuReport]) -> dict[str, object]:
+    if len(gpus) > 1:
+        return {"gpus": [gpu.index for gpu in gpus]}
+    return {"gpu": gpus[0].uuid, "index": gpus[0].index}
+
+
+def _gpu(before: GpuReport, now: GpuReport) -> Iterator[Told]:
+    """What befell one GPU, without saying which."""
     if before.strategy is not now.strategy:
-        yield Told("gpu changed", {**who, "from": before.strategy, "to": now.strategy})
-    if now.draining and (not before.draining or before.waiting != now.waiting):
-        waits_for = sorted({str(holder.pod) for entry in now.waiting or () for holder in entry.holders})
-        yield Told("gpu waits", {**who, "for": waits_for or None, "held": len(now.waiting or ())})
-    if before.health.state is not now.health.state:
-        facts = {**who, "from": before.health.state, "to": now.health.state, "reason": now.health.reason}
-        yield Told("gpu health changed", facts, grave=not now.health.state.offered)
+        yield Told("gpu changed", {"from": before.strategy, "to": now.strategy})
+    if now.waiting and before.waiting != now.waiting:
+        holders = {f"{who.namespace}/{who.pod}" for entry in now.waiting for who in entry.holders}
+        yield Told("gpu waits", {"for": sorted(holders) or None, "held": len(now.waiting)})
+    yield from _health("gpu health changed", {}, before.health, now.health)
+    for gi in sorted({*before.instances, *now.instances}):
+        phases = before.instances.get(gi, Phase()), now.instances.get(gi, Phase())
+        yield from _health("gpu instance health changed", {"gi": gi}, *phases)
+
+
+def _health(event: str, which: Mapping[str, object], before: Phase, now: Phase) -> Iterator[Told]:
+    if before.state is not now.state:
+        facts = {**which, "from": before.state, "to": now.state, "reason": now.reason or None}
+        yield Told(event, facts, grave=not now.state.offered)
 
 
 def _resource(before: ResourceReport | None, now: ResourceReport) -> Iterator[Told]:

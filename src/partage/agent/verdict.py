@@ -47,13 +47,14 @@ def judge(board: Board, intervals: Intervals) -> Verdict:
     if report is None:
         not_well.append(Reason("starting", "the agent has not looked at the node yet"))
         return Verdict(tuple(not_well), ())
-    not_well += [*_hardware(report), *_kubelet(board, report, intervals)]
+    not_well += [*_hardware(board, report), *_kubelet(board, report, intervals)]
     return Verdict(tuple(not_well), tuple(_degraded(report)))
 
 
-def _hardware(report: Report) -> Iterator[Reason]:
-    if report.neighbours.hardware:
-        yield Reason("helper-down", report.neighbours.hardware)
+def _hardware(board: Board, report: Report) -> Iterator[Reason]:
+    # A helper that has just died is known at once; one that hangs, when a question had no answer.
+    if trouble := board.helper_trouble() or report.neighbours.hardware:
+        yield Reason("helper-down", trouble)
     elif report.node is None:
         yield Reason("helper-down", "the hardware has not answered yet")
     elif isinstance(driver := report.node.inventory.driver, NoDriver):

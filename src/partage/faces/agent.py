@@ -76,9 +76,9 @@ async def _faces(
     board: Board, settings: Settings, hardware: RemoteHardware, listening: socket.socket | None
 ) -> None:
     """HTTP and the report file, once the kubelet knows us: it shall not wait for them."""
+    board.helper_trouble = lambda: hardware.state.trouble
     if listening is not None:
-        host, port = listening.getsockname()[:2]
-        click.echo(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+        say_url(*listening.getsockname()[:2])
     await _first_registration(board)
     http = None
     try:
@@ -89,6 +89,15 @@ async def _faces(
     finally:
         if http is not None:
             http.close()
+
+
+def say_url(host: str, port: int) -> None:
+    """Print where HTTP is served, one line on stdout."""
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    try:
+        click.echo(url)
+    except OSError as error:  # whoever read us has gone; the node needs its agent all the same
+        log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})
 
 
 async def _first_registration(board: Board) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
@@ -30,6 +32,8 @@ Page = Callable[[], Answer]
 _IDLE_CLIENT_S = 30.0
 _STOP_WITHIN_S = 1.0
 
+log = logging.getLogger(__name__)
+
 
 def json_answer(document: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
     """A JSON document."""
@@ -48,8 +52,10 @@ class _Server(ThreadingHTTPServer):
         self.socket = listening
         self.pages = pages
 
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is not worth a traceback."""
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
+        """A client that hangs up is not worth a traceback; a page that fails is a bug."""
+        if not isinstance(sys.exception(), OSError):
+            log.exception("a page failed", extra={"client": str(client_address)})
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -23,7 +24,8 @@ from partage.model.gpu import Driver
 from partage.model.health import Xid
 from partage.sim.faults import HangCall, RaiseXid
 from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import parse_machine
+from partage.sim.machine import load_machine, parse_machine
+from partage.sim.written import machine_to_json
 from tests.edges.hardware.conftest import serving
 from tests.edges.hardware.stub import StubNode
 
@@ -182,6 +184,24 @@ async def test_a_helper_that_refuses_its_options_is_not_tried_again(short_dir: P
         with pytest.raises(InputError, match="refuses its options"):
             await hardware.observe()
     assert count.read_text() == "\n"
+    await hardware.close()
+
+
+async def test_options_that_were_right_once_do_not_end_the_agent(short_dir: Path) -> None:
+    """A machine file or a run directory that is gone when the helper has to be replaced may come back."""
+    path, machine = short_dir / "h.sock", short_dir / "machine.yaml"
+    simulated = SimulatedHardware(load_machine("2xa100-40gb"))
+    machine.write_text(json.dumps(machine_to_json(await simulated.observe())))
+    hardware = RemoteHardware(path, helper_argv(path, machine=str(machine)))
+    before = await hardware.observe()
+    machine.rename(short_dir / "elsewhere.yaml")
+    os.kill(pid_of(hardware), signal.SIGKILL)
+    await until(lambda: "refuses its options" in hardware.state.trouble)
+    with pytest.raises(DriverUnavailable):
+        await hardware.observe()
+    (short_dir / "elsewhere.yaml").rename(machine)
+    await until(lambda: hardware.state.up)
+    assert (await hardware.observe(), hardware.state.trouble) == (before, "")
     await hardware.close()
 
 

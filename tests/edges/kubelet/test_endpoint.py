@@ -56,14 +56,18 @@ async def test_a_restarted_kubelet_is_registered_with_in_under_two_seconds(short
             assert endpoint.state.registrations == 3
 
 
-async def test_a_kubelet_that_was_away_is_registered_with_when_it_comes(short_dir: Path) -> None:
+async def test_a_kubelet_that_was_away_is_registered_with_when_it_comes(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with scripted_kubelet(short_dir / "plugins", started=False) as kubelet:
         async with running(ResourceEndpoint(Shelf("a"), short_dir / "plugins")) as endpoint:
             await until(lambda: endpoint.state.last_error)
             assert not endpoint.state.registered
+            await until(lambda: caplog.records)
             await asyncio.to_thread(kubelet.start)
             await until(lambda: endpoint.state.registered, limit_s=3.0)
             assert endpoint.state.last_error == ""
+    assert [record.getMessage() for record in caplog.records] == ["not registered"], "said once"
 
 
 async def test_a_wiped_directory_is_served_and_registered_anew(short_dir: Path) -> None:

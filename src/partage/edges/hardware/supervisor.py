@@ -34,6 +34,11 @@ class HelperState:
     last_error: str = ""
     pid: int | None = None
 
+    @property
+    def trouble(self) -> str:
+        """Why the helper does not answer now; empty where it does, or has not begun yet."""
+        return "" if self.up else self.last_error
+
 
 class Supervisor:
     """Keeps a connection to a helper that serves, for as long as it is not closed."""
@@ -61,6 +66,7 @@ class Supervisor:
         self._serving_since = 0.0
         self._keeper: asyncio.Task[None] | None = None
         self._lingering: list[HelperProcess] = []
+        self._has_served = False
         self._closed = False
 
     def start(self) -> None:
@@ -122,9 +128,12 @@ class Supervisor:
                     await self._end_of(connection)
             except (HardwareError, OSError) as error:
                 self._away(error)
-            except InputError:
-                self._tried.set()  # who waits for the first helper hears it from ``start``
-                raise
+            except InputError as error:
+                if not self._has_served:
+                    self._tried.set()  # who waits for the first helper hears it from ``start``
+                    raise
+                # These options were right once: a file is gone, or a directory, and may come back.
+                self._away(DriverUnavailable(error.problems[0].message, error.problems[0].hint))
             if clock() - began_s > GOOD_WHILE_S:
                 pause_s = FIRST_PAUSE_S
             await asyncio.sleep(pause_s)
@@ -178,6 +187,7 @@ class Supervisor:
 
     def _serving(self, connection: Connection) -> None:
         self.current = connection
+        self._has_served = True
         self._serving_since = asyncio.get_running_loop().time()
         self._condemned.clear()
         self._say(up=True, pid=connection.helper_pid)

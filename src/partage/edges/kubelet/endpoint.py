@@ -124,7 +124,7 @@ class ResourceEndpoint:
 
     def _wait_for_kubelet(self) -> None:
         self._known_to = None
-        self._note(replace(self._state, registered=False, last_error=f"no kubelet at {self._kubelet_socket}"))
+        self._not_registered(f"no kubelet at {self._kubelet_socket}")
 
     async def _try(self, need: Need, sight: Sight) -> float:
         """Serve or register, unless it failed just now. Returns the seconds until the next look."""
@@ -142,9 +142,7 @@ class ResourceEndpoint:
         return 0.0 if need is Need.SERVE else POLL_S
 
     def _failed(self, error: ClusterError, failures: int, sight: Sight) -> float:
-        if str(error) != self._state.last_error:
-            log.warning("not registered", extra={"resource": self._resource, "reason": str(error)})
-        self._note(replace(self._state, registered=False, last_error=str(error)))
+        self._not_registered(str(error))
         self._setback = Setback(failures, self._clock() + pause_s(failures), sight.kubelet)
         return min(pause_s(failures), POLL_S)
 
@@ -172,6 +170,11 @@ class ResourceEndpoint:
         registrations = self._state.registrations + 1
         self._note(replace(self._state, registered=True, registrations=registrations, last_error=""))
         log.info("registered", extra={"resource": self._resource})
+
+    def _not_registered(self, reason: str) -> None:
+        if reason != self._state.last_error:
+            log.warning("not registered", extra={"resource": self._resource, "reason": reason})
+        self._note(replace(self._state, registered=False, last_error=reason))
 
     def _note(self, state: EndpointState) -> None:
         before = self._state.serving, self._state.registered

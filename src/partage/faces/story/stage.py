@@ -11,7 +11,7 @@ from pathlib import Path
 from partage.agent import compose
 from partage.agent.board import Board
 from partage.agent.settings import Intervals, Settings
-from partage.errors import Unreachable
+from partage.errors import InputError, Unreachable
 from partage.faces.story.judge import Snapshot
 from partage.faces.story.model import ChangePolicy, PolicyText, Story
 from partage.sim.hardware import SimulatedHardware
@@ -27,6 +27,8 @@ INTERVALS = Intervals(
 PATIENCE_S = 10.0
 _GLANCE_S = 0.02
 """How often the stage looks whether what it waits for has come true, and whether a waiting pod finds room."""
+
+_OTHER_NAME = "end it first, or give this one another name"
 
 _NO_POLICY = PolicyText("", b"version: partage/v1\n")
 """Stands in where a story begins without a policy and brings one later: every GPU exclusive."""
@@ -176,8 +178,16 @@ class Stage:
     # --- pods ---
 
     async def admit(self, pod: Pod, *, may_wait: bool) -> PodStatus:
-        """Bring a pod to the node. may_wait: where it finds no room, it tries again later."""
-        status = await self.kubelet.admit(pod)
+        """Bring a pod to the node. may_wait: where it finds no room, it tries again later.
+
+        Raises InputError where a pod of that name is there or waits.
+        """
+        if pod.key in self.waiting:
+            raise InputError(f"pod {pod.key} waits already", _OTHER_NAME)
+        try:
+            status = await self.kubelet.admit(pod)
+        except ValueError as error:
+            raise InputError(str(error), _OTHER_NAME) from error
         if may_wait and _found_no_room(status):
             self.waiting[pod.key] = status
         return status
