@@ -1,14 +1,27 @@
 """Every example does what it says."""
 
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from partage.edges.files.catalogue import load
+from partage.edges.files.policy import load_policy
 from partage.faces.cli.main import run
+from partage.faces.paper import configurations
 from partage.faces.story.read import read_story
+from partage.model.named import named_layouts
+from partage.model.policy import GpuEntry, Where
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 STORIES = sorted(EXAMPLES.glob("*/story*.yaml"))
+EXPECTED = [
+    (path.parent, expected)
+    for path in sorted(EXAMPLES.glob("*/expected.json"))
+    for expected in json.loads(path.read_text())
+]
+FLEET = EXAMPLES / "09-mig-parted" / "fleet.yaml"
 WRONG_ON_PURPOSE = {"broken.yaml"}
 POLICIES = sorted(
     path for path in EXAMPLES.glob("*/*.yaml") if path not in STORIES and path.name not in WRONG_ON_PURPOSE
@@ -34,6 +47,45 @@ def test_a_story_expects_something_and_has_a_title(story):
 @pytest.mark.parametrize("policy", POLICIES, ids=_name)
 def test_a_policy_is_clean(policy):
     assert run(["check", "--strict", str(policy)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("folder", "expected"), EXPECTED, ids=lambda one: one.get("config") if isinstance(one, dict) else one.name
+)
+def test_a_plan_comes_to_what_is_expected_of_it(folder, expected, capsys):
+    policy = ["--policy", str(folder / expected["policy"]), "--config", expected["config"]]
+    code = run(["plan", *policy, "--machine", expected["machine"], "-o", "json"])
+    answer = json.loads(capsys.readouterr().out)
+    problems = [f"{problem['path']}: {problem['message']}" for problem in answer["problems"]]
+    assert code == expected.get("exit", 0), problems
+    if code == 0:
+        assert {row["name"]: row["count"] for row in answer["resources"]} == expected["offers"]
+    assert any(expected["says"] in problem for problem in problems) if "says" in expected else not problems
+
+
+def _fleet():
+    """Every configuration of the fleet's file, with the models that its entries name and their layouts."""
+    for name in configurations(FLEET.read_bytes(), str(FLEET)):
+        for entry in load_policy(str(FLEET), name).policy.entries:
+            assert isinstance(entry, GpuEntry)
+            if isinstance(entry.select, Where):
+                assert entry.mig is not None
+                yield (
+                    name,
+                    entry.mig.items,
+                    [load().by_pci_device_id(one) for one in entry.select.device_filter],
+                )
+
+
+def test_the_fleet_says_what_the_rule_of_its_names_says_for_every_card():
+    seen = set()
+    for name, items, models in _fleet():
+        for model in models:
+            assert model is not None
+            assert model.geometry is not None
+            assert Counter(items) == Counter(named_layouts(model.geometry)[name])
+            seen.add(model.id)
+    assert seen == {model.id for model in load().models if model.geometry and model.pci_device_ids}
 
 
 def test_the_policies_come_in_both_formats():
