@@ -118,6 +118,7 @@ def _set_aside_what_stays() -> None:
     again. In the middle of fifty starting pods that took 20 ms, in which no pod is answered."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 async def _keep_report_file(board: Board, settings: Settings) -> None:

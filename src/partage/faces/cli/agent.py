@@ -5,6 +5,7 @@ Quick to register: the helper begins before the agent imports itself, HTTP comes
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 from collections.abc import Callable
@@ -86,10 +87,13 @@ def command(
         driver_root=str(driver_root) if driver_root is not None else None,
     )
     helper = Helper(settings, machine, hardware_socket)
+    gc.disable()  # nothing of what is imported now is garbage; faces.agent lets it begin
+    try:
+        from partage.faces.agent import serve  # while the helper imports what it needs
 
-    from partage.faces.agent import serve  # while the helper imports what it needs
-
-    serve(settings, helper.hardware, http, log_level)
+        serve(settings, helper.hardware, http, log_level)
+    finally:
+        gc.enable()
 
 
 class Helper:
