@@ -74,7 +74,7 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class EmptyInstance:
-    """A GPU instance without a compute instance: no MIG device shows it, and it takes its place all the same."""
+    """A GPU instance without a compute instance: no MIG device shows it, yet it takes its place."""
 
     gi_id: int
     profile: str
