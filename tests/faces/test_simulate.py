@@ -57,6 +57,15 @@ def test_a_second_pod_of_one_name_is_the_storys_mistake(simulate, count):
     assert "pod default/p" in problem["message"]
 
 
+@pytest.mark.parametrize("mends", ["{gpu: 1, reset: true}", "{reboot: true}"])
+def test_a_gpu_that_fell_off_the_bus_comes_back_by_what_mends_it(simulate, mends):
+    simulate(
+        "  - {fault: {gpu: 1, xid: 79}}\n  - {expect: {health: {unhealthy: [1]}}}\n"
+        f"  - {{fault: {mends}}}\n  - {{expect: {{health: {{probation: [1]}}}}}}\n"
+        "  - {later: 2m}\n  - {expect: {health: {healthy: [0, 1]}}}\n"
+    )
+
+
 def test_the_document_has_pods_with_environment_and_the_counts(simulate):
     document = _json(simulate, RUNS)
     assert document["kind"] == "Simulation"

@@ -161,11 +161,10 @@ class _Agent:
             serve=self._serve,
             rules=XidRules.parse(disabled, enabled),
         )
-        boot_id = self._sense.node.inventory.boot_id if self._sense.node else ""
         return Loop(
             parts,
             standing=after_restart(Standing(remembered.serving, remembered.health)),
-            booted=bool(boot_id and remembered.boot_id and boot_id != remembered.boot_id),
+            boot_id=remembered.boot_id,
         )
 
     @contextlib.asynccontextmanager

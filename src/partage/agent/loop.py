@@ -68,12 +68,15 @@ class Parts:
 
 @dataclass(slots=True)
 class Loop:
-    """Turns, and keeps what lies between two turns."""
+    """Turns, and keeps what lies between two turns.
+
+    boot_id: of the boot in which the node was last seen, also by the agent before us; empty where unknown.
+    """
 
     parts: Parts
     standing: Standing = field(default_factory=Standing)
     rows: Rows = NO_ROWS
-    booted: bool = False
+    boot_id: str = ""
     _terms: Terms | None = None
     _due_s: float | None = None
     _number: int = 0
@@ -99,7 +102,7 @@ class Loop:
         parts.policies.lay_on(sensed.node)
         parts.memory.has_seen(sensed.node)
         done = turn(self._seen(sensed, began_s), self.standing, self.rows, self._settle_s, parts.rules)
-        self.standing, self.rows, self._due_s, self.booted = done.standing, done.rows, done.due_s, False
+        self.standing, self.rows, self._due_s = done.standing, done.rows, done.due_s
         parts.holders.waited_for(waited=any(done.waiting.values()))
         self._publish(sensed)
         self._report(sensed, done, began_s)
@@ -122,12 +125,18 @@ class Loop:
             xids=sensed.xids,
             conditions=sensed.conditions,
             silent=sensed.silent,
-            booted=self.booted,
+            booted=self._has_booted(sensed),
             held=ledger.held(),
             held_version=ledger.version,
             entries=ledger.entries(),
             holders_known=self.parts.holders.known,
         )
+
+    def _has_booted(self, sensed: Sensed) -> bool:
+        """Whether the node has booted since it was last seen. A simulated one may do so under our feet."""
+        boot_id = sensed.node.inventory.boot_id if sensed.node else ""
+        before, self.boot_id = self.boot_id, boot_id or self.boot_id
+        return bool(before) and before != self.boot_id
 
     def _publish(self, sensed: Sensed) -> None:
         """Serve the new rows. Without a driver, answers stay what they were when there was one."""

@@ -12,7 +12,7 @@ from partage.agent.node import Node, recognise
 from partage.agent.settings import Intervals
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
-from partage.model.gpu import NoDriver
+from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition, Xid
 
 log = logging.getLogger(__name__)
@@ -88,17 +88,21 @@ class HardwareSense:
             self._note_unseen(str(error))
             return
         self._note_unseen("")
+        self._note_driver(observed)
         node = recognise(self.node, observed)
         if node != self.node:
             self._fresh, self.node = True, node
             self.ask()
 
     async def conditions_for_ever(self) -> None:
-        """The driver's word on health: every conditions_s, and at once after an XID."""
+        """The driver's word on health: every conditions_s, and at once after an XID.
+
+        The first time at once, too: a reset is proven by what was counted before the fault.
+        """
         while True:
-            await _either(self._check, self.intervals.conditions_s)
             await self._ask_conditions()
             self.ask()
+            await _either(self._check, self.intervals.conditions_s)
 
     async def _ask_conditions(self) -> None:
         was_silent = self._unasked
@@ -142,6 +146,22 @@ class HardwareSense:
         self._xids.extend(xids)
         self._check.set()
         self.ask()
+
+    def _note_driver(self, observed: Inventory) -> None:
+        """Say so where the driver comes, goes or is another one."""
+        driver = observed.driver
+        if self.node is not None and driver == self.node.inventory.driver:
+            return
+        if isinstance(driver, NoDriver):
+            gone = {"kind": driver.kind, "reason": driver.reason, "hint": driver.hint or None}
+            log.warning("no driver", extra=gone)
+        else:
+            facts = {
+                "version": driver.version,
+                "gpus": len(observed.gpus),
+                "lost": len(observed.lost) or None,
+            }
+            log.info("driver works", extra=facts)
 
     def _note_unseen(self, reason: str) -> None:
         if reason != self._unseen:
