@@ -1,0 +1,119 @@
+"""A real agent on a simulated node, with a scripted kubelet on the other side of its socket."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from bench.processes import cpu_ms
+from tests.agent.harness import AgentProcess, Place, place, registered, running, spawn
+from tests.kubelet_script import ScriptedKubelet, scripted_kubelet, wait_for
+
+RESOURCE = "nvidia.com/gpu"
+WHOLE = "version: v1\n"
+
+
+def sliced(replicas: int) -> str:
+    """A policy in NVIDIA's format: every GPU in so many shares, of which a container may ask for several."""
+    resource = f"{{name: nvidia.com/gpu, replicas: {replicas}}}"
+    return f"version: v1\nsharing: {{timeSlicing: {{resources: [{resource}]}}}}\n"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One agent that runs. ids: what it offers."""
+
+    place: Place
+    kubelet: ScriptedKubelet
+    agent: AgentProcess
+    ids: list[str]
+
+    @property
+    def pids(self) -> list[int]:
+        """The agent and its helper."""
+        helper = self.agent.helper_pid()
+        assert helper is not None
+        return [self.agent.pid, helper]
+
+
+@contextmanager
+def node(policy: str) -> Iterator[Node]:
+    """An agent with policy file and HTTP, its first list received."""
+    with (
+        place() as directories,
+        scripted_kubelet(directories.kubelet_dir, directories.pod_resources) as kubelet,
+    ):
+        agent = spawn(directories, policy=policy)
+        with running(agent):
+            watch = registered(kubelet, RESOURCE).watch
+            assert watch is not None
+            agent.wait(lambda: agent.health()[0] == 200, "healthy")
+            yield Node(directories, kubelet, agent, list(watch.health))
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Medians, milliseconds. cpu: processor time of agent and helper until then, which a busy machine changes
+    less than the time of day.
+    """
+
+    register: float
+    agent_cpu: float
+    helper_cpu: float
+    first_list: float
+    again: float
+    slowest: float
+
+
+def starts(policy: str, count: int) -> Starts:
+    """Start the agent that often on a fresh node; then restart the kubelet under it that often.
+
+    again: from the moment that the new kubelet listens until the agent has registered with it.
+    """
+    times = []
+    with (
+        place() as directories,
+        scripted_kubelet(directories.kubelet_dir, directories.pod_resources) as kubelet,
+    ):
+        for _ in range(count):
+            times.append(_started(directories, kubelet, policy))
+            for directory in (directories.state_dir, directories.run_dir):
+                shutil.rmtree(directory)
+        agent = spawn(directories, policy=policy)
+        with running(agent):
+            registered(kubelet, RESOURCE)
+            again = [_registered_again(kubelet) for _ in range(count)]
+    register, first, agent_cpu, helper_cpu = (list(column) for column in zip(*times, strict=True))
+    return Starts(
+        register=statistics.median(register),
+        agent_cpu=statistics.median(agent_cpu),
+        helper_cpu=statistics.median(helper_cpu),
+        first_list=statistics.median(first),
+        again=statistics.median(again),
+        slowest=max(register),
+    )
+
+
+def _started(directories: Place, kubelet: ScriptedKubelet, policy: str) -> tuple[float, float, float, float]:
+    kubelet.registered.clear()
+    began = time.monotonic()
+    agent = spawn(directories, policy=policy)
+    with running(agent):
+        found = registered(kubelet, RESOURCE)
+        helper = agent.helper_pid()
+        assert found.watch is not None
+        assert helper is not None
+        cpu = cpu_ms(agent.pid), cpu_ms(helper)
+        agent.stop()
+    return (found.time - began) * 1000, (found.watch.times[0] - began) * 1000, *cpu
+
+
+def _registered_again(kubelet: ScriptedKubelet) -> float:
+    before = len(kubelet.registered)
+    began = kubelet.restart()
+    wait_for(lambda: len(kubelet.registered) > before, what="registered again")
+    return (kubelet.registered[-1].time - began) * 1000
