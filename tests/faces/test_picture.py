@@ -5,8 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
+from partage.edges.files.catalogue import geometry_of
 from partage.faces.render.cards import cards_of
-from partage.faces.render.picture import CARD_WIDTH, picture
+from partage.faces.render.picture import CARD_WIDTH, legend, picture
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, node, offering
 
 _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
@@ -14,7 +15,7 @@ _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
 
 def _drawn(inventory, offer, holders=None, troubles=None, width=CARD_WIDTH):
     text = io.StringIO()
-    cards = cards_of(inventory, offer, holders or {}, troubles or {}, {})
+    cards = cards_of(inventory, offer, holders or {}, troubles or {}, geometry_of)
     Console(file=text, width=width, color_system=None).print(picture(cards, width))
     return text.getvalue()
 
@@ -86,3 +87,32 @@ def test_no_line_is_wider_than_the_terminal(width):
     offer = {f"GPU-{n}": (offering(n, SLICED, 7, NONE),) for n in range(8)}
     drawn = _drawn(node(*(gpu(n) for n in range(8))), offer, {"GPU-3::1": "x/" + "y" * 80}, width=width)
     assert max(map(len, drawn.splitlines())) <= width
+
+
+def test_compute_slices_stand_below_the_memory_of_their_instance():
+    migs = (("3g.40gb", 0, 4, 40), ("1g.20gb", 4, 2, 20))
+    offer = {
+        "GPU-0": (
+            offering(0, EXCLUSIVE, 1, HARD, strategy=MIG, device="MIG-0-0", profile="3g.40gb"),
+            offering(0, EXCLUSIVE, 1, HARD, strategy=MIG, device="MIG-0-1", profile="1g.20gb"),
+        )
+    }
+    lines = _drawn(node(gpu(0, *migs)), offer, {"MIG-0-0": "a/b"}).splitlines()
+    memory, compute = (line.strip("│ ").split() for line in lines[2:4])
+    assert [part[0] for part in memory] == ["█", "░", "·"]
+    assert [part[0] for part in compute] == ["█", "█", "█", "x", "░", "x", "·"]
+    assert len(lines) == 7
+
+
+def test_a_device_that_is_not_offered_is_no_gap():
+    drawn = _drawn(node(gpu(0, *_MIGS)), {"GPU-0": ()})
+    assert "MIG mode, offers nothing" in drawn
+    assert [part[0] for part in _bar(drawn).split()] == ["-", "·", "-"]
+
+
+def test_the_legend_says_more_where_there_is_more():
+    whole = cards_of(node(gpu(0)), {"GPU-0": (offering(0, EXCLUSIVE, 1, HARD),)}, {}, {}, geometry_of)
+    cut = cards_of(node(gpu(0, *_MIGS)), {"GPU-0": ()}, {}, {}, geometry_of)
+    assert "compute" not in legend(whole).plain
+    assert "compute slices" in legend(cut).plain
+    assert "not offered" in legend(cut).plain

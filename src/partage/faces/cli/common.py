@@ -214,11 +214,11 @@ def ctk_found(policy: Policy, inventory: Inventory) -> bool:
     return not inventory.simulated and Path(policy.options.nvidia_ctk).is_file()
 
 
-def write_file(path: str, text: str) -> None:
+def write_file(path: str, content: str | bytes) -> None:
     """Write an answer to a file. Raises InputError where that cannot be."""
     from partage.errors import InputError
 
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise InputError([Problem(path, "", "error", f"cannot be written: {error.strerror}")]) from error

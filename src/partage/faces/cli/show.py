@@ -12,6 +12,7 @@ from partage.faces.cli import common
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.faces.render.cards import Card
     from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.share import Offer
@@ -31,9 +32,15 @@ class Node:
 @common.policy_options
 @common.machine_option
 @common.run_dir_option
+@click.option("--picture", metavar="FILE", help="Draw the cards into a file, too: .svg, or .png.")
 @common.output_option("table", "json", "yaml")
-def command(
-    policy: str | None, config: str | None, machine: str | None, run_dir: str | None, output: str
+def command(  # noqa: PLR0917 - click calls it by keyword
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    run_dir: str | None,
+    picture: str | None,
+    output: str,
 ) -> None:
     """The node: its GPUs, what they offer, who holds it, and a picture.
 
@@ -42,7 +49,13 @@ def command(
 
     Exit code 4: there is no usable driver; the message says what to do.
     """
+    if picture is not None:
+        from partage.faces.render.paper import check_picture_name
+
+        check_picture_name(picture)
     node = _look(policy, config, machine, run_dir)
+    if picture is not None:
+        _draw(node, picture)
     if output == "table":
         _print(node, common.console())
     else:
@@ -99,30 +112,43 @@ def node_document(node: Node) -> dict[str, Any]:
     )
 
 
-def _print(node: Node, console: Console) -> None:
+def _cards(node: Node) -> list[Card]:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.render.cards import cards_of
+
+    report = node.report
+    holders = report.holders if report else {}
+    troubles = report.troubles if report else {}
+    return cards_of(node.inventory, node.offer, holders, troubles, geometry_of)
+
+
+def _draw(node: Node, path: str) -> None:
+    from partage.faces.render.drawing import draw
+    from partage.faces.render.paper import picture_file
+
+    common.write_file(path, picture_file(draw(_cards(node), node.source), path))
+
+
+def _print(node: Node, console: Console) -> None:
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.rows import gpu_lines, holder_lines, links_sentence, waiting_lines
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.model.gpu import Driver
 
     inventory, report = node.inventory, node.report
-    troubles = dict(report.troubles) if report else {}
     assert isinstance(inventory.driver, Driver), "need_driver has seen to it"
     console.print(
         f"Driver {inventory.driver.version}, CUDA {inventory.driver.cuda}"
         + (", simulated" if inventory.simulated else "")
     )
     console.print()
-    console.print(gpus_table(gpu_lines(inventory, troubles)))
+    console.print(gpus_table(gpu_lines(inventory, report.troubles if report else {})))
     if links := links_sentence(inventory):
         console.print(f"\n{links}", style="dim")
     console.print()
-    slices = {gpu.uuid: found.memory_slices for gpu in inventory if (found := geometry_of(gpu))}
-    cards = cards_of(inventory, node.offer, report.holders if report else {}, troubles, slices)
+    cards = _cards(node)
     console.print(picture(cards, console.width))
-    console.print(legend())
+    console.print(legend(cards))
     console.print(f"\n{node.source}", style="italic", markup=False)
     console.print()
     console.print(resources_table(node.offer))

@@ -106,11 +106,10 @@ def _print_ending(ending: Ending, console: Console) -> None:
 
     report = ending.snapshot.report
     offer = report.offer if report else {}
-    slices = {gpu.uuid: found.memory_slices for gpu in ending.inventory if (found := geometry_of(gpu))}
-    cards = cards_of(ending.inventory, offer, holders_of(ending), troubles_of(ending), slices)
+    cards = cards_of(ending.inventory, offer, holders_of(ending), troubles_of(ending), geometry_of)
     console.print()
     console.print(picture(cards, console.width))
-    console.print(legend())
+    console.print(legend(cards))
     console.print()
     console.print(describe_node(ending.snapshot))
     for line in container_lines(ending):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from partage.faces.render.slices import Slices, slices_of
 from partage.faces.words import count_of, guarantee_words, product_word, way
+from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.policy import Strategy
 from partage.model.share import GpuOffer, Offer, Offering, weakest
+from partage.plan.select import GeometryOf
 from partage.units import format_bytes
 
 
@@ -22,9 +25,10 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """One device of a GPU, or a gap between MIG devices (no cells).
+    """One device of a GPU, or a gap between MIG devices (no cells, no label).
 
     label: the MIG profile, empty for a whole GPU. weight: memory slices, 1 for a whole GPU.
+    cells: its shares; none where nothing of the device is offered.
     """
 
     label: str
@@ -35,7 +39,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """One GPU, ready to be drawn. trouble: what is wrong with it, empty where nothing is."""
+    """One GPU, ready to be drawn.
+
+    trouble: what is wrong with it, empty where nothing is. slices: of a GPU under MIG, None of any other.
+    """
 
     index: int
     product: str
@@ -45,6 +52,7 @@ class Card:
     shares: str
     guarantee: str
     trouble: str = ""
+    slices: Slices | None = None
 
 
 def cards_of(
@@ -52,37 +60,54 @@ def cards_of(
     offer: Offer,
     holders: Mapping[str, str],
     troubles: Mapping[str, str],
-    slices_of: Mapping[str, int],
+    geometry_of: GeometryOf,
 ) -> list[Card]:
     """One card per GPU, lost ones included, ordered by index.
 
     holders: share id to who holds it. troubles: GPU UUID to what is wrong with it.
-    slices_of: GPU UUID to the number of memory slices of its model.
     """
     cards = [
-        _card(gpu, offer.get(gpu.uuid, ()), holders, troubles.get(gpu.uuid, ""), slices_of.get(gpu.uuid, 8))
+        _card(gpu, offer.get(gpu.uuid, ()), holders, troubles.get(gpu.uuid, ""), geometry_of(gpu))
         for gpu in inventory
     ]
     cards += [_lost_card(gpu) for gpu in inventory.lost]
     return sorted(cards, key=lambda card: card.index)
 
 
-def _card(gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], trouble: str, slices: int) -> Card:
+def _card(
+    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], trouble: str, geometry: Geometry | None
+) -> Card:
     product = product_word(gpu.product)
+    slices = slices_of(gpu, offer, geometry)
     if not offer:
-        nothing = "MIG mode, no MIG device" if gpu.mig_enabled else "offers nothing"
-        return Card(gpu.index, product, nothing, None, (Block("", 1, ()),), "", "", trouble)
-    mig = any(offering.profile for offering in offer)
+        return Card(
+            index=gpu.index,
+            product=product,
+            way=_nothing(gpu),
+            strategy=None,
+            blocks=_mig_blocks(slices, {}) if slices else (Block("", 1, ()),),
+            shares="",
+            guarantee="",
+            trouble=trouble,
+            slices=slices,
+        )
     return Card(
         index=gpu.index,
         product=product,
         way=_ways(offer),
         strategy=offer[0].strategy,
-        blocks=_mig_blocks(gpu, offer, holders, slices) if mig else (_whole_block(offer, holders),),
+        blocks=_blocks(gpu, offer, holders, slices),
         shares=_shares_text(offer),
         guarantee=guarantee_words(weakest(offering.guarantee for offering in offer)),
         trouble=trouble,
+        slices=slices,
     )
+
+
+def _nothing(gpu: Gpu) -> str:
+    if not gpu.mig_enabled:
+        return "offers nothing"
+    return "MIG mode, offers nothing" if gpu.mig_devices else "MIG mode, no MIG device"
 
 
 def _lost_card(gpu: LostGpu) -> Card:
@@ -117,38 +142,30 @@ def _cells(offering: Offering, holders: Mapping[str, str]) -> list[Cell]:
     return [Cell(holders.get(share), weight) for share in offering.share_ids]
 
 
-def _mig_blocks(gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], slices: int) -> tuple[Block, ...]:
+def _blocks(
+    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], slices: Slices | None
+) -> tuple[Block, ...]:
+    if slices is not None:
+        return _mig_blocks(slices, holders)
+    if any(offering.profile for offering in offer):
+        # Nothing says where they sit, so their memory says how wide they are.
+        return tuple(_mig_block(o.profile or "", [o], _width(o, gpu), holders) for o in offer)
+    return (_whole_block(offer, holders),)
+
+
+def _mig_blocks(slices: Slices, holders: Mapping[str, str]) -> tuple[Block, ...]:
     """The GPU's memory slices from left to right; devices of one GPU instance share its slices."""
-    placements = {device.uuid: device.placement for device in gpu.mig_devices}
-    at: dict[tuple[int, int], list[Offering]] = {}
-    unplaced: list[Offering] = []
-    for offering in offer:
-        placement = placements.get(offering.device)
-        if placement is None:
-            unplaced.append(offering)
-        else:
-            at.setdefault((placement.start, placement.size), []).append(offering)
-    if unplaced:
-        # Planned devices: nothing sits anywhere yet, so their memory says how wide they are.
-        return tuple(_mig_block([o], _slices_by_memory(o, gpu, slices), holders) for o in offer)
-    blocks: list[Block] = []
-    position = 0
-    for (start, size), offerings in sorted(at.items()):
-        if start > position:
-            blocks.append(Block("", start - position, ()))
-        blocks.append(_mig_block(offerings, size, holders))
-        position = start + size
-    if position < slices:
-        blocks.append(Block("", slices - position, ()))
-    return tuple(blocks)
+    return tuple(
+        _mig_block(instance.label, instance.offerings, width, holders) if instance else Block("", width, ())
+        for width, instance in slices.memory_row
+    )
 
 
-def _mig_block(offerings: Sequence[Offering], weight: int, holders: Mapping[str, str]) -> Block:
-    label = " ".join(dict.fromkeys(offering.profile or "" for offering in offerings))
+def _mig_block(label: str, offerings: Sequence[Offering], weight: int, holders: Mapping[str, str]) -> Block:
     cells = tuple(cell for offering in offerings for cell in _cells(offering, holders))
     return Block(label, weight, cells, planned=any(offering.planned for offering in offerings))
 
 
-def _slices_by_memory(offering: Offering, gpu: Gpu, slices: int) -> int:
+def _width(offering: Offering, gpu: Gpu) -> int:
     whole = offering.memory_bytes * (1 if offering.shared is Strategy.EXCLUSIVE else offering.replicas)
-    return max(1, round(whole * slices / gpu.memory_bytes))
+    return max(1, round(whole * 8 / gpu.memory_bytes))

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partage.faces.render.cards import Block, Card
+from partage.faces.render.slices import ComputeSlice, Slices, Use
 from partage.faces.words import abridge, shorten
 from partage.model.policy import Strategy
 
@@ -18,7 +19,8 @@ CARD_WIDTH = 43
 """Two beside each other in 100 columns. Inside, 39 columns and a gap make 2, 4, 5, 8 or 10 equal shares."""
 
 _INNER = CARD_WIDTH - 4
-_HELD, _FREE, _GAP, _PLANNED = "█", "░", "·", "▒"
+_HEIGHT = 6
+_HELD, _FREE, _GAP, _PLANNED, _IDLE, _UNOFFERED = "█", "░", "·", "▒", "x", "-"
 _COLOURS = {
     Strategy.EXCLUSIVE: "green",
     Strategy.TIME_SLICING: "yellow",
@@ -33,18 +35,24 @@ def picture(cards: Sequence[Card], width: int) -> Table:
     """All cards, as many beside each other as ``width`` columns of a terminal have room for."""
     beside = max(1, (width + 1) // (CARD_WIDTH + 1))
     grid = Table.grid(*[""] * beside, padding=(0, 1, 0, 0), pad_edge=False)
-    panels = [_panel(card) for card in cards]
-    for first in range(0, len(panels), beside):
-        grid.add_row(*panels[first : first + beside])
+    for first in range(0, len(cards), beside):
+        row = cards[first : first + beside]
+        height = _HEIGHT + any(_computes(card) for card in row)
+        grid.add_row(*(_panel(card, height) for card in row))
     return grid
 
 
-def legend() -> Text:
-    """What the bars mean."""
-    return Text(f"{_HELD} held  {_FREE} free  {_PLANNED} planned  {_GAP} not cut", style="dim")
+def legend(cards: Sequence[Card] = ()) -> Text:
+    """What the bars mean; cards: those that are drawn."""
+    marks = f"{_HELD} held  {_FREE} free  {_PLANNED} planned  {_GAP} not cut"
+    if any(block.label and not block.cells for card in cards for block in card.blocks):
+        marks += f"  {_UNOFFERED} cut, not offered"
+    if any(_computes(card) for card in cards):
+        marks += f"  {_IDLE} idle; under MIG the upper bar is memory, the lower one compute slices"
+    return Text(marks, style="dim")
 
 
-def _panel(card: Card) -> Panel:
+def _panel(card: Card, height: int) -> Panel:
     colour = "red" if card.trouble else _COLOURS[card.strategy] if card.strategy else "bright_black"
     title = f"GPU {card.index}  {card.product}"
     return Panel(
@@ -56,7 +64,7 @@ def _panel(card: Card) -> Panel:
         subtitle_align="right",
         border_style=colour,
         width=CARD_WIDTH,
-        height=6,
+        height=height,
     )
 
 
@@ -68,16 +76,56 @@ def _lines(card: Card, colour: str) -> Text:
         labels.append(_block_label(block, width).ljust(width))
         bar.append_text(_block_bar(block, width, colour))
         names.append(_block_names(block, width).ljust(width), style="dim")
-    for line in (labels, bar, names):
+    compute = _compute_bar(card.slices, card.blocks, colour) if card.slices else Text()
+    for line in (labels, bar, compute, names):
         line.truncate(_INNER)
     first = labels if labels.plain.strip() else Text(shorten(card.shares, _INNER))
     if card.trouble:
         last = Text(shorten(card.trouble, _INNER), style="red")
     else:
         last = Text(shorten(card.guarantee, _INNER), style="italic")
-    lines = Text("\n").join([first, bar, names, last])
+    lines = Text("\n").join([first, bar, *([compute] if _computes(card) else []), names, last])
     lines.no_wrap = True
     return lines
+
+
+def _computes(card: Card) -> bool:
+    """Its compute slices are drawn."""
+    return card.slices is not None and card.slices.compute > 0
+
+
+def _compute_bar(slices: Slices, blocks: Sequence[Block], colour: str) -> Text:
+    """One mark for each compute slice, below the memory slices of its GPU instance."""
+    held = {
+        instance.placement: any(cell.holder is not None for cell in block.cells)
+        for (_, instance), block in zip(slices.memory_row, blocks, strict=True)
+        if instance is not None
+    }
+    row = slices.compute_row
+    spans = _spans([one.width for one in row], _INNER + 1) if row else []
+    bar = Text()
+    for one, span in zip(row, spans, strict=True):
+        owner = one.instance
+        mark = _compute_mark(one, held=owner is not None and held[owner.placement])
+        style = colour if one.use is Use.RUNS else "bright_black"
+        bar.append(mark * (span - 1) + " ", style=style)
+    return bar
+
+
+def _compute_mark(one: ComputeSlice, *, held: bool) -> str:
+    match one.use:
+        case Use.RUNS if one.instance is not None and one.instance.planned:
+            return _PLANNED
+        case Use.RUNS if one.instance is not None and not one.instance.offerings:
+            return _UNOFFERED
+        case Use.RUNS:
+            return _HELD if held else _FREE
+        case Use.IDLE:
+            return _IDLE
+        case Use.UNCUT:
+            return _GAP
+        case _:
+            return " "
 
 
 def _block_label(block: Block, width: int) -> str:
@@ -88,7 +136,7 @@ def _block_label(block: Block, width: int) -> str:
 
 def _block_bar(block: Block, width: int, colour: str) -> Text:
     if not block.cells:
-        return Text(_GAP * (width - 1) + " ", style="bright_black")
+        return Text((_UNOFFERED if block.label else _GAP) * (width - 1) + " ", style="bright_black")
     if width < _NARROWEST * len(block.cells):
         return _crowded_bar(block, width, colour)
     free = _PLANNED if block.planned else _FREE

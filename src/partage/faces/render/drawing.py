@@ -1,0 +1,263 @@
+"""The picture of a node on paper: boxes and labels with exact places, before a file is made of them.
+
+One drawing serves SVG and PNG. Lengths are pixels. A card under MIG has two rows on one ruler of memory
+slices: above, the memory of each GPU instance with its profile and its holders; below, its compute slices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from partage.faces.render.cards import Block, Card, Cell
+from partage.faces.render.slices import ComputeSlice, Slices, Use
+from partage.faces.words import abridge, shorten
+from partage.model.policy import Strategy
+
+_MARGIN, _CARD, _GAP = 20, 560, 16
+_LEFT, _BAR = 78, 468
+"""Where the bars of a card begin, and how wide they are."""
+_HEAD, _RULER, _MEMORY, _COMPUTE, _FOOT, _LEGEND = 42, 14, 46, 24, 34, 62
+_LETTER, _BOLD = 0.57, 0.66
+"""Width of a letter, as a part of its size: on the wide side, so that no text leaves its box."""
+_NARROWEST, _FEWEST = 12, 4
+"""Width of a share that is still drawn on its own; letters of a holder's name that still say something."""
+
+INK, DIM, PAPER, LINE, UNCUT, TROUBLE = "#1f2933", "#66727f", "#ffffff", "#cbd2d9", "#eef1f4", "#c62828"
+_COLOURS = {
+    Strategy.EXCLUSIVE: ("#2e7d32", "#e0f0e1"),
+    Strategy.TIME_SLICING: ("#a86200", "#fbecd3"),
+    Strategy.MPS: ("#00738c", "#dbf0f5"),
+    Strategy.MIG: ("#7b3fa0", "#efe3f6"),
+}
+"""Of what is held, and of what is free."""
+_NO_COLOURS = (DIM, UNCUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A rectangle. stroke: colour of its edge, empty for none. dashed: not there yet. crossed: of no use."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    stroke: str = ""
+    dashed: bool = False
+    crossed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A line of text. x: its left end, or its right end where ``at_end``. y: the foot of its letters."""
+
+    x: float
+    y: float
+    text: str
+    size: int = 12
+    colour: str = INK
+    bold: bool = False
+    at_end: bool = False
+
+
+Shape = Box | Label
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Shapes, the later ones over the earlier ones."""
+
+    width: int
+    height: int
+    shapes: tuple[Shape, ...]
+
+
+def draw(cards: Sequence[Card], caption: str) -> Drawing:
+    """All cards, two beside each other; below them a legend and the caption, a sentence."""
+    beside = min(2, max(1, len(cards)))
+    width = 2 * _MARGIN + beside * (_CARD + _GAP) - _GAP
+    shapes: list[Shape] = []
+    y = _MARGIN
+    for first in range(0, len(cards), beside):
+        row = cards[first : first + beside]
+        height = max(map(_height, row))
+        for column, card in enumerate(row):
+            shapes.extend(_card(card, _MARGIN + column * (_CARD + _GAP), y, height))
+        y += height + _GAP
+    shapes.extend(_legend(cards, y))
+    shapes.append(Label(_MARGIN, y + 46, _fitting(caption, width - 2 * _MARGIN, 12), 12, DIM))
+    height = y + _LEGEND
+    return Drawing(width, height, (Box(0, 0, width, height, PAPER), *shapes))
+
+
+def _height(card: Card) -> int:
+    under_mig = _RULER + 4 + _COMPUTE if card.slices else 0
+    return _HEAD + under_mig + _MEMORY + _FOOT
+
+
+# --- one card ----------------------------------------------------------------------------------
+
+
+def _card(card: Card, x: int, y: int, height: int) -> Iterator[Shape]:
+    edge = TROUBLE if card.trouble else LINE
+    full, _ = _colours(card)
+    yield Box(x, y, _CARD, height, PAPER, edge)
+    way = _fitting(card.way, 220, 13)
+    title = _fitting(f"GPU {card.index}  {card.product}", _CARD - 40 - _width(way, 13, _BOLD), 15)
+    yield Label(x + 14, y + 26, title, 15, bold=True)
+    yield Label(x + _CARD - 14, y + 26, way, 13, full, bold=True, at_end=True)
+    bars = x + _LEFT
+    top = y + _HEAD
+    if card.slices:
+        yield from _ruler(card.slices, bars, top + _RULER - 4)
+        top += _RULER
+    yield Label(bars - 10, top + _MEMORY / 2 + 4, "memory", 11, DIM, at_end=True)
+    yield from _memory(card, bars, top)
+    if card.slices:
+        yield from _compute(card, card.slices, bars, top + _MEMORY + 4)
+    said, colour = (card.trouble, TROUBLE) if card.trouble else (_foot(card), DIM)
+    yield Label(x + 14, y + height - 12, _fitting(said, _CARD - 28, 12), 12, colour)
+
+
+def _foot(card: Card) -> str:
+    return "; ".join(part for part in (card.shares, card.guarantee) if part)
+
+
+def _ruler(slices: Slices, x: int, y: int) -> Iterator[Shape]:
+    """Numbers of the memory slices, where they begin."""
+    for number, (left, _) in enumerate(_spans([1] * slices.memory)):
+        yield Label(x + left + 2, y, str(number), 9, DIM)
+
+
+def _memory(card: Card, x: int, y: int) -> Iterator[Shape]:
+    for block, (left, width) in zip(card.blocks, _spans([one.weight for one in card.blocks]), strict=True):
+        yield from _block(block, x + left, y, width, _colours(card))
+
+
+def _block(block: Block, x: float, y: int, width: float, colours: tuple[str, str]) -> Iterator[Shape]:
+    """One device: its shares from left to right, the profile above, who holds it below."""
+    full, tint = colours
+    place = Box(x + 1, y, width - 2, _MEMORY, tint, full)
+    if not block.cells:
+        cut = bool(block.label)
+        yield replace(place, fill=PAPER if cut else UNCUT, stroke=LINE, dashed=not cut)
+        yield from _profile(block.label, x, y, width, DIM)
+        return
+    spans = _spans([cell.weight for cell in block.cells], place.width)
+    if min(span for _, span in spans) < _NARROWEST:
+        yield from _crowded(block, place)
+        yield from _profile(block.label, x, y, width, full)
+        return
+    for cell, (left, span) in zip(block.cells, spans, strict=True):
+        fill = full if cell.holder is not None else PAPER if block.planned else tint
+        at = place.x + left + bool(left)
+        yield replace(place, x=at, width=span - bool(left), fill=fill, dashed=block.planned)
+        yield from _holder(cell, x + left, y + (36 if block.label else 28), span)
+    held = block.cells[0].holder is not None
+    yield from _profile(block.label, x, y, spans[0][1], PAPER if held else full)
+
+
+def _holder(cell: Cell, x: float, y: float, width: float) -> Iterator[Shape]:
+    letters = int((width - 10) / (11 * _LETTER))
+    if cell.holder is not None and letters >= _FEWEST:
+        yield Label(x + 6, y, abridge(cell.holder.rpartition("/")[2], letters), 11, PAPER)
+
+
+def _crowded(block: Block, place: Box) -> Iterator[Shape]:
+    """More shares than can be drawn: how full the device is, as a stripe, instead of each share."""
+    held, count = sum(cell.holder is not None for cell in block.cells), len(block.cells)
+    stripe = Box(place.x, place.y + _MEMORY - 10, place.width * held / count, 10, place.stroke)
+    yield place
+    if held:
+        yield stripe
+    said = f"{held} of {count} held"
+    said = said if _width(said, 11) <= place.width - 8 else f"{held}/{count}"
+    yield Label(place.x + 5, place.y + (32 if block.label else 24), said, 11, INK)
+
+
+def _profile(label: str, x: float, y: float, width: float, colour: str) -> Iterator[Shape]:
+    """The profile in letters that fit, else its number of slices."""
+    size = next((size for size in (12, 11, 10) if _width(label, size, _BOLD) <= width - 8), 0)
+    text = label if size else _fitting(label.partition(".")[0], width - 8, 11)
+    if text:
+        yield Label(x + 6, y + 18, text, size or 11, colour, bold=True)
+
+
+def _compute(card: Card, slices: Slices, x: int, y: int) -> Iterator[Shape]:
+    row = slices.compute_row
+    if not row:
+        return
+    yield Label(x - 10, y + _COMPUTE / 2 + 4, "compute", 11, DIM, at_end=True)
+    held = {
+        instance.placement
+        for (_, instance), block in zip(slices.memory_row, card.blocks, strict=True)
+        if instance is not None and any(cell.holder is not None for cell in block.cells)
+    }
+    for one, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
+        taken = one.instance is not None and one.instance.placement in held
+        yield from _compute_slice(one, Box(x + left, y, width, _COMPUTE, PAPER), _colours(card), held=taken)
+
+
+def _compute_slice(one: ComputeSlice, place: Box, colours: tuple[str, str], *, held: bool) -> Iterator[Shape]:
+    full, tint = colours
+    at = (place.x + 2, place.y, place.width - 4, place.height)
+    match one.use:
+        case Use.RUNS if one.instance is not None and one.instance.offerings:
+            planned = one.instance.planned
+            yield Box(*at, full if held else PAPER if planned else tint, full, dashed=planned)
+        case Use.RUNS:
+            yield Box(*at, PAPER, LINE)
+        case Use.IDLE:
+            yield Box(*at, UNCUT, LINE, crossed=True)
+        case Use.UNCUT:
+            yield Box(*at, UNCUT, LINE, dashed=True)
+        case _:
+            return
+
+
+# --- the legend --------------------------------------------------------------------------------
+
+
+def _legend(cards: Sequence[Card], y: int) -> Iterator[Shape]:
+    """The marks that occur, each with its word."""
+    full, tint = DIM, "#dfe3e8"
+    marks = [(Box(0, 0, 0, 0, full, full), "held"), (Box(0, 0, 0, 0, tint, full), "free")]
+    blocks = [block for card in cards for block in card.blocks]
+    rows = [one for card in cards if card.slices for one in card.slices.compute_row]
+    if any(block.planned for block in blocks):
+        marks.append((Box(0, 0, 0, 0, PAPER, full, dashed=True), "planned"))
+    if any(not block.cells and not block.label for block in blocks):
+        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), "not cut"))
+    if any(not block.cells and block.label for block in blocks):
+        marks.append((Box(0, 0, 0, 0, PAPER, LINE), "cut, not offered"))
+    if any(one.use is Use.IDLE for one in rows):
+        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "idle: taken along with its memory"))
+    x: float = _MARGIN
+    for mark, word in marks:
+        yield Box(x, y + 8, 22, 14, mark.fill, mark.stroke, mark.dashed, mark.crossed)
+        yield Label(x + 28, y + 20, word, 12, DIM)
+        x += 28 + _width(word, 12) + 18
+
+
+# --- measures ----------------------------------------------------------------------------------
+
+
+def _colours(card: Card) -> tuple[str, str]:
+    return _COLOURS[card.strategy] if card.strategy else _NO_COLOURS
+
+
+def _spans(weights: Sequence[int], width: float = _BAR) -> list[tuple[float, float]]:
+    """Left edge and width of each weight's part."""
+    total = sum(weights)
+    edges = [width * passed / total for passed in (0, *itertools.accumulate(weights))]
+    return [(left, right - left) for left, right in itertools.pairwise(edges)]
+
+
+def _width(text: str, size: int, letter: float = _LETTER) -> float:
+    return len(text) * size * letter
+
+
+def _fitting(text: str, width: float, size: int) -> str:
+    return shorten(text, max(0, int(width / (size * _LETTER))))
