@@ -1,0 +1,112 @@
+"""Which GPU instances a layout asks for: its compute instances, bundled.
+
+Usually there is one answer: an instance for every item, and those with few compute slices (``1c.3g.40gb``)
+fill one instance before they open the next. Where instances live already that hold such items, other
+bundles may let more of them stay; then all are offered.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
+
+from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.layout import DoesNotFit, LayoutItem, Placed, place
+from partage.model.profile import MigProfile
+
+_MOST = 200
+"""Bundlings looked at. More than any GPU has: six 1c in two 3g are 4, six in three 2g are 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A GPU instance to be.
+
+    computes: slices of its compute instances, descending. start: its first memory slice where it is fixed.
+    """
+
+    spec: ProfileSpec
+    computes: tuple[int, ...]
+    start: int | None = None
+
+
+def bundle(placed: Iterable[Placed]) -> tuple[Bundle, ...]:
+    """The bundles as ``place`` makes them."""
+    members: dict[int, list[Placed]] = defaultdict(list)
+    for one in placed:
+        members[one.instance].append(one)
+    return tuple(
+        Bundle(
+            group[0].spec,
+            _descending(one.item.profile.compute_slices for one in group),
+            next((one.item.start for one in group if one.item.start is not None), None),
+        )
+        for _, group in sorted(members.items())
+    )
+
+
+def bundlings(
+    geometry: Geometry, placed: Sequence[Placed], live: Collection[MigProfile]
+) -> Iterator[tuple[Bundle, ...]]:
+    """All ways to bundle; first that of ``place``.
+
+    placed: its answer for the whole layout. live: profiles of the GPU instances that exist; only for those
+    can another way be worth something.
+    """
+    usual = bundle(placed)
+    yield usual
+    split = {one.spec.profile for one in usual if _is_split(one)} & set(live)
+    if not split:
+        return
+    rest = tuple(one for one in usual if one.spec.profile not in split)
+    ways = [list(_fillings([one for one in placed if one.spec.profile == name])) for name in sorted(split)]
+    for chosen in islice(product(*ways), _MOST):
+        bundles = (*rest, *(one for way in chosen for one in way))
+        if _possible(geometry, bundles):
+            yield bundles
+
+
+def _is_split(one: Bundle) -> bool:
+    return one.computes != (one.spec.compute_slices,)
+
+
+def _possible(geometry: Geometry, bundles: Iterable[Bundle]) -> bool:
+    try:
+        place(geometry, [LayoutItem(one.spec.profile, one.start) for one in bundles])
+    except DoesNotFit:
+        return False
+    return True
+
+
+def _fillings(items: Sequence[Placed]) -> Iterator[tuple[Bundle, ...]]:
+    """Every way to spread the items of one GPU instance profile, fewest instances first."""
+    spec = items[0].spec
+    fixed: dict[int, list[int]] = defaultdict(list)
+    loose: list[int] = []
+    for one in items:
+        (loose if one.item.start is None else fixed[one.item.start]).append(one.item.profile.compute_slices)
+    begun = tuple(sorted((start, _descending(sizes)) for start, sizes in fixed.items()))
+    ways: set[tuple[_Bin, ...]] = {begun}
+    for size in sorted(loose, reverse=True):
+        ways = {more for way in ways for more in _with(way, size, spec)}
+    for way in sorted(ways, key=lambda bins: (len(bins), [(-sum(sizes), start) for start, sizes in bins])):
+        yield tuple(Bundle(spec, sizes, start if start >= 0 else None) for start, sizes in way)
+
+
+_Bin = tuple[int, tuple[int, ...]]
+"""Start, -1 where it is free, and slices of the compute instances."""
+
+
+def _with(way: tuple[_Bin, ...], size: int, spec: ProfileSpec) -> Iterator[tuple[_Bin, ...]]:
+    for at, (start, sizes) in enumerate(way):
+        if sum(sizes) + size <= spec.compute_slices:
+            fuller = (start, _descending((*sizes, size)))
+            yield tuple(sorted((*way[:at], fuller, *way[at + 1 :])))
+    if len(way) < spec.max_count:
+        yield tuple(sorted((*way, (-1, (size,)))))
+
+
+def _descending(sizes: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(sizes, reverse=True))

@@ -1,0 +1,140 @@
+"""The steps for a node: each GPU by itself, but for those whose MIG mode takes a reset that they share.
+
+Only GPUs whose mode is pending are reset, and with them those that the hardware takes along. These have to
+be idle, too. Instances on them are lost, so each of them needs a wish that says what it shall have
+afterwards; one that nobody has a wish for goes along only while it has nothing to lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from partage.model.geometry import Geometry
+from partage.model.gpu import Gpu, Inventory
+from partage.model.policy import MigWish
+from partage.model.step import Step, Use, gpus_of
+from partage.plan.refusals import Refusal, Refused, held, reset_blockers
+from partage.plan.resets import needs_reset, reset_sets
+from partage.plan.steps import Planned, Work, in_order, work_of
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Steps that belong together: done in this order, undone together. Units are independent of each other.
+
+    gpus: UUIDs of the GPUs that are touched, by index.
+    """
+
+    gpus: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """The way for a node.
+
+    units: what has to be done, by the lowest index. planned: for every GPU with a way, its part; without
+    steps where all is as wanted. refused: for every GPU without one; the others go on without it.
+    """
+
+    units: tuple[Unit, ...]
+    planned: tuple[Planned, ...]
+    refused: tuple[Refused, ...]
+
+
+def node_steps(
+    inventory: Inventory,
+    wishes: Mapping[str, MigWish],
+    geometry_of: Callable[[Gpu], Geometry | None],
+    uses: Iterable[Use] = (),
+    *,
+    resets: Callable[[Gpu], bool] = needs_reset,
+    fabric_manager: bool | None = None,
+    reboot: bool | None = None,
+) -> NodePlan:
+    """The way from what lives on a node to ``wishes``: by GPU UUID; GPUs without one are left alone.
+
+    uses: who holds what on all GPUs. resets, reboot: as in ``steps_between``. fabric_manager: as in
+    ``reset_sets``.
+    """
+    node = _Node(inventory, wishes, geometry_of, tuple(uses), resets)
+    alone = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in wishes}
+    sets = reset_sets(inventory, fabric_manager)
+    outcome = dict(alone)
+    together: dict[str, tuple[str, ...]] = {}
+    for group in dict.fromkeys(sets[uuid] for uuid, work in alone.items() if _is_reset(work)):
+        swept = node.swept(group, alone)
+        outcome |= swept
+        if all(isinstance(work, Work) for work in swept.values()):
+            together |= dict.fromkeys(group, group)
+    return _plan(outcome, together, reboot)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What is known of the node."""
+
+    inventory: Inventory
+    wishes: Mapping[str, MigWish]
+    geometry_of: Callable[[Gpu], Geometry | None]
+    uses: tuple[Use, ...]
+    resets: Callable[[Gpu], bool]
+
+    def work(self, gpu: Gpu, *, swept: bool = False) -> Work | Refused:
+        wish, geometry = self.wishes[gpu.uuid], self.geometry_of(gpu)
+        return work_of(gpu, wish, geometry, self.uses, resets=self.resets, swept=swept)
+
+    def swept(
+        self, group: Sequence[str], alone: Mapping[str, Work | Refused]
+    ) -> Mapping[str, Work] | Mapping[str, Refused]:
+        """What changes for GPUs because they share a reset: work for all, or refusals for those that need
+        it."""
+        members = [gpu for gpu in self.inventory if gpu.uuid in group]
+        pending = [gpu for gpu in members if _is_reset(alone.get(gpu.uuid))]
+        if blockers := reset_blockers(members, self.uses):
+            return {gpu.uuid: held(gpu, "cannot be reset", blockers) for gpu in pending}
+        works: dict[str, Work] = {}
+        for gpu in members:
+            work = self.work(gpu, swept=True) if gpu.uuid in self.wishes else None
+            if isinstance(work, Work):
+                works[gpu.uuid] = work
+            elif loss := _loss(gpu, work):
+                return {one.uuid: _shared(one, gpu, loss) for one in pending}
+        return works
+
+
+def _plan(
+    outcome: Mapping[str, Work | Refused], together: Mapping[str, tuple[str, ...]], reboot: bool | None
+) -> NodePlan:
+    refused = tuple(work for work in outcome.values() if isinstance(work, Refused))
+    works = {uuid: work for uuid, work in outcome.items() if isinstance(work, Work)}
+    groups = dict.fromkeys(together.get(uuid, (uuid,)) for uuid in works)
+    units, planned = [], []
+    for group in groups:
+        members = [works[uuid] for uuid in group if uuid in works]
+        steps = in_order(members, group, reboot)
+        units += [Unit(group, steps)] if steps else []
+        planned += [
+            work.planned([step for step in steps if work.gpu.uuid in gpus_of(step)]) for work in members
+        ]
+    return NodePlan(tuple(units), tuple(planned), refused)
+
+
+def _is_reset(work: Work | Refused | None) -> bool:
+    return isinstance(work, Work) and work.reset
+
+
+def _loss(gpu: Gpu, refused: Refused | None) -> str:
+    """What a GPU for which there are no steps would lose by a reset, in words; empty: nothing."""
+    why = "nothing says what it shall have afterwards" if refused is None else refused.reason
+    if gpu.mig_devices or gpu.empty_instances:
+        return f"its instances would be lost, and {why}"
+    if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:
+        return f"its MIG mode would change, and {why}"
+    return ""
+
+
+def _shared(gpu: Gpu, other: Gpu, loss: str) -> Refused:
+    reason = f"GPU {gpu.index} cannot be reset without GPU {other.index}: {loss}"
+    return Refused(gpu.uuid, Refusal.SHARED, reason)
