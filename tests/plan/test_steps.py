@@ -7,12 +7,14 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from itertools import product
+from typing import get_args
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import load
+from partage.edges.hardware.codec import decode, encode
 from partage.model.gpu import MigMode
 from partage.model.layout import LayoutItem, Misfit, compute_choices, place
 from partage.model.placement import Placement
@@ -25,6 +27,7 @@ from partage.model.step import (
     DestroyInstance,
     Reset,
     SetMode,
+    Step,
     Use,
     UseKind,
     Verify,
@@ -312,6 +315,20 @@ def test_without_a_geometry_a_layout_is_not_plannable_unless_it_lives_already():
     assert way(card.gpu(), wish("2g.20gb"), None).kind is Refusal.UNKNOWN_GEOMETRY
     assert len(way(card.gpu(), wish(), None).gone) == 3
     assert len(way(card.gpu(), wish(enabled=False), None).gone) == 3
+
+
+def test_what_lives_there_is_possible_whatever_the_catalogue_says():
+    card = Card(H100).live("3g.40gb", 4).live("1g.10gb", 0)
+    less = replace(card.geometry, compute_slices=3)
+    assert way(card.gpu(), wish("3g.40gb", "1g.10gb"), less).steps == ()
+    assert way(Card(H100).gpu(), wish("3g.40gb", "1g.10gb"), less).kind is Refusal.DOES_NOT_FIT
+
+
+def test_an_empty_instance_in_use_is_not_destroyed():
+    card = Card(H100).live("3g.40gb", 0, computes=[]).live("1g.10gb", 6)
+    empty = next(iter(card.instances))
+    in_use = Use("GPU-0", UseKind.PROCESS, "x", gi_id=empty)
+    assert way(card.gpu(), wish("1g.10gb"), card.geometry, [in_use]).kind is Refusal.HELD
 
 
 def test_a_gpu_without_mig_has_no_layout_and_needs_none():
@@ -633,3 +650,11 @@ def test_a_profile_is_named_after_its_compute_slices_on_every_model():
 
 def test_a_mode_of_now_and_one_to_come_are_told_apart():
     assert Card(A100, mode=TO_ON).gpu().mig_mode == MigMode(current=False, pending=True)
+
+
+def test_every_step_crosses_to_the_helper_and_back():
+    card = Card(A100, mode=OFF)
+    steps = [*done(card, wish("3g.20gb")).steps, *done(card, wish("1c.3g.20gb")).steps]
+    steps += done(card, wish(enabled=False)).steps
+    assert {type(step) for step in steps} == set(get_args(Step))
+    assert decode(tuple[Step, ...], encode(tuple(steps))) == tuple(steps)

@@ -173,17 +173,19 @@ def _seating(
     """Where all comes to sit; None where nobody knows what the GPU allows. Raises DoesNotFit."""
     if not wish.enabled:
         return Seating(())
-    if geometry is not None:
-        items = meant(geometry, wish.items, wish.named).items
-        if not items or any(spec.starts for spec in geometry.profiles):
-            return seating(geometry, items, live)
-    if wish.named is None and live and matches(gpu.mig_devices, wish.items):
-        return Seating(tuple(_as_it_is(one) for one in live if one.computes))
-    return Seating(()) if wish.named is None and not wish.items else None
+    if geometry is None and wish.named is not None:
+        return None
+    items = meant(geometry, wish.items, wish.named).items if geometry else wish.items
+    as_wanted = live and not any(one.renew for one in live) and matches(gpu.mig_devices, items)
+    if as_wanted or not items:
+        stay = [one for one in live if one.computes and items]
+        return Seating(tuple(map(_as_it_is, stay)), sum(one.busy for one in live if one not in stay))
+    plannable = geometry is not None and any(spec.starts for spec in geometry.profiles)
+    return seating(geometry, items, live) if geometry and plannable else None
 
 
 def _as_it_is(live: LiveInstance) -> Seat:
-    """A seat for what lives on a GPU whose geometry is not known."""
+    """A seat for what lives where it is wanted, whatever the catalogue says of it."""
     start, size = live.placement.start, live.placement.size
     spec = ProfileSpec(live.profile, -1, -1, live.profile.gpu_slices, size, (start,), (start,), 1)
     computes = sorted((one.profile.compute_slices for one in live.computes), reverse=True)
