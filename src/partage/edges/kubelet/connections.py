@@ -8,8 +8,13 @@ from weakref import WeakSet
 
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
+from hyperframe.frame import Frame
 
 _READ_BYTES = 64 * 1024
+
+# h2 writes down every frame it receives for a trace that is never read (H2Connection._receive_frame, 4.4):
+# one fifteenth of the time of a call. As text, a frame is of no use to anybody else.
+Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 
 class OneWrite(asyncio.Transport):
