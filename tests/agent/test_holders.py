@@ -119,6 +119,20 @@ async def test_the_checkpoint_stands_in_for_a_first_answer() -> None:
         assert [(entry.id, entry.degree) for entry in one.ledger.entries()] == [("GPU-a", Degree.TENTATIVE)]
 
 
+async def test_what_the_checkpoint_has_and_nobody_names_yet_is_held_from_the_start() -> None:
+    """An agent that was away while a pod was admitted: an init container, or one not yet named."""
+    kubelet = Kubelet()
+    one = questions(kubelet, checkpoint={GPU: frozenset({"GPU-a", "GPU-b"})})
+    async with asking(one):
+        assert {entry.id: entry.degree for entry in one.ledger.entries()} == dict.fromkeys(
+            ("GPU-a", "GPU-b"), Degree.TENTATIVE
+        )
+        asked = kubelet.asked
+        kubelet.says = (HeldBy("default", "pod", "main", GPU, ("GPU-a",)),)
+        await until(lambda: one.ledger.entries()[0].degree is Degree.OBSERVED)
+        assert kubelet.asked - asked < 5, "PodResources is rate limited"
+
+
 async def test_without_socket_and_checkpoint_the_node_goes_on() -> None:
     kubelet = Kubelet()
     kubelet.says = Unreachable("not there")

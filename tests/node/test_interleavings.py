@@ -53,7 +53,8 @@ MIG_PLANS = st.tuples(*[st.sampled_from(MIG_SHARINGS)] * GPUS)
 BEHAVIOURS = st.builds(
     Behaviour,
     lists_ended_pods=st.booleans(),
-    start_s=st.sampled_from([0.0, 0.5]),
+    named_s=st.sampled_from([0.0, 0.5]),
+    start_s=st.sampled_from([0.0, 0.3, 5.0]),
     asks_always=st.booleans(),
     forgiving=st.booleans(),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.port import DeviceRow
@@ -455,14 +456,15 @@ async def test_a_pod_has_one_life_at_a_time(place: Path, clock: list[float]) -> 
         assert [status.phase for status in kubelet.pods()] == [Phase.RUNNING]
 
 
-async def test_a_pod_is_named_once_its_containers_start(place: Path, clock: list[float]) -> None:
-    """Between its admission and that it has its devices, and PodResources does not know it."""
-    behaviour = Behaviour(start_s=0.2)
+async def test_a_pod_is_named_a_moment_after_its_admission(place: Path, clock: list[float]) -> None:
+    """It has its devices already, and they stand in the checkpoint."""
+    behaviour = Behaviour(named_s=0.2)
     async with node(place, Shelf("a"), behaviour=behaviour, clock=clock) as (kubelet, client):
         admission = asyncio.create_task(kubelet.admit(pod("train")))
         await kubelet.until(lambda: bool(kubelet.pods()))
         assert kubelet.pods()[0].container("main").ids == {GPU: ("a",)}
         assert await client.held() == ()
+        assert held_in_checkpoint(place / "plugins") == {ResourceName(GPU): {"a"}}
         assert (await admission).phase is Phase.RUNNING
         assert [row.pod for row in await client.held()] == ["train"]
 

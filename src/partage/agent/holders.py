@@ -87,35 +87,37 @@ class HolderQuestions:
 
     async def run(self) -> None:
         """Ask for ever."""
+        written = self._read_checkpoint()
         while True:
             await self._rest()
             try:
                 await self.question()
             except Unreachable:
-                if not self.known:
-                    self._make_do()
+                if not self.known and (written or not self.there()):
+                    # Without checkpoint and socket nobody can ever tell: the node goes on.
+                    self.known = True
+                    self.ask()
                 self.asked_once.set()
                 self._pause_s = min(max(self._pause_s, 0.5) * 2, self.intervals.holders_longest_s)
                 continue
             self.asked_once.set()
             unnamed = any(entry.degree is Degree.TENTATIVE for entry in self.ledger.entries())
             longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
-            self._pause_s = min(self._pause_s * 2, longest_s) if unnamed else longest_s
+            soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
+            self._pause_s = min(soon_s, longest_s) if unnamed else longest_s
 
-    def _make_do(self) -> None:
-        """The first word did not come: the kubelet's checkpoint says at least what is held.
+    def _read_checkpoint(self) -> bool:
+        """Before the first question: what the kubelet has written down is held, whoever names it.
 
-        Where there is neither a checkpoint nor a socket, nobody can ever tell, and the node goes on.
+        PodResources never names an ordinary init container, and a pod only a moment after its admission: an
+        agent that was away then would take their shares for free. Returns whether there is a checkpoint.
         """
         written = self.checkpoint()
-        if written is None and self.there():
-            return
         names, now_s = self.names(), self.clock()
         for resource, ids in (written or {}).items():
             if names.has(resource, ids):
                 self.ledger.allocated(resource, sorted(ids), now_s)
-        self.known = True
-        self.ask()
+        return written is not None
 
     async def _rest(self) -> None:
         """Pause; an Allocate cuts a long pause short, but not to nothing: the kubelet needs its moment."""

@@ -24,8 +24,8 @@ class Behaviour:
     May be replaced while it runs, save for the last four, which count from the construction on.
     answers_registration: False never answers Register.
     lists_ended_pods:     PodResources names pods that ended, as kubelets before 1.36 may.
-    start_s:              how long sandbox and image take: from the admission of a pod to the start of its
-                          containers. PodResources names the pod only then, just before PreStartContainer.
+    named_s:              how long after its admission PodResources names a pod.
+    start_s:              how long sandbox and image take, after that: then containers start.
     list_rate:            None for no limit.
     grace_s, asks_always, forgiving: see DeviceManager.
     """
@@ -33,6 +33,7 @@ class Behaviour:
     answers_registration: bool = True
     pod_resources: PodResourcesMode = PodResourcesMode.SERVES
     lists_ended_pods: bool = False
+    named_s: float = 0.0
     start_s: float = 0.0
     list_rate: RateLimit | None = None
     grace_s: float = GRACE_S

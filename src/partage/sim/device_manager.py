@@ -241,6 +241,10 @@ class DeviceManager:
         """What one container holds."""
         return self._held.get(pod.key, {}).get(container, {})
 
+    def all_holdings(self) -> Mapping[str, Mapping[str, Holdings]]:
+        """What every pod's containers hold, by the pod's key and the container's name."""
+        return self._held
+
     def in_use(self, resource: str) -> set[str]:
         """Every id that some pod holds."""
         return {name for pod in self._held for name in self._ids(pod, resource)}

@@ -19,6 +19,7 @@ from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.registration import KUBELET_SOCKET
 from partage.edges.kubelet.sockets import check_socket_path
 from partage.sim.behaviour import Behaviour, PodResourcesMode
+from partage.sim.checkpoint import write_checkpoint
 from partage.sim.device_manager import AdmissionError, DeviceManager
 from partage.sim.holding import container_given
 from partage.sim.plugin_client import PluginError
@@ -64,7 +65,7 @@ class EmbeddedKubelet:
         )
         self._bound: dict[str, Pod] = {}
         self._pods: dict[str, PodStatus] = {}
-        self._unready: set[str] = set()
+        self._unnamed: set[str] = set()
         self._contradictions: list[str] = []
         self._servers: list[ClosingServer] = []
         self._changed = asyncio.Event()
@@ -161,6 +162,8 @@ class EmbeddedKubelet:
             await self._manager.admit(pod)
         except AdmissionError as error:
             return self._refused(pod, error)
+        finally:
+            write_checkpoint(self._dir, self._manager.all_holdings())
         containers = tuple(
             container_given(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
         )
@@ -169,11 +172,13 @@ class EmbeddedKubelet:
         return await self.retry(pod)
 
     async def _make_ready(self, pod: Pod) -> None:
-        """Sandbox and image. Meanwhile the pod has its devices, and PodResources does not know it."""
+        """Sandbox and image. The pod has its devices, and at first PodResources does not know it."""
+        if self.behaviour.named_s:
+            self._unnamed.add(pod.key)
+            await asyncio.sleep(self.behaviour.named_s)
+            self._unnamed.discard(pod.key)
         if self.behaviour.start_s:
-            self._unready.add(pod.key)
             await asyncio.sleep(self.behaviour.start_s)
-            self._unready.discard(pod.key)
 
     def _insufficient(self, pod: Pod) -> list[str]:
         """What the scheduler misses; it knows the node's allocatable and the requests of pods bound to it."""
@@ -276,7 +281,7 @@ class EmbeddedKubelet:
 
     def _listed(self) -> Iterator[pb.PodResources]:
         for status in list(self._pods.values()):
-            if status.pod.key in self._unready:
+            if status.pod.key in self._unnamed:
                 continue
             if status.holds or (self.behaviour.lists_ended_pods and status.containers):
                 yield listing(status, self._numa_nodes)
