@@ -7,6 +7,10 @@
     │  ├─ DriverUnavailable       retried: the driver may come back
     │  ├─ HardwareTimeout         retried: a call did not end in time, or the helper died
     │  ├─ GpuLost                 retried: a person or a reset has to act first
+    │  ├─ GpuInUse                retried: who uses it may go
+    │  ├─ NotAsSaid               retried: look again, and decide anew
+    │  ├─ NoRoom                  never retried
+    │  ├─ NotThere                never retried
     │  ├─ NotPermitted            never retried
     │  └─ Unsupported             never retried
     ├─ DaemonError                an MPS control daemon                     exit 4
@@ -96,6 +100,30 @@ class GpuLost(HardwareError):
     """The GPU does not answer any more (it fell off the bus, or needs a reset)."""
 
     retry = True
+
+
+class GpuInUse(HardwareError):
+    """Somebody uses what would have to be idle. uses: who, ``process python (pid 42)``; () if not known."""
+
+    retry = True
+
+    def __init__(self, message: str | Sequence[Problem], hint: str = "", *, uses: Sequence[str] = ()) -> None:
+        super().__init__(message, hint)
+        self.uses: tuple[str, ...] = tuple(uses)
+
+
+class NotAsSaid(HardwareError):
+    """The GPU, read again, is not as somebody said that it is."""
+
+    retry = True
+
+
+class NoRoom(HardwareError):
+    """No room on the GPU: no free slices there, no engines left, or as many instances as it can have."""
+
+
+class NotThere(HardwareError):
+    """There is no such GPU or instance, or something else lives under its id by now."""
 
 
 class NotPermitted(HardwareError):

@@ -13,7 +13,7 @@ from partage.errors import HardwareError
 from partage.model.gpu import RecoveryAction
 from partage.model.layout import LayoutItem
 
-Call = Literal["observe", "conditions", "events"]
+Call = Literal["observe", "conditions", "events", "perform", "uses"]
 """A verb of the hardware port."""
 
 

@@ -12,6 +12,7 @@ from partage.edges.hardware.port import DEADLINE_S, Events
 from partage.errors import DriverUnavailable, HardwareTimeout, InputError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition, Xid
+from partage.model.step import Made, Step, Use
 from partage.sim.faults import (
     Call,
     FailCall,
@@ -90,6 +91,18 @@ class SimulatedHardware:
             self._news.clear()
             await self._wait_for_news(min(until, self._next_due()) - now)
             self._let_time_pass()
+
+    async def perform(self, step: Step) -> Made | None:
+        """One act on the simulated driver."""
+        await self._admit("perform")
+        self._require_driver()
+        return None
+
+    async def uses(self) -> tuple[Use, ...]:
+        """Who was put on GPUs and MIG devices."""
+        await self._admit("uses")
+        self._require_driver()
+        return ()
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -18,6 +18,7 @@ from partage.edges.hardware import connection as connection_module
 from partage.edges.hardware import frames
 from partage.edges.hardware.port import Events
 from partage.edges.hardware.remote import RemoteHardware
+from partage.edges.hardware.serve import PROTOCOL
 from partage.errors import DriverUnavailable, HardwareTimeout, InputError
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
@@ -289,13 +290,13 @@ async def answering(path: Path, *answers: bytes) -> asyncio.Server:
     return await asyncio.start_unix_server(converse, str(path))
 
 
-HELLO = frames.pack({"id": 1, "result": {"protocol": 1, "pid": 4711}})
+HELLO = frames.pack({"id": 1, "result": {"protocol": PROTOCOL, "pid": 4711}})
 
 
 @pytest.mark.parametrize(
     "answers",
     [
-        [frames.pack({"id": 1, "result": {"protocol": 2, "pid": 1}})],
+        [frames.pack({"id": 1, "result": {"protocol": PROTOCOL + 1, "pid": 1}})],
         [frames.pack({"id": 1, "result": None})],
         [b"\xff\xff\xff\xff"],
         [b"\x00\x00\x00\x02[]"],

@@ -24,6 +24,7 @@ from partage.edges.hardware.serve import PROTOCOL, VERBS, Server, listen
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
 from partage.model.health import Condition
+from partage.model.step import Made, Step, Use
 from partage.sim.faults import HangCall
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.machine import parse_machine
@@ -62,7 +63,7 @@ class Peer:
 
 
 async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_dir: Path) -> None:
-    assert set(VERBS) == {"hello", "observe", "conditions", "events"}
+    assert set(VERBS) == {"hello", "observe", "conditions", "events", "perform", "uses"}
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
         for verb in ("close", "misbehave", "__class__", "", "x" * 1000):
@@ -289,6 +290,12 @@ class Broken:
 
     async def events(self, timeout_s: float) -> Events:
         return Events()
+
+    async def perform(self, step: Step) -> Made | None:
+        raise ZeroDivisionError(str(step))
+
+    async def uses(self) -> tuple[Use, ...]:
+        return ()
 
     async def close(self) -> None:
         return

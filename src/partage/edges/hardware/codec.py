@@ -1,8 +1,8 @@
 """The port's values and errors as JSON, and back. Total: whatever arrives is a value or a CodecError.
 
-A dataclass becomes an object of its fields, a tuple a list, an enum its number. Only a union of several
-dataclasses needs a tag, ``"is"``. What a value may be is read from the annotations of the model: there is
-no second description that could differ from it, and nothing but these types can ever be made.
+A dataclass becomes an object of its fields, a tuple a list, an enum its number or text. Only a union of
+several dataclasses needs a tag, ``"is"``. What a value may be is read from the annotations of the model:
+there is no second description that could differ from it, and nothing but these types can ever be made.
 """
 
 from __future__ import annotations
@@ -11,16 +11,20 @@ import functools
 import types
 import typing
 from dataclasses import fields, is_dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, TypeVar, Union, cast
 
 from partage.errors import (
     DriverUnavailable,
+    GpuInUse,
     GpuLost,
     HardwareError,
     HardwareTimeout,
     InputError,
+    NoRoom,
+    NotAsSaid,
     NotPermitted,
+    NotThere,
     PartageError,
     Problem,
     Unsatisfiable,
@@ -39,6 +43,10 @@ _ERRORS: dict[str, type[PartageError]] = {
         DriverUnavailable,
         HardwareTimeout,
         GpuLost,
+        GpuInUse,
+        NotAsSaid,
+        NoRoom,
+        NotThere,
         NotPermitted,
         Unsupported,
         Unsatisfiable,
@@ -53,8 +61,10 @@ class CodecError(ValueError):
 
 def encode(value: object) -> Json:
     """JSON for a value of the port."""
-    if value is None or isinstance(value, (bool, str)):
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):
+        return str(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, tuple):
@@ -73,19 +83,21 @@ def decode(kind: type[T], data: Json) -> T:
 def encode_error(error: PartageError) -> Json:
     """JSON for an error; a class that does not cross becomes the nearest one above it that does."""
     name = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _ERRORS), "HardwareError")
-    return {"type": name, "problems": encode(error.problems)}
+    uses = {"uses": encode(error.uses)} if isinstance(error, GpuInUse) else {}
+    return {"type": name, "problems": encode(error.problems), **uses}
 
 
 def decode_error(data: Json) -> PartageError:
     """Inverse of ``encode_error``. Raises CodecError."""
-    if not isinstance(data, dict) or set(data) != {"type", "problems"}:
+    if not isinstance(data, dict) or set(data) - {"uses"} != {"type", "problems"}:
         raise CodecError("an error has a type and problems")
     name = data["type"]
     kind = _ERRORS.get(name) if isinstance(name, str) else None
     problems = decode(tuple[Problem, ...], data["problems"])
     if kind is None or not problems:
         raise CodecError(f"there is no error {str(name)[:40]!r}, or it says nothing")
-    return kind(problems)
+    uses = decode(tuple[str, ...], data.get("uses", []))
+    return GpuInUse(problems, uses=uses) if kind is GpuInUse else kind(problems)
 
 
 def _decode(kind: Any, data: Json) -> Any:  # noqa: ANN401 - any of the port's types
@@ -103,6 +115,8 @@ def _decode(kind: Any, data: Json) -> Any:  # noqa: ANN401 - any of the port's t
         return data if data in typing.get_args(kind) else _refuse(kind, data)
     if isinstance(kind, type) and issubclass(kind, IntEnum):
         return _make(kind, data) if type(data) is int else _refuse(kind, data)
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return _make(kind, data) if type(data) is str else _refuse(kind, data)
     return _decode_dataclass(kind, data)
 
 

@@ -45,8 +45,11 @@ class Connection:
     def is_open(self) -> bool:
         return not self._reading.done()
 
-    async def request(self, verb: str, deadline_s: float, **arguments: float) -> Json:
-        """The helper's answer. Raises what it raised, HardwareTimeout, or why the connection ended."""
+    async def request(self, verb: str, deadline_s: float | None, **arguments: Json) -> Json:
+        """The helper's answer. deadline_s None: the caller sees to it.
+
+        Raises what the helper raised, HardwareTimeout, or why the connection ended.
+        """
         if not self.is_open:
             raise _ended()
         number, self._next_id = self._next_id, self._next_id + 1

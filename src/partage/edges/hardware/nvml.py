@@ -16,9 +16,10 @@ from partage.edges.hardware.port import DEADLINE_S, Events
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.watch import Watch
 from partage.edges.hardware.worker import Worker
-from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, Unsupported
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
+from partage.model.step import Made, Step, Use
 
 T = TypeVar("T")
 
@@ -85,6 +86,12 @@ class NvmlHardware:
             events = await self._mailbox.take(min(remaining_s, _LOOK_S))
             if events.xids or events.changed or remaining_s <= _LOOK_S:
                 return events
+
+    async def perform(self, step: Step) -> Made | None:
+        raise Unsupported(f"this driver is not asked to {step}")
+
+    async def uses(self) -> tuple[Use, ...]:
+        return ()
 
     async def close(self) -> None:
         self._publish = None

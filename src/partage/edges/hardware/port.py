@@ -1,8 +1,10 @@
 """The one port to GPUs and driver: coarse, serialisable, every call with a deadline.
 
-Immutable values in and out, no handles. The list of verbs is closed: what is not here cannot be asked
-of the privileged helper. Implementations: ``edges.hardware.nvml`` (in process), ``edges.hardware.remote``
-(the helper process), ``sim.hardware`` (simulated). One contract suite holds for all three.
+Immutable values in and out, no handles. The list of verbs is closed, six and no more: what is not here
+cannot be asked of the privileged helper. One of them, ``perform``, changes something, and what it can be
+told to do is closed, too: the acts of ``model.step``. Implementations: ``edges.hardware.nvml`` (in process),
+``edges.hardware.remote`` (the helper process), ``sim.hardware`` (simulated). One contract suite
+holds for all three.
 """
 
 from __future__ import annotations
@@ -12,10 +14,14 @@ from typing import Protocol
 
 from partage.model.gpu import Inventory
 from partage.model.health import Condition, Xid
+from partage.model.step import Made, Step, Use
 
 DEADLINE_S = 10.0
 """How long a caller waits for one call, unless it says otherwise. NVML answers in milliseconds; a GPU that
 is falling off the bus can hold a call for seconds."""
+
+ACT_DEADLINE_S = 60.0
+"""How long a caller waits for one act. To destroy a GPU instance takes about a second, a reset several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +47,31 @@ class Hardware(Protocol):
         """Wait until something happened, at most timeout_s; then an empty Events. Raises DriverUnavailable.
 
         Does not hold up the other calls. An event is delivered once.
+        """
+        ...
+
+    async def perform(self, step: Step) -> Made | None:
+        """One act, done when this returns; at most ACT_DEADLINE_S. Made: what a creation brought.
+
+        The other calls may have to wait for it: their deadlines begin when it ends.
+        Not taken back by itself, and after any error (or none: the helper may be killed in the middle) it is
+        the GPU's state, observed again, that counts, never the error. In particular:
+        SetMode leaves the mode pending where a reset has to follow; NVML's two return values are both judged.
+        Reset wants all that share it in one step. A destruction goes by gi_id and ci_id where they are
+        given, and only if profile, placement (and uuid) are still those of the step. Verify changes nothing.
+
+        Raises GpuInUse (a process in the instance, compute instances left in it, a monitor that holds a
+        handle while the mode changes or the GPU is reset), NoRoom, NotThere, NotAsSaid (Verify),
+        Unsupported (no MIG, MIG mode off, a profile or a start that the GPU does not have, a reset that
+        leaves out GPUs that share it or that this machine does not allow), NotPermitted, GpuLost,
+        DriverUnavailable.
+        """
+        ...
+
+    async def uses(self) -> tuple[Use, ...]:
+        """Who has GPUs or MIG devices open, this process and the helper left out. Raises DriverUnavailable.
+
+        A pod is not known here: what runs in one is a process.
         """
         ...
 

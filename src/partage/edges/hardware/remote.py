@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
-from partage.edges.hardware.codec import CodecError, decode
+from partage.edges.hardware.codec import CodecError, Json, decode, encode
 from partage.edges.hardware.connection import Connection
+from partage.edges.hardware.deadlines import ACT, Deadlines
 from partage.edges.hardware.mailbox import Mailbox
-from partage.edges.hardware.port import DEADLINE_S, Events
+from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
 from partage.edges.hardware.serve import check_path
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
+from partage.model.step import Made, Step, Use
 
 T = TypeVar("T")
 
@@ -40,6 +42,7 @@ class RemoteHardware:
         *,
         first: subprocess.Popen[bytes] | None = None,
         deadline_s: float = DEADLINE_S,
+        act_deadline_s: float = ACT_DEADLINE_S,
     ) -> None:
         """spawn: the command line of a helper that is ours to start and end; None: somebody else runs it.
         first: one that was begun with it already.
@@ -47,7 +50,7 @@ class RemoteHardware:
         Raises InputError for a path that is too long for a socket.
         """
         check_path(Path(socket_path))
-        self._deadline_s = deadline_s
+        self._deadlines = Deadlines(deadline_s + _GRACE_S, act_deadline_s + _GRACE_S)
         self._mailbox = Mailbox()
         self._supervisor = Supervisor(
             Path(socket_path), spawn, lambda: self._mailbox.put(Events(changed=True)), first
@@ -71,6 +74,12 @@ class RemoteHardware:
     async def conditions(self) -> tuple[Condition, ...]:
         return await self._ask("conditions", tuple[Condition, ...])
 
+    async def perform(self, step: Step) -> Made | None:
+        return await self._ask(ACT, cast("type[Made | None]", Made | None), step=encode(step))
+
+    async def uses(self) -> tuple[Use, ...]:
+        return await self._ask("uses", tuple[Use, ...])
+
     async def events(self, timeout_s: float) -> Events:
         self._supervisor.start()
         if self._pump is None:
@@ -86,16 +95,23 @@ class RemoteHardware:
             await asyncio.gather(self._pump, return_exceptions=True)
         await self._supervisor.close()
 
-    async def _ask(self, verb: str, kind: type[T]) -> T:
+    async def _ask(self, verb: str, kind: type[T], **arguments: Json) -> T:
         connection = await self._supervisor.connection()
-        return await self._exchange(connection, verb, kind, self._deadline_s + _GRACE_S)
+        return await self._exchange(connection, verb, kind, arguments)
 
     async def _exchange(
-        self, connection: Connection, verb: str, kind: type[T], deadline_s: float, **arguments: float
+        self,
+        connection: Connection,
+        verb: str,
+        kind: type[T],
+        arguments: Mapping[str, Json],
+        extra_s: float = 0.0,
     ) -> T:
         """One question, one value. A helper that hangs or talks nonsense is given up."""
         try:
-            return decode(kind, await connection.request(verb, deadline_s, **arguments))
+            async with self._deadlines.within(verb, extra_s):
+                answer = await connection.request(verb, None, **arguments)
+            return decode(kind, answer)
         except HardwareTimeout as error:
             self._supervisor.give_up(connection, error)
             raise
@@ -106,7 +122,6 @@ class RemoteHardware:
 
     async def _fetch_events(self) -> None:
         """Ask for events again and again, so that none is lost between two callers."""
-        deadline_s = _EVENTS_WAIT_S + self._deadline_s + _GRACE_S
         while True:
             await self._supervisor.up.wait()
             connection = self._supervisor.current
@@ -114,7 +129,7 @@ class RemoteHardware:
                 continue
             try:
                 events = await self._exchange(
-                    connection, "events", Events, deadline_s, timeoutS=_EVENTS_WAIT_S
+                    connection, "events", Events, {"timeoutS": _EVENTS_WAIT_S}, _EVENTS_WAIT_S
                 )
             except HardwareError as error:
                 self._mailbox.fail(error)

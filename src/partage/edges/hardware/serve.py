@@ -14,14 +14,16 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from partage.edges.hardware import frames
-from partage.edges.hardware.codec import Json, encode, encode_error
-from partage.edges.hardware.port import DEADLINE_S, Hardware
+from partage.edges.hardware.codec import CodecError, Json, decode, encode, encode_error
+from partage.edges.hardware.deadlines import Deadlines
+from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Hardware
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
+from partage.model.step import Step
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Agent and helper may be of two versions for a while during an upgrade; they say so instead of guessing."""
 
 LONGEST_WAIT_S = 60.0
@@ -57,11 +59,27 @@ async def _events(hardware: Hardware, request: Request) -> Json:
     return encode(await hardware.events(timeout_s))
 
 
+async def _perform(hardware: Hardware, request: Request) -> Json:
+    try:
+        # mypy knows no type of a union's own: it is decoded as what it is, an annotation.
+        step: Step = decode(cast("type[Step]", Step), request.get("step"))
+    except CodecError as error:
+        raise InputError(f"step is no act: {error}") from error
+    return encode(await hardware.perform(step))
+
+
+async def _uses(hardware: Hardware, request: Request) -> Json:
+    del request
+    return encode(await hardware.uses())
+
+
 VERBS: Mapping[str, Verb] = {
     "hello": _hello,
     "observe": _observe,
     "conditions": _conditions,
     "events": _events,
+    "perform": _perform,
+    "uses": _uses,
 }
 """All that can be asked of the helper."""
 
@@ -75,11 +93,12 @@ class Server:
         *,
         allowed_uids: frozenset[int] = frozenset(),
         deadline_s: float = DEADLINE_S,
+        act_deadline_s: float = ACT_DEADLINE_S,
     ) -> None:
         """allowed_uids: who may connect, beside root and the user of this process."""
         self._hardware = hardware
         self._guests = allowed_uids
-        self._deadline_s = deadline_s
+        self._deadlines = Deadlines(deadline_s, act_deadline_s)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._end: asyncio.Future[bool] | None = None
 
@@ -169,12 +188,8 @@ class Server:
         function = VERBS.get(verb)
         if function is None:
             raise Unsupported(f"the helper knows no verb {verb[:40]!r}")
-        deadline_s = self._deadline_s + (LONGEST_WAIT_S if verb == "events" else 0)
-        try:
-            async with asyncio.timeout(deadline_s):
-                return await function(self._hardware, request)
-        except TimeoutError as error:
-            raise HardwareTimeout(f"{verb} did not end within {deadline_s:g} s") from error
+        async with self._deadlines.within(verb, LONGEST_WAIT_S if verb == "events" else 0.0):
+            return await function(self._hardware, request)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         """A bug ends the helper, loudly."""
