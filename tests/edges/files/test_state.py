@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,17 @@ OFFERING = Offering(
     single=True,
 )
 MIG = replace(
-    OFFERING, device="MIG-1", index="0:1", strategy=Strategy.MIG, interval=None, profile="1g.10gb", guard=True
+    OFFERING,
+    device="MIG-1",
+    index="0:1",
+    strategy=Strategy.MIG,
+    interval=None,
+    profile="1g.10gb",
+    first=4,
+    threads_percent=25,
+    planned=True,
+    guard=True,
+    limits_in_env=True,
 )
 SICK = step(Health(), Xid("GPU-0", 79), 90)
 STATE = State(
@@ -68,6 +78,13 @@ def state_dir(tmp_path: Path) -> Iterator[StateDir]:
 
 def state_file(tmp_path: Path) -> Path:
     return tmp_path / "partage" / "state.json"
+
+
+def test_the_examples_differ_in_every_field_that_has_a_default() -> None:
+    """Else a field that is not written down would come back by luck."""
+    for field in fields(Offering):
+        values = {getattr(OFFERING, field.name), getattr(MIG, field.name)}
+        assert field.default is MISSING or values != {field.default}, field.name
 
 
 def test_a_new_directory_is_made_and_holds_no_state(state_dir: StateDir, tmp_path: Path):

@@ -101,6 +101,7 @@ def _offering(plain: object) -> Offering:
         planned=_field(row, "planned", bool),
         profile=_optional(row, "profile", str),
         guard=_field(row, "guard", bool),
+        limits_in_env=_field(row, "limits_in_env", bool),
     )
 
 
