@@ -131,8 +131,14 @@ class AgentProcess:
             return 0, b""
 
     def report(self) -> dict[str, Any]:
-        status, body = self.get("/report.json")
-        return json.loads(body) if status == 200 else {}
+        """The report; its face opens a moment after the first registration, so that one is waited for."""
+        answer = wait_for(lambda: self._answered("/report.json"), what="a report")
+        document: dict[str, Any] = json.loads(answer)
+        return document
+
+    def _answered(self, path: str) -> bytes:
+        status, body = self.get(path)
+        return body if status == 200 else b""
 
     def health(self) -> tuple[int, list[str]]:
         """Status of /healthz, and the codes of its reasons."""
