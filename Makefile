@@ -5,12 +5,13 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+RUNS   ?= 1000
 STORY  ?= examples/07-mixed-node/story.yaml
 # Two workers: the tests mostly wait for sockets and processes, not for a core.
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts bench proto lock clean
+.PHONY: help setup demo test check format lint types contracts soak bench proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -46,6 +47,9 @@ types: $(READY)
 
 contracts: $(READY)
 	$(BIN)/lint-imports --no-logo
+
+soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
+	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
 
 bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
 	$(BIN)/python -m bench

@@ -36,8 +36,8 @@ from partage.sim.faults import (
 from partage.sim.machine import load_machine
 from partage.sim.pod import Container, Pod
 from tests.agent.harness import place
+from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import MIG_SHARINGS, SHARINGS, WRONG_POLICIES, Sharing
-from tests.node.simulated_time import SimulatedTimeLoop
 from tests.node.truth import Truth
 from tests.node.world import World
 

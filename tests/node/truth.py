@@ -21,8 +21,9 @@ QUIET_S = 75.0
 class Truth:
     """Holds one world to its laws. Remembers when who held what last changed."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, settles_within_s: float = SETTLES_WITHIN_S) -> None:
         self._world = world
+        self._settles_within_s = settles_within_s
         self._holder: dict[Share, tuple[str, str]] = {}
         self._changed_s: dict[Share, float] = {}
 
@@ -112,29 +113,37 @@ class Truth:
 
     def _unsettled(self) -> list[str]:
         world = self._world
-        agent = world.agent
-        if agent is None or agent.board.report is None:
-            return ["the agent says nothing"]
-        report = agent.board.report
+        complaints = self._silent_or_unregistered()
         offered, held = world.offered(), world.held()
-        complaints = [
-            f"{state.resource} is not registered: {state.last_error}"
-            for state in agent.board.endpoints()
-            if not state.registered
-        ]
         for gpu, wanted in world.wanted().items():
             visible = [one for one in held if one.gpu == gpu and one.named and not one.over]
             mine = {share: healthy for share, healthy in offered.items() if world.gpu(share) == gpu}
             healthy = {share for share, well in mine.items() if well}
-            waits = _waits(report, gpu)
             if all(wanted.get(one.share) == one.terms for one in visible):
                 complaints += _differ(gpu, healthy, set(wanted))
-                complaints += [f"{gpu} waits"] if waits else []
+                complaints += self._waits(gpu, False)
             else:
                 kept = {one.share for one in visible}
                 complaints += _differ(gpu, set(mine), kept)
-                complaints += [] if waits else [f"{gpu} does not wait for {kept}"]
+                complaints += self._waits(gpu, True)
         return complaints
+
+    def _silent_or_unregistered(self) -> list[str]:
+        agent = self._world.agent
+        if agent is None:
+            return []
+        if agent.board.report is None:
+            return ["the agent says nothing"]
+        states = (state for state in agent.board.endpoints() if not state.registered)
+        return [f"{state.resource} is not registered: {state.last_error}" for state in states]
+
+    def _waits(self, gpu: str, should: bool) -> list[str]:
+        """What the agent says of it, where we hear it."""
+        agent = self._world.agent
+        if agent is None or agent.board.report is None:
+            return []
+        does = any(one.uuid == gpu and one.waiting is not None for one in agent.board.report.gpus)
+        return [] if does is should else [f"{gpu} {'waits' if does else 'does not wait'}"]
 
     async def comes_to_rest(self) -> None:
         """All pods have ended: everything is offered, nobody is waited for, nothing is held."""
@@ -148,9 +157,8 @@ class Truth:
     def _restless(self) -> list[str]:
         world = self._world
         complaints = self._unsettled()
-        if world.agent is None or world.agent.board.report is None:
-            return complaints
-        complaints += [f"held: {entry}" for entry in world.agent.board.report.entries]
+        if world.agent is not None and world.agent.board.report is not None:
+            complaints += [f"held: {entry}" for entry in world.agent.board.report.entries]
         wanted = {share for shares in world.wanted().values() for share in shares}
         return complaints + _differ("the node", set(world.offered()), wanted)
 
@@ -175,7 +183,7 @@ class Truth:
     async def _until(self, complaints: Callable[[], list[str]]) -> None:
         """Wait until there is nothing to complain of, and the laws hold all the time."""
         world = self._world
-        pause_s, end_s = 0.05, world.loop.time() + SETTLES_WITHIN_S
+        pause_s, end_s = 0.05, world.loop.time() + self._settles_within_s
         while found := complaints():
             assert world.loop.time() < end_s, f"it does not settle: {found}"
             await asyncio.sleep(pause_s)
@@ -213,10 +221,6 @@ def _kind(share: Share) -> str:
 
 def _entries(report: Report) -> dict[Share, Entry]:
     return {(entry.resource, entry.id): entry for entry in report.entries}
-
-
-def _waits(report: Report, gpu: str) -> bool:
-    return any(one.uuid == gpu and one.waiting is not None for one in report.gpus)
 
 
 def _differ(where: str, found: set[Share], wanted: set[Share]) -> list[str]:

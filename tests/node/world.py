@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Self
 
 from partage.agent.board import Board
 from partage.agent.compose import run
@@ -32,8 +33,8 @@ from partage.sim.kubelet import EmbeddedKubelet
 from partage.sim.machine import Machine
 from partage.sim.pod import ContainerState, ContainerStatus, Phase, Pod, PodStatus
 from tests.agent.harness import Place
+from tests.node.loops import Loop
 from tests.node.sharing import Share, Sharing, Terms, policy_text
-from tests.node.simulated_time import SimulatedTimeLoop
 
 LONG_S = 60.0
 """Longer than any single thing takes that has to end by itself."""
@@ -70,7 +71,7 @@ class World:
     """One node. troubles: faults that last until they are healed; quiet_since_s: nothing happened since."""
 
     place: Place
-    loop: SimulatedTimeLoop
+    loop: Loop
     hardware: SimulatedHardware
     kubelet: EmbeddedKubelet
     plan: tuple[Sharing, ...] = ()
@@ -86,9 +87,7 @@ class World:
     _number: int = 0
 
     @classmethod
-    def of(
-        cls, place: Place, loop: SimulatedTimeLoop, machine: Machine, behaviour: Behaviour, seed: int
-    ) -> World:
+    def of(cls, place: Place, loop: Loop, machine: Machine, behaviour: Behaviour, seed: int) -> Self:
         """Everything is there, nothing runs."""
         hardware = SimulatedHardware(machine, clock=loop.time)
         kubelet = EmbeddedKubelet(

@@ -464,7 +464,7 @@ async def test_a_pod_is_named_a_moment_after_its_admission(place: Path, clock: l
         await kubelet.until(lambda: bool(kubelet.pods()))
         assert kubelet.pods()[0].container("main").ids == {GPU: ("a",)}
         assert await client.held() == ()
-        assert held_in_checkpoint(place / "plugins") == {ResourceName(GPU): {"a"}}
+        assert held_in_checkpoint(place / "plugins") == {ResourceName(GPU): frozenset({"a"})}
         assert (await admission).phase is Phase.RUNNING
         assert [row.pod for row in await client.held()] == ["train"]
 

@@ -1,4 +1,4 @@
-"""A loop in which time passes only when nothing can happen without it.
+"""Loops that keep what went wrong; and one in which time passes only when nothing can happen without it.
 
 Sockets and files are real, seconds are not: an hour of probation costs what the turns within it cost, and
 the same operations give the same run. Everything has to live in this one loop.
@@ -37,19 +37,27 @@ class _Selector(selectors.EpollSelector):
         return []
 
 
-class SimulatedTimeLoop(asyncio.SelectorEventLoop):
-    """``time()`` is the only clock. Work for threads is done at once, in the loop's own.
+class Loop(asyncio.SelectorEventLoop):
+    """A usual one. trouble: what nobody caught: exceptions of callbacks, and of tasks nobody waited for."""
 
-    trouble: what nobody caught: exceptions of callbacks, and of tasks that nobody waited for.
-    """
+    def __init__(self, selector: selectors.BaseSelector | None = None) -> None:
+        self.trouble: list[str] = []
+        super().__init__(selector)
+        self.set_exception_handler(self._note)
+
+    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.trouble.append(f"{context['message']}: {error!r}" if error else context["message"])
+
+
+class SimulatedTimeLoop(Loop):
+    """``time()`` is the only clock. Work for threads is done at once, in the loop's own."""
 
     def __init__(self) -> None:
         self._now_s = 1000.0
         selector = _Selector()
         selector.skip = self._skip
-        self.trouble: list[str] = []
         super().__init__(selector)
-        self.set_exception_handler(self._note)
 
     def time(self) -> float:
         self._now_s += TICK_S
@@ -57,10 +65,6 @@ class SimulatedTimeLoop(asyncio.SelectorEventLoop):
 
     def _skip(self, seconds: float) -> None:
         self._now_s += seconds
-
-    def _note(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        error = context.get("exception")
-        self.trouble.append(f"{context['message']}: {error!r}" if error else context["message"])
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, function: Callable[..., _T], *arguments: Any
