@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import get_args
 
 from partage.edges.files.safeyaml import Value
 from partage.errors import (
     DriverUnavailable,
+    GpuInUse,
     GpuLost,
     HardwareError,
     HardwareTimeout,
+    NoRoom,
     NotPermitted,
+    NotThere,
     Unsupported,
 )
 from partage.model.gpu import RecoveryAction
 from partage.model.layout import LayoutItem
+from partage.model.step import UseKind
 from partage.sim.faults import (
     Ailing,
     Call,
@@ -26,19 +31,24 @@ from partage.sim.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    Occupy,
     RaiseXid,
     Reboot,
     ResetGpu,
     SetMig,
     TimedFault,
+    Vacate,
 )
 from partage.sim.reading import choice, seconds, some_text, truth, unlike, whole_number
 
-_CALLS: dict[str, Call] = {"observe": "observe", "conditions": "conditions", "events": "events"}
+_CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
 _ERRORS: dict[str, type[HardwareError]] = {
     "driver-unavailable": DriverUnavailable,
     "timeout": HardwareTimeout,
     "gpu-lost": GpuLost,
+    "in-use": GpuInUse,
+    "no-room": NoRoom,
+    "not-there": NotThere,
     "not-permitted": NotPermitted,
     "unsupported": Unsupported,
 }
@@ -64,10 +74,12 @@ def parse_fault(words: Words) -> Fault:
     Of a GPU: ``{gpu: 2, lost: true | reason}``, ``{gpu: 2, returns: true}``, ``{gpu: 2, reset: true}``,
     ``{gpu: 2, xid: 79, gi: 1, ci: 0}``, ``{gpu: 2, recovery: gpu-reset}``; ``rows-pending``,
     ``rows-failed``, ``fabric``, each true or false; ``{gpu: 2, mig: [3g.40gb, 1g.10gb]}``, where ``off``
-    switches MIG mode off.
+    switches MIG mode off; ``{gpu: 2, used-by: python, gi: 1, ci: 0, kind: process | monitor, pid: 4711}``,
+    without ``gi`` the whole GPU; ``{gpu: 2, left-by: python}``, true for everybody.
     Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``.
-    Of a call of the port (observe, conditions, events): ``{call: observe, fail: timeout, times: 3}``,
-    ``{call: observe, hang: true | seconds}``, ``{call: observe, heal: true}``.
+    Of a call of the port (observe, conditions, events, perform, uses):
+    ``{call: observe, fail: timeout, times: 3}``, ``{call: observe, hang: true | seconds}``,
+    ``{call: observe, heal: true}``; ``{call: perform, fail: timeout, done: true}`` loses only the answer.
     """
     kind = next((key for key in _KINDS if key in words), None)
     if kind is None:
@@ -143,13 +155,28 @@ def _mig(words: Words) -> Fault:
     return SetMig(_gpu(words), tuple(LayoutItem.parse(str(item)) for item in layout))
 
 
+def _used_by(words: Words) -> Fault:
+    gi, ci, pid = (whole_number(words[key]) if key in words else None for key in ("gi", "ci", "pid"))
+    if ci is not None and gi is None:
+        raise ValueError("in which GPU instance? its id, as in gi: 1")
+    kinds = {kind.value: kind for kind in (UseKind.PROCESS, UseKind.MONITOR)}
+    kind = kinds[choice(words.get("kind", "process"), kinds)]
+    return Occupy(_gpu(words), some_text(words["used-by"]), kind, gi, ci, pid)
+
+
+def _left_by(words: Words) -> Fault:
+    who = words["left-by"]
+    return Vacate(_gpu(words), None if who is True else some_text(who))
+
+
 def _times(words: Words) -> int | None:
     return whole_number(words["times"], 1) if "times" in words else 1
 
 
 def _fail(words: Words) -> Fault:
     error, call = _ERRORS[choice(words["fail"], _ERRORS)], _call(words)
-    return FailCall(call, error(f"simulated: {call} failed"), _times(words))
+    done = truth(words["done"]) if "done" in words else False
+    return FailCall(call, error(f"simulated: {call} failed"), _times(words), done)
 
 
 def _hang(words: Words) -> Fault:
@@ -172,9 +199,11 @@ _KINDS: dict[str, tuple[Callable[[Words], Fault], tuple[str, ...]]] = {
     "rows-failed": (lambda words: Ailing(_gpu(words), rows_failed=truth(words["rows-failed"])), ("gpu",)),
     "fabric": (lambda words: Ailing(_gpu(words), fabric_ok=truth(words["fabric"])), ("gpu",)),
     "mig": (_mig, ("gpu",)),
+    "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid")),
+    "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),
-    "fail": (_fail, ("call", "times")),
+    "fail": (_fail, ("call", "times", "done")),
     "hang": (_hang, ("call", "times")),
     "heal": (_heal, ("call",)),
 }

@@ -12,6 +12,7 @@ from typing import Literal
 from partage.errors import HardwareError
 from partage.model.gpu import RecoveryAction
 from partage.model.layout import LayoutItem
+from partage.model.step import UseKind
 
 Call = Literal["observe", "conditions", "events", "perform", "uses"]
 """A verb of the hardware port."""
@@ -84,11 +85,15 @@ class DriverLoaded:
 
 @dataclass(frozen=True, slots=True)
 class FailCall:
-    """The next ``times`` calls fail with that error; times None: until healed."""
+    """The next ``times`` calls fail with that error; times None: until healed.
+
+    done: an act is done nevertheless, and only its answer is lost, as when a helper is killed.
+    """
 
     call: Call
     error: HardwareError
     times: int | None = 1
+    done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +120,26 @@ class SetMig:
     layout: tuple[LayoutItem, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Occupy:
+    """Somebody opens the GPU; with ``gi`` that GPU instance, with ``ci``, too, the MIG device."""
+
+    gpu: int
+    name: str = "python"
+    kind: UseKind = UseKind.PROCESS
+    gi: int | None = None
+    ci: int | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Vacate:
+    """Who goes by that name, or everybody, closes the GPU and all its parts."""
+
+    gpu: int
+    name: str | None = None
+
+
 Fault = (
     LoseGpu
     | GpuReturns
@@ -128,6 +153,8 @@ Fault = (
     | HangCall
     | HealCall
     | SetMig
+    | Occupy
+    | Vacate
 )
 
 

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from partage.edges.hardware.port import DEADLINE_S, Events
-from partage.errors import DriverUnavailable, HardwareTimeout, InputError
+from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
+from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareTimeout, InputError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition, Xid
 from partage.model.step import Made, Step, Use
+from partage.sim.acts import performed
 from partage.sim.faults import (
     Call,
     FailCall,
@@ -38,8 +39,8 @@ class _Spell:
 class SimulatedHardware:
     """A simulated node behind the hardware port (``edges.hardware.port.Hardware``).
 
-    deadline_s: how long a call may hang before it raises HardwareTimeout. clock: seconds, for faults that
-    happen by themselves; counted from the first call.
+    deadline_s, act_deadline_s: how long a call and an act may hang before they raise HardwareTimeout.
+    clock: seconds, for faults that happen by themselves; counted from the first call.
     """
 
     def __init__(
@@ -47,10 +48,12 @@ class SimulatedHardware:
         machine: Machine,
         *,
         deadline_s: float = DEADLINE_S,
+        act_deadline_s: float = ACT_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = switched_on(machine)
         self._deadline_s = deadline_s
+        self._act_deadline_s = act_deadline_s
         self._clock = clock
         self._began: float | None = None
         self._calls = 0
@@ -94,15 +97,22 @@ class SimulatedHardware:
 
     async def perform(self, step: Step) -> Made | None:
         """One act on the simulated driver."""
-        await self._admit("perform")
+        lost_answer = await self._admit("perform")
         self._require_driver()
-        return None
+        state, outcome = performed(self._state, step)
+        self._become(state)
+        if lost_answer is not None:
+            raise lost_answer
+        if isinstance(outcome, HardwareError):
+            raise outcome
+        return outcome
 
     async def uses(self) -> tuple[Use, ...]:
         """Who was put on GPUs and MIG devices."""
         await self._admit("uses")
         self._require_driver()
-        return ()
+        lost = {lost.uuid for lost in self._state.lost.values()}
+        return tuple(use for use in self._state.uses if use.gpu not in lost)
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -115,26 +125,31 @@ class SimulatedHardware:
         spells = [f"{spell.fault.call} will {_word(spell.fault)}" for spell in self._spells]
         return "\n".join([picture(self._state), *spells, *self._missed])
 
-    async def _admit(self, call: Call) -> None:
+    async def _admit(self, call: Call) -> HardwareError | None:
+        """Let the call in, or let it suffer. An error: what to raise once the act is done."""
         self._calls += 1
         self._let_time_pass()
         spell = next((spell for spell in self._spells if spell.fault.call == call), None)
         if spell is None:
-            return
+            return None
         if spell.left is not None:
             spell.left -= 1
             if spell.left <= 0:
                 self._spells.remove(spell)
+        if isinstance(spell.fault, FailCall) and spell.fault.done:
+            return _anew(spell.fault.error)
         await self._suffer(spell.fault)
+        return None
 
     async def _suffer(self, fault: FailCall | HangCall) -> None:
         if isinstance(fault, FailCall):
-            raise type(fault.error)(fault.error.problems)
-        if fault.seconds is not None and fault.seconds < self._deadline_s:
+            raise _anew(fault.error)
+        deadline_s = self._act_deadline_s if fault.call == "perform" else self._deadline_s
+        if fault.seconds is not None and fault.seconds < deadline_s:
             await asyncio.sleep(fault.seconds)
             return
-        await asyncio.sleep(self._deadline_s)
-        raise HardwareTimeout(f"{fault.call} did not answer within {self._deadline_s:g} s")
+        await asyncio.sleep(deadline_s)
+        raise HardwareTimeout(f"{fault.call} did not answer within {deadline_s:g} s")
 
     def _require_driver(self) -> None:
         if isinstance(self._state.driver, NoDriver):
@@ -178,7 +193,7 @@ class SimulatedHardware:
 
     def _happen(self, fault: Fault) -> None:
         """Change the state; raise what there is to hear. Raises InputError."""
-        before, self._state = self._state, after(self._state, fault)
+        state = after(self._state, fault)
         match fault:
             case FailCall() | HangCall():
                 self._spells.append(_Spell(fault, fault.times))
@@ -192,14 +207,31 @@ class SimulatedHardware:
                 self._xids.clear()
             case _:
                 pass
-        self._changed = self._changed or _structure(before) != _structure(self._state)
+        self._become(state)
+
+    def _become(self, state: NodeState) -> None:
+        """The state from now on; whoever waits for news hears of it."""
+        self._changed = self._changed or _structure(state) != _structure(self._state)
+        self._state = state
         self._news.set()
 
 
 def _structure(state: NodeState) -> object:
     """What a driver tells of: itself, MIG modes and MIG devices. That a GPU is lost has to be asked for."""
-    mig = tuple((index, gpu.mig_mode, gpu.mig_devices) for index, gpu in sorted(state.gpus.items()))
+    mig = tuple(
+        (index, gpu.mig_mode, gpu.mig_devices, gpu.empty_instances)
+        for index, gpu in sorted(state.gpus.items())
+    )
     return state.driver, state.boots, mig
+
+
+def _anew(error: HardwareError) -> HardwareError:
+    """An error that is raised again and again must not collect tracebacks."""
+    return (
+        GpuInUse(error.problems, uses=error.uses)
+        if isinstance(error, GpuInUse)
+        else type(error)(error.problems)
+    )
 
 
 def _is_due(row: TimedFault, elapsed_s: float, calls: int) -> bool:

@@ -21,6 +21,7 @@ from partage.model.gpu import (
 )
 from partage.model.health import Condition
 from partage.model.layout import DoesNotFit, LayoutItem
+from partage.model.step import Use
 from partage.sim.faults import (
     AFTERMATH,
     Ailing,
@@ -32,10 +33,12 @@ from partage.sim.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    Occupy,
     RaiseXid,
     Reboot,
     ResetGpu,
     SetMig,
+    Vacate,
 )
 from partage.sim.machine import DRIVER, Machine, derived_uuid
 from partage.sim.mig import lay_out
@@ -57,7 +60,8 @@ class NodeState:
     """Everything about a simulated node.
 
     gpus:  every GPU as it answers, or would if it were not in ``lost``; by index, as all mappings here.
-    births: MIG layouts made so far; it goes into the UUIDs of new MIG devices.
+    births: MIG layouts and MIG devices made so far; it goes into the UUIDs of new MIG devices.
+    uses:   who has GPUs and MIG devices open.
     """
 
     driver: Driver | NoDriver
@@ -71,6 +75,7 @@ class NodeState:
     open_to_env: bool | None
     boots: int = 0
     births: int = 0
+    uses: tuple[Use, ...] = ()
 
     @property
     def boot_id(self) -> str:
@@ -151,17 +156,19 @@ def after(state: NodeState, fault: Fault) -> NodeState:
         case Ailing():
             return _ail(state, fault)
         case ResetGpu(index):
-            return _reset(state, known_gpu(state, index))
+            return after_reset(state, known_gpu(state, index))
         case Reboot():
             return _reboot(state)
         case DriverGone(kind, reason):
-            return replace(state, driver=NoDriver(kind, reason))
+            return replace(state, driver=NoDriver(kind, reason), uses=())
         case DriverLoaded(version, cuda):
             last = state.last_driver
             driver = Driver(version or last.version, cuda or last.cuda)
-            return replace(_forget_mig(state), driver=driver, last_driver=driver)
+            return replace(_forget_mig(state), driver=driver, last_driver=driver, uses=())
         case SetMig():
             return _set_mig(state, fault)
+        case Occupy() | Vacate():
+            return replace(state, uses=_uses_after(state, fault))
         case RaiseXid(index):
             return _after_xid(state, fault) if index is not None else state
         case FailCall() | HangCall() | HealCall():
@@ -182,10 +189,27 @@ def _after_xid(state: NodeState, xid: RaiseXid) -> NodeState:
     """What the driver says besides the event."""
     assert xid.gpu is not None
     gpu = known_gpu(state, xid.gpu)
-    if xid.gi is not None and xid.gi not in {device.gi_id for device in gpu.mig_devices}:
-        raise InputError(f"GPU {xid.gpu} has no GPU instance {xid.gi}")
+    _known_instance(gpu, xid.gi)
     aftermath = AFTERMATH.get(xid.code)
     return after(state, aftermath(xid.gpu)) if aftermath else state
+
+
+def _known_instance(gpu: Gpu, gi: int | None) -> None:
+    live = {one.gi_id for one in gpu.mig_devices} | {one.gi_id for one in gpu.empty_instances}
+    if gi is not None and gi not in live:
+        raise InputError(f"GPU {gpu.index} has no GPU instance {gi}")
+
+
+def _uses_after(state: NodeState, fault: Occupy | Vacate) -> tuple[Use, ...]:
+    gpu = known_gpu(state, fault.gpu)
+    if isinstance(fault, Vacate):
+        return tuple(use for use in state.uses if use.gpu != gpu.uuid or fault.name not in (None, use.name))
+    _known_instance(gpu, fault.gi)
+    inside = [one for one in gpu.mig_devices if (one.gi_id, one.ci_id) == (fault.gi, fault.ci)]
+    if fault.ci is not None and not inside:
+        raise InputError(f"GPU {fault.gpu} has no compute instance {fault.ci} in GPU instance {fault.gi}")
+    uuid = inside[0].uuid if inside else None
+    return (*state.uses, Use(gpu.uuid, fault.kind, fault.name, fault.pid, uuid, fault.gi, fault.ci))
 
 
 def _without(lost: Mapping[int, LostGpu], index: int) -> dict[int, LostGpu]:
@@ -214,15 +238,18 @@ def _with_ward(state: NodeState, index: int, change: Callable[[Ward], Ward]) -> 
     return replace(state, wards={**state.wards, index: change(state.wards[index])})
 
 
-def _with_gpu(state: NodeState, gpu: Gpu) -> NodeState:
+def with_gpu(state: NodeState, gpu: Gpu) -> NodeState:
+    """The node with this GPU in place of the one of its index."""
     return replace(state, gpus={**state.gpus, gpu.index: gpu})
 
 
-def _reset(state: NodeState, gpu: Gpu) -> NodeState:
+def after_reset(state: NodeState, gpu: Gpu) -> NodeState:
+    """Nothing that was on the GPU survives; a MIG mode that was pending is in force."""
     mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if gpu.mig_mode else None
-    state = _with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=()))
+    state = with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=()))
     state = _with_ward(state, gpu.index, _well_again)
-    return replace(state, lost=_without(state.lost, gpu.index))
+    uses = tuple(use for use in state.uses if use.gpu != gpu.uuid)
+    return replace(state, lost=_without(state.lost, gpu.index), uses=uses)
 
 
 def _well_again(ward: Ward) -> Ward:
@@ -237,7 +264,7 @@ def _well_again(ward: Ward) -> Ward:
 
 def _reboot(state: NodeState) -> NodeState:
     for gpu in state.gpus.values():
-        state = _reset(state, gpu)
+        state = after_reset(state, gpu)
     state = _forget_mig(state)
     wards = {index: replace(ward, resets=0) for index, ward in state.wards.items()}
     return replace(state, wards=wards, boots=state.boots + 1, driver=state.last_driver)
@@ -254,7 +281,7 @@ def _forgetful(gpu: Gpu) -> Gpu:
     model = load().by_gpu(gpu)
     survives = model.mig_survives_reboot if model else gpu.architecture == "ampere"
     mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if survives else MigMode(False, False)
-    return replace(gpu, mig_mode=mode, mig_devices=())
+    return replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=())
 
 
 def _set_mig(state: NodeState, fault: SetMig) -> NodeState:
@@ -269,8 +296,9 @@ def _set_mig(state: NodeState, fault: SetMig) -> NodeState:
     model = load().by_gpu(gpu)
     if gpu.mig_mode.current is not on and model and model.mig_needs_reset:
         state = _with_ward(state, gpu.index, _well_again)
-    laid_out = replace(gpu, mig_mode=MigMode(on, on), mig_devices=devices)
-    return replace(_with_gpu(state, laid_out), births=state.births + 1)
+    laid_out = replace(gpu, mig_mode=MigMode(on, on), mig_devices=devices, empty_instances=())
+    uses = tuple(use for use in state.uses if use.gpu != gpu.uuid or use.whole)
+    return replace(with_gpu(state, laid_out), births=state.births + 1, uses=uses)
 
 
 def _created(state: NodeState, gpu: Gpu, layout: tuple[LayoutItem, ...]) -> tuple[MigDevice, ...]:
@@ -298,7 +326,13 @@ def picture(state: NodeState) -> str:
             f"  mig {mig.index}  {mig.profile} {mig.placement}  gi {mig.gi_id} ci {mig.ci_id}  {mig.uuid}"
             for mig in gpu.mig_devices
         ]
+        lines += [f"  empty  {one.profile} {one.placement}  gi {one.gi_id}" for one in gpu.empty_instances]
+        lines += [f"  used by {use}{_part(use)}" for use in state.uses if use.gpu == gpu.uuid]
     return "\n".join(lines)
+
+
+def _part(use: Use) -> str:
+    return "" if use.whole else f"  gi {use.gi_id}" + ("" if use.ci_id is None else f" ci {use.ci_id}")
 
 
 def _gpu_line(state: NodeState, index: int, gpu: Gpu) -> str:

@@ -16,10 +16,12 @@ from partage.sim.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    Occupy,
     RaiseXid,
     Reboot,
     ResetGpu,
     SetMig,
+    Vacate,
 )
 
 
@@ -49,6 +51,10 @@ def sentence(fault: Fault) -> str:
             return f"the driver reports an ailment of GPU {gpu}"
         case ResetGpu(gpu):
             return f"somebody resets GPU {gpu}"
+        case Occupy(gpu, name):
+            return f"{name} opens GPU {gpu}"
+        case Vacate(gpu, name):
+            return f"{name or 'everybody'} closes GPU {gpu}"
         case SetMig(gpu, layout):
             return f"an administrator {_laid_out(layout)} on GPU {gpu}"
         case _:
