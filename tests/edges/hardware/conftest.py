@@ -133,10 +133,31 @@ SUBJECTS = [
 ]
 
 
+ACTING_SUBJECTS = [
+    "simulation",
+    "simulation behind a socket",
+    "simulation in a helper process",
+]
+"""Those on which MIG is changed. Never real GPUs: somebody may use them."""
+
+
 @pytest.fixture(params=SUBJECTS)
 async def subject(request: pytest.FixtureRequest, short_dir: Path) -> AsyncIterator[Subject]:
     """Every implementation in turn, on a node of four GPUs (the real ones: on whatever there is)."""
-    kind, socket_path = request.param, short_dir / "h.sock"
+    async with _subject(request, short_dir / "h.sock") as one:
+        yield one
+
+
+@pytest.fixture(params=ACTING_SUBJECTS)
+async def acting(request: pytest.FixtureRequest, short_dir: Path) -> AsyncIterator[Subject]:
+    """Every implementation whose MIG can be changed, on a node of four GPUs with MIG mode off."""
+    async with _subject(request, short_dir / "h.sock") as one:
+        yield one
+
+
+@contextlib.asynccontextmanager
+async def _subject(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIterator[Subject]:
+    kind = request.param
     async with contextlib.AsyncExitStack() as stack:
 
         def closing(hardware: Hardware) -> Hardware:

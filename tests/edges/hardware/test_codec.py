@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
-from hypothesis import given
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from partage import errors
 from partage.edges.hardware import frames
 from partage.edges.hardware.codec import CodecError, decode, decode_error, encode, encode_error
 from partage.edges.hardware.port import Events
-from partage.errors import HardwareError, PartageError, Problem, Unreachable
+from partage.errors import GpuInUse, HardwareError, PartageError, Problem, Unreachable
 from partage.model.gpu import (
     Driver,
+    EmptyInstance,
     Gpu,
     Inventory,
     Link,
@@ -29,6 +30,19 @@ from partage.model.gpu import (
 )
 from partage.model.health import Condition, Xid
 from partage.model.placement import Placement
+from partage.model.step import (
+    CreateCompute,
+    CreateInstance,
+    DestroyCompute,
+    DestroyInstance,
+    Made,
+    Reset,
+    SetMode,
+    Step,
+    Use,
+    UseKind,
+    Verify,
+)
 
 texts = st.text(max_size=12)
 numbers = st.integers(min_value=-(2**70), max_value=2**70)
@@ -59,6 +73,7 @@ gpus = st.builds(
     numa_node=st.none() | numbers,
     mig_mode=st.none() | st.builds(MigMode, st.booleans(), st.booleans()),
     mig_devices=st.lists(mig_devices, max_size=2).map(tuple),
+    empty_instances=st.lists(st.builds(EmptyInstance, numbers, texts, placements), max_size=2).map(tuple),
 )
 inventories = st.builds(
     Inventory,
@@ -86,6 +101,34 @@ events = st.builds(
     xids=st.lists(st.builds(Xid, st.none() | texts, numbers, st.none() | numbers), max_size=3).map(tuple),
     changed=st.booleans(),
 )
+optional_numbers = st.none() | numbers
+steps = st.one_of(
+    st.builds(SetMode, texts, st.booleans()),
+    st.builds(
+        Reset,
+        st.lists(texts, max_size=3).map(tuple),
+        st.lists(texts, max_size=3).map(tuple),
+        st.none() | st.booleans(),
+    ),
+    st.builds(
+        DestroyCompute, texts, texts, placements, texts, optional_numbers, optional_numbers, uuid=texts
+    ),
+    st.builds(DestroyInstance, texts, texts, placements, optional_numbers),
+    st.builds(CreateInstance, texts, texts, placements),
+    st.builds(CreateCompute, texts, texts, placements, texts),
+    st.builds(Verify, texts, st.booleans(), st.lists(texts, max_size=3).map(tuple)),
+)
+made = st.none() | st.builds(Made, numbers, optional_numbers, texts)
+uses = st.builds(
+    Use,
+    texts,
+    st.sampled_from(UseKind),
+    texts,
+    optional_numbers,
+    st.none() | texts,
+    optional_numbers,
+    optional_numbers,
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
@@ -112,9 +155,63 @@ def test_events_cross_unharmed(value: Events) -> None:
     assert decode(Events, through_the_wire(encode(value))) == value
 
 
+ANY_STEP = cast("type[Step]", Step)
+ANY_MADE = cast("type[Made | None]", Made | None)
+
+
+@given(steps)
+def test_every_act_crosses_unharmed(step: Step) -> None:
+    assert decode(ANY_STEP, through_the_wire(encode(step))) == step
+
+
+def test_every_act_there_is_was_drawn() -> None:
+    drawn = {
+        type(find(steps, lambda step, kind=kind: isinstance(step, kind)))  # type: ignore[misc]
+        for kind in get_args(Step)
+    }
+    assert drawn == set(get_args(Step))
+
+
+@given(made)
+def test_what_a_creation_brought_crosses_unharmed(value: Made | None) -> None:
+    assert decode(ANY_MADE, through_the_wire(encode(value))) == value
+
+
+@given(st.lists(uses, max_size=3).map(tuple))
+def test_who_uses_what_crosses_unharmed(value: tuple[Use, ...]) -> None:
+    crossed = decode(tuple[Use, ...], through_the_wire(encode(value)))
+    assert crossed == value
+    assert all(type(use.kind) is UseKind for use in crossed)
+
+
+@given(st.lists(texts, max_size=3).map(tuple))
+def test_who_is_in_the_way_crosses_with_the_error(names: tuple[str, ...]) -> None:
+    error = decode_error(through_the_wire(encode_error(GpuInUse("it is in use", uses=names))))
+    assert isinstance(error, GpuInUse)
+    assert error.uses == names
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        {},
+        {"is": "Use"},
+        {"is": "SetMode", "gpu": "x"},
+        {"is": "SetMode", "gpu": "x", "enabled": 1},
+        {"is": "SetMode", "gpu": "x", "enabled": True, "force": True},
+        {"is": "CreateInstance", "gpu": "x", "profile": "1g.10gb", "placement": None},
+        {"is": "Reset", "gpus": "all", "pending": [], "reboot": None},
+    ],
+)
+def test_what_is_no_act_is_refused(wrong: Any) -> None:
+    with pytest.raises(CodecError):
+        decode(ANY_STEP, wrong)
+
+
 @given(json_values)
 def test_whatever_arrives_is_a_value_or_a_codec_error(data: Any) -> None:
-    for kind in (Inventory, Events, tuple[Condition, ...]):
+    for kind in (Inventory, Events, tuple[Condition, ...], tuple[Use, ...], ANY_STEP):
         try:
             assert encode(decode(kind, data)) == data
         except CodecError:
