@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
+    from partage.model.step import Use
 
 API_VERSION = "partage/v1"
 OUTPUT_KEY = "partage.output"
@@ -76,6 +77,16 @@ def policy_options(command: Command) -> Command:
         metavar="FILE",
         help="The policy: Partage's own format, NVIDIA's device-plugin file or mig-parted's; - is standard "
         "input. Without it every GPU is exclusive.",
+    )(command)
+
+
+def hardware_socket_option(command: Command) -> Command:
+    """``--hardware-socket``: the helper that somebody else runs."""
+    return click.option(
+        "--hardware-socket",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="A helper (partage hardware) that somebody else runs, in place of the driver itself.",
     )(command)
 
 
@@ -152,8 +163,16 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
     return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
-def open_hardware(machine: str | None) -> Hardware:
-    """The real node, or the simulated one."""
+def open_hardware(machine: str | None, socket: Path | None = None) -> Hardware:
+    """The real node, by its driver or by a helper at ``socket``, or the simulated one."""
+    from partage.errors import InputError
+
+    if machine is not None and socket is not None:
+        raise InputError("--machine and --hardware-socket exclude each other")
+    if socket is not None:
+        from partage.edges.hardware.remote import RemoteHardware
+
+        return RemoteHardware(socket)
     if machine is not None:
         from partage.sim.hardware import SimulatedHardware
         from partage.sim.machine import load_machine
@@ -176,6 +195,23 @@ def observe(machine: str | None) -> Inventory:
             await hardware.close()
 
     return asyncio.run(look())
+
+
+def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tuple[Use, ...]]:
+    """One look at the node, and at who has its GPUs open; nobody where there is no driver."""
+    import asyncio
+
+    from partage.model.gpu import NoDriver
+
+    async def both() -> tuple[Inventory, tuple[Use, ...]]:
+        hardware = open_hardware(machine, socket)
+        try:
+            inventory = await hardware.observe()
+            return inventory, () if isinstance(inventory.driver, NoDriver) else await hardware.uses()
+        finally:
+            await hardware.close()
+
+    return asyncio.run(both())
 
 
 def need_driver(inventory: Inventory) -> Inventory:

@@ -1,8 +1,9 @@
 """The command ``partage``: finds the verb, and answers for every error.
 
-A verb ``v`` is the click command called ``command`` in the module ``partage.faces.cli.v``, imported when it
-is called and not before: the agent shall not pay for tables and pictures. Every PartageError ends here, one
-line per problem on stderr and the exit code of its class. Bugs are not caught: they print a traceback.
+A verb ``v`` is the click command called ``command`` in the module ``partage.faces.cli.v`` (or as ``_MODULES``
+says), imported when it is called and not before: the agent shall not pay for tables and pictures. Every
+PartageError ends here, one line per problem on stderr and the exit code of its class. Bugs are not caught:
+they print a traceback.
 """
 
 from __future__ import annotations
@@ -23,12 +24,18 @@ from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems,
 VERBS = {
     "show": "The node: its GPUs, what they offer, who holds it, and a picture.",
     "plan": "What a policy would offer, what it would change, and why not.",
+    "apply": "Bring the node's MIG layouts about, by difference.",
+    "assert": "Whether the node is as its policy wants it.",
+    "export": "Write the live node as a policy.",
     "check": "Whether policies and manifests are right, before they cost a card.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "record": "Write the node down as a machine for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",
 }
+
+_MODULES = {"assert": "assertion"}
+"""Where a verb's module cannot be called like it."""
 
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
@@ -45,7 +52,8 @@ class Verbs(click.Group):
         del ctx
         if cmd_name not in VERBS:
             return None
-        verb: click.Command = importlib.import_module(f"partage.faces.cli.{cmd_name}").command
+        module = importlib.import_module(f"partage.faces.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        verb: click.Command = module.command
         return verb
 
     def resolve_command(

@@ -21,16 +21,21 @@ if TYPE_CHECKING:
     from partage.model.share import Offer
     from partage.plan.caveats import Caveat
     from partage.plan.changes import Change
+    from partage.plan.node_steps import NodePlan
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A policy, thought through to the end on one node. report: of the agent that runs there, None: none."""
+    """A policy, thought through to the end on one node.
+
+    moves: the steps under MIG. report: of the agent that runs there, None: none.
+    """
 
     inventory: Inventory
     policy: Policy
     offer: Offer
     changes: Sequence[Change]
+    moves: NodePlan
     warnings: Sequence[Problem]
     caveats: Sequence[Caveat]
     report: Reported | None
@@ -68,9 +73,12 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
     from partage.plan.assign import assign
     from partage.plan.caveats import caveats
     from partage.plan.changes import changes
+    from partage.plan.node_steps import node_steps
+    from partage.plan.wishes import wishes_of
 
     policy = loaded.policy
-    inventory = common.need_driver(common.observe(machine))
+    inventory, uses = common.look(machine)
+    common.need_driver(inventory)
     assignment = assign(policy, inventory, geometry_of)
     offer = advertise(assignment, inventory, policy)
     return Plan(
@@ -78,6 +86,7 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
         policy=policy,
         offer=offer,
         changes=changes(assignment, inventory),
+        moves=node_steps(inventory, wishes_of(policy, inventory, geometry_of), geometry_of, uses),
         warnings=(*loaded.warnings, *assignment.warnings),
         caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
         report=common.agent_report(machine, run_dir),
@@ -86,7 +95,8 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
 
 def plan_document(plan: Plan) -> dict[str, Any]:
     """The JSON answer."""
-    from partage.faces.documents import driver_row, resource_rows, step_rows
+    from partage.faces.documents import driver_row, resource_rows
+    from partage.faces.moves import change_rows
 
     return common.document(
         "Plan",
@@ -94,7 +104,7 @@ def plan_document(plan: Plan) -> dict[str, Any]:
             "policy": {"source": plan.policy.source, "format": plan.policy.format},
             "driver": driver_row(plan.inventory),
             "resources": resource_rows(plan.offer),
-            "steps": step_rows(plan.changes),
+            "steps": change_rows(plan.changes, plan.moves, plan.inventory),
             "waitedFor": [] if plan.report is None else [dict(row) for row in plan.report.waited_for],
             "caveats": [caveat.sentence for caveat in plan.caveats],
             "problems": [common.problem_row(problem) for problem in plan.warnings],
@@ -104,15 +114,21 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 def _print(plan: Plan, console: Console) -> None:
     from partage.faces.render.rows import waiting_lines
-    from partage.faces.render.tables import changes_table, guarantees_used, resources_table
+    from partage.faces.moves import unit_rows
+    from partage.faces.render.tables import changes_table, guarantees_used, moves_table, resources_table
 
     console.print(resources_table(plan.offer))
     console.print(guarantees_used(plan.offer))
     if plan.changes:
         console.print()
         console.print(changes_table(plan.changes))
+    if plan.moves.units:
+        console.print()
+        console.print(moves_table(unit_rows(plan.moves, plan.inventory)))
     console.print()
     for line in waiting_lines(plan.report.waited_for if plan.report else ()):
         console.print(f"! {line}", style="yellow", markup=False)
+    for refused in plan.moves.refused:
+        console.print(f"! not now: {refused.reason}", style="yellow", markup=False)
     for caveat in plan.caveats:
         console.print(f"! {caveat.sentence}", style="yellow", markup=False)

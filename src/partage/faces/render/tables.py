@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Table
@@ -21,7 +22,8 @@ _GUARANTEE_STYLES = {
 }
 
 
-def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+    """A table as all answers have it. right: columns of numbers."""
     table = Table(
         title=title,
         title_justify="left",
@@ -43,7 +45,7 @@ def _table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 
 def resources_table(offer: Offer) -> Table:
     """What is offered: one row per name, and one per way and size where a name has several."""
-    table = _table(
+    table = plain_table(
         "What is offered", "Resource", "Count", "GPUs", "How", "Each share", "Memory", right=("Count",)
     )
     for line in offer_lines(offer):
@@ -70,7 +72,7 @@ def guarantees_used(offer: Offer) -> Text:
 
 def changes_table(changes: Sequence[Change]) -> Table:
     """What would have to be done, equal things of several GPUs in one row."""
-    table = _table("What would change", "GPUs", "Change")
+    table = plain_table("What would change", "GPUs", "Change")
     by_detail: dict[str, list[int]] = {}
     for change in changes:
         by_detail.setdefault(change.detail, []).append(change.gpu.index)
@@ -79,9 +81,37 @@ def changes_table(changes: Sequence[Change]) -> Table:
     return table
 
 
+def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """What ``apply`` did, or would do, GPU by GPU."""
+    table = plain_table("MIG layouts", "GPU", "Outcome", "MIG devices", "Steps", right=("GPU",))
+    for row in rows:
+        layout = ", ".join(row.get("layout", ())) or "none"
+        steps = row.get("reason") or "\n".join(step["detail"] for step in row.get("steps", ()))
+        bad = row["outcome"] in ("refused", "back", "torn")
+        table.add_row(
+            str(row["index"]),
+            row["outcome"],
+            "" if row["outcome"] == "refused" else layout,
+            Text(steps),
+            style="red" if bad else "",
+        )
+    if not rows:
+        table.add_row("", "nothing to do", "", "")
+    return table
+
+
+def moves_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The steps under MIG, and how far each reaches beyond what it names."""
+    table = plain_table("Steps under MIG", "GPUs", "Step", "Must be idle meanwhile")
+    for row in rows:
+        idle = gpus(row["idle"]) if row["idle"] else ""
+        table.add_row(gpus(row["gpus"]), Text(row["detail"]), idle)
+    return table
+
+
 def gpus_table(lines: Sequence[GpuLine]) -> Table:
     """The GPUs of a node."""
-    table = _table(
+    table = plain_table(
         "GPUs", "GPU", "Product", "Memory", "MIG", "Mode", "NUMA", "Health", right=("GPU", "Memory")
     )
     for line in lines:
@@ -94,7 +124,7 @@ def gpus_table(lines: Sequence[GpuLine]) -> Table:
 
 def holders_table(lines: Sequence[HolderLine]) -> Table:
     """Who holds what."""
-    table = _table("Who holds shares", "GPU", "Resource", "Share", "Held by", "Known", right=("GPU",))
+    table = plain_table("Who holds shares", "GPU", "Resource", "Share", "Held by", "Known", right=("GPU",))
     for line in lines:
         table.add_row(line.gpu, line.resource, line.share, line.holder, line.degree)
     return table

@@ -1,0 +1,178 @@
+"""Do what was planned: step by step, each written down before it is done, and taken back where one fails.
+
+Units of steps are independent: one that fails is taken back by itself, and the others go on. After an error
+it is the GPU, read again, that counts: what could not be taken back step by step is planned back by
+difference, once. What is then still neither new nor old is reported as ``torn``, and its journal has no end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from partage.edges.files.journal import Beginning, Journal
+from partage.edges.hardware.port import Hardware
+from partage.errors import HardwareError, PartageError
+from partage.model.gpu import Gpu, Inventory, NoDriver
+from partage.model.policy import MigWish
+from partage.model.step import Made, Step, undo
+from partage.plan.node_steps import Unit, node_steps
+from partage.plan.select import GeometryOf
+from partage.plan.steps import as_found
+
+
+class Phase(StrEnum):
+    """Where a step stands."""
+
+    DOING = "doing"
+    DONE = "done"
+    FAILED = "failed"
+    BACK = "taking back"
+
+
+Progress = Callable[[Step, Phase, str], None]
+"""Hears of every step: what, where it stands, and why it failed."""
+
+
+class Ending(StrEnum):
+    """What became of a unit. torn: neither as wanted nor as it was."""
+
+    DONE = "done"
+    BACK = "back"
+    TORN = "torn"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the steps that belong together.
+
+    done: the steps that were done, and what each brought. failed: the step that could not be, and error why.
+    torn: what could not be taken back, a sentence.
+    """
+
+    unit: Unit
+    ending: Ending
+    done: tuple[tuple[Step, Made | None], ...] = ()
+    failed: Step | None = None
+    error: PartageError | None = None
+    torn: str = ""
+
+
+class JournalFailed(PartageError):
+    """The journal cannot be written, and so nothing may be done."""
+
+
+@dataclass(slots=True)
+class Executor:
+    """Executes units against one node. journal: None where nothing of the node outlives the process."""
+
+    hardware: Hardware
+    journal: Journal | None
+    geometry_of: GeometryOf
+    progress: Progress
+
+    async def execute(self, units: Sequence[Unit], beginning: Beginning) -> tuple[Outcome, ...]:
+        """Do all units, one after the other. Raises JournalFailed.
+
+        A cancelled call, and a killed process, leave a journal without an end.
+        """
+        await self._write(lambda journal: journal.begin(beginning))
+        try:
+            outcomes = [await self._unit(unit, beginning.before) for unit in units]
+            if all(outcome.ending is not Ending.TORN for outcome in outcomes):
+                await self._write(lambda journal: journal.end())
+            return tuple(outcomes)
+        finally:
+            if self.journal is not None:
+                self.journal.close()
+
+    async def _unit(self, unit: Unit, before: Mapping[str, MigWish]) -> Outcome:
+        done: list[tuple[Step, Made | None]] = []
+        for step in unit.steps:
+            try:
+                done.append((step, await self._step(step, Phase.DOING)))
+            except HardwareError as error:
+                torn = await self._take_back(unit, done, before)
+                ending = Ending.TORN if torn else Ending.BACK
+                return Outcome(unit, ending, tuple(done), step, error, torn)
+        return Outcome(unit, Ending.DONE, tuple(done))
+
+    async def _step(self, step: Step, phase: Phase) -> Made | None:
+        await self._write(lambda journal: journal.doing(step))
+        self.progress(step, phase, "")
+        try:
+            made = await self.hardware.perform(step)
+        except HardwareError as error:
+            reason = str(error)
+            await self._write(lambda journal: journal.failed(reason))
+            self.progress(step, Phase.FAILED, reason)
+            raise
+        await self._write(lambda journal: journal.done(made))
+        self.progress(step, Phase.DONE, "")
+        return made
+
+    async def _take_back(
+        self, unit: Unit, done: Iterable[tuple[Step, Made | None]], before: Mapping[str, MigWish]
+    ) -> str:
+        """Have the GPUs of a unit as they were. Why that cannot be, or nothing."""
+        was = {uuid: before[uuid] for uuid in unit.gpus if uuid in before}
+        trouble = await self._back(undo(done))
+        try:
+            inventory = await self.hardware.observe()
+            if not _differing(inventory, was):
+                return ""
+            # The step that failed was done all the same, or one of its predecessors could not be undone.
+            plan = node_steps(inventory, was, self.geometry_of, await self.hardware.uses())
+            if plan.refused:
+                return "; ".join(refused.reason for refused in plan.refused)
+            trouble = await self._back(step for one in plan.units for step in one.steps) or trouble
+            differing = _differing(await self.hardware.observe(), was)
+        except HardwareError as error:
+            return str(error)
+        return f"{differing}: {trouble}" if differing and trouble else differing
+
+    async def _back(self, steps: Iterable[Step]) -> str:
+        for step in steps:
+            try:
+                await self._step(step, Phase.BACK)
+            except HardwareError as error:
+                return str(error)
+        return ""
+
+    async def _write(self, entry: Callable[[Journal], None]) -> None:
+        """Write to the journal without holding up the loop."""
+        if self.journal is None:
+            return
+        try:
+            await asyncio.to_thread(entry, self.journal)
+        except OSError as error:
+            hint = "nothing is done to a GPU that is not written down before"
+            raise JournalFailed(f"the journal cannot be written: {error.strerror}", hint) from error
+
+
+def before(inventory: Inventory, units: Iterable[Unit]) -> dict[str, MigWish]:
+    """What lives on the GPUs that the units touch, as wishes that bring it back."""
+    gpus = dict.fromkeys(uuid for unit in units for uuid in unit.gpus)
+    found = ((uuid, inventory.gpu(uuid)) for uuid in gpus)
+    return {uuid: as_found(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
+
+
+def _differing(inventory: Inventory, was: Mapping[str, MigWish]) -> str:
+    """Which GPUs are not as they were, in words; empty: none."""
+    if isinstance(inventory.driver, NoDriver):
+        return inventory.driver.reason
+    lost = {gpu.uuid: gpu for gpu in inventory.lost}
+    said = []
+    for uuid, wish in was.items():
+        gpu = inventory.gpu(uuid)
+        if gpu is None:
+            said.append(f"GPU {lost[uuid].index} is lost" if uuid in lost else f"{uuid} does not answer")
+        elif not _is_as(gpu, wish):
+            said.append(f"GPU {gpu.index} is not as it was")
+    return "; ".join(said)
+
+
+def _is_as(gpu: Gpu, wish: MigWish) -> bool:
+    return as_found(gpu) == wish and (gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending)

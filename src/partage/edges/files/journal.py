@@ -1,0 +1,162 @@
+"""What is being done to the node's GPUs, written down before it is done: ``<state-dir>/journal.jsonl``.
+
+One JSON object a line, each flushed to the disk before anybody goes on, so that whoever was killed at any
+moment has left word of how far he was. A new journal replaces the last one as a whole; the last line may be
+torn. Nobody goes on from a journal: the GPUs are read again, and the way is planned anew. It says what was
+wanted, what was there before (the way back), and where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from partage.model.layout import LayoutItem
+from partage.model.policy import MigWish
+from partage.model.step import Made, Step
+
+VERSION = "partage-journal/1"
+LIMIT_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """What is about to be done.
+
+    boot_id: of the node. policy: SHA-256 of its text, empty for none. before: what lived on the GPUs that are
+    touched, by UUID, as a wish. back: what is done is to take an earlier journal back.
+    """
+
+    boot_id: str
+    policy: str
+    before: Mapping[str, MigWish] = field(default_factory=dict)
+    back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A journal without an end. done: steps that were done. open: the one that was under way, in words."""
+
+    beginning: Beginning
+    done: int = 0
+    open: str = ""
+
+    def __str__(self) -> str:
+        under_way = f", in the middle of: {self.open}" if self.open else ""
+        return f"the last run stopped after {self.done} steps{under_way}"
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A journal that says nothing; reason: one sentence."""
+
+    reason: str
+
+
+def read_journal(state_dir: Path) -> Unfinished | Unreadable | None:
+    """What the last one who changed GPUs has left undone; None: nothing."""
+    path = state_dir / "journal.jsonl"
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(LIMIT_BYTES)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return Unreadable(f"{path} cannot be read: {error.strerror}")
+    try:
+        return _unfinished(content)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return Unreadable(f"{path} cannot be used: {error}")
+
+
+class Journal:
+    """A journal that is being written. Calls block (fsync), and raise OSError: then nothing may be done."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / "journal.jsonl"
+        self._file: int | None = None
+        self._number = 0
+
+    def begin(self, beginning: Beginning) -> None:
+        """Replace the last journal."""
+        self.close()
+        beside = self._path.with_name(f"{self._path.name}.new")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._file, self._number = os.open(beside, flags, 0o600), 0
+        self._write(
+            {
+                "version": VERSION,
+                "bootId": beginning.boot_id,
+                "policy": beginning.policy,
+                "back": beginning.back,
+                "before": {uuid: _wish_to_plain(wish) for uuid, wish in beginning.before.items()},
+            }
+        )
+        beside.replace(self._path)
+        directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def doing(self, step: Step) -> None:
+        """This comes next."""
+        self._number += 1
+        act = {"act": type(step).__name__, **asdict(step)}
+        self._write({"doing": self._number, "says": str(step), "step": act})
+
+    def done(self, made: Made | None) -> None:
+        """It is done."""
+        self._write({"done": self._number, **({"made": asdict(made)} if made else {})})
+
+    def failed(self, reason: str) -> None:
+        """It could not be done, or nobody knows whether it was."""
+        self._write({"failed": self._number, "reason": reason})
+
+    def end(self) -> None:
+        """All GPUs are as they are wanted, or as they were before."""
+        self._write({"end": True})
+        self.close()
+
+    def close(self) -> None:
+        """Give the file back; without an end, it stays unfinished. Idempotent."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        assert self._file is not None, "a journal begins before anything is written"
+        content = memoryview(json.dumps(row, allow_nan=False).encode("ascii") + b"\n")
+        while content:
+            content = content[os.write(self._file, content) :]
+        os.fsync(self._file)
+
+
+def _unfinished(content: bytes) -> Unfinished | None:
+    """Raises ValueError, KeyError, TypeError or AttributeError for what no journal of this version says."""
+    lines = content.split(b"\n")[:-1]  # what stands behind the last line's end was torn off
+    if not lines:
+        raise ValueError("it has no first line")
+    rows = [json.loads(line) for line in lines]
+    if rows[0].get("version") != VERSION:
+        raise ValueError(f"its version is {rows[0].get('version')!r}, not {VERSION}")
+    if any("end" in row for row in rows):
+        return None
+    head = rows[0]
+    before = {str(uuid): _wish_from_plain(plain) for uuid, plain in head["before"].items()}
+    beginning = Beginning(str(head["bootId"]), str(head["policy"]), before, bool(head["back"]))
+    last = rows[-1]
+    done = sum("done" in row for row in rows)
+    return Unfinished(beginning, done, str(last["says"]) if "doing" in last else "")
+
+
+def _wish_to_plain(wish: MigWish) -> dict[str, Any]:
+    return {"enabled": wish.enabled, "layout": [str(item) for item in wish.items]}
+
+
+def _wish_from_plain(plain: Mapping[str, Any]) -> MigWish:
+    return MigWish(tuple(LayoutItem.parse(item) for item in plain["layout"]), bool(plain["enabled"]))

@@ -1,0 +1,31 @@
+"""``partage export``: the live node as a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from partage.errors import Problem
+from partage.faces.cli import common
+
+
+@click.command(name="export")
+@common.machine_option
+@common.hardware_socket_option
+@common.output_option("yaml", "json")
+def command(machine: str | None, hardware_socket: Path | None, output: str) -> int:
+    """Write the live node as a policy, every MIG device with its place: 3g.40gb@4.
+
+    Applied to the same node it changes nothing; applied later, it brings back what is there now. How GPUs are
+    shared beside MIG is not to be seen on them, and not in it.
+    """
+    from partage.faces.exported import left_out, policy_of
+
+    inventory, _ = common.look(machine, hardware_socket)
+    common.need_driver(inventory)
+    common.print_problems(
+        Problem("", "", "warning", f"not in the policy: {said}") for said in left_out(inventory)
+    )
+    common.print_document(policy_of(inventory), output)
+    return 0
