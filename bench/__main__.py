@@ -245,7 +245,8 @@ def _print_budgets(begun: Starts, cases: Cases, costs: Costs, weather: Storm, sl
     for size, times in ((1, 1.5), (4, 1.0), (8, 1.0)):
         known = both[size].peer
         assert known is not None
-        _verdict(f"preferred + Allocate {size}, of NVIDIA's", both[size].p50 / known.p50 / slower, times)
+        raw = both[size].p50 / known.p50
+        _verdict(f"preferred + Allocate {size}, of NVIDIA's (raw {raw:.2f})", raw / slower, times)
     _verdict("exec to Register, ms", begun.register, 500)
     _verdict("PSS of agent and helper, MiB", costs.both.pss, 55)
     _verdict("  with no other Python around", costs.both.alone, 55)
@@ -255,7 +256,7 @@ def _print_budgets(begun: Starts, cases: Cases, costs: Costs, weather: Storm, sl
 
 def _verdict(what: str, value: float, budget: float) -> None:
     word = "kept" if value <= budget else "MISSED"
-    print(f"  {word:7}{what:42}{_figure(float(value)):>8}, at most {budget:g}")
+    print(f"  {word:7}{what:50}{_figure(float(value)):>8}, at most {budget:g}")
 
 
 if __name__ == "__main__":

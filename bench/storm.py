@@ -7,6 +7,7 @@ import random
 import statistics
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Self
@@ -70,6 +71,7 @@ class _Manager:
         self.admitted: list[Pod] = []
         self.micros: list[float] = []
         self.failed = self.wrong = 0
+        self.between: Callable[[], None] | None = None  # done once, between a pod's two calls
         self._dice = random.Random(2)
 
     def admit(self, pod: Pod) -> bool:
@@ -87,6 +89,9 @@ class _Manager:
             if len(ids) != 1 or not set(ids) <= set(free):
                 self.wrong += 1
                 return False
+            if self.between is not None:
+                between, self.between = self.between, None
+                between()
             allocate = self.client.ask(socket, [allocate_call(ids)])
         except CallFailed:
             self.failed += 1
@@ -166,7 +171,7 @@ def storm(client: Client, seconds: float, kills: int) -> Storm:
 def _let_pods_come(manager: _Manager, agent: _Agent, seconds: float, kills: int) -> list[float]:
     """Until every pod has been admitted, or long enough. Returns when the agent was killed.
 
-    It is killed on another thread: a call may be under way.
+    It is killed between a pod's two calls, on another thread: Allocate is under way, or finds nobody.
     """
     began_s = time.monotonic()
     pods = [Pod(f"pod-{n}", began_s + n / PODS_PER_S) for n in range(round(seconds * PODS_PER_S))]
@@ -178,7 +183,7 @@ def _let_pods_come(manager: _Manager, agent: _Agent, seconds: float, kills: int)
             now_s = time.monotonic()
             if kill_at and kill_at[0] <= now_s:
                 kill_at.popleft()
-                killed.append(killer.submit(agent.kill))
+                manager.between = lambda: killed.append(killer.submit(agent.kill))
             manager.end_old(now_s)
             due_s, name, pod = heapq.heappop(queue)
             time.sleep(min(max(0.0, due_s - now_s), 0.02))
