@@ -6,20 +6,32 @@
  *   gpu.I.code CODE      the GPU is lost (15), ...      event.N "GPU TYPE DATA GI CI", -1: none
  *
  * The others are named where they are read. A key that is missing means "not supported".
+ *
+ * A GPU with a key "gpu.I.live" keeps MIG mode and instances itself, in the file "live.bin" beside the library, which
+ * all processes share; it refuses what hardware refuses. Other GPUs show the instances that are written down.
+ *
+ *   gpu.I.live reset|direct       whether a change of the mode needs a reset
+ *   gpu.I.process.N "PID GI CI"   who works on it, -1: on the GPU as a whole
+ *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
+ *   lie.FUNCTION CODE             do it, and answer that it could not be done
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, TIMED_OUT = 10 };
-enum { GPU = 0x10000, MIG = 0x20000, GI = 0x30000, KIND = 0xf0000 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMED_OUT = 10 };
+enum { RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23 };
+enum { GPU = 0x10000, MIG = 0x20000, GI = 0x30000, CI = 0x40000, KIND = 0xf0000 };
 
 typedef unsigned long long u64;
 typedef struct {
@@ -37,6 +49,15 @@ typedef struct {
 typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gi_slices, ci_slices; u64 memory; } Attributes;
 typedef struct { void *device; unsigned id, profile, start, size; } GiInfo;
 typedef struct { unsigned id, p2p, slices, rest[7]; u64 memory; } Profile;
+typedef struct { unsigned id, slices, rest[7]; } ComputeProfile;
+typedef struct { unsigned start, size; } Place;
+typedef struct { void *device, *instance; unsigned id, profile, start, size; } CiInfo;
+typedef struct { unsigned pid; u64 memory; unsigned gi, ci; } Process;
+typedef struct { unsigned constant, id, slices, most, size, starts[8], places; u64 memory; } Kind;
+typedef struct { int exists; unsigned profile, start, size, slices, memory; } LiveGi;
+typedef struct { int exists; unsigned gi, ci, slices, serial; } LiveCi;
+typedef struct { int current, pending, persistent; LiveGi gi[16]; LiveCi ci[8]; } LiveGpu;
+typedef struct { int sessions, serial; LiveGpu gpu[8]; } Live;
 typedef struct { void *device; u64 type, data; unsigned gi, ci; } Event;
 typedef struct { unsigned version; uint8_t cluster[16]; int status; uint32_t clique; uint8_t state; uint32_t health; } Fabric;
 
@@ -44,17 +65,21 @@ static int sessions;   /* how often nvmlInit was called and not yet undone */
 static int next_event; /* the first event that was not delivered */
 static u64 registered; /* GPUs with events, one bit each */
 
+/* The path of a file beside the library. */
+static const char *beside(char *path, size_t size, const char *name) {
+    Dl_info self;
+    dladdr((void *)beside, &self);
+    snprintf(path, size - 32, "%s", self.dli_fname);
+    strcpy(strrchr(path, '/') + 1, name);
+    return path;
+}
+
 /* The file's text, read again whenever another file has taken its place. Called with the lock held. */
 static const char *machine(void) {
     static char path[4096], *content;
     static struct stat seen;
     struct stat now;
-    if (!*path) {
-        Dl_info self;
-        dladdr((void *)machine, &self);
-        snprintf(path, sizeof path - 16, "%s", self.dli_fname);
-        strcpy(strrchr(path, '/') + 1, "machine.txt");
-    }
+    if (!*path) beside(path, sizeof path, "machine.txt");
     if (stat(path, &now)) return "";
     if (content && now.st_ino == seen.st_ino && now.st_mtim.tv_nsec == seen.st_mtim.tv_nsec && now.st_mtim.tv_sec == seen.st_mtim.tv_sec) return content;
     FILE *file = fopen(path, "r");
@@ -125,16 +150,84 @@ static int number(const char *from, unsigned *to) {
 
 static unsigned or_zero(const char *from) { return from ? (unsigned)strtoul(from, NULL, 0) : 0; }
 
+/* What the driver keeps, one file for all processes. */
+static Live *live(void) {
+    static Live *kept;
+    char path[4096];
+    if (kept) return kept;
+    int file = open(beside(path, sizeof path, "live.bin"), O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, sizeof *kept)) abort();
+    kept = mmap(NULL, sizeof *kept, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    return kept;
+}
+
+/* The instances of a GPU that keeps them itself; NULL of one whose instances are written down. */
+static LiveGpu *kept(const void *handle) { return text("gpu.%d.live", GPU_OF(handle)) ? &live()->gpu[GPU_OF(handle)] : NULL; }
+
+/* What is answered in place of success. */
+static int said(const char *function) { return (int)or_zero(text("lie.%s", function)); }
+
+/* Profile number N: "ID SLICES MEMORY_MIB MOST SIZE START..." */
+static int kind_of(const void *device, unsigned constant, Kind *to) {
+    const char *found = text("gpu.%d.profile.%u", GPU_OF(device), constant);
+    memset(to, 0, sizeof *to);
+    to->constant = constant;
+    int read = found ? sscanf(found, "%u %u %llu %u %u %u %u %u %u %u %u %u %u", &to->id, &to->slices, &to->memory, &to->most,
+        &to->size, to->starts, to->starts + 1, to->starts + 2, to->starts + 3, to->starts + 4, to->starts + 5, to->starts + 6, to->starts + 7) : 0;
+    to->places = read > 5 ? (unsigned)read - 5 : 0;
+    return read >= 2;
+}
+
+static int kind_by_id(const void *device, unsigned id, Kind *to) {
+    for (unsigned constant = 0; constant < 18; constant++)
+        if (kind_of(device, constant, to) && to->id == id) return 1;
+    return 0;
+}
+
+/* Whether a process works there; gi -2: anywhere on the GPU. */
+static int is_busy(const void *device, int gi, int ci) {
+    const char *found;
+    for (int n = 0; (found = text("gpu.%d.process.%d", GPU_OF(device), n)); n++) {
+        int at_gi = -1, at_ci = -1;
+        sscanf(found, "%*d %d %d", &at_gi, &at_ci);
+        if (gi == -2 || (at_gi == gi && (ci == -1 || at_ci == ci))) return 1;
+    }
+    return 0;
+}
+
+static int is_held(const void *device) { return is_busy(device, -2, -1) || text("gpu.%d.monitor", GPU_OF(device)); }
+
+/* What nvidia-smi does, called by the tests' own: refused where anybody holds a GPU, a session of NVML included. */
+int stubReset(const char *uuids) {
+    Live *all = live();
+    if (all->sessions) return IN_USE;
+    for (int pass = 0; pass < 2; pass++)
+        for (int gpu = 0; gpu < 8; gpu++) {
+            const char *uuid = text("gpu.%d.uuid", gpu);
+            if (!uuid || !strstr(uuids, uuid)) continue;
+            LiveGpu *one = kept(HANDLE(GPU, gpu, 0));
+            if (!one) return NOT_SUPPORTED;
+            if (!pass && (one->persistent || is_held(HANDLE(GPU, gpu, 0)))) return IN_USE;
+            if (!pass) continue;
+            memset(one->gi, 0, sizeof one->gi);
+            memset(one->ci, 0, sizeof one->ci);
+            one->current = one->pending;
+        }
+    return OK;
+}
+
 int nvmlInitWithFlags(unsigned flags) {
     (void)flags;
     unsigned code = or_zero(lookup("init"));
-    if (!code) sessions++;
+    if (!code) sessions++, live()->sessions++;
     return (int)code;
 }
 
 int nvmlShutdown(void) {
     if (!sessions) return UNINITIALIZED;
     sessions--;
+    live()->sessions--;
     return OK;
 }
 
@@ -152,6 +245,12 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) {
 int nvmlDeviceGetUUID(void *device, char *to, unsigned size) {
     START(device);
     int is_mig = ((uintptr_t)device & KIND) == MIG;
+    if (is_mig && kept(device)) {
+        LiveCi *one = &kept(device)->ci[PART_OF(device)];
+        if (!one->exists) return NOT_FOUND;
+        snprintf(to, size, "MIG-%08x-0000-4000-8000-%012x", one->serial, GPU_OF(device));
+        return OK;
+    }
     return copy(to, size, is_mig ? text("gpu.%d.mig.%d.uuid", GPU_OF(device), PART_OF(device))
                                  : text("gpu.%d.uuid", GPU_OF(device)));
 }
@@ -206,8 +305,46 @@ int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *to) {
 
 int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
     START(device);
+    const LiveGpu *one = kept(device);
+    if (one) {
+        *current = (unsigned)one->current;
+        *pending = (unsigned)one->pending;
+        return OK;
+    }
     const char *found = text("gpu.%d.mig", GPU_OF(device)); /* "CURRENT PENDING" */
     return found && sscanf(found, "%u %u", current, pending) == 2 ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceSetMigMode(void *device, unsigned mode, unsigned *activation) {
+    START(device);
+    LiveGpu *one = kept(device);
+    if (!one) return NOT_SUPPORTED;
+    if (mode > 1) return INVALID_ARGUMENT;
+    *activation = OK;
+    one->pending = (int)mode;
+    if (one->current == one->pending) return said(__func__);
+    if (is_held(device)) *activation = IN_USE;
+    else if (strcmp(text("gpu.%d.live", GPU_OF(device)), "direct")) *activation = RESET_REQUIRED;
+    else {
+        memset(one->gi, 0, sizeof one->gi);
+        memset(one->ci, 0, sizeof one->ci);
+        one->current = one->pending;
+    }
+    return said(__func__);
+}
+
+int nvmlDeviceGetPersistenceMode(void *device, unsigned *to) {
+    START(device);
+    if (!kept(device)) return NOT_SUPPORTED;
+    *to = (unsigned)kept(device)->persistent;
+    return OK;
+}
+
+int nvmlDeviceSetPersistenceMode(void *device, unsigned mode) {
+    START(device);
+    if (!kept(device)) return NOT_SUPPORTED;
+    kept(device)->persistent = (int)mode;
+    return OK;
 }
 
 int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *to) { START(device); *to = 7; return OK; }
@@ -215,14 +352,21 @@ int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *to) { START(device); 
 int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **to) {
     START(device);
     *to = HANDLE(MIG, GPU_OF(device), (int)index);
+    if (kept(device)) return index < 8 && kept(device)->ci[index].exists ? OK : NOT_FOUND;
     return text("gpu.%d.mig.%u.uuid", GPU_OF(device), index) ? OK : NOT_FOUND;
 }
 
-int nvmlDeviceGetGpuInstanceId(void *mig, unsigned *to) { START(mig); return number(text("gpu.%d.mig.%d.gi", GPU_OF(mig), PART_OF(mig)), to); }
-int nvmlDeviceGetComputeInstanceId(void *mig, unsigned *to) { START(mig); return number(text("gpu.%d.mig.%d.ci", GPU_OF(mig), PART_OF(mig)), to); }
+int nvmlDeviceGetGpuInstanceId(void *mig, unsigned *to) { START(mig); if (kept(mig)) return *to = kept(mig)->ci[PART_OF(mig)].gi, OK; return number(text("gpu.%d.mig.%d.gi", GPU_OF(mig), PART_OF(mig)), to); }
+int nvmlDeviceGetComputeInstanceId(void *mig, unsigned *to) { START(mig); if (kept(mig)) return *to = kept(mig)->ci[PART_OF(mig)].ci, OK; return number(text("gpu.%d.mig.%d.ci", GPU_OF(mig), PART_OF(mig)), to); }
 
 int nvmlDeviceGetAttributes_v2(void *mig, Attributes *to) {
     START(mig);
+    if (kept(mig)) {
+        const LiveCi *one = &kept(mig)->ci[PART_OF(mig)];
+        to->ci_slices = one->slices;
+        to->memory = kept(mig)->gi[one->gi].memory;
+        return one->exists ? OK : NOT_FOUND;
+    }
     const char *found = text("gpu.%d.mig.%d.attributes", GPU_OF(mig), PART_OF(mig)); /* "SLICES MEMORY_MIB" */
     return found && sscanf(found, "%u %llu", &to->ci_slices, &to->memory) == 2 ? OK : NOT_SUPPORTED;
 }
@@ -230,11 +374,18 @@ int nvmlDeviceGetAttributes_v2(void *mig, Attributes *to) {
 int nvmlDeviceGetGpuInstanceById(void *device, unsigned id, void **to) {
     START(device);
     *to = HANDLE(GI, GPU_OF(device), (int)id);
+    if (kept(device)) return id < 16 && kept(device)->gi[id].exists ? OK : NOT_FOUND;
     return text("gpu.%d.gi.%u", GPU_OF(device), id) ? OK : NOT_FOUND;
 }
 
 int nvmlGpuInstanceGetInfo(void *instance, GiInfo *to) {
     START(instance);
+    if (kept(instance)) {
+        const LiveGi *one = &kept(instance)->gi[PART_OF(instance)];
+        *to = (GiInfo){HANDLE(GPU, GPU_OF(instance), 0), (unsigned)PART_OF(instance), one->profile, one->start, one->size};
+        return one->exists ? OK : NOT_FOUND;
+    }
+    to->id = (unsigned)PART_OF(instance);
     const char *found = text("gpu.%d.gi.%d", GPU_OF(instance), PART_OF(instance)); /* "PROFILE_ID START SIZE" */
     return found && sscanf(found, "%u %u %u", &to->profile, &to->start, &to->size) == 3 ? OK : NOT_FOUND;
 }
@@ -242,9 +393,167 @@ int nvmlGpuInstanceGetInfo(void *instance, GiInfo *to) {
 int nvmlDeviceGetGpuInstanceProfileInfo(void *device, unsigned constant, Profile *to) {
     START(device);
     if (constant > 9) return INVALID_ARGUMENT; /* a library of R525 knows no more */
-    const char *found = text("gpu.%d.profile.%u", GPU_OF(device), constant); /* "ID SLICES" */
-    return found && sscanf(found, "%u %u", &to->id, &to->slices) == 2 ? OK : NOT_SUPPORTED;
+    Kind kind;
+    if (!kind_of(device, constant, &kind)) return NOT_SUPPORTED;
+    to->id = kind.id;
+    to->slices = kind.slices;
+    to->memory = kind.memory;
+    to->rest[0] = kind.most;
+    return OK;
 }
+
+int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *device, unsigned id, Place *to, unsigned *count) {
+    START(device);
+    Kind kind;
+    if (!kind_by_id(device, id, &kind)) return INVALID_ARGUMENT;
+    if (to && *count < kind.places) return SMALL;
+    *count = kind.places;
+    for (unsigned i = 0; to && i < kind.places; i++) to[i] = (Place){kind.starts[i], kind.size};
+    return OK;
+}
+
+int nvmlDeviceGetGpuInstances(void *device, unsigned id, void **to, unsigned *count) {
+    START(device);
+    Kind kind;
+    LiveGpu *one = kept(device);
+    *count = 0;
+    if (!one) return OK;
+    if (!one->current) return NOT_SUPPORTED;
+    if (!kind_by_id(device, id, &kind)) return INVALID_ARGUMENT;
+    for (int gi = 0; gi < 16; gi++)
+        if (one->gi[gi].exists && one->gi[gi].profile == id) to[(*count)++] = HANDLE(GI, GPU_OF(device), gi);
+    return OK;
+}
+
+int nvmlDeviceCreateGpuInstanceWithPlacement(void *device, unsigned id, const Place *place, void **to) {
+    START(device);
+    Kind kind;
+    LiveGpu *one = kept(device);
+    if (!one || !one->current) return NOT_SUPPORTED;
+    unsigned same = 0, any = 0, possible = 0;
+    if (!kind_by_id(device, id, &kind)) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < kind.places; i++) possible |= place->size == kind.size && kind.starts[i] == place->start;
+    if (!possible) return INVALID_ARGUMENT;
+    for (int gi = 0; gi < 16; gi++) {
+        LiveGi *other = &one->gi[gi];
+        if (!other->exists) continue;
+        any = 1;
+        same += other->profile == id;
+        if (other->start < place->start + place->size && place->start < other->start + other->size) return INSUFFICIENT_RESOURCES;
+    }
+    if (same >= kind.most) return INSUFFICIENT_RESOURCES; /* its engines are used up */
+    if (!any && is_busy(device, -1, -1)) return IN_USE;
+    /* The id is the number of a half, a quarter, an eighth: the next one at this place has it again. */
+    unsigned gi = (8 / place->size) - 1 + place->start / place->size;
+    one->gi[gi] = (LiveGi){1, id, place->start, place->size, kind.slices, (unsigned)kind.memory};
+    *to = HANDLE(GI, GPU_OF(device), (int)gi);
+    return said(__func__);
+}
+
+int nvmlGpuInstanceDestroy(void *instance) {
+    START(instance);
+    LiveGi *one = kept(instance) ? &kept(instance)->gi[PART_OF(instance)] : NULL;
+    if (!one || !one->exists) return NOT_FOUND;
+    for (int n = 0; n < 8; n++)
+        if (kept(instance)->ci[n].exists && (int)kept(instance)->ci[n].gi == PART_OF(instance)) return IN_USE;
+    one->exists = 0;
+    return said(__func__);
+}
+
+static const unsigned compute_slices[] = {1, 2, 3, 4, 7, 8, 6};
+
+static unsigned slices_used(void *instance) {
+    unsigned used = 0;
+    for (int n = 0; n < 8; n++)
+        if (kept(instance)->ci[n].exists && (int)kept(instance)->ci[n].gi == PART_OF(instance)) used += kept(instance)->ci[n].slices;
+    return used;
+}
+
+int nvmlGpuInstanceGetComputeInstanceProfileInfo(void *instance, unsigned constant, unsigned engine, ComputeProfile *to) {
+    START(instance);
+    if (constant > 7 || engine) return INVALID_ARGUMENT;
+    if (!kept(instance)) return NOT_SUPPORTED;
+    LiveGi *one = &kept(instance)->gi[PART_OF(instance)];
+    if (!one->exists) return NOT_FOUND;
+    if (constant == 7 || compute_slices[constant] > one->slices) return NOT_SUPPORTED;
+    to->id = constant;
+    to->slices = compute_slices[constant];
+    return OK;
+}
+
+int nvmlGpuInstanceCreateComputeInstance(void *instance, unsigned id, void **to) {
+    START(instance);
+    LiveGpu *gpu = kept(instance);
+    if (!gpu || !gpu->gi[PART_OF(instance)].exists) return NOT_FOUND;
+    if (id > 4 || compute_slices[id] > gpu->gi[PART_OF(instance)].slices) return INVALID_ARGUMENT;
+    if (slices_used(instance) + compute_slices[id] > gpu->gi[PART_OF(instance)].slices) return INSUFFICIENT_RESOURCES;
+    unsigned taken = 0, ci = 0;
+    int slot = 0;
+    for (int n = 0; n < 8; n++)
+        if (gpu->ci[n].exists && (int)gpu->ci[n].gi == PART_OF(instance)) taken |= 1u << gpu->ci[n].ci;
+    while (taken >> ci & 1) ci++;
+    while (gpu->ci[slot].exists) slot++;
+    gpu->ci[slot] = (LiveCi){1, (unsigned)PART_OF(instance), ci, compute_slices[id], (unsigned)++live()->serial};
+    *to = HANDLE(CI, GPU_OF(instance), slot);
+    return said(__func__);
+}
+
+int nvmlGpuInstanceGetComputeInstances(void *instance, unsigned id, void **to, unsigned *count) {
+    START(instance);
+    *count = 0;
+    if (!kept(instance)) return NOT_SUPPORTED;
+    for (int n = 0; n < 8; n++) {
+        LiveCi *one = &kept(instance)->ci[n];
+        if (one->exists && (int)one->gi == PART_OF(instance) && one->slices == compute_slices[id])
+            to[(*count)++] = HANDLE(CI, GPU_OF(instance), n);
+    }
+    return OK;
+}
+
+int nvmlComputeInstanceGetInfo_v2(void *compute, CiInfo *to) {
+    START(compute);
+    const LiveCi *one = &kept(compute)->ci[PART_OF(compute)];
+    if (!one->exists) return NOT_FOUND;
+    /* Drivers hand out the MIG device; the header promises its GPU, and "parent" has it so. */
+    int kind = lookup("parent") ? GPU : MIG;
+    to->device = HANDLE(kind, GPU_OF(compute), kind == GPU ? 0 : PART_OF(compute));
+    to->instance = HANDLE(GI, GPU_OF(compute), (int)one->gi);
+    to->id = one->ci;
+    return OK;
+}
+
+int nvmlComputeInstanceDestroy(void *compute) {
+    START(compute);
+    LiveCi *one = &kept(compute)->ci[PART_OF(compute)];
+    if (!one->exists) return NOT_FOUND;
+    if (is_busy(compute, (int)one->gi, (int)one->ci)) return IN_USE;
+    one->exists = 0;
+    return said(__func__);
+}
+
+/* Of a GPU all of its processes, of a MIG device its own. */
+static int processes(void *device, unsigned *count, Process *to) {
+    unsigned room = *count, found = 0;
+    const char *line;
+    for (int n = 0; (line = text("gpu.%d.process.%d", GPU_OF(device), n)); n++) {
+        Process one = {0, 0, 0, 0};
+        int gi = -1, ci = -1;
+        sscanf(line, "%u %d %d", &one.pid, &gi, &ci);
+        one.gi = (unsigned)gi;
+        one.ci = (unsigned)ci;
+        if (((uintptr_t)device & KIND) == MIG && kept(device)) {
+            LiveCi *part = &kept(device)->ci[PART_OF(device)];
+            if (part->gi != one.gi || part->ci != one.ci) continue;
+        }
+        if (to && found < room) to[found] = one;
+        found++;
+    }
+    *count = found;
+    return found > room ? SMALL : OK;
+}
+
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); (void)to; *count = 0; return OK; }
 
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
     START(device);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
@@ -10,6 +11,28 @@ from partage.units import MIB
 
 H100_MEMORY_BYTES = 81559 * MIB
 SWITCH = "00000000:E0:00.0"
+H100_PROFILES = {
+    0: "19 1 9984 7 1 0 1 2 3 4 5 6",
+    1: "14 2 20096 3 2 0 2 4",
+    2: "9 3 40448 2 4 0 4",
+    3: "5 4 40448 1 4 0",
+    4: "0 7 81152 1 8 0",
+    7: "20 1 9984 1 1 0 1 2 3 4 5 6",
+    9: "15 1 20096 4 2 0 2 4 6",
+}
+"""Constant of queries to nvidia-smi's id, compute slices, MiB, how many at most, memory slices, starts."""
+
+NVIDIA_SMI = """#!{python} -S
+import ctypes, sys
+with open({log!r}, "a") as log:
+    log.write(" ".join(sys.argv[1:]) + chr(10))
+{before}
+code = ctypes.CDLL({library!r}).stubReset(sys.argv[-1].encode())
+if code:
+    why = "In use by another client" if code == 19 else "Not Supported"
+    print("The following GPUs could not be reset:", why)
+sys.exit(code)
+"""
 
 
 class StubNode:
@@ -68,6 +91,38 @@ class StubNode:
                 self.keys[f"path.{index}.{other}"] = 40 if index // 4 == other // 4 else 50
         self.write(count=count)
         return self
+
+    def with_live_mig(self, index: int = 0, *, direct: bool = True) -> StubNode:
+        """The GPU keeps MIG mode and instances itself. direct: the mode changes without a reset."""
+        profiles = {f"gpu.{index}.profile.{constant}": text for constant, text in H100_PROFILES.items()}
+        self.keys |= profiles
+        self.keys |= {
+            f"gpu.{index}.live": "direct" if direct else "reset",
+            f"gpu.{index}.field.184": int(direct),
+        }
+        self.write()
+        return self
+
+    def add_nvidia_smi(self, before: str = "") -> Path:
+        """An nvidia-smi that resets live GPUs. before: Python that it runs first. Returns its log."""
+        path, log = self.root / "usr/bin/nvidia-smi", self.root / "nvidia-smi.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            NVIDIA_SMI.format(python=sys.executable, library=str(self.library), log=str(log), before=before)
+        )
+        path.chmod(0o755)
+        return log
+
+    def process(self, pid: int, name: str, *opened: str, listed: str | None = None, gpu: int = 0) -> None:
+        """A process with device files open. listed: ``GI CI`` where the driver lists it, too."""
+        self.file(f"proc/{pid}/comm", name + "\n")
+        files = self.root / f"proc/{pid}/fd"
+        files.mkdir(exist_ok=True)
+        for number, target in enumerate(opened):
+            (files / str(number)).symlink_to(target)
+        if listed is not None:
+            count = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.keys)
+            self.write(**{f"gpu.{gpu}.process.{count}": f"{pid} {listed}"})
 
     @staticmethod
     def uuid(index: int) -> str:

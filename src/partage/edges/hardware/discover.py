@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
+from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.migs import read_mig_devices
 from partage.edges.hardware.readings import Handle, Nvml
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver
+from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.health import Condition
 
 _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
@@ -108,6 +109,14 @@ class Discovery:
         minor = index if minor is None else minor
         memory_bytes = nvml.memory_bytes(handle)
         mig_mode = nvml.mig_mode(handle)
+        devices: tuple[MigDevice, ...] = ()
+        empty: tuple[EmptyInstance, ...] = ()
+        if mig_mode and mig_mode.current:
+            devices = read_mig_devices(
+                nvml, handle, gpu_minor=minor, gpu_memory_bytes=memory_bytes, minors=minors
+            )
+            used = frozenset(device.gi_id for device in devices)
+            empty = empty_instances(nvml, handle, memory_bytes, used)
         self._seen[index] = Identity(uuid, pci.bus_id)
         gpu = Gpu(
             index=index,
@@ -121,11 +130,8 @@ class Discovery:
             pci_device_id=pci.device_id,
             numa_node=self._host.numa_node(pci.bus_id),
             mig_mode=mig_mode,
-            mig_devices=read_mig_devices(
-                nvml, handle, gpu_minor=minor, gpu_memory_bytes=memory_bytes, minors=minors
-            )
-            if mig_mode and mig_mode.current
-            else (),
+            mig_devices=devices,
+            empty_instances=empty,
             compute_mode=nvml.compute_mode(handle),
             recovery=nvml.fields(handle).recovery,
         )

@@ -40,11 +40,15 @@ def _profile(attributes: MigAttributes, kind: GiProfile | None, gpu_memory_bytes
     if kind is None:
         raise HardwareError(f"the GPU instance profile of MIG device {attributes.uuid} is not known")
     gigabytes = named_gigabytes(attributes.memory_bytes, gpu_memory_bytes)
-    name = f"{attributes.compute_slices}c.{kind.slices}g.{gigabytes}gb{kind.attribute}"
     try:
-        return MigProfile.parse(name)
+        return named(attributes.compute_slices, kind, gigabytes)
     except ValueError as error:
         raise HardwareError(f"MIG device {attributes.uuid} cannot be named: {error}") from error
+
+
+def named(compute_slices: int, kind: GiProfile, gigabytes: int) -> MigProfile:
+    """The profile of a compute instance within a GPU instance. Raises ValueError where there is none such."""
+    return MigProfile.parse(f"{compute_slices}c.{kind.slices}g.{gigabytes}gb{kind.attribute}")
 
 
 def named_gigabytes(gi_memory_bytes: int, gpu_memory_bytes: int) -> int:

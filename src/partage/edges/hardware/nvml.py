@@ -9,17 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from partage.edges.hardware.acts import Acts
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.mailbox import Mailbox
-from partage.edges.hardware.port import DEADLINE_S, Events
+from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
 from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.reset import Before, conclude, find_nvidia_smi, prepare, run_nvidia_smi
+from partage.edges.hardware.uses import uses
 from partage.edges.hardware.watch import Watch
 from partage.edges.hardware.worker import Worker
-from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, Unsupported
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
-from partage.model.step import Made, Step, Use
+from partage.model.step import Made, Reset, Step, Use
 
 T = TypeVar("T")
 
@@ -39,7 +42,7 @@ _CLOSE_S = 2.0
 
 
 class NvmlHardware:
-    """A node's GPUs, read with NVML in this process. See ``edges.hardware.port.Hardware``.
+    """A node's GPUs, read and changed with NVML in this process. See ``edges.hardware.port.Hardware``.
 
     A driver that is missing, comes, goes or is replaced is noticed: the session is opened again. After a
     HardwareTimeout the thread hangs in the driver, and only a new process helps.
@@ -51,17 +54,23 @@ class NvmlHardware:
         *,
         host: Host | None = None,
         deadline_s: float = DEADLINE_S,
+        act_deadline_s: float = ACT_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """driver_root: where the driver is installed. host: where all files are, in place of driver_root."""
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
+        self._act_deadline_s = act_deadline_s
         self._clock = clock
         self._worker = Worker("nvml")
         self._mailbox = Mailbox()
+        self._one_act = asyncio.Lock()
+        self._idle = asyncio.Event()
+        self._idle.set()
         # What follows belongs to the worker's thread.
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
+        self._acts = Acts(self._nvml, self._host, self._renew)
         self._watch: Watch | None = None
         self._opened_at = 0.0
         self._some_lost = False
@@ -88,10 +97,18 @@ class NvmlHardware:
                 return events
 
     async def perform(self, step: Step) -> Made | None:
-        raise Unsupported(f"this driver is not asked to {step}")
+        async with self._one_act:
+            self._idle.clear()
+            try:
+                if isinstance(step, Reset):
+                    await self._reset(step)
+                    return None
+                return await self._worker.call(lambda: self._act(step), self._act_deadline_s)
+            finally:
+                self._idle.set()
 
     async def uses(self) -> tuple[Use, ...]:
-        return ()
+        return await self._on_thread(self._uses)
 
     async def close(self) -> None:
         self._publish = None
@@ -99,7 +116,17 @@ class NvmlHardware:
             await self._worker.call(self._end_session, min(self._deadline_s, _CLOSE_S))
         self._worker.stop()
 
+    async def _reset(self, step: Reset) -> None:
+        """Our own handles would make the reset be refused: no session is open while it goes on."""
+        find_nvidia_smi(self._host.driver)
+        before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
+        words = await run_nvidia_smi(self._host, step.gpus)
+        await self._worker.call(lambda: self._conclude(step, before, words), self._deadline_s)
+
     async def _on_thread(self, function: Callable[[], T]) -> T:
+        """Make a call when no act goes on: a session opened in the middle of a reset would stop it."""
+        while not self._idle.is_set():
+            await self._idle.wait()
         return await self._worker.call(function, self._deadline_s)
 
     def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
@@ -134,14 +161,41 @@ class NvmlHardware:
         return inventory
 
     def _conditions(self) -> tuple[Condition, ...]:
+        return self._with_session(self._discovery.conditions)
+
+    def _uses(self) -> tuple[Use, ...]:
+        return self._with_session(lambda: uses(self._nvml, self._host))
+
+    def _act(self, step: Step) -> Made | None:
+        return self._with_session(lambda: self._acts.perform(step))
+
+    def _prepare(self, step: Reset) -> Before:
+        before = self._with_session(lambda: prepare(self._nvml, step))
+        self._end_session()
+        return before
+
+    def _conclude(self, step: Reset, before: Before, words: str | None) -> None:
+        self._with_session(lambda: conclude(self._nvml, step, before, words))
+
+    def _with_session(self, function: Callable[[], T]) -> T:
+        """What the function returns. Raises DriverUnavailable, and closes a session that says so."""
         missing = self._open()
         if missing is not None:
             raise DriverUnavailable(missing.reason, missing.hint)
         try:
-            return self._discovery.conditions()
+            return function()
         except DriverUnavailable:
             self._end_session()
             raise
+
+    def _renew(self) -> None:
+        """A session that holds nothing, no watch either: handles of events can keep a GPU from changing."""
+        self._end_session()
+        self._opened_at = self._clock()
+        self._interrupted = True
+        missing = self._nvml.open()
+        if missing is not None:
+            raise DriverUnavailable(missing.reason, missing.hint)
 
     def _open(self) -> NoDriver | None:
         """A session, and a watch where events are asked for. None: it is open; otherwise why not."""

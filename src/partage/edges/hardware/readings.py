@@ -15,6 +15,7 @@ from partage.model.placement import Placement
 from partage.units import MIB
 
 _RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE = 230, 144, 145
+_MIG_WITHOUT_RESET = 184
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
@@ -39,10 +40,11 @@ _ANCESTORS = {
     40: LinkPath.SAME_CPU,
     50: LinkPath.CROSS_CPU,
 }
-_NOT_HERE = ABSENT | {INVALID_ARGUMENT}
+NOT_HERE = ABSENT | {INVALID_ARGUMENT}
 """Also where the index or constant is beyond what this GPU or library knows."""
 
-_NO_INSTANCE = 0xFFFFFFFF
+NO_INSTANCE = 0xFFFFFFFF
+"""Where an id of an instance would stand: it concerns the GPU as a whole."""
 
 EVENT_XID = 0x8
 EVENTS_CHANGED = 0x100 | 0x4000 | 0x8000
@@ -88,6 +90,7 @@ class GiProfile:
 
     slices: int
     attribute: str
+    memory_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +211,17 @@ class Nvml(Binding):
         modes = self.optional("nvmlDeviceGetMigMode", handle)
         return None if modes is None else MigMode(current=bool(modes[0]), pending=bool(modes[1]))
 
+    def mig_without_reset(self, handle: Handle) -> bool:
+        """Whether its MIG mode changes without a GPU reset; False where the driver does not say."""
+        answers = self.optional("nvmlDeviceGetFieldValues", handle, [_MIG_WITHOUT_RESET]) or ()
+        return any(answer.nvmlReturn == 0 and answer.value.uiVal == 1 for answer in answers)
+
     def mig_handles(self, handle: Handle) -> dict[int, Handle]:
         """NVML's index to handle; indexes have gaps."""
         count = self.optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         found = {
             index: self.optional(
-                "nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=_NOT_HERE | {NOT_FOUND}
+                "nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=NOT_HERE | {NOT_FOUND}
             )
             for index in range(count)
         }
@@ -242,32 +250,34 @@ class Nvml(Binding):
         """Profile id to profile, for this GPU: the same id means other profiles on other models."""
         profiles: dict[int, GiProfile] = {}
         for constant in _GI_PROFILES:
-            info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 1, absent=_NOT_HERE)
+            info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 1, absent=NOT_HERE)
             if info is not None:
-                profiles[int(info.id)] = GiProfile(int(info.sliceCount), _ATTRIBUTES.get(constant, ""))
+                profiles[int(info.id)] = GiProfile(
+                    int(info.sliceCount), _ATTRIBUTES.get(constant, ""), int(info.memorySizeMB) * MIB
+                )
         return profiles
 
     # --- links -----------------------------------------------------------------------------------
 
     def common_ancestor(self, a: Handle, b: Handle) -> LinkPath:
         """How two GPUs are joined over PCIe; the farthest where the driver does not say."""
-        level = self.optional("nvmlDeviceGetTopologyCommonAncestor", a, b, absent=_NOT_HERE)
+        level = self.optional("nvmlDeviceGetTopologyCommonAncestor", a, b, absent=NOT_HERE)
         return _ANCESTORS.get(50 if level is None else level, LinkPath.CROSS_CPU)
 
     def nvlinks(self, handle: Handle) -> list[Remote]:
         """The far ends of the active NVLinks of a GPU."""
         remotes = []
         for link in range(_MAX_LINKS):
-            state = self.optional("nvmlDeviceGetNvLinkState", handle, link, absent=_NOT_HERE)
+            state = self.optional("nvmlDeviceGetNvLinkState", handle, link, absent=NOT_HERE)
             if not state:
                 continue
-            pci = self.optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, absent=_NOT_HERE)
+            pci = self.optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, absent=NOT_HERE)
             if pci is not None:
                 remotes.append(Remote(str(pci.busId), self._remote_is_switch(handle, link)))
         return remotes
 
     def _remote_is_switch(self, handle: Handle, link: int) -> bool | None:
-        kind = self.optional("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, absent=_NOT_HERE)
+        kind = self.optional("nvmlDeviceGetNvLinkRemoteDeviceType", handle, link, absent=NOT_HERE)
         return None if kind in (None, _REMOTE_UNKNOWN) else kind == _REMOTE_SWITCH
 
     # --- events ----------------------------------------------------------------------------------
@@ -292,12 +302,12 @@ class Nvml(Binding):
             gpu=self.address(data.device),
             kind=int(data.eventType),
             data=int(data.eventData),
-            gi_id=None if data.gpuInstanceId == _NO_INSTANCE else int(data.gpuInstanceId),
-            ci_id=None if data.computeInstanceId == _NO_INSTANCE else int(data.computeInstanceId),
+            gi_id=None if data.gpuInstanceId == NO_INSTANCE else int(data.gpuInstanceId),
+            ci_id=None if data.computeInstanceId == NO_INSTANCE else int(data.computeInstanceId),
         )
 
     def free_event_set(self, event_set: EventSet) -> None:
-        self.optional("nvmlEventSetFree", event_set, absent=_NOT_HERE)
+        self.optional("nvmlEventSetFree", event_set, absent=NOT_HERE)
 
 
 def _recovery(value: int | None) -> RecoveryAction | None:

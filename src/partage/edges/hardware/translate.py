@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from partage.errors import (
     DriverUnavailable,
+    GpuInUse,
     GpuLost,
     HardwareError,
     HardwareTimeout,
+    NoRoom,
     NotPermitted,
     Unsupported,
 )
 from partage.model.gpu import NoDriver
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, TIMEOUT = 2, 3, 6, 10
-LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH = 12, 13, 18
+LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH, IN_USE = 12, 13, 18, 19
 
 ERRORS: dict[int, tuple[type[HardwareError], str]] = {
     1: (DriverUnavailable, "NVML is not initialised"),
@@ -34,12 +36,12 @@ ERRORS: dict[int, tuple[type[HardwareError], str]] = {
     16: (GpuLost, "the GPU needs a reset"),
     17: (NotPermitted, "the operating system keeps the GPU from us (device cgroup)"),
     VERSION_MISMATCH: (DriverUnavailable, "library and kernel module are of different driver versions"),
-    19: (HardwareError, "the GPU is in use"),
+    IN_USE: (GpuInUse, "the GPU is in use"),
     20: (HardwareError, "not enough memory"),
     21: (HardwareError, "there is no data"),
     22: (Unsupported, "not supported while vGPU ECC is on"),
     # One code for several causes: no room, that placement taken, the engines used up.
-    23: (HardwareError, "not enough resources on the GPU"),
+    23: (NoRoom, "not enough resources on the GPU"),
     24: (Unsupported, "this frequency is not supported"),
     25: (Unsupported, "the driver's library knows another version of the structure"),
     26: (Unsupported, "the driver has given this up"),

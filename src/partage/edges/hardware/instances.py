@@ -1,0 +1,171 @@
+"""GPU instances and compute instances as NVML lists them, with the handles that acts need.
+
+A list call wants nvidia-smi's id of a profile; the constants of queries are another id space. The same id
+means other profiles on other models: names are worked out anew for each GPU, as for MIG devices.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from partage.edges.hardware.migs import named, named_gigabytes
+from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
+from partage.edges.hardware.translate import NOT_FOUND
+from partage.errors import HardwareError, NotPermitted
+from partage.model.gpu import EmptyInstance
+from partage.model.placement import Placement
+
+_MOST = 32
+"""More instances of one kind than any GPU can have. NVML writes as many as there are, whatever the buffer."""
+
+_CI_PROFILES = range(9)
+_GONE = NOT_HERE | {NOT_FOUND}
+
+
+@dataclass(frozen=True, slots=True)
+class GpuInstance:
+    """profile: ``3g.40gb``. slices: compute slices that its compute instances can share."""
+
+    handle: Handle
+    gi_id: int
+    profile: str
+    placement: Placement
+    kind: GiProfile
+    gigabytes: int
+
+    @property
+    def slices(self) -> int:
+        return self.kind.slices
+
+    def __str__(self) -> str:
+        return f"{self.profile} at {self.placement} (GPU instance {self.gi_id})"
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeInstance:
+    """profile: ``1c.3g.40gb``, what its MIG device is called. slices: the ``1``."""
+
+    handle: Handle
+    ci_id: int
+    profile: str
+    slices: int
+    uuid: str
+
+
+def names_of(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
+    """Profile id to name and the ``40`` in it; profiles without a name of our grammar are left out."""
+    names: dict[int, tuple[str, int]] = {}
+    for profile_id, kind in profiles.items():
+        gigabytes = named_gigabytes(kind.memory_bytes, gpu_memory_bytes)
+        try:
+            names[profile_id] = str(named(kind.slices, kind, gigabytes)), gigabytes
+        except ValueError:
+            continue
+    return names
+
+
+def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuInstance, ...]:
+    """All GPU instances of a GPU, by placement. Raises HardwareError."""
+    kinds = nvml.gi_profiles(gpu)
+    found = []
+    for profile_id, (name, gigabytes) in names_of(kinds, gpu_memory_bytes).items():
+        for handle in _listed(nvml, "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile_id):
+            info = nvml.optional("nvmlGpuInstanceGetInfo", handle, absent=_GONE)
+            if info is not None:
+                place = _placement(info.id, info.placement)
+                found.append(
+                    GpuInstance(handle, int(info.id), name, place, kinds[profile_id], gigabytes),
+                )
+    return tuple(sorted(found, key=lambda one: one.placement))
+
+
+def compute_profiles(nvml: Nvml, instance: GpuInstance) -> dict[int, int]:
+    """nvidia-smi's id of a compute profile to its compute slices: those that this GPU instance can have.
+
+    Where two have as many slices the first constant, the plain one, comes first.
+    """
+    found: dict[int, int] = {}
+    for constant in _CI_PROFILES:
+        info = nvml.optional(
+            "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance.handle, constant, 0, 1, absent=NOT_HERE
+        )
+        if info is not None:
+            found.setdefault(int(info.id), int(info.sliceCount))
+    return found
+
+
+def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[ComputeInstance, ...]:
+    """All compute instances of a GPU instance, by id. Raises HardwareError."""
+    found = []
+    for profile_id, slices in compute_profiles(nvml, instance).items():
+        for handle in _listed(
+            nvml,
+            "nvmlGpuInstanceGetComputeInstances",
+            "c_nvmlComputeInstance_t",
+            instance.handle,
+            profile_id,
+        ):
+            info = nvml.optional("nvmlComputeInstanceGetInfo", handle, absent=_GONE)
+            if info is not None:
+                ci_id = int(info.id)
+                name = str(named(slices, instance.kind, instance.gigabytes))
+                uuid = _uuid(nvml, gpu, Handle(info.device), instance.gi_id, ci_id)
+                found.append(ComputeInstance(handle, ci_id, name, slices, uuid))
+    return tuple(sorted(found, key=lambda one: one.ci_id))
+
+
+def empty_instances(
+    nvml: Nvml, gpu: Handle, gpu_memory_bytes: int, used: frozenset[int]
+) -> tuple[EmptyInstance, ...]:
+    """GPU instances without compute instance. used: ids of those that MIG devices show.
+
+    Only root may list GPU instances: who is not sees none of these. Raises HardwareError.
+    """
+    try:
+        listed = gpu_instances(nvml, gpu, gpu_memory_bytes)
+    except NotPermitted:
+        return ()
+    return tuple(
+        EmptyInstance(one.gi_id, one.profile, one.placement) for one in listed if one.gi_id not in used
+    )
+
+
+def possible_starts(nvml: Nvml, gpu: Handle, profile_id: int) -> tuple[Placement, ...] | None:
+    """Where a profile can be on an empty GPU; None where the driver does not say."""
+    name = "nvmlDeviceGetGpuInstancePossiblePlacements"
+    count = ctypes.c_uint(0)
+    if nvml.optional(name, gpu, profile_id, None, ctypes.byref(count), absent=NOT_HERE) is None:
+        return None
+    places = (type(nvml.structure("c_nvmlGpuInstancePlacement_t")) * max(count.value, 1))()
+    if nvml.optional(name, gpu, profile_id, places, ctypes.byref(count), absent=NOT_HERE) is None:
+        return None
+    return tuple(Placement(int(place.start), int(place.size)) for place in places[: count.value])
+
+
+def _listed(nvml: Nvml, call: str, kind: str, of: Handle, profile_id: int) -> list[Handle]:
+    handles = (type(nvml.structure(kind)) * _MOST)()
+    count = ctypes.c_uint(_MOST)
+    if nvml.optional(call, of, profile_id, handles, ctypes.byref(count), absent=_GONE) is None:
+        return []
+    return [Handle(handle) for handle in handles[: count.value]]
+
+
+def _placement(gi_id: int, place: object) -> Placement:
+    try:
+        return Placement(int(place.start), int(place.size))  # type: ignore[attr-defined]
+    except ValueError as error:
+        raise HardwareError(f"GPU instance {gi_id} says of itself: {error}") from error
+
+
+def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> str:
+    """The MIG device's UUID. Drivers hand out its handle where the header promises that of its GPU."""
+    uuid = nvml.uuid(device)
+    if uuid.startswith("MIG-"):
+        return uuid
+    for mig in nvml.mig_handles(gpu).values():
+        attributes = nvml.mig_attributes(mig)
+        if (attributes.gi_id, attributes.ci_id) == (gi_id, ci_id):
+            return attributes.uuid
+    return ""
