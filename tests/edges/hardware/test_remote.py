@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -19,11 +20,12 @@ from partage.edges.hardware import frames
 from partage.edges.hardware.port import Events
 from partage.edges.hardware.remote import RemoteHardware
 from partage.edges.hardware.serve import PROTOCOL
-from partage.errors import DriverUnavailable, HardwareTimeout, InputError
+from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotThere
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.health import Xid
-from partage.sim.faults import HangCall, RaiseXid
+from partage.model.step import SetMode, Use, UseKind
+from partage.sim.faults import HangCall, Occupy, RaiseXid
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.machine import load_machine, parse_machine
 from partage.sim.written import machine_to_json
@@ -93,6 +95,94 @@ async def test_a_helper_that_hangs_is_killed_and_replaced(remote: RemoteHardware
     assert pid_of(remote) != first
     assert not runs(first)
     assert await remote.conditions()
+
+
+# --- acts ------------------------------------------------------------------------------------------
+
+NODE = "gpus: [{name: h100-sxm5-80gb}]\nfaults: [{call: perform, after-calls: 1, "
+
+
+async def failing(short_dir: Path, fault: str, act_deadline_s: float = LIMIT_S) -> RemoteHardware:
+    """A helper whose second question, an act, ends badly."""
+    machine = short_dir / "machine.yaml"
+    machine.write_text(f"{NODE}{fault}}}]\n")
+    argv = helper_argv(short_dir / "h.sock", machine=str(machine))
+    return RemoteHardware(short_dir / "h.sock", argv, act_deadline_s=act_deadline_s)
+
+
+async def serves_again(hardware: RemoteHardware) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not (hardware.state.up and hardware.state.restarts):
+            with contextlib.suppress(DriverUnavailable):
+                await hardware.observe()
+            await asyncio.sleep(0.01)
+
+
+async def test_a_helper_that_is_killed_in_the_middle_of_an_act_is_known_at_once(short_dir: Path) -> None:
+    hardware = await failing(short_dir, "hang: true")
+    before = await hardware.observe()
+    act = asyncio.create_task(hardware.perform(SetMode(before.gpus[0].uuid, enabled=True)))
+    await asyncio.sleep(0.2)
+    assert not act.done()
+    began = time.monotonic()
+    os.kill(pid_of(hardware), signal.SIGKILL)
+    with pytest.raises(DriverUnavailable):
+        await act
+    assert time.monotonic() - began < LIMIT_S / 3
+    await serves_again(hardware)
+    assert await hardware.observe() == before  # what the act did is read, not guessed
+    await hardware.close()
+
+
+async def test_an_act_that_hangs_costs_a_helper_and_nothing_else(short_dir: Path) -> None:
+    hardware = await failing(short_dir, "hang: true", act_deadline_s=0.5)
+    gpu = (await hardware.observe()).gpus[0].uuid
+    first = pid_of(hardware)
+    with pytest.raises(HardwareTimeout, match="perform"):
+        await hardware.perform(SetMode(gpu, enabled=True))
+    await serves_again(hardware)
+    assert await hardware.observe()
+    assert not runs(first)
+    await hardware.close()
+
+
+async def test_an_act_that_was_done_before_its_answer_was_lost_shows_in_what_is_read(short_dir: Path) -> None:
+    hardware = await failing(short_dir, "fail: driver-unavailable, done: true")
+    gpu = (await hardware.observe()).gpus[0].uuid
+    with pytest.raises(DriverUnavailable, match="simulated"):
+        await hardware.perform(SetMode(gpu, enabled=True))
+    assert (await hardware.observe()).gpus[0].mig_enabled
+    await hardware.close()
+
+
+async def test_a_look_during_a_long_act_is_no_helper_that_hangs(short_dir: Path) -> None:
+    simulation = SimulatedHardware(parse_machine("h100-sxm5-80gb"))
+    await simulation.misbehave(HangCall("perform", seconds=1.2))
+    await simulation.misbehave(HangCall("observe", seconds=1.0, times=2))
+    async with serving(simulation, short_dir / "s", deadline_s=0.3):
+        hardware = RemoteHardware(short_dir / "s", deadline_s=0.3)
+        act = asyncio.create_task(hardware.perform(SetMode("GPU-x", enabled=True)))
+        await asyncio.sleep(0.05)
+        assert (await hardware.observe()).gpus
+        with pytest.raises(NotThere):
+            await act
+        await hardware.close()
+
+
+async def test_who_is_in_the_way_is_said_by_name(short_dir: Path) -> None:
+    simulation = SimulatedHardware(parse_machine("h100-sxm5-80gb"))
+    await simulation.misbehave(Occupy(0, "nv-hostengine", UseKind.MONITOR, pid=812))
+    async with serving(simulation, short_dir / "s"):
+        hardware = RemoteHardware(short_dir / "s")
+        gpu = (await hardware.observe()).gpus[0].uuid
+        assert await hardware.uses() == (Use(gpu, UseKind.MONITOR, "nv-hostengine", 812),)
+        with pytest.raises(GpuInUse) as caught:
+            await hardware.perform(SetMode(gpu, enabled=True))
+        assert caught.value.uses == ("monitor nv-hostengine (pid 812)",)
+        await hardware.close()
+
+
+# --- the driver ------------------------------------------------------------------------------------
 
 
 async def test_a_driver_call_that_hangs_costs_a_helper_and_nothing_else(

@@ -116,6 +116,21 @@ async def test_a_wait_that_is_no_reasonable_number_is_refused(
 
 
 @pytest.mark.parametrize(
+    "step",
+    [None, "SetMode", {}, {"is": "SetMode"}, {"is": "Use"}, {"is": "SetMode", "gpu": ["x"], "enabled": True}],
+)
+async def test_what_is_no_act_is_not_performed(
+    simulation: SimulatedHardware, short_dir: Path, step: Any
+) -> None:
+    async with serving(simulation, short_dir / "s"):
+        peer = await Peer.at(short_dir / "s")
+        answer = await peer.ask(id=1, verb="perform", step=step)
+        assert answer is not None
+        assert answer["error"]["type"] == "InputError"
+        await peer.leave()
+
+
+@pytest.mark.parametrize(
     "garbage",
     [
         b"GET / HTTP/1.1\r\n\r\n",

@@ -16,6 +16,7 @@ ACT = "perform"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Wait:
+    verb: str
     timeout: asyncio.Timeout
     allowance_s: float
 
@@ -44,7 +45,7 @@ class Deadlines:
         try:
             with self._act() if verb == ACT else contextlib.nullcontext():
                 async with asyncio.timeout(allowed_s) as timeout:
-                    with self._known(_Wait(timeout, allowance_s)):
+                    with self._known(_Wait(verb, timeout, allowance_s)):
                         yield
         except TimeoutError as error:
             raise HardwareTimeout(f"{verb} did not end within {allowed_s:g} s") from error
@@ -59,9 +60,9 @@ class Deadlines:
 
     @contextlib.contextmanager
     def _act(self) -> Iterator[None]:
-        """Those that wait already get the act's time as well, until it ends."""
+        """Calls that wait already get the act's time as well, until it ends; an act before it needs none."""
         for wait in self._waits:
-            if not wait.timeout.expired():
+            if wait.verb != ACT and not wait.timeout.expired():
                 wait.timeout.reschedule(_when(wait) + self._act_s)
         self._acts += 1
         try:
