@@ -109,6 +109,16 @@ def _stubbed(node: StubNode, hardware: Hardware) -> Subject:
     )
 
 
+def _h100s(request: pytest.FixtureRequest) -> StubNode:
+    """Four GPUs of the stand-in that keep MIG mode and instances themselves."""
+    node: StubNode = request.getfixturevalue("node")
+    node.add_h100s(4)
+    for index in range(4):
+        node.with_live_mig(index)
+    node.add_nvidia_smi()
+    return node
+
+
 def _real_library() -> bool:
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
@@ -137,6 +147,8 @@ ACTING_SUBJECTS = [
     "simulation",
     "simulation behind a socket",
     "simulation in a helper process",
+    "NVML stand-in",
+    "NVML stand-in in a helper process",
 ]
 """Those on which MIG is changed. Never real GPUs: somebody may use them."""
 
@@ -176,10 +188,10 @@ async def _subject(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIt
                 argv = helper_argv(socket_path, machine=MACHINE)
                 yield Subject(closing(RemoteHardware(socket_path, argv)))
             case "NVML stand-in":
-                node = request.getfixturevalue("node").add_h100s(4)
+                node = _h100s(request)
                 yield _stubbed(node, closing(NvmlHardware(host=node.host)))
             case "NVML stand-in in a helper process":
-                node = request.getfixturevalue("node").add_h100s(4)
+                node = _h100s(request)
                 argv = helper_argv(socket_path, driver_root=node.root)
                 yield _stubbed(node, closing(RemoteHardware(socket_path, argv)))
             case "NVML":

@@ -58,6 +58,8 @@ async def test_our_own_session_and_watch_are_closed_for_the_reset_and_opened_aga
 ) -> None:
     # The stand-in refuses a reset while any session is open.
     node.add_nvidia_smi()
+    while await pair.events(0.0) != Events():
+        pass
     waiting = asyncio.create_task(pair.events(LIMIT_S))
     await pair.observe()
     async with asyncio.timeout(LIMIT_S):

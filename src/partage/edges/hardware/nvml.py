@@ -22,7 +22,7 @@ from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
-from partage.model.step import Made, Reset, Step, Use
+from partage.model.step import Made, Reset, Step, Use, Verify
 
 T = TypeVar("T")
 
@@ -106,6 +106,8 @@ class NvmlHardware:
                 return await self._worker.call(lambda: self._act(step), self._act_deadline_s)
             finally:
                 self._idle.set()
+                if not isinstance(step, Verify):
+                    self._mailbox.put(Events(changed=True))  # not every driver has an event for it
 
     async def uses(self) -> tuple[Use, ...]:
         return await self._on_thread(self._uses)
