@@ -175,4 +175,6 @@ def _differing(inventory: Inventory, was: Mapping[str, MigWish]) -> str:
 
 
 def _is_as(gpu: Gpu, wish: MigWish) -> bool:
-    return as_found(gpu) == wish and (gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending)
+    """An empty GPU instance counts as a difference: it may be what a creation left that was said to fail."""
+    settled = gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending
+    return settled and not gpu.empty_instances and as_found(gpu) == wish

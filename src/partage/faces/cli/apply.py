@@ -41,6 +41,7 @@ class Options:
     timeout_s: float
     dry_run: bool
     write: str | None
+    undo: bool
 
 
 @click.command(name="apply")
@@ -115,6 +116,7 @@ def command(
         timeout_s=timeout,
         dry_run=dry_run,
         write=write,
+        undo=undo,
     )
     with _journal(options) as (journal, unfinished):
         goal = _goal(policy, config, unfinished, undo=undo)
@@ -170,12 +172,18 @@ def _journal(options: Options) -> Iterator[tuple[Journal | None, Unfinished | No
         last = read_journal(options.state_dir)
         yield None, None if isinstance(last, Unreadable) else last
         return
-    state = StateDir(options.state_dir)
+    try:
+        state = StateDir(options.state_dir)
+    except InputError as error:
+        hint = "stop the agent of this node while layouts are made without it"
+        raise InputError(error.problems[0].message, hint) from error
     try:
         if state.problem is not None:
             raise DaemonError(state.problem, "say another directory with --state-dir")
         last = read_journal(options.state_dir)
         if isinstance(last, Unreadable):
+            if options.undo:
+                raise InputError(last.reason, "say with --policy what the node shall become")
             common.print_problems([Problem("", "", "warning", f"{last.reason}; planned anew")])
             last = None
         if last is not None:
