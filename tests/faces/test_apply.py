@@ -363,6 +363,21 @@ def test_a_journal_that_cannot_be_read_takes_nothing_back_and_is_no_obstacle(hel
     assert run(["apply", "--undo", *options]) == 0
 
 
+def test_who_stops_listening_stops_nothing(helper, short_dir):
+    policy = short_dir / "policy.yaml"
+    policy.write_text(
+        "version: partage/v1\ngpus: [{select: {index: 0}, mig: {layout: [3g.40gb, 1g.10gb]}}]\n"
+    )
+    options = ["--hardware-socket", str(helper), "--state-dir", str(short_dir / "state")]
+    command = [*PARTAGE, "apply", "--policy", str(policy), *options]
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stderr is not None
+        process.stderr.readline()
+        process.stderr.close()
+    assert run(["assert", "--policy", str(policy), "--hardware-socket", str(helper)]) == 0
+
+
 def test_nothing_to_take_back_is_no_error(helper, short_dir, capsys):
     options = ["--hardware-socket", str(helper), "--state-dir", str(short_dir / "state")]
     assert run(["apply", "--undo", *options]) == 0

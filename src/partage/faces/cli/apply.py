@@ -6,7 +6,7 @@ import asyncio
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,7 +272,8 @@ class Command:
 
 
 def _tell(sentence: str) -> None:
-    click.echo(sentence, err=True)
+    with suppress(OSError):  # that nobody listens any more is no reason to stop half-way
+        click.echo(sentence, err=True)
 
 
 # --- the answer ----------------------------------------------------------------------------------
