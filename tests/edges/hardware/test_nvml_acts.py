@@ -99,6 +99,28 @@ async def test_a_mode_that_somebody_keeps_from_changing_names_who(node: StubNode
     assert caught.value.uses == ("monitor nv-hostengine (pid 70)",)
 
 
+async def test_a_mode_that_takes_a_reset_anyway_is_pending_although_somebody_holds_the_gpu(
+    node: StubNode, card: NvmlHardware
+) -> None:
+    node.with_live_mig(direct=False).write(**{"gpu.0.monitor": 1})
+    await card.perform(SetMode(GPU, enabled=True))
+    assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=True)
+
+
+async def test_a_mode_that_is_pending_from_before_does_not_hide_a_refusal(
+    node: StubNode, card: NvmlHardware
+) -> None:
+    node.write(**{"gpu.0.monitor": 1})
+    with pytest.raises(GpuInUse):
+        await card.perform(SetMode(GPU, enabled=True))
+    node.write(**{"gpu.0.monitor": None, "fail.nvmlDeviceSetMigMode": 999})
+    with pytest.raises(HardwareError, match="it is pending"):
+        await card.perform(SetMode(GPU, enabled=True))
+    node.write(**{"fail.nvmlDeviceSetMigMode": None})
+    await card.perform(SetMode(GPU, enabled=True))
+    assert (await gpu_of(card)).mig_enabled
+
+
 async def test_the_mode_is_not_turned_off_over_instances(mig: NvmlHardware) -> None:
     await three(mig)
     with pytest.raises(GpuInUse, match=r"there is still 3g.40gb at 4:4"):

@@ -111,7 +111,7 @@ class Acts:
         now = self.mode(step.gpu)
         if now.current == wanted and now.pending == wanted:
             return
-        if now.pending == wanted and not (resetless and status == IN_USE):
+        if now.pending == wanted and not (resetless and (refusal or status == IN_USE)):
             return  # a reset has to follow; who planned knows
         if refusal is None and status:
             refusal = translate(status, "nvmlDeviceSetMigMode, activation")
