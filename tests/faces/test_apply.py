@@ -370,8 +370,7 @@ def test_who_stops_listening_stops_nothing(helper, short_dir):
     )
     options = ["--hardware-socket", str(helper), "--state-dir", str(short_dir / "state")]
     command = [*PARTAGE, "apply", "--policy", str(policy), *options]
-    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
-    with subprocess.Popen(command, **pipes) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
         assert process.stderr is not None
         process.stderr.readline()
         process.stderr.close()
