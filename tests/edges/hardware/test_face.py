@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import subprocess
@@ -12,8 +13,10 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.remote import RemoteHardware
+from partage.errors import DriverUnavailable
 from partage.faces.cli import hardware as face
 from partage.faces.cli.hardware import helper_argv
+from partage.model.gpu import Inventory
 
 MODULE = [sys.executable, "-P", "-m", "partage.faces.cli.hardware"]
 VERB = [str(Path(sys.executable).with_name("partage")), "hardware"]
@@ -58,15 +61,21 @@ def test_standard_input_that_is_at_its_end_ends_it_at_once(short_dir: Path) -> N
     assert not (short_dir / "s").exists()
 
 
+async def observed(hardware: RemoteHardware) -> Inventory:
+    """Ask until the helper serves: its socket has a name before it listens."""
+    async with asyncio.timeout(30):
+        while True:
+            with contextlib.suppress(DriverUnavailable):
+                return await hardware.observe()
+            await asyncio.sleep(0.01)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_supervisors_signal_ends_it_cleanly(short_dir: Path, number: signal.Signals) -> None:
     path = short_dir / "s"
     helper = await asyncio.create_subprocess_exec(*MODULE, "--socket", str(path), "--machine", "2xl4")
     hardware = RemoteHardware(path)
-    async with asyncio.timeout(30):
-        while not path.exists():
-            await asyncio.sleep(0.01)
-    assert len((await hardware.observe()).gpus) == 2
+    assert len((await observed(hardware)).gpus) == 2
     helper.send_signal(number)
     async with asyncio.timeout(30):
         assert await helper.wait() == 0
