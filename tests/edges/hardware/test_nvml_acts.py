@@ -347,6 +347,10 @@ async def test_of_two_alike_without_an_id_none_is_destroyed(mig: NvmlHardware) -
     with pytest.raises(NotThere, match="several could be meant"):
         await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
     assert len((await gpu_of(mig)).mig_devices) == 2
+    with pytest.raises(NotAsSaid):
+        await mig.perform(Verify(GPU, enabled=True, devices=("1c.3g.40gb@4",)))
+    await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb", 2, 1))
+    assert [device.ci_id for device in (await gpu_of(mig)).mig_devices] == [0]
 
 
 async def test_what_has_gone_although_the_call_failed_has_gone(node: StubNode, mig: NvmlHardware) -> None:
