@@ -352,9 +352,7 @@ class Node(RuleBasedStateMachine):
             world.write_policy(world.plan, single=world.single)
         await world.heal()
         await world.forget_ended()  # a kubelet that still names them is believed
-        world.notice_agent()
-        if world.agent is None:
-            world.start_agent()
+        await world.agent_turns()
         await asyncio.sleep(2.0)  # what happened last has been noticed
 
 

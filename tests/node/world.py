@@ -68,7 +68,11 @@ class Agent:
 
 @dataclass(slots=True)
 class World:
-    """One node. troubles: faults that last until they are healed; quiet_since_s: nothing happened since."""
+    """One node.
+
+    may_refuse: the policy has been wrong since the agent started; it may end over that before its first turn.
+    troubles: faults that last until they are healed. quiet_since_s: nothing happened since.
+    """
 
     place: Place
     loop: Loop
@@ -77,6 +81,7 @@ class World:
     plan: tuple[Sharing, ...] = ()
     single: bool = True
     policy_is_good: bool = True
+    may_refuse: bool = False
     agent: Agent | None = None
     kubelet_runs: bool = False
     troubles: set[str] = field(default_factory=set)
@@ -117,7 +122,7 @@ class World:
 
     def write_wrong_policy(self, text: str) -> None:
         self.note(f"wrong policy {text!r}")
-        self.policy_is_good = False
+        self.policy_is_good, self.may_refuse = False, True
         self._write(text)
 
     def _write(self, text: str) -> None:
@@ -133,6 +138,7 @@ class World:
     def start_agent(self) -> None:
         assert self.agent is None
         self.note("agent starts")
+        self.may_refuse = not self.policy_is_good
         settings = Settings(
             kubelet_dir=self.place.kubelet_dir,
             pod_resources=self.place.pod_resources,
@@ -178,12 +184,23 @@ class World:
         """An agent may end by itself only for a policy that is wrong. Raises what else ended it."""
         if self.agent is None or not self.agent.task.done():
             return
-        task, self.agent = self.agent.task, None
+        agent, self.agent = self.agent, None
         try:
-            task.result()
+            agent.task.result()
         except (InputError, Unsatisfiable):
-            if self.policy_is_good:
+            if not self.may_refuse or agent.board.report is not None:
                 raise
+
+    async def agent_turns(self) -> None:
+        """Have an agent that has begun, whatever became of the last one."""
+        for _ in range(3):
+            if self.agent is None:
+                self.start_agent()
+            async with asyncio.timeout(LONG_S):
+                while self.agent is not None and self.agent.board.report is None:
+                    await asyncio.sleep(0.1)
+                    self.notice_agent()
+        assert self.agent is not None, "the agent does not start"
 
     def lose_state(self) -> None:
         assert self.agent is None

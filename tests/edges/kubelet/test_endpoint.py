@@ -138,6 +138,22 @@ async def test_options_that_change_are_told_by_a_new_registration(short_dir: Pat
             assert options.pre_start_required
 
 
+async def test_a_registration_anew_is_tried_until_the_kubelet_accepts_it(short_dir: Path) -> None:
+    """It knows the resource from before, but not what changed since."""
+    shelf = Shelf("a")
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(shelf, short_dir, register_timeout_s=0.1)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            kubelet.answers = False
+            shelf.pre_start_required = True
+            await until(lambda: "did not answer in time" in endpoint.state.last_error)
+            kubelet.answers = True
+            await until(lambda: endpoint.state.registered)
+            options = kubelet.registered[-1].options
+            assert options
+            assert options.pre_start_required
+
+
 async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(short_dir: Path) -> None:
     clock = [0.0]
     with scripted_kubelet(short_dir) as kubelet:

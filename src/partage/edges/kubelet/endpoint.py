@@ -156,7 +156,7 @@ class ResourceEndpoint:
 
     async def _register(self, sight: Sight) -> None:
         """Register with the kubelet that was seen; the next look finds the one that replaced it meanwhile."""
-        self._last_watched = None
+        self._last_watched = self._known_to = None  # until it accepts, it may know nothing, or something old
         self._told = self._server.options
         self._note(replace(self._state, registered=False, attempts=self._state.attempts + 1))
         await register(
