@@ -113,8 +113,8 @@ def plan_document(plan: Plan) -> dict[str, Any]:
 
 
 def _print(plan: Plan, console: Console) -> None:
-    from partage.faces.render.rows import waiting_lines
     from partage.faces.moves import unit_rows
+    from partage.faces.render.rows import waiting_lines
     from partage.faces.render.tables import changes_table, guarantees_used, moves_table, resources_table
 
     console.print(resources_table(plan.offer))
