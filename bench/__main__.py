@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import peer
+from bench import bench_packing, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins
 from bench.client import Client, client, go_binary
 from bench.node import WHOLE, Starts, node, sliced, starts
@@ -71,6 +71,7 @@ def main() -> None:
     _print_costs(begun, costs)
     _print_storm(weather)
     _print_plan(effort)
+    _print_packing()
     _print_budgets(begun, cells, costs, weather, slower)
 
 
@@ -237,6 +238,10 @@ def _print_plan(effort: Effort) -> None:
         f"\npartage plan, 8 GPUs, mixed policy: {_plan_ms(effort.starts):.0f} ms from exec to exit,", end=" "
     )
     print(f"{_plan_alone_ms(effort.starts * 10):.1f} ms of it to read the policy and decide")
+
+
+def _print_packing() -> None:
+    print("\n" + "\n".join(bench_packing.table()))
 
 
 def _print_budgets(begun: Starts, cases: Cases, costs: Costs, weather: Storm, slower: float) -> None:

@@ -41,38 +41,44 @@ def parse_machine(text: str) -> Machine:
 
     A model is an id of the catalogue or a product name. Raises InputError with the nearest names.
     """
+    return Machine(text, simulated_inventory(named_gpus(text, MOST_GPUS)))
+
+
+def named_gpus(text: str, most: int) -> tuple[Gpu, ...]:
+    """The GPUs of a machine of that name. Raises InputError, for more than ``most`` of them, too."""
     if len(text) > _LONGEST:
         raise InputError(f"{text[:40]!r}... is too long for the name of a machine")
     terms = [_term(part.strip(), text) for part in text.split("+")]
     total = sum(count for count, _, _ in terms)
-    if total > MOST_GPUS:
-        raise InputError(f"machine {text!r} has {total} GPUs; a simulated node has at most {MOST_GPUS}")
+    if total > most:
+        raise InputError(f"machine {text!r} has {total} GPUs; a simulated node has at most {most}")
     wanted = [(model, product) for count, model, product in terms for _ in range(count)]
-    gpus = tuple(
+    return tuple(
         new_gpu(position, model, product, numa_node(position, total))
         for position, (model, product) in enumerate(wanted)
     )
-    return Machine(text, simulated_inventory(gpus))
 
 
 def load_machine(text: str) -> Machine:
-    """The machine of a file, or of a name. Raises InputError.
-
-    A path is what has a slash or ends in .yaml, .yml or .json, or names a file that exists.
-    """
-    path = Path(text)
-    if "/" not in text and path.suffix.lower() not in _SUFFIXES and not _is_file(path):
+    """The machine of a file, or of a name. Raises InputError."""
+    if is_name(text):
         return parse_machine(text)
     from partage.edges.files.safeyaml import LIMIT_BYTES
     from partage.sim.file import read_machine
 
     try:
-        with path.open("rb") as file:
+        with Path(text).open("rb") as file:
             data = file.read(LIMIT_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise InputError([Problem(text, "", "error", f"cannot be read: {reason}")]) from error
     return read_machine(data, text)
+
+
+def is_name(text: str) -> bool:
+    """Whether it is the name of a machine: no slash, no .yaml, .yml or .json, and no file is called so."""
+    path = Path(text)
+    return "/" not in text and path.suffix.lower() not in _SUFFIXES and not _is_file(path)
 
 
 def _is_file(path: Path) -> bool:

@@ -44,17 +44,59 @@ class Plan:
 @click.command(name="plan")
 @common.policy_options
 @common.machine_option
+@click.option(
+    "--demand",
+    metavar="3g.40gb=2,1g.10gb=9",
+    help="In place of a policy: MIG devices that are wanted. The answer is on which GPUs, in which layouts, "
+    "with the fewest GPUs and then the fewest live instances destroyed, and the proof.",
+)
+@click.option(
+    "--machines",
+    multiple=True,
+    metavar="NAME|FILE...",
+    help="With --demand: several nodes, one after the other; 125*8xh100-sxm5-80gb is 125 of them.",
+)
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    type=click.FloatRange(0.1, 86400),
+    metavar="SECONDS",
+    help="With --demand: when to stop looking for something better and say how far it could be. Default: 6.",
+)
 @common.run_dir_option
 @common.output_option("table", "json", "yaml")
+@click.argument("more_machines", nargs=-1, metavar="")
 def command(
-    policy: str | None, config: str | None, machine: str | None, run_dir: str | None, output: str
+    *,
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    demand: str | None,
+    machines: tuple[str, ...],
+    time_limit_s: float | None,
+    run_dir: str | None,
+    output: str,
+    more_machines: tuple[str, ...],
 ) -> int:
     """What a policy would offer, what it would change, and why not.
 
     Nothing is changed. Without --policy: what a node offers whose GPUs are all exclusive.
 
+    With --demand: which MIG layouts on which GPUs serve it.
+
     Exit code 2: the policy is wrong; 3: this node cannot do it; 4: no usable driver.
     """
+    if more_machines and not machines:
+        raise click.UsageError(f"unexpected argument {more_machines[0]!r}")
+    if demand is not None:
+        from partage.faces.cli import packing
+
+        if policy is not None or config is not None:
+            raise click.UsageError("--demand asks for layouts, --policy gives them: one of the two")
+        nodes = [name for name in (machine, *machines, *more_machines) if name is not None]
+        return packing.answer(demand, nodes, run_dir, output, time_limit_s)
+    if machines or time_limit_s is not None:
+        raise click.UsageError("--machines and --time-limit go with --demand")
     loaded = common.read_policy(policy, config)
     common.print_problems(loaded.warnings)
     thought = make_plan(loaded, machine, run_dir)

@@ -1,0 +1,145 @@
+"""``partage plan --demand``: which layouts on which GPUs serve a demand, with a proof that fewer do not."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from partage.faces.cli import common
+
+if TYPE_CHECKING:
+    from partage.model.gpu import Inventory
+    from partage.plan.candidates import Candidate, Unavailable
+    from partage.plan.demand import Demand
+    from partage.plan.pack import Packing
+
+TIME_LIMIT_S = 6.0
+MOST_GPUS = 20_000
+"""In all machines together."""
+_REPEATED = re.compile(r"(\d{1,6})\s*\*\s*(\S.*)", re.ASCII)
+
+
+def answer(
+    demand: str, machines: Sequence[str], run_dir: str | None, output: str, time_limit_s: float | None
+) -> int:
+    """Print the packing. machines: as written; none: this node. Raises what makes it impossible."""
+    from partage.errors import Unsatisfiable
+    from partage.faces.packings import packing_rows, unavailable_warnings
+    from partage.plan.demand import Demand
+    from partage.plan.pack import pack
+
+    wanted = Demand.parse(demand)
+    candidates, unavailable = _survey(machines, run_dir)
+    _check_names(wanted, candidates)
+    try:
+        packing = pack(wanted, candidates, time.monotonic, time_limit_s or TIME_LIMIT_S)
+    except Unsatisfiable as error:
+        raise Unsatisfiable([*error.problems, *unavailable_warnings(unavailable)]) from error
+    if output == "table":
+        _print(packing, unavailable)
+    else:
+        common.print_document(common.document("Packing", packing_rows(packing, unavailable)), output)
+    return 0
+
+
+def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
+    """Raise InputError for profiles that neither the catalogue nor one of these GPUs has."""
+    from partage.edges.files.catalogue import load
+    from partage.plan.demand import check_names
+
+    geometries = {candidate.geometry for candidate in candidates}
+    for model in load().models:
+        geometries |= {model.geometry} if model.geometry else set()
+        geometries |= set(model.renamed_geometries.values())
+    check_names(demand, {spec.profile for geometry in geometries for spec in geometry.profiles})
+
+
+def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidate], list[Unavailable]]:
+    from partage.edges.files.catalogue import geometry_of, why_no_geometry
+    from partage.plan.candidates import survey
+
+    candidates: list[Candidate] = []
+    unavailable: list[Unavailable] = []
+    reported = _reported_held(machines, run_dir)
+    for name, inventory, used in _nodes(machines):
+        found, others = survey(name, inventory, geometry_of, why_no_geometry, reported | used)
+        candidates.extend(found)
+        unavailable.extend(others)
+    return candidates, unavailable
+
+
+def _reported_held(machines: Sequence[str], run_dir: str | None) -> frozenset[str]:
+    """GPUs and MIG devices that are held, as far as an agent's report says so."""
+    from partage.model.ids import ShareId
+
+    report = common.agent_report(machines[0] if machines else None, run_dir)
+    return frozenset() if report is None else frozenset(ShareId.parse(one.id).device for one in report.held)
+
+
+def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, frozenset[str]]]:
+    """Each node under a name of its own, and which of its devices are in use."""
+    from partage.errors import InputError
+    from partage.plan.candidates import in_use
+
+    if not machines:
+        inventory, uses = common.look(None)
+        yield None, common.need_driver(inventory), in_use(inventory, uses)
+        return
+    left = MOST_GPUS
+    for text, count, inventory in _read(machines):
+        left -= count * max(len(inventory.gpus), 1)
+        if left < 0:
+            raise InputError(f"the machines have more than {MOST_GPUS} GPUs")
+        for number in range(count):
+            yield (text if count == 1 else f"{text}#{number + 1}"), inventory, frozenset()
+
+
+def _read(machines: Sequence[str]) -> Iterator[tuple[str, int, Inventory]]:
+    """What is named, how often, and what it is; equal names are one entry."""
+    counts: dict[str, int] = {}
+    for text in machines:
+        for name, count in _names(text):
+            counts[name] = counts.get(name, 0) + count
+    for name, count in counts.items():
+        yield name, count, common.need_driver(_inventory(name))
+
+
+def _names(text: str) -> Iterator[tuple[str, int]]:
+    """``125*8xh100-sxm5-80gb`` is as many machines; commas join several, where no file is called so."""
+    from pathlib import Path
+
+    parts = [text] if "," not in text or Path(text).exists() else text.split(",")
+    for part in parts:
+        repeated = _REPEATED.fullmatch(part.strip())
+        yield (repeated[2], int(repeated[1])) if repeated else (part.strip(), 1)
+
+
+def _inventory(name: str) -> Inventory:
+    """The node of that name or file. Under a name there may be more GPUs than a simulation takes."""
+    from partage.model.gpu import Inventory
+    from partage.sim.machine import DRIVER, is_name, load_machine, named_gpus
+
+    if is_name(name):
+        return Inventory(DRIVER, named_gpus(name, MOST_GPUS), simulated=True)
+    return load_machine(name).inventory
+
+
+def _print(packing: Packing, unavailable: Sequence[Unavailable]) -> None:
+    from partage.faces.packings import disturbed_sentence, gpus_sentence, mode_sentence, unavailable_warnings
+    from partage.faces.render.packings import packing_table
+
+    console = common.console()
+    table, unlisted = packing_table(packing)
+    console.print(table)
+    if unlisted:
+        console.print(f"and {unlisted} more GPUs; -o json lists them all", style="dim")
+    console.print()
+    style = "green" if packing.optimal else "yellow"
+    for line in (gpus_sentence(packing), disturbed_sentence(packing)):
+        console.print(line, style=style, markup=False)
+    if line := mode_sentence(packing):
+        console.print(line, markup=False)
+    for warning in unavailable_warnings(unavailable):
+        console.print(str(warning), style="dim", markup=False)

@@ -1,0 +1,153 @@
+"""The answer to a demand, as a document and in sentences. Values in, text out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from typing import Any
+
+from partage.errors import Problem
+from partage.faces.words import count_of, gpus
+from partage.model.layout import LayoutItem
+from partage.model.profile import MigProfile
+from partage.plan.candidates import Unavailable
+from partage.plan.pack import Assignment, Packing, PriceProof
+
+_MOST_MACHINES = 3
+
+
+def packing_rows(packing: Packing, unavailable: Sequence[Unavailable]) -> dict[str, Any]:
+    """The keys of the document."""
+    return {
+        "demand": {str(profile): count for profile, count in packing.demand.wanted},
+        "gpusUsed": packing.gpus_used,
+        "bound": packing.bound,
+        "gap": packing.gpus_used - packing.bound,
+        "disturbed": packing.disturbed,
+        "disturbedBound": packing.disturbed_bound,
+        "optimal": packing.optimal,
+        "proof": _proof_row(packing),
+        "gpusAvailable": packing.available,
+        "assignments": [_assignment_row(one) for one in packing.assignments],
+        "unavailable": [
+            {"machine": one.machine, "gpu": one.index, "uuid": one.uuid, "reason": one.reason}
+            for one in unavailable
+        ],
+    }
+
+
+def _assignment_row(one: Assignment) -> dict[str, Any]:
+    gpu = one.candidate.gpu
+    return {
+        "machine": one.candidate.machine,
+        "gpu": gpu.index,
+        "uuid": gpu.uuid,
+        "product": gpu.product,
+        "migModeChange": not gpu.mig_enabled,
+        "layout": [str(item) for item in one.layout],
+        "serves": served_counts(one.serves),
+        "reused": [{"uuid": device.uuid, "profile": str(device.profile)} for device in one.reused],
+        "disturbed": [
+            {"uuid": gone.uuid, "profile": str(gone.item.profile), "start": gone.item.start}
+            for gone in one.disturbed
+        ],
+    }
+
+
+def _proof_row(packing: Packing) -> dict[str, Any]:
+    row: dict[str, Any] = {"sentences": [gpus_sentence(packing), disturbed_sentence(packing)]}
+    if packing.proof is not None:
+        row["prices"] = {str(profile): str(price) for profile, price in packing.proof.prices}
+        row["worth"] = str(packing.proof.worth)
+        row["spared"] = str(packing.proof.spared)
+    return row
+
+
+def served_counts(items: Iterable[LayoutItem]) -> dict[str, int]:
+    """How many of which profile, the largest first."""
+    counts: Counter[MigProfile] = Counter(item.profile for item in items)
+    return {str(profile): counts[profile] for profile in sorted(counts, reverse=True)}
+
+
+def demand_words(counts: Iterable[tuple[object, int]]) -> str:
+    """``2 x 3g.40gb + 9 x 1g.10gb``."""
+    return " + ".join(f"{count} x {profile}" for profile, count in counts)
+
+
+def gpus_sentence(packing: Packing) -> str:
+    """How many GPUs, and why not fewer; or how many fewer are not excluded."""
+    used = count_of(packing.gpus_used, "GPU")
+    if packing.gpus_used > packing.bound:
+        gap = packing.gpus_used - packing.bound
+        return (
+            f"{used}, and perhaps {count_of(gap, 'GPU')} too many: the time was over. "
+            f"Fewer than {packing.bound} cannot do{_because(packing.proof)}."
+        )
+    return f"{used}, and fewer cannot do{_because(packing.proof)}."
+
+
+def _because(proof: PriceProof | None) -> str:
+    if proof is None:
+        return ": the search has excluded it"
+    prices = ", ".join(f"{profile} = {_amount(price)}" for profile, price in proof.prices)
+    spare = f" but for {_amount(proof.spared)} in all" if proof.spared else ""
+    needed = proof.worth - proof.spared
+    rest = f", {_amount(needed)} of it beyond that" if proof.spared else ""
+    return (
+        f": at {prices} no layout is worth more than one GPU{spare}, and the demand is worth "
+        f"{_amount(proof.worth)}{rest}"
+    )
+
+
+def disturbed_sentence(packing: Packing) -> str:
+    """What has to go, and why not less."""
+    if not packing.disturbed:
+        return "No live instance is disturbed."
+    gone = demand_words(served_counts(d.item for one in packing.assignments for d in one.disturbed).items())
+    count = count_of(packing.disturbed, "live instance")
+    if packing.disturbed == packing.disturbed_bound:
+        return f"{count} destroyed ({gone}), and fewer cannot be on as few GPUs: the search has excluded it."
+    return (
+        f"{count} destroyed ({gone}), and perhaps fewer suffice: the time was over, "
+        f"and fewer than {packing.disturbed_bound} are excluded."
+    )
+
+
+def mode_sentence(packing: Packing) -> str:
+    """On how many GPUs MIG mode has to be turned on; empty for none."""
+    count = sum(not one.candidate.gpu.mig_enabled for one in packing.assignments)
+    if not count:
+        return ""
+    every = "each of them" if count == packing.gpus_used else f"{count} of them"
+    return f"MIG mode has to be turned on, on {every}."
+
+
+def unavailable_warnings(unavailable: Sequence[Unavailable]) -> list[Problem]:
+    """Which GPUs are out of the question, those with one reason together."""
+    by_reason: dict[str, list[tuple[str | None, int]]] = {}
+    for one in unavailable:
+        by_reason.setdefault(one.reason, []).append((one.machine, one.index))
+    return [
+        Problem("", "", "warning", f"not available: {places(found)}: {reason}")
+        for reason, found in by_reason.items()
+    ]
+
+
+def places(found: Iterable[tuple[str | None, int]]) -> str:
+    """``8xa100-40gb: GPUs 0-3``, machine by machine; on this node the GPUs alone."""
+    by_machine: dict[str | None, list[int]] = {}
+    for machine, index in found:
+        by_machine.setdefault(machine, []).append(index)
+    named = [f"{name}: {gpus(numbers)}" if name else gpus(numbers) for name, numbers in by_machine.items()]
+    if len(named) <= _MOST_MACHINES:
+        return "; ".join(named)
+    return f"{named[0]} and {len(named) - 1} more machines"
+
+
+def _amount(amount: Fraction) -> str:
+    """``3/7``; ``742 6/7`` for what is larger than one."""
+    whole, part = divmod(amount, 1)
+    if not whole or not part:
+        return str(amount)
+    return f"{whole} {part}"

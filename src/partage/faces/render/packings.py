@@ -1,0 +1,69 @@
+"""The table of a packing: GPUs that are treated alike share a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from partage.faces.packings import demand_words, places, served_counts
+from partage.faces.render.tables import plain_table
+from partage.faces.words import numbers, product_word
+from partage.model.layout import LayoutItem
+from partage.plan.pack import Assignment, Packing
+
+MOST_ROWS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    product: str
+    layout: str
+    serves: str
+    destroyed: str
+    mode_change: bool
+
+
+def packing_table(packing: Packing) -> tuple[Table, int]:
+    """The rows with the most GPUs, and how many GPUs are in none."""
+    by_kind: dict[_Kind, list[Assignment]] = {}
+    for one in packing.assignments:
+        by_kind.setdefault(_kind(one), []).append(one)
+    changes = any(kind.destroyed for kind in by_kind)
+    title = f"{demand_words(packing.demand.wanted)} on {packing.gpus_used} of {packing.available} GPUs"
+    columns = ("GPUs", "Where", "Product", "Layout", "Serves", *(("Destroyed",) if changes else ()))
+    table = plain_table(title, *columns, right=("GPUs",))
+    rows = sorted(by_kind.items(), key=lambda row: -len(row[1]))
+    for kind, members in rows[:MOST_ROWS]:
+        cells = (str(len(members)), _where(members), kind.product, kind.layout, kind.serves)
+        table.add_row(*cells, *((kind.destroyed,) if changes else ()))
+    return table, sum(len(members) for _, members in rows[MOST_ROWS:])
+
+
+def _kind(one: Assignment) -> _Kind:
+    return _Kind(
+        product=product_word(one.candidate.gpu.product),
+        layout=_layout(one.layout),
+        serves=demand_words(served_counts(one.serves).items()),
+        destroyed=_layout([gone.item for gone in one.disturbed]),
+        mode_change=not one.candidate.gpu.mig_enabled,
+    )
+
+
+def _layout(items: Sequence[LayoutItem]) -> str:
+    """``1g.10gb@0-3 3g.40gb@4``."""
+    starts: dict[str, list[int]] = {}
+    for item in items:
+        starts.setdefault(str(item.profile), []).append(item.start or 0)
+    return "  ".join(_at(name, at) for name, at in starts.items())
+
+
+def _at(name: str, starts: Sequence[int]) -> str:
+    if len(set(starts)) < len(starts):
+        return "  ".join(f"{name}@{start}" for start in starts)
+    return f"{name}@{numbers(starts).replace(' ', '')}"
+
+
+def _where(members: Sequence[Assignment]) -> str:
+    return places([(one.candidate.machine, one.candidate.gpu.index) for one in members])
