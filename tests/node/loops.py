@@ -51,9 +51,14 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 class SimulatedTimeLoop(Loop):
-    """``time()`` is the only clock. Work for threads is done at once, in the loop's own."""
+    """``time()`` is the only clock.
+
+    thread_s: how long work for threads takes, files above all. It is done all at once at the end of that
+    time: whoever is killed meanwhile has not done it.
+    """
 
     def __init__(self) -> None:
+        self.thread_s = 0.0
         self._now_s = 1000.0
         selector = _Selector()
         selector.skip = self._skip
@@ -70,8 +75,15 @@ class SimulatedTimeLoop(Loop):
         self, executor: Executor | None, function: Callable[..., _T], *arguments: Any
     ) -> asyncio.Future[_T]:
         done: asyncio.Future[_T] = self.create_future()
-        try:
-            done.set_result(contextvars.copy_context().run(function, *arguments))
-        except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to who waits for it)
-            done.set_exception(error)
+        context = contextvars.copy_context()
+
+        def work() -> None:
+            if done.cancelled():
+                return
+            try:
+                done.set_result(context.run(function, *arguments))
+            except Exception as error:  # noqa: BLE001 (whatever it is, it belongs to who waits for it)
+                done.set_exception(error)
+
+        self.call_later(self.thread_s, work)
         return done

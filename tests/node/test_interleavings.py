@@ -55,6 +55,7 @@ BEHAVIOURS = st.builds(
     lists_ended_pods=st.booleans(),
     named_s=st.sampled_from([0.0, 0.5]),
     start_s=st.sampled_from([0.0, 0.3, 5.0]),
+    list_s=st.sampled_from([0.0, 0.0, 0.4]),
     asks_always=st.booleans(),
     forgiving=st.booleans(),
 )
@@ -100,9 +101,18 @@ class Node(RuleBasedStateMachine):
     def do(self, what: Coroutine[Any, Any, None]) -> None:
         self.runner.run(what)
 
-    @initialize(behaviour=BEHAVIOURS, seed=st.integers(0, 99), data=st.data(), single=st.booleans())
-    def begin(self, behaviour: Behaviour, seed: int, data: st.DataObject, single: bool) -> None:
+    @initialize(
+        behaviour=BEHAVIOURS,
+        seed=st.integers(0, 99),
+        data=st.data(),
+        single=st.booleans(),
+        thread_s=st.sampled_from([0.0, 0.02, 0.5]),
+    )
+    def begin(
+        self, behaviour: Behaviour, seed: int, data: st.DataObject, single: bool, thread_s: float
+    ) -> None:
         loop = cast("SimulatedTimeLoop", self.runner.get_loop())
+        loop.thread_s = thread_s
         self.world = World.of(
             self.stack.enter_context(place()), loop, load_machine(self.machine), behaviour, seed
         )

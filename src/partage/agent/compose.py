@@ -186,7 +186,7 @@ class _Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WORD_S):
                     await self._holders.asked_once.wait()
-            loop.turn()
+            await loop.turn()
             self._tasks.append(group.create_task(loop.run(), name="turns"))
             if beside is not None:
                 self._tasks.append(group.create_task(beside(self._board), name="beside"))

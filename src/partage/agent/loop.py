@@ -21,6 +21,7 @@ from partage.agent.settings import Settings
 from partage.agent.telling import told
 from partage.agent.turn import NO_ROWS, Rows, Seen, Standing, Turn, turn
 from partage.model.gpu import NoDriver
+from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.ledger import Ledger
 
@@ -86,7 +87,7 @@ class Loop:
         intervals = self.parts.settings.intervals
         while True:
             await self.parts.requests.wait(self._pause_s())
-            self.turn()
+            await self.turn()
             await asyncio.sleep(intervals.turn_gap_s)
 
     async def pulse(self) -> None:
@@ -95,18 +96,25 @@ class Loop:
             self.parts.board.pulse_s = self.parts.clock()
             await asyncio.sleep(self.parts.settings.intervals.policy_s)
 
-    def turn(self) -> None:
-        """One pass: see, decide, publish, report."""
+    async def turn(self) -> None:
+        """One pass: see, decide, remember, publish, report.
+
+        Shares that are new are on disk before anybody can have them: an agent that comes after us has to know
+        what a held id was a share of, and the kubelet cannot tell it.
+        """
         parts, began_s = self.parts, self.parts.clock()
         sensed = parts.sense.take()
         parts.policies.lay_on(sensed.node)
         parts.memory.has_seen(sensed.node)
         done = turn(self._seen(sensed, began_s), self.standing, self.rows, self._settle_s, parts.rules)
+        is_new = _shares(done.standing) != _shares(self.standing)
         self.standing, self.rows, self._due_s = done.standing, done.rows, done.due_s
         parts.holders.waited_for(waited=any(done.waiting.values()))
+        parts.memory.remember(self.standing, parts.policies.saved)
+        if is_new:
+            await parts.memory.written()
         self._publish(sensed)
         self._report(sensed, done, began_s)
-        parts.memory.remember(self.standing, parts.policies.saved)
 
     @property
     def _settle_s(self) -> float:
@@ -183,3 +191,8 @@ class Loop:
             state_dir=parts.memory.trouble,
             cdi=parts.cdi.trouble,
         )
+
+
+def _shares(standing: Standing) -> dict[str, GpuOffer]:
+    """What containers can have, or have, by GPU."""
+    return {gpu: (*now.offer, *now.leaving) for gpu, now in standing.serving.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -15,6 +16,8 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 """How soon a state that could not be written is tried again: a full disk does not heal quickly."""
+PATIENCE_S = 2.0
+"""How long new shares wait for the disk. The node's GPUs shall not stand idle for a disk that hangs."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,10 @@ class Memory:
     _latest: State | None = None
     _key: object = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _asked: int = 0
+    _done: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def load(self) -> State:
         """What the agent before us wrote; empty where there is nothing that can be used."""
@@ -53,6 +60,7 @@ class Memory:
         self._latest = State(self._boot_id, policy, standing.serving, standing.health)
         if key != self._key:
             self._key = key
+            self._asked += 1
             self._changed.set()
 
     async def run(self) -> None:
@@ -64,13 +72,27 @@ class Memory:
             except TimeoutError:
                 pass
             self._changed.clear()
+            asked = self._asked
             await asyncio.to_thread(self.save)
+            self._done = asked
+            self._news.set()
+
+    async def written(self) -> None:
+        """Return once all that is to be remembered is on disk, or cannot be, or the disk takes too long."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while self._done < self._asked:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            log.warning("state is slow to be remembered", extra={"waited": f"{PATIENCE_S:g} s"})
 
     def save(self) -> None:
-        """Write the latest state. Blocks."""
-        if self._latest is not None:
-            failure = self.directory.save(self._latest, self.clock())
-            self._note(failure.reason if failure else "")
+        """Write the latest state. Blocks, also for an earlier call in a thread that nobody awaits any more."""
+        with self._writing:
+            if self._latest is not None:
+                failure = self.directory.save(self._latest, self.clock())
+                self._note(failure.reason if failure else "")
 
     def _note(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:

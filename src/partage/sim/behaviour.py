@@ -26,6 +26,7 @@ class Behaviour:
     lists_ended_pods:     PodResources names pods that ended, as kubelets before 1.36 may.
     named_s:              how long after its admission PodResources names a pod.
     start_s:              how long sandbox and image take, after that: then containers start.
+    list_s:               how long an answer of PodResources is on its way: so old is what it says.
     list_rate:            None for no limit.
     grace_s, asks_always, forgiving: see DeviceManager.
     """
@@ -35,6 +36,7 @@ class Behaviour:
     lists_ended_pods: bool = False
     named_s: float = 0.0
     start_s: float = 0.0
+    list_s: float = 0.0
     list_rate: RateLimit | None = None
     grace_s: float = GRACE_S
     asks_always: bool = True

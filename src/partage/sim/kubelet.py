@@ -273,7 +273,10 @@ class EmbeddedKubelet:
 
     def _pod_resources_service(self) -> PodResourcesService:
         return PodResourcesService(
-            pods=self._listed, allocatable=self._allocatable_entries, refusal=self._list_refusal
+            pods=self._listed,
+            allocatable=self._allocatable_entries,
+            refusal=self._list_refusal,
+            delay_s=lambda: self.behaviour.list_s,
         )
 
     def _numa_nodes(self, resource: str, name: str) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 # ruff: noqa: N802  (gRPC's methods are called as the protocol calls them)
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -76,7 +77,8 @@ class Bucket:
 class PodResourcesService(PodResourcesListerBase):
     """Answers from what ``pods`` and ``allocatable`` say at the moment of the call.
 
-    refusal: None where the call is answered, else the reason why it is not.
+    refusal: None where the call is answered, else the reason why it is not. delay_s: how long List's answer
+    is on its way.
     """
 
     def __init__(
@@ -85,14 +87,18 @@ class PodResourcesService(PodResourcesListerBase):
         pods: Callable[[], Iterable[pb.PodResources]],
         allocatable: Callable[[], Iterable[pb.ContainerDevices]],
         refusal: Callable[[], str | None],
+        delay_s: Callable[[], float],
     ) -> None:
         self._pods = pods
         self._allocatable = allocatable
         self._refusal = refusal
+        self._delay_s = delay_s
 
     async def List(self, stream: Stream[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse]) -> None:
         await self._request(stream)
-        await stream.send_message(pb.ListPodResourcesResponse(pod_resources=self._pods()))
+        answer = pb.ListPodResourcesResponse(pod_resources=self._pods())
+        await asyncio.sleep(self._delay_s())
+        await stream.send_message(answer)
 
     async def GetAllocatableResources(
         self, stream: Stream[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse]

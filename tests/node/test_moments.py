@@ -1,0 +1,65 @@
+"""Moments that chance seldom finds: what was served and not yet written down, or written and not yet served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from partage.sim.behaviour import Behaviour
+from partage.sim.machine import load_machine
+from partage.sim.pod import Container, Pod
+from tests.agent.harness import place
+from tests.node.loops import SimulatedTimeLoop
+from tests.node.sharing import HALVES, SHARED, THIRDS
+from tests.node.truth import Truth
+from tests.node.world import World
+
+
+@contextmanager
+def one_gpu() -> Iterator[tuple[asyncio.Runner, World]]:
+    with place() as somewhere, asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SimulatedTimeLoop)
+        world = World.of(somewhere, loop, load_machine("1xl40s"), Behaviour(), 0)
+        try:
+            yield runner, world
+        finally:
+            runner.run(world.close())
+
+
+def share(name: str) -> Pod:
+    return Pod("default", name, (Container("main", {SHARED: 1}),))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60.0):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_an_agent_that_is_killed_before_its_state_is_on_disk_mixes_no_strategies() -> None:
+    """The disk is slow. A share is given out in thirds; who comes after knows of halves only, and wants them."""
+
+    async def live(world: World) -> None:
+        truth = Truth(world)
+        world.write_policy([HALVES])
+        await world.start_kubelet()
+        world.start_agent()
+        await until(lambda: world.kubelet.allocatable() == {SHARED: 2})
+        await asyncio.sleep(5.0)
+        world.loop.thread_s = 2.0  # type: ignore[attr-defined]
+        world.write_policy([THIRDS])
+        await until(lambda: world.kubelet.allocatable() == {SHARED: 3})
+        await world.admit(share("first"), bound=False, patience_s=1.0)
+        await world.kill_agent()
+        truth.check()
+        world.write_policy([HALVES])
+        world.start_agent()
+        await until(lambda: bool(world.kubelet.allocatable()[SHARED]))
+        for name in ("second", "third"):
+            await world.admit(share(name), bound=False, patience_s=1.0)
+            truth.check()
+
+    with one_gpu() as (runner, world):
+        runner.run(live(world))
