@@ -1,4 +1,4 @@
-"""Moments that chance seldom finds: what was served and not yet written down, or written and not yet served."""
+"""Moments that chance seldom finds: what was served and not yet written down when the agent was killed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def test_an_agent_that_is_killed_before_its_state_is_on_disk_mixes_no_strategies() -> None:
-    """The disk is slow. A share is given out in thirds; who comes after knows of halves only, and wants them."""
+    """The disk is slow. A share is given out in thirds; its successor knows of halves only and wants them."""
 
     async def live(world: World) -> None:
         truth = Truth(world)

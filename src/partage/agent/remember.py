@@ -88,7 +88,7 @@ class Memory:
             log.warning("state is slow to be remembered", extra={"waited": f"{PATIENCE_S:g} s"})
 
     def save(self) -> None:
-        """Write the latest state. Blocks, also for an earlier call in a thread that nobody awaits any more."""
+        """Write the latest state. Blocks, also for an earlier call in another thread."""
         with self._writing:
             if self._latest is not None:
                 failure = self.directory.save(self._latest, self.clock())
