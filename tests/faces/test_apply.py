@@ -168,6 +168,10 @@ def test_plan_says_the_steps_and_how_far_they_reach(node):
     (row,) = plan["steps"]
     assert (row["gpu"], row["act"]) == (0, "mig-layout")
     reset = row["steps"][1]
+    assert (reset["act"], reset["gpus"], reset["idle"], reset["reboot"]) == ("reset", [0], [0], False)
+    node.file.write_text(json.dumps({**node.machine, "fabric_manager": False, "virtual": None}))
+    _, plan = node.verb("plan", "--policy", node.policy({0: ["3g.20gb"]}))
+    reset = plan["steps"][0]["steps"][1]
     assert (reset["act"], reset["gpus"], reset["idle"], reset["reboot"]) == ("reset", [0, 1], [0, 1], None)
 
 

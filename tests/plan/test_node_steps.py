@@ -23,7 +23,7 @@ from partage.model.step import (
     blast,
     gpus_of,
 )
-from partage.plan.node_steps import node_steps
+from partage.plan.node_steps import NOTHING, node_steps
 from partage.plan.refusals import Refusal
 from partage.plan.resets import reset_sets
 from tests.oracle import enumerate_mig as oracle
@@ -42,16 +42,18 @@ def cards(product, number, **more):
     return [Card(model, index, product=product, **more) for index in range(number)]
 
 
-def node(cards, nvlinks=12):
+def node(cards, nvlinks=12, fabric_manager=None, virtual=None):
     gpus = tuple(card.gpu() for card in cards)
     links = tuple(Link(a.uuid, b.uuid, LinkPath.SAME_CPU, nvlinks) for a, b in combinations(gpus, 2))
-    return Inventory(Driver("550.163.01", "12.4"), gpus, links=links)
+    return Inventory(
+        Driver("550.163.01", "12.4"), gpus, links=links, fabric_manager=fabric_manager, virtual=virtual
+    )
 
 
-def plan(cards, wishes, uses=(), **more):
+def plan(cards, wishes, uses=(), renew=NOTHING, **facts):
     known = {card.gpu().uuid: card.geometry for card in cards}
     named = {f"GPU-{index}": one for index, one in wishes.items()}
-    return node_steps(node(cards), named, lambda gpu: known[gpu.uuid], uses, **more)
+    return node_steps(node(cards, **facts), named, lambda gpu: known[gpu.uuid], uses, renew=renew)
 
 
 def run(cards, steps):
@@ -180,8 +182,28 @@ def test_a_reset_says_what_it_takes():
         "reset the GPU, so that its MIG mode comes into force; 3 GPUs that share its NVLinks are reset along "
         "with it; in a virtual machine that may take a reboot"
     )
-    (known,) = plan(cards(A100, 1, mode=OFF), {0: wish("7g.40gb")}, reboot=False).units
-    assert "reboot" not in " ".join(map(str, known.steps))
+    (pair,) = plan(cards(A100, 2, mode=OFF), {0: wish("7g.40gb")}).units
+    assert "1 GPU that shares its NVLinks is reset along with it" in " ".join(map(str, pair.steps))
+
+
+@pytest.mark.parametrize(("virtual", "reboot"), [(True, None), (None, None), (False, False)])
+def test_only_where_nothing_is_virtual_a_reset_is_known_to_do_without_a_reboot(virtual, reboot):
+    (unit,) = plan(cards(A100, 1, mode=OFF), {0: wish("7g.40gb")}, virtual=virtual).units
+    (reset,) = [step for step in unit.steps if isinstance(step, Reset)]
+    assert reset.reboot is reboot
+
+
+def test_a_gpu_instance_that_is_to_be_renewed_goes_and_comes_again_on_that_gpu_alone():
+    some = cards(H100, 2)
+    for card in some:
+        card.live("3g.40gb", 4)
+    gi_id = some[0].gpu().mig_devices[0].gi_id
+    wishes = {0: wish("3g.40gb@4"), 1: wish("3g.40gb@4")}
+    (unit,) = plan(some, wishes, renew={"GPU-0": {gi_id}}).units
+    assert unit.gpus == ("GPU-0",)
+    assert DestroyInstance in kinds(unit.steps)
+    run(some, unit.steps)
+    assert [card.content() for card in some] == [["3g.40gb@4"], ["3g.40gb@4"]]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +212,7 @@ def test_a_reset_says_what_it_takes():
      (A100_PCIE, 0, None, 1), (A100_PCIE, 12, None, 4), (H100, 18, None, 1)],
 )  # fmt: skip
 def test_who_shares_a_reset(product, nvlinks, fabric_manager, size):
-    sets = reset_sets(node(cards(product, 4), nvlinks), fabric_manager)
+    sets = reset_sets(node(cards(product, 4), nvlinks, fabric_manager))
     assert {len(group) for group in sets.values()} == {size}
 
 

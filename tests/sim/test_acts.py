@@ -1,5 +1,6 @@
 """The simulated GPU refuses what hardware refuses, and what it allows is legal."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -117,7 +118,8 @@ async def test_the_mode_does_not_end_under_instances():
 
 
 async def test_boards_that_are_joined_are_reset_together_or_not_at_all():
-    hardware = SimulatedHardware(parse_machine("4xa100-80gb"))
+    machine = parse_machine("4xa100-80gb")
+    hardware = SimulatedHardware(replace(machine, inventory=replace(machine.inventory, fabric_manager=False)))
     gpus = [gpu.uuid for gpu in (await hardware.observe()).gpus]
     for gpu in gpus[:2]:
         await hardware.perform(SetMode(gpu, enabled=True))
@@ -129,6 +131,24 @@ async def test_boards_that_are_joined_are_reset_together_or_not_at_all():
     await hardware.misbehave(Vacate(3))
     await hardware.perform(Reset(tuple(gpus), tuple(gpus[:2])))
     assert [gpu.mig_enabled for gpu in await hardware.observe()] == [True, True, False, False]
+
+
+async def test_with_the_fabric_manager_each_board_is_reset_by_itself():
+    hardware, _ = await in_mig_mode("4xa100-80gb")
+    assert (await hardware.observe()).fabric_manager
+    assert [one.mig_enabled for one in await hardware.observe()] == [True, False, False, False]
+
+
+async def test_a_virtual_machine_is_rebooted_where_others_reset_a_gpu():
+    machine = parse_machine(AMPERE)
+    hardware = SimulatedHardware(replace(machine, inventory=replace(machine.inventory, virtual=True)))
+    gpu = (await first(hardware)).uuid
+    await hardware.perform(SetMode(gpu, enabled=True))
+    with pytest.raises(Unsupported, match="reboot the virtual machine"):
+        await hardware.perform(Reset((gpu,), (gpu,)))
+    assert not (await first(hardware)).mig_enabled
+    await hardware.misbehave(Reboot())
+    assert (await first(hardware)).mig_enabled
 
 
 @pytest.mark.parametrize(("name", "survives"), [(HOPPER, False), (AMPERE, True)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError
-from partage.model.gpu import ComputeMode, Driver, Inventory, LostGpu, NoDriver, RecoveryAction
+from partage.model.gpu import ComputeMode, Driver, EmptyInstance, Inventory, LostGpu, NoDriver, RecoveryAction
 from partage.model.layout import LayoutItem
 from partage.model.placement import Placement
 from partage.sim.faults import LoseGpu, RaiseXid, Reboot, TimedFault
@@ -186,6 +186,54 @@ def test_mig_devices_of_a_model_without_placements_have_to_say_their_size_and_me
     assert read({"gpus": [gpu]}).inventory.gpus[0].mig_devices[0].memory_bytes == 2**34
 
 
+def empty(gi, profile, start, **more):
+    return {"gi": gi, "profile": profile, "start": start, **more}
+
+
+def test_an_empty_gpu_instance_turns_the_mode_on_and_has_the_size_of_its_profile():
+    gpu = {"name": "a100-40gb", "empty_instances": [empty(5, "2g.10gb", 4), empty(1, "4g.20gb", 0)]}
+    (found,) = read({"gpus": [gpu]}).inventory.gpus
+    assert found.mig_enabled
+    assert found.empty_instances == (
+        EmptyInstance(1, "4g.20gb", Placement(0, 4)),
+        EmptyInstance(5, "2g.10gb", Placement(4, 2)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "path", "words"),
+    [
+        (empty(1, "3g.20gb", 1), {}, "empty_instances[0]", "0, 4 only"),
+        (empty(1, "3g.20gb", 0, size=3), {}, "empty_instances[0]", "occupies 4"),
+        (empty(1, "1c.3g.20gb", 0), {}, "empty_instances[0].profile", "is a MIG device"),
+        ({"gi": 1, "profile": "3g.20gb"}, {}, "empty_instances[0].start", "is missing"),
+        (empty(1, "3g.20gb", 0), {"mig_mode": [0, 0]}, "empty_instances", "only while MIG mode is on"),
+        (empty(1, "3g.20gb", 0), {"mig_devices": [(5, 0, "2g.10gb", 2)]}, "mig_devices", "overlap"),
+        (empty(1, "3g.20gb", 0), {"mig_devices": [(1, 0, "3g.20gb", 4)]}, "mig_devices", "another one has"),
+        (empty(1, "3g.20gb", 0, uuid="x"), {}, "empty_instances[0].uuid", "unknown key"),
+    ],
+)
+def test_an_empty_gpu_instance_that_cannot_be_there_is_refused(row, more, path, words):
+    devices = mig(*more.pop("mig_devices", []))["gpus"][0]["mig_devices"]
+    gpu = {"name": "a100-40gb", "mig_devices": devices, "empty_instances": [row], **more}
+    assert words in problems({"version": "partage/v1", "gpus": [gpu]})[f"gpus[0].{path}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fabric_manager"),
+    [("8xa100-40gb", True), ("a100-40gb", False), ("a100-40gb+h100-sxm5-80gb", False), ("8xl40s", False)],
+)
+def test_the_fabric_manager_runs_where_switches_join_gpus_unless_the_file_says_otherwise(
+    name, fabric_manager
+):
+    document = machine_to_json(parse_machine(name).inventory)
+    assert document["fabric_manager"] is fabric_manager
+    assert document["virtual"] is False
+    del document["fabric_manager"]
+    assert read(document).inventory.fabric_manager is fabric_manager
+    assert read({**document, "fabric_manager": None}).inventory.fabric_manager is None
+
+
 # --- refusals ----------------------------------------------------------------------------------
 
 
@@ -240,6 +288,8 @@ def test_two_gpus_share_no_name(key):
         ({"gpus": [{"name": "t4", "memory_bytes": 12}]}, "gpus[0].memory_bytes"),
         ({"gpus": [{"name": "t4"}], "device_nodes": ["nvidiactl"]}, "device_nodes[0]"),
         ({"gpus": [{"name": "t4"}], "open_to_env": "yes"}, "open_to_env"),
+        ({"gpus": [{"name": "t4"}], "fabric_manager": 1}, "fabric_manager"),
+        ({"gpus": [{"name": "t4"}], "virtual": "kvm"}, "virtual"),
         ({"gpus": [{"name": "t4"}], "cuda_driver": 7}, "cuda_driver"),
     ],
 )
@@ -330,12 +380,16 @@ def test_lost_gpus_mig_devices_and_unknowns_read_back_the_same():
     geometry = geometry_of(first)
     assert geometry is not None
     mode = replace(first.mig_mode, current=True)  # type: ignore[type-var]
-    devices = lay_out(first, geometry, [LayoutItem.parse("1c.3g.20gb")] * 4, "t")
+    devices = lay_out(first, geometry, [LayoutItem.parse("1c.3g.20gb")] * 3, "t")
     devices = (replace(devices[0], gi_minor=None, ci_minor=None), *devices[1:])
+    empty = (
+        EmptyInstance(3, "2g.10gb", Placement(0, 2)),
+        EmptyInstance(9, "1g.5gb", Placement(2, 1)),
+    )
     changed = replace(
         inventory,
         gpus=(
-            replace(first, mig_mode=mode, mig_devices=devices),
+            replace(first, mig_mode=mode, mig_devices=devices, empty_instances=empty),
             replace(second, mig_mode=None, numa_node=None),
         ),
         lost=(LostGpu(2, None, third.pci_bus_id, "fell off the bus"),),
@@ -343,6 +397,8 @@ def test_lost_gpus_mig_devices_and_unknowns_read_back_the_same():
         control_nodes=("/dev/nvidiactl",),
         boot_id="",
         open_to_env=True,
+        fabric_manager=None,
+        virtual=True,
     )
     assert read_machine(written(changed), "recorded").inventory == changed
 

@@ -163,6 +163,8 @@ class Inventory:
     control_nodes: control device files that exist (``/dev/nvidiactl`` ...), as paths in the container.
     boot_id: changes with every boot of the node.
     open_to_env: True where an unprivileged pod can set NVIDIA_VISIBLE_DEVICES itself, None: not known.
+    fabric_manager: NVIDIA's fabric manager runs on this node; None: not known, or nothing depends on it.
+    virtual: the node is a virtual machine; None: not known.
     simulated: the node is a simulation.
     """
 
@@ -173,6 +175,8 @@ class Inventory:
     control_nodes: tuple[str, ...] = ()
     boot_id: str = ""
     open_to_env: bool | None = None
+    fabric_manager: bool | None = None
+    virtual: bool | None = None
     simulated: bool = False
 
     def __iter__(self) -> Iterator[Gpu]:

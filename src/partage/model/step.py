@@ -84,9 +84,10 @@ class Reset:
         return tuple(gpu for gpu in self.gpus if gpu not in self.pending)
 
     def __str__(self) -> str:
-        more = (
-            f"; {len(self.along)} GPUs that share its NVLinks are reset along with it" if self.along else ""
-        )
+        number = len(self.along)
+        others = "1 GPU that shares" if number == 1 else f"{number} GPUs that share"
+        are = "is" if number == 1 else "are"
+        more = f"; {others} its NVLinks {are} reset along with it" if number else ""
         reboot = "; in a virtual machine that may take a reboot" if self.reboot is None else ""
         return f"reset the GPU, so that its MIG mode comes into force{more}{reboot}"
 

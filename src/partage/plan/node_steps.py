@@ -7,7 +7,7 @@ afterwards; one that nobody has a wish for goes along only while it has nothing 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from partage.model.geometry import Geometry
@@ -17,6 +17,8 @@ from partage.model.step import Step, Use, gpus_of
 from partage.plan.refusals import Refusal, Refused, held, reset_blockers
 from partage.plan.resets import needs_reset, reset_sets
 from partage.plan.steps import Planned, Work, in_order, work_of
+
+NOTHING: Mapping[str, Collection[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +52,15 @@ def node_steps(
     uses: Iterable[Use] = (),
     *,
     resets: Callable[[Gpu], bool] = needs_reset,
-    fabric_manager: bool | None = None,
-    reboot: bool | None = None,
+    renew: Mapping[str, Collection[int]] = NOTHING,
 ) -> NodePlan:
     """The way from what lives on a node to ``wishes``: by GPU UUID; GPUs without one are left alone.
 
-    uses: who holds what on all GPUs. resets, reboot: as in ``steps_between``. fabric_manager: as in
-    ``reset_sets``.
+    uses: who holds what on all GPUs. resets, renew: as in ``steps_between``, renew by GPU UUID.
     """
-    node = _Node(inventory, wishes, geometry_of, tuple(uses), resets)
+    node = _Node(inventory, wishes, geometry_of, tuple(uses), resets, renew)
     alone = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in wishes}
-    sets = reset_sets(inventory, fabric_manager)
+    sets = reset_sets(inventory)
     outcome = dict(alone)
     together: dict[str, tuple[str, ...]] = {}
     for group in dict.fromkeys(sets[uuid] for uuid, work in alone.items() if _is_reset(work)):
@@ -68,7 +68,8 @@ def node_steps(
         outcome |= swept
         if all(isinstance(work, Work) for work in swept.values()):
             together |= dict.fromkeys(group, group)
-    return _plan(outcome, together, reboot)
+    # Without virtualisation nothing but the driver stands in the way of a reset.
+    return _plan(outcome, together, reboot=False if inventory.virtual is False else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,12 @@ class _Node:
     geometry_of: Callable[[Gpu], Geometry | None]
     uses: tuple[Use, ...]
     resets: Callable[[Gpu], bool]
+    renew: Mapping[str, Collection[int]]
 
     def work(self, gpu: Gpu, *, swept: bool = False) -> Work | Refused:
         wish, geometry = self.wishes[gpu.uuid], self.geometry_of(gpu)
-        return work_of(gpu, wish, geometry, self.uses, resets=self.resets, swept=swept)
+        renew = self.renew.get(gpu.uuid, ())
+        return work_of(gpu, wish, geometry, self.uses, resets=self.resets, renew=renew, swept=swept)
 
     def swept(
         self, group: Sequence[str], alone: Mapping[str, Work | Refused]
@@ -105,7 +108,7 @@ class _Node:
 
 
 def _plan(
-    outcome: Mapping[str, Work | Refused], together: Mapping[str, tuple[str, ...]], reboot: bool | None
+    outcome: Mapping[str, Work | Refused], together: Mapping[str, tuple[str, ...]], *, reboot: bool | None
 ) -> NodePlan:
     refused = tuple(work for work in outcome.values() if isinstance(work, Refused))
     works = {uuid: work for uuid, work in outcome.items() if isinstance(work, Work)}

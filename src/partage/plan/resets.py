@@ -6,7 +6,7 @@ on NVSwitches, too, but on Ampere only while the fabric manager runs, otherwise 
 Uncertain: NVML does not say that links run through a switch, and a GPU in MIG mode may show no links at all.
 So Ampere boards named SXM count as joined with each other, and so does a GPU with two or more peers (a bridge
 joins two). That may take a four-GPU board without switches for one with them: it then waits for more GPUs
-to be idle than it must, unless it is told that the fabric manager runs. The driver has the last word: it
+to be idle than it must, unless the fabric manager runs. The driver has the last word: it
 refuses a reset and names the GPUs that are missing.
 """
 
@@ -22,13 +22,13 @@ def needs_reset(gpu: Gpu) -> bool:
     return gpu.architecture == "ampere"
 
 
-def reset_sets(inventory: Inventory, fabric_manager: bool | None = None) -> dict[str, tuple[str, ...]]:
+def reset_sets(inventory: Inventory) -> dict[str, tuple[str, ...]]:
     """For every GPU, by UUID: those that have to be reset together with it, itself among them, by index.
 
-    fabric_manager: whether it runs on this node. None: not known, and then it is not relied on.
+    A fabric manager that is not known to run is not relied on.
     """
     peers = {gpu.uuid: {gpu.uuid} for gpu in inventory}
-    if not fabric_manager:
+    if not inventory.fabric_manager:
         _join(inventory, peers)
     order = {gpu.uuid: position for position, gpu in enumerate(inventory)}
     return {uuid: tuple(sorted(group, key=order.__getitem__)) for uuid, group in peers.items()}

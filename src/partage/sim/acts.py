@@ -88,6 +88,8 @@ def _needs_reset(gpu: Gpu) -> bool:
 
 def _reset(state: NodeState, step: Reset) -> NodeState:
     gpus = [_answering(state, uuid) for uuid in step.gpus]
+    if state.virtual:
+        raise Unsupported("a virtual machine may not reset its GPUs", "reboot the virtual machine")
     groups = reset_sets(observed(state))
     missing = {peer for gpu in gpus for peer in groups[gpu.uuid]} - set(step.gpus)
     if missing:

@@ -14,16 +14,26 @@ from partage.errors import InputError, Problem
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver
 from partage.sim.fault_words import parse_timed_fault
 from partage.sim.faults import TimedFault
-from partage.sim.gpu_words import index_number, pci_bus_id, read_gpu, uuid
+from partage.sim.gpu_words import pci_bus_id, read_gpu
 from partage.sim.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node import after, switched_on
-from partage.sim.reading import Place, any_text, choice, optional, truth, unlike, whole_number
-from partage.sim.topology import links_between
+from partage.sim.reading import (
+    Place,
+    any_text,
+    choice,
+    index_number,
+    optional,
+    truth,
+    unlike,
+    uuid,
+    whole_number,
+)
+from partage.sim.topology import has_nvswitch, links_between
 
 VERSION, KIND = "partage/v1", "Machine"
 _KEYS = (
     "version", "kind", "recorded", "driver", "cuda_driver", "no_driver", "gpus", "lost", "links",
-    "device_nodes", "boot_id", "open_to_env", "faults",
+    "device_nodes", "boot_id", "open_to_env", "fabric_manager", "virtual", "faults",
 )  # fmt: skip
 LINK_PATHS = {path.name.lower().replace("_", "-"): path for path in LinkPath}
 _MOST_NVLINKS = 64
@@ -52,6 +62,8 @@ def _machine(place: Place, name: str) -> Machine:
     gpus = _gpus(place)
     lost = _lost_gpus(place)
     _nothing_twice(place, gpus, lost)
+    switched: bool | None = has_nvswitch(gpus)
+    virtual: bool | None = False
     inventory = Inventory(
         driver=_driver(place),
         gpus=gpus,
@@ -60,6 +72,8 @@ def _machine(place: Place, name: str) -> Machine:
         control_nodes=tuple(_device_nodes(place)),
         boot_id=place.read("boot_id", derived_uuid("", "boot", 0), any_text),
         open_to_env=place.read("open_to_env", None, optional(truth)),
+        fabric_manager=place.read("fabric_manager", switched, optional(truth)),
+        virtual=place.read("virtual", virtual, optional(truth)),
         simulated=True,
     )
     faults = _faults(place, inventory)

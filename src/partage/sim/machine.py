@@ -11,7 +11,7 @@ from partage.edges.files.catalogue import GpuModel, load
 from partage.errors import InputError, Problem
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.sim.faults import TimedFault
-from partage.sim.topology import links_between, numa_node
+from partage.sim.topology import has_nvswitch, links_between, numa_node
 
 MOST_GPUS = 64
 DRIVER = Driver(version="580.95.05", cuda="13.0")
@@ -136,6 +136,8 @@ def simulated_inventory(gpus: tuple[Gpu, ...]) -> Inventory:
         control_nodes=CONTROL_NODES,
         boot_id=derived_uuid("", "boot", 0),
         open_to_env=False,
+        fabric_manager=has_nvswitch(gpus),
+        virtual=False,
         simulated=True,
     )
 

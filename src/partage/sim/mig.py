@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
-from partage.model.gpu import Gpu, MigDevice
+from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, Placed, compute_choices, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
@@ -89,8 +89,10 @@ def device_fault(geometry: Geometry, profile: MigProfile, placement: Placement) 
     return None
 
 
-def together_faults(geometry: Geometry | None, devices: Sequence[MigDevice]) -> Iterator[str]:
-    """Why these MIG devices, each possible alone, cannot live on one GPU together."""
+def together_faults(
+    geometry: Geometry | None, devices: Sequence[MigDevice], empty: Sequence[EmptyInstance] = ()
+) -> Iterator[str]:
+    """Why these MIG devices and empty GPU instances, each possible alone, cannot live on one GPU together."""
     hosts: dict[int, list[MigDevice]] = {}
     for device in devices:
         hosts.setdefault(device.gi_id, []).append(device)
@@ -100,16 +102,21 @@ def together_faults(geometry: Geometry | None, devices: Sequence[MigDevice]) -> 
         return
     for gi, members in hosts.items():
         yield from _instance_faults(gi, members)
+    ids = [*hosts, *(one.gi_id for one in empty)]
+    if len(set(ids)) < len(ids):
+        yield "a GPU instance that is empty has an id that another one has, too"
+        return
+    instances: list[MigDevice | EmptyInstance] = [*(members[0] for members in hosts.values()), *empty]
     if geometry is None:
-        yield from _overlaps([members[0] for members in hosts.values()])
+        yield from _overlaps(instances)
         return
     try:
-        place(geometry, [LayoutItem(*_host(members[0])) for members in hosts.values()])
+        place(geometry, [LayoutItem(*_host(one)) for one in instances])
     except DoesNotFit as error:
         yield str(error)
 
 
-def _host(device: MigDevice) -> tuple[MigProfile, int]:
+def _host(device: MigDevice | EmptyInstance) -> tuple[MigProfile, int]:
     return MigProfile.parse(device.profile).gpu_instance, device.placement.start
 
 
@@ -126,7 +133,7 @@ def _instance_faults(gi: int, members: Sequence[MigDevice]) -> Iterator[str]:
         yield f"GPU instance {gi} has a compute instance of a size that does not exist"
 
 
-def _overlaps(devices: Sequence[MigDevice]) -> Iterator[str]:
+def _overlaps(devices: Sequence[MigDevice | EmptyInstance]) -> Iterator[str]:
     for position, device in enumerate(devices):
         for other in devices[:position]:
             if device.placement.overlaps(other.placement):

@@ -73,6 +73,8 @@ class NodeState:
     control_nodes: tuple[str, ...]
     first_boot: str
     open_to_env: bool | None
+    fabric_manager: bool | None = None
+    virtual: bool | None = None
     boots: int = 0
     births: int = 0
     uses: tuple[Use, ...] = ()
@@ -97,6 +99,8 @@ def switched_on(machine: Machine) -> NodeState:
         control_nodes=inventory.control_nodes,
         first_boot=inventory.boot_id,
         open_to_env=inventory.open_to_env,
+        fabric_manager=inventory.fabric_manager,
+        virtual=inventory.virtual,
     )
 
 
@@ -104,7 +108,11 @@ def observed(state: NodeState) -> Inventory:
     """What an observer of the node sees."""
     if isinstance(state.driver, NoDriver):
         return Inventory(
-            driver=state.driver, boot_id=state.boot_id, open_to_env=state.open_to_env, simulated=True
+            driver=state.driver,
+            boot_id=state.boot_id,
+            open_to_env=state.open_to_env,
+            virtual=state.virtual,
+            simulated=True,
         )
     gpus = tuple(
         replace(gpu, recovery=state.wards[index].recovery)
@@ -120,6 +128,8 @@ def observed(state: NodeState) -> Inventory:
         control_nodes=state.control_nodes,
         boot_id=state.boot_id,
         open_to_env=state.open_to_env,
+        fabric_manager=state.fabric_manager,
+        virtual=state.virtual,
         simulated=True,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,6 +12,8 @@ from partage.errors import Problem
 
 T = TypeVar("T")
 _BIGGEST = 1 << 62
+_HIGHEST_INDEX = 1023
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]{0,99}", re.ASCII)
 
 
 @dataclass(slots=True)
@@ -148,3 +151,20 @@ def choice(value: Value, choices: Iterable[str]) -> str:
     if isinstance(value, str) and value in words:
         return str(value)
     raise unlike(f"one of {', '.join(words)}", value)
+
+
+def matching(value: Value, pattern: re.Pattern[str], kind: str) -> str:
+    """The value, if it is a text of that pattern. Raises ValueError."""
+    if isinstance(value, str) and pattern.fullmatch(value):
+        return str(value)
+    raise unlike(kind, value)
+
+
+def index_number(value: Value) -> int:
+    """An index, a minor or an id. Raises ValueError."""
+    return whole_number(value, 0, _HIGHEST_INDEX)
+
+
+def uuid(value: Value) -> str:
+    """A UUID as the driver writes it. Raises ValueError."""
+    return matching(value, _UUID, "a UUID")

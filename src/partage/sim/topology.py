@@ -51,6 +51,12 @@ def numa_node(position: int, count: int) -> int:
     return 0 if count <= _ONE_NUMA_NODE or position < (count + 1) // 2 else 1
 
 
+def has_nvswitch(gpus: Sequence[Gpu]) -> bool:
+    """Whether switches join GPUs of this node: then its fabric manager runs, or they would not work."""
+    boards = [gpu.product for gpu in gpus if gpu.product in _NVSWITCH_LINKS]
+    return len(set(boards)) < len(boards)
+
+
 def links_between(gpus: Sequence[Gpu]) -> tuple[Link, ...]:
     """One link per unordered pair, in the order of the GPUs."""
     seat = {gpu.uuid: n for n, gpu in enumerate(g for g in gpus if g.product == _CUBE_MESH_PRODUCT)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from partage.model.gpu import Driver, Gpu, Inventory, Link, MigDevice
+from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, MigDevice
 from partage.sim.file import KIND, VERSION
 
 
@@ -21,6 +21,8 @@ def machine_to_json(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
         **_driver(inventory),
         "boot_id": inventory.boot_id,
         "open_to_env": inventory.open_to_env,
+        "fabric_manager": inventory.fabric_manager,
+        "virtual": inventory.virtual,
         "device_nodes": list(inventory.control_nodes),
         "gpus": [_gpu(gpu) for gpu in inventory.gpus],
         "lost": [
@@ -64,9 +66,15 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "numa_node": gpu.numa_node,
         "mig_mode": [int(mode.current), int(mode.pending)] if mode else None,
         "mig_devices": [_mig_device(device) for device in gpu.mig_devices],
+        "empty_instances": [_empty_instance(one) for one in gpu.empty_instances],
         "compute_mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
     }
+
+
+def _empty_instance(one: EmptyInstance) -> dict[str, Any]:
+    place = one.placement
+    return {"gi": one.gi_id, "profile": one.profile, "start": place.start, "size": place.size}
 
 
 def _mig_device(device: MigDevice) -> dict[str, Any]:

@@ -86,6 +86,8 @@ inventories = st.builds(
     control_nodes=st.lists(texts, max_size=2).map(tuple),
     boot_id=texts,
     open_to_env=st.none() | st.booleans(),
+    fabric_manager=st.none() | st.booleans(),
+    virtual=st.none() | st.booleans(),
     simulated=st.booleans(),
 )
 conditions = st.builds(

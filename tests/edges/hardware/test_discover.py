@@ -69,6 +69,19 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
     )
 
 
+@pytest.mark.parametrize(("arch", "count", "answer"), [(7, 2, True), (7, 1, None), (9, 2, None)])
+def test_the_fabric_manager_is_looked_for_where_a_reset_depends_on_it(
+    node: StubNode, arch: int, count: int, answer: bool | None
+) -> None:
+    node.add_h100s(count)
+    node.write(**{f"gpu.{index}.arch": arch for index in range(count)})
+    node.file("proc/2/comm", "kthreadd\n")
+    node.file("proc/77/comm", "nv-fabricmanage\n")
+    node.file("proc/cpuinfo", "flags : fpu hypervisor\n")
+    inventory = look(node)
+    assert (inventory.fabric_manager, inventory.virtual) == (answer, True)
+
+
 def test_what_an_old_gpu_does_not_have_is_absent_and_no_error(node: StubNode) -> None:
     node.write(
         count=1,

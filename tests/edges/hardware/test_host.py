@@ -72,11 +72,49 @@ def test_whether_pods_can_take_gpus_by_environment(
     assert host(tmp_path).open_to_env() is answer
 
 
+@pytest.mark.parametrize(
+    ("commands", "answer"),
+    [
+        ({1: "systemd", 2: "kthreadd", 812: "nv-fabricmanage"}, True),
+        ({1: "systemd", 2: "kthreadd", 812: "nvidia-persiste"}, False),
+        ({1: "pause", 7: "nv-fabricmanage"}, None),
+        ({}, None),
+    ],
+)
+def test_the_fabric_manager_is_found_only_where_the_hosts_processes_are_seen(
+    tmp_path: Path, commands: dict[int, str], answer: bool | None
+) -> None:
+    for pid, name in commands.items():
+        put(tmp_path / f"proc/{pid}/comm", f"{name}\n")
+    assert host(tmp_path).fabric_manager() is answer
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "vendor", "product", "answer"),
+    [
+        ("processor : 0\nflags\t\t: fpu vme hypervisor lahf_lm\n", "QEMU", "Standard PC", True),
+        ("processor : 0\nflags\t\t: fpu vme lahf_lm\n", "QEMU", "Standard PC", False),
+        ("processor : 0\nvmx flags\t: hypervisor\nflags\t: fpu\n", "Supermicro", "SYS-821GE", False),
+        ("processor : 0\nFeatures\t: fp asimd\n", "QEMU", "QEMU Virtual Machine", True),
+        ("processor : 0\nFeatures\t: fp asimd\n", "NVIDIA", "GH200", None),
+        ("", "", "", None),
+    ],
+)
+def test_a_virtual_machine_is_told_by_its_processor_or_by_its_firmware(
+    tmp_path: Path, cpuinfo: str, vendor: str, product: str, answer: bool | None
+) -> None:
+    put(tmp_path / "proc/cpuinfo", cpuinfo)
+    put(tmp_path / "sys/class/dmi/id/sys_vendor", vendor)
+    put(tmp_path / "sys/class/dmi/id/product_name", product)
+    assert host(tmp_path).virtual() is answer
+
+
 def test_a_node_without_any_of_these_files_says_nothing_and_fails_nowhere(tmp_path: Path) -> None:
     empty = host(tmp_path)
     assert (empty.numa_node(BUS), empty.capability_minors(), empty.control_nodes()) == (None, {}, ())
     assert (empty.boot_id(), empty.kernel_module_version(), empty.gpu_addresses()) == ("", None, ())
     assert (empty.gpu_uuid("0000:1a:00.0"), empty.open_to_env()) == (None, None)
+    assert (empty.fabric_manager(), empty.virtual()) == (None, None)
 
 
 def test_the_kernel_module_knows_gpus_that_nvml_cannot_open(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
@@ -34,6 +35,7 @@ class Discovery:
         self._topology = Topology()
         self._seen: dict[int, Identity] = {}
         self._listed = 0
+        self._virtual = host.virtual()
 
     def without_driver(self, reason: NoDriver) -> Inventory:
         """What can be said of a node whose driver does not work."""
@@ -81,7 +83,14 @@ class Discovery:
             control_nodes=self._host.control_nodes(),
             boot_id=self._host.boot_id(),
             open_to_env=self._host.open_to_env(),
+            fabric_manager=self._fabric_manager(gpus),
+            virtual=self._virtual,
         )
+
+    def _fabric_manager(self, gpus: Sequence[Gpu]) -> bool | None:
+        """Looked for only where something depends on it (``plan.resets``): it takes a walk over /proc."""
+        resets = [gpu for gpu in gpus if gpu.architecture == "ampere" and gpu.mig_mode is not None]
+        return self._host.fabric_manager() if len(resets) > 1 else None
 
     def _count(self) -> int:
         """How many GPUs NVML lists. What was known by index is void when that changes."""

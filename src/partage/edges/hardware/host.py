@@ -14,6 +14,17 @@ _CAPABILITY = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)", re.ASCII
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.ASCII)
 _OPEN_TO_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
+_PROCESSOR_FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
+_FIRST_PROCESSOR = 1 << 14
+"""Bytes of /proc/cpuinfo that hold at least the first processor."""
+
+_HYPERVISORS = ("QEMU", "KVM", "VMware", "Virtual Machine", "VirtualBox", "Xen", "Google Compute Engine")
+"""As sys_vendor or product_name of the firmware have them; the makers' bare metal has other names."""
+
+_KERNEL_THREAD = "kthreadd"
+_FABRIC_MANAGER = "nv-fabricmanage"
+"""nv-fabricmanager; the kernel keeps 15 characters of a command's name."""
+
 CapabilityMinors = Mapping[tuple[int, int, int | None], int]
 """(GPU minor, GI id, CI id or None) to the N of ``/dev/nvidia-caps/nvidia-capN``."""
 
@@ -44,6 +55,27 @@ class Host:
     def control_nodes(self) -> tuple[str, ...]:
         """The control device files that exist, as paths in a container."""
         return tuple(f"/dev/{name}" for name in CONTROL_NODES if (self.dev / name).exists())
+
+    def fabric_manager(self) -> bool | None:
+        """Whether NVIDIA's fabric manager runs; None where the host's processes cannot be seen.
+
+        Process 2 is the kernel's own thread on a host, and in no container that has processes of its own.
+        """
+        if _read(self.proc / "2/comm").strip() != _KERNEL_THREAD:
+            return None
+        return any(_read(comm).strip() == _FABRIC_MANAGER for comm in self.proc.glob("[0-9]*/comm"))
+
+    def virtual(self) -> bool | None:
+        """Whether the node is a virtual machine; None where neither processor nor firmware say.
+
+        x86: the processor tells by a flag. Elsewhere a firmware that names a hypervisor's maker is believed,
+        and one that names somebody else proves nothing.
+        """
+        flags = _PROCESSOR_FLAGS.search(_read(self.proc / "cpuinfo", _FIRST_PROCESSOR))
+        if flags is not None:
+            return "hypervisor" in flags[1].split()
+        firmware = [_read(self.sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
+        return True if any(word in text for text in firmware for word in _HYPERVISORS) else None
 
     def boot_id(self) -> str:
         """Changes with every boot; empty where the kernel does not say."""
@@ -96,9 +128,10 @@ def nvml_address(address: str) -> str:
     return f"{domain:0>8}:{rest}"
 
 
-def _read(path: Path) -> str:
-    """The file's text; empty where it cannot be read: none of these files exists everywhere."""
+def _read(path: Path, most: int = -1) -> str:
+    """The file's text, or its first characters; empty where it cannot be read: not every node has each."""
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(most)
     except OSError:
         return ""
