@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket as socketlib
 import subprocess
 import sys
 import tempfile
@@ -285,6 +286,12 @@ def short_dir():
         yield Path(directory)
 
 
+def _listens(path):
+    """A socket has a name before anybody listens at it."""
+    with socketlib.socket(socketlib.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
 @pytest.fixture
 def helper(short_dir):
     """The helper of a simulated node, which survives whoever asks it. Each act takes a moment."""
@@ -296,7 +303,7 @@ def helper(short_dir):
     socket = short_dir / "hardware.sock"
     process = subprocess.Popen([*PARTAGE, "hardware", "--socket", str(socket), "--machine", str(machine)])
     try:
-        wait_for(socket.exists)
+        wait_for(lambda: _listens(socket))
         yield socket
     finally:
         process.terminate()

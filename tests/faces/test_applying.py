@@ -13,7 +13,7 @@ from partage.errors import GpuInUse, NoRoom
 from partage.faces.applying import Applying, Goal, Node
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import MigWish
-from partage.model.step import UseKind
+from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
 from partage.plan.steps import Planned, as_found, steps_between
 from partage.sim.faults import FailCall, Occupy
 from partage.sim.hardware import SimulatedHardware
@@ -98,4 +98,73 @@ class Failing(SimulatedHardware):
         self.left -= 1
         if self.left == 0:
             await self.misbehave(self.fault)
+        return await super().perform(step)
+
+
+# --- a GPU instance whose free compute slices do not lie side by side ----------------------------------
+
+
+async def _scattered(*profiles, keep):
+    """A node with one 3g.40gb in which of these MIG devices only ``keep``, by position, is left."""
+    hardware = SimulatedHardware(load_machine("h100-sxm5-80gb"))
+    uuid = (await hardware.observe()).gpus[0].uuid
+    assert (await _apply(hardware, {uuid: _wish(*profiles)})).exit_code == 0
+    devices = sorted((await hardware.observe()).gpus[0].mig_devices, key=lambda one: one.ci_id)
+    for number, one in enumerate(devices):
+        if number != keep:
+            await hardware.perform(DestroyCompute(uuid, "3g.40gb", one.placement, one.profile, uuid=one.uuid))
+    return hardware, uuid, devices[keep]
+
+
+def _wish(*profiles):
+    return MigWish(tuple(LayoutItem.parse(one) for one in profiles))
+
+
+async def test_a_gpu_instance_without_room_side_by_side_is_made_anew():
+    hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
+    applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
+    assert (applied.exit_code, [one.ending for one in applied.outcomes]) == (0, [Ending.DONE])
+    (row,) = applied.rows()
+    assert (row["outcome"], row["kept"]) == ("done", [])
+    live = (await hardware.observe()).gpus[0].mig_devices
+    assert sorted(one.profile for one in live) == ["1c.3g.40gb", "2c.3g.40gb"]
+    assert kept.uuid not in {one.uuid for one in live}
+
+
+async def test_who_uses_a_part_of_it_is_named_and_stays():
+    hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
+    await hardware.misbehave(Occupy(0, "python", UseKind.PROCESS, kept.gi_id, kept.ci_id, 4711))
+    before = await hardware.observe()
+    applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
+    assert (applied.exit_code, applied.outcomes) == (3, ())
+    (problem,) = applied.problems()
+    assert "cannot have 2c.3g.40gb as well" in problem.message
+    assert "process python (pid 4711), and in it the driver has no room" in problem.message
+    assert await hardware.observe() == before
+
+
+async def test_what_was_there_comes_back_even_where_its_gpu_instance_has_no_room_any_more():
+    hardware = Full(load_machine("h100-sxm5-80gb"))
+    uuid = (await hardware.observe()).gpus[0].uuid
+    await _apply(hardware, {uuid: _wish("2c.3g.40gb", "1c.3g.40gb")})
+    before = await hardware.observe()
+    hardware.full = True
+    applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
+    (outcome,) = applied.outcomes
+    assert (outcome.ending, applied.exit_code) == (Ending.BACK, 3)
+    assert as_found((await hardware.observe()).gpus[0]) == as_found(before.gpus[0])
+
+
+class Full(SimulatedHardware):
+    """From a moment on the driver places no compute instance in GPU instances that it had before."""
+
+    full = False
+
+    async def perform(self, step):
+        if isinstance(step, CreateInstance) and step.profile == "4g.40gb":
+            raise GpuInUse("somebody looks")
+        if isinstance(step, DestroyInstance):
+            self.full = False
+        if self.full and isinstance(step, CreateCompute) and step.profile == "2c.3g.40gb":
+            raise NoRoom("no room")
         return await super().perform(step)

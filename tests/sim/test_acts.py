@@ -139,6 +139,21 @@ async def test_with_the_fabric_manager_each_board_is_reset_by_itself():
     assert [one.mig_enabled for one in await hardware.observe()] == [True, False, False, False]
 
 
+async def test_compute_instances_lie_side_by_side_and_nobody_moves():
+    hardware, gpu = await in_mig_mode()
+    await hardware.perform(CreateInstance(gpu, "3g.40gb", HALF))
+    ones = [CreateCompute(gpu, "3g.40gb", HALF, "1c.3g.40gb")] * 3
+    made = [await hardware.perform(one) for one in ones]
+    for number in (0, 2):
+        one = made[number]
+        await hardware.perform(DestroyCompute(gpu, "3g.40gb", HALF, "1c.3g.40gb", one.gi_id, one.ci_id))
+    two = CreateCompute(gpu, "3g.40gb", HALF, "2c.3g.40gb")
+    with pytest.raises(NoRoom, match="2 compute slices left, and not side by side"):
+        await hardware.perform(two)
+    await hardware.perform(DestroyCompute(gpu, "3g.40gb", HALF, "1c.3g.40gb", uuid=made[1].uuid))
+    await hardware.perform(two)
+
+
 async def test_a_virtual_machine_is_rebooted_where_others_reset_a_gpu():
     machine = parse_machine(AMPERE)
     hardware = SimulatedHardware(replace(machine, inventory=replace(machine.inventory, virtual=True)))

@@ -18,6 +18,7 @@ from partage.errors import HardwareError, PartageError
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.policy import MigWish
 from partage.model.step import Made, Step, undo
+from partage.plan.live import to_renew
 from partage.plan.node_steps import Unit, node_steps
 from partage.plan.select import GeometryOf
 from partage.plan.steps import as_found
@@ -118,28 +119,31 @@ class Executor:
     ) -> str:
         """Have the GPUs of a unit as they were. Why that cannot be, or nothing."""
         was = {uuid: before[uuid] for uuid in unit.gpus if uuid in before}
-        trouble = await self._back(undo(done))
+        stuck = await self._back(undo(done))
         try:
             inventory = await self.hardware.observe()
             if not _differing(inventory, was):
                 return ""
             # The step that failed was done all the same, or one of its predecessors could not be undone.
-            plan = node_steps(inventory, was, self.geometry_of, await self.hardware.uses())
+            renew = to_renew(inventory, *stuck) if stuck else {}
+            uses = await self.hardware.uses()
+            plan = node_steps(inventory, was, self.geometry_of, uses, renew=renew)
             if plan.refused:
                 return "; ".join(refused.reason for refused in plan.refused)
-            trouble = await self._back(step for one in plan.units for step in one.steps) or trouble
+            stuck = await self._back(step for one in plan.units for step in one.steps) or stuck
             differing = _differing(await self.hardware.observe(), was)
         except HardwareError as error:
             return str(error)
-        return f"{differing}: {trouble}" if differing and trouble else differing
+        return f"{differing}: {stuck[1]}" if differing and stuck else differing
 
-    async def _back(self, steps: Iterable[Step]) -> str:
+    async def _back(self, steps: Iterable[Step]) -> tuple[Step, HardwareError] | None:
+        """Do the steps, up to one that fails: that one, and why."""
         for step in steps:
             try:
                 await self._step(step, Phase.BACK)
             except HardwareError as error:
-                return str(error)
-        return ""
+                return step, error
+        return None
 
     async def _write(self, entry: Callable[[Journal], None]) -> None:
         """Write to the journal without holding up the loop."""

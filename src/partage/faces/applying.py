@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from partage.agent.execute import Ending, Executor, Outcome, Phase, before
@@ -19,6 +19,7 @@ from partage.model.policy import MigWish, Policy
 from partage.model.step import Step, Use, gpus_of
 from partage.plan.assign import assign
 from partage.plan.findings import name_gpus
+from partage.plan.live import to_renew
 from partage.plan.node_steps import NodePlan, node_steps
 from partage.plan.refusals import Refusal, Refused
 from partage.plan.steps import Planned
@@ -156,10 +157,31 @@ class Applying:
                 return applied
             if not plan.refused:
                 applied = Applied(inventory, plan, await self._execute(inventory, plan), warnings)
+                applied = await self._anew(applied, wishes)
             left_s = until - self.clock()
             if self.drain is None or left_s <= 0 or not _passes(applied):
                 return applied
             await self.drain(holder_rows(plan.refused, inventory), left_s)
+
+    async def _anew(self, applied: Applied, wishes: Mapping[str, MigWish]) -> Applied:
+        """Once more for GPUs on which a GPU instance had no room for a compute instance: with a new one."""
+        tight = [one for one in applied.failed if one.ending is Ending.BACK and one.failed and one.error]
+        if not tight:
+            return applied
+        inventory, uses = await self.node.look()
+        renew: dict[str, Collection[int]] = {}
+        for outcome in tight:
+            if outcome.failed and outcome.error:
+                renew |= to_renew(inventory, outcome.failed, outcome.error)
+        again = [one for one in tight if renew.keys() & set(one.unit.gpus)]
+        if not again:
+            return applied
+        some = {gpu: wishes[gpu] for one in again for gpu in one.unit.gpus if gpu in wishes}
+        plan = node_steps(inventory, some, geometry_of, uses, renew=renew)
+        outcomes = tuple(one for one in applied.outcomes if one not in again)
+        if not plan.refused:
+            outcomes += await self._execute(inventory, plan)
+        return replace(applied, plan=_replanned(applied.plan, plan), outcomes=outcomes)
 
     async def _execute(self, inventory: Inventory, plan: NodePlan) -> tuple[Outcome, ...]:
         was = before(inventory, plan.units)
@@ -183,6 +205,16 @@ def _progress(inventory: Inventory, step: Step, phase: Phase, reason: str) -> st
     where = name_gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
     said = "" if phase is Phase.DOING else f"{phase}: "
     return f"{where}: {said}{step}{f': {reason}' if reason else ''}"
+
+
+def _replanned(first: NodePlan, second: NodePlan) -> NodePlan:
+    """The first plan, with the second in place of what it says of the same GPUs."""
+    anew = {one.gpu for one in second.planned} | {one.gpu for one in second.refused}
+    return NodePlan(
+        (*(unit for unit in first.units if anew.isdisjoint(unit.gpus)), *second.units),
+        (*(one for one in first.planned if one.gpu not in anew), *second.planned),
+        second.refused,
+    )
 
 
 def _passes(applied: Applied) -> bool:

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from partage.model.gpu import Gpu, MigDevice
+from partage.errors import NoRoom, PartageError
+from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.model.step import Use, UseKind
+from partage.model.step import CreateCompute, Step, Use, UseKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,21 @@ def live_instances(gpu: Gpu, uses: Iterable[Use], renew: Collection[int] = ()) -
         if one.gi_id not in devices
     ]
     return tuple(sorted([*filled, *empty], key=lambda one: one.placement))
+
+
+def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[str, frozenset[int]]:
+    """The GPU instance in which the driver could not place a compute instance, as ``renew`` of a plan.
+
+    Free compute slices that do not lie side by side are no room for a larger compute instance, and nobody
+    can move those that live there. Empty where the step failed for another reason, or made the GPU instance
+    itself that is gone by now.
+    """
+    gpu = inventory.gpu(step.gpu) if isinstance(step, CreateCompute) else None
+    if gpu is None or not isinstance(step, CreateCompute) or not isinstance(error, NoRoom):
+        return {}
+    place = (step.instance, step.placement)
+    found = {one.gi_id for one in live_instances(gpu, ()) if (str(one.profile), one.placement) == place}
+    return {gpu.uuid: frozenset(found)} if found else {}
 
 
 def _filled(gi_id: int, devices: list[MigDevice], tenants: Iterable[Use], renew: bool) -> LiveInstance:

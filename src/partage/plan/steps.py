@@ -30,7 +30,7 @@ from partage.model.step import (
 from partage.plan.bundles import Bundle
 from partage.plan.keep import Seat, Seating, seating
 from partage.plan.live import LiveInstance, live_instances
-from partage.plan.refusals import Refusal, Refused, blocked, held, in_the_way, reset_blockers
+from partage.plan.refusals import Blocker, Refusal, Refused, blocked, held, in_the_way, reset_blockers
 from partage.plan.resets import needs_reset
 
 
@@ -153,6 +153,8 @@ def work_of(
         return Refused(gpu.uuid, Refusal.UNKNOWN_GEOMETRY, reason)
     if found.lost:
         return blocked(gpu, found, live)
+    if crowded := [seat for seat in found.seats if seat.live and seat.live.renew and seat.missing]:
+        return _crowded(gpu, crowded)
     creates = tuple(step for seat in found.seats for step in _creates(gpu, seat))
     verify = Verify(gpu.uuid, wish.enabled, _listing(found.seats))
     return Work(gpu, found.seats, _destroys(gpu, found.seats, live), mode, reset, creates, verify)
@@ -182,6 +184,17 @@ def _seating(
         return Seating(tuple(map(_as_it_is, stay)), sum(one.busy for one in live if one not in stay))
     plannable = geometry is not None and any(spec.starts for spec in geometry.profiles)
     return seating(geometry, items, live) if geometry and plannable else None
+
+
+def _crowded(gpu: Gpu, seats: Sequence[Seat]) -> Refused:
+    """GPU instances that would have to be made anew, and somebody uses a part of them."""
+    blockers = []
+    for live in (seat.live for seat in seats if seat.live):
+        devices = tuple(one.uuid for one in live.computes if one.users)
+        place = (str(live.profile), live.placement)
+        blockers.append(Blocker(gpu.uuid, live.all_users, "in it the driver has no room", devices, *place))
+    missing = ", ".join(str(profile) for seat in seats for profile in seat.missing)
+    return held(gpu, f"cannot have {missing} as well", blockers)
 
 
 def _as_it_is(live: LiveInstance) -> Seat:

@@ -31,7 +31,7 @@ from partage.model.step import (
 )
 from partage.plan.resets import reset_sets
 from partage.sim.machine import derived_uuid
-from partage.sim.mig import ci_minor, gi_minor, instance_id, instance_memory
+from partage.sim.mig import ci_minor, compute_seats, free_seat, gi_minor, instance_id, instance_memory
 from partage.sim.node import NodeState, after_reset, observed, with_gpu
 
 Outcome = tuple[NodeState, Made | HardwareError | None]
@@ -195,11 +195,13 @@ def _create_compute(state: NodeState, step: CreateCompute) -> Outcome:
     if profile.gpu_instance != spec.profile or profile.compute_slices not in possible:
         raise Unsupported(f"a GPU instance {step.instance} has no compute instances {step.profile}")
     inside = [one for one in gpu.mig_devices if one.gi_id == gi_id]
-    used = sum(MigProfile.parse(one.profile).compute_slices for one in inside)
-    if used + profile.compute_slices > spec.compute_slices:
-        raise NoRoom(
-            f"GPU instance {gi_id} of GPU {gpu.index} has {spec.compute_slices - used} compute slices left"
-        )
+    seats = compute_seats(inside, state.seats)
+    seat = free_seat(inside, seats, profile.compute_slices, spec.compute_slices)
+    if seat is None:
+        used = sum(MigProfile.parse(one.profile).compute_slices for one in inside)
+        left = spec.compute_slices - used
+        apart = ", and not side by side" if left >= profile.compute_slices else ""
+        raise NoRoom(f"GPU instance {gi_id} of GPU {gpu.index} has {left} compute slices left{apart}")
     ci_id = _least_free(one.ci_id for one in inside)
     device = MigDevice(
         uuid=derived_uuid("MIG", gpu.uuid, f"{state.boots}/{state.births}", gi_id, ci_id),
@@ -218,7 +220,8 @@ def _create_compute(state: NodeState, step: CreateCompute) -> Outcome:
         empty_instances=tuple(one for one in gpu.empty_instances if one.gi_id != gi_id),
     )
     made = Made(gi_id, ci_id, device.uuid)
-    return replace(with_gpu(state, changed), births=state.births + 1), made
+    seats = {**state.seats, **seats, device.uuid: seat}
+    return replace(with_gpu(state, changed), births=state.births + 1, seats=seats), made
 
 
 def _destroy_compute(state: NodeState, step: DestroyCompute) -> NodeState:
@@ -227,6 +230,9 @@ def _destroy_compute(state: NodeState, step: DestroyCompute) -> NodeState:
     if uses := [use for use in state.uses if _concerns(use, gpu, device)]:
         raise _in_use(f"{device.uuid} is in use", uses)
     rest = tuple(one for one in gpu.mig_devices if one is not device)
+    # Nothing moves: the others stay where they are, whoever of them goes.
+    beside = [one for one in gpu.mig_devices if one.gi_id == device.gi_id]
+    state = replace(state, seats={**state.seats, **compute_seats(beside, state.seats)})
     empty = gpu.empty_instances
     if not any(one.gi_id == device.gi_id for one in rest):
         host = EmptyInstance(device.gi_id, step.instance, device.placement)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
@@ -75,6 +75,33 @@ def gi_minor(gpu_minor: int, gi: int) -> int:
 def ci_minor(gpu_minor: int, gi: int, ci: int) -> int:
     """N of ``/dev/nvidia-caps/nvidia-capN`` of a compute instance."""
     return gi_minor(gpu_minor, gi) + 1 + ci
+
+
+def compute_seats(inside: Sequence[MigDevice], known: Mapping[str, int]) -> dict[str, int]:
+    """First compute slice of each MIG device of one GPU instance, by UUID.
+
+    known: of some or all of them; the others are packed, in the order of their ids.
+    """
+    seats: dict[str, int] = {}
+    following = 0
+    for one in sorted(inside, key=lambda device: device.ci_id):
+        seats[one.uuid] = known.get(one.uuid, following)
+        following = seats[one.uuid] + MigProfile.parse(one.profile).compute_slices
+    return seats
+
+
+def free_seat(inside: Sequence[MigDevice], seats: Mapping[str, int], slices: int, most: int) -> int | None:
+    """The lowest compute slice from which ``slices`` of ``most`` are free side by side; None where none is.
+
+    On hardware NVML says where a compute instance may be; that its slices lie side by side is all that holds
+    everywhere.
+    """
+    taken = {
+        seats[one.uuid] + number
+        for one in inside
+        for number in range(MigProfile.parse(one.profile).compute_slices)
+    }
+    return next((at for at in range(most - slices + 1) if taken.isdisjoint(range(at, at + slices))), None)
 
 
 def device_fault(geometry: Geometry, profile: MigProfile, placement: Placement) -> str | None:

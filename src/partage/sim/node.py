@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
@@ -62,6 +62,8 @@ class NodeState:
     gpus:  every GPU as it answers, or would if it were not in ``lost``; by index, as all mappings here.
     births: MIG layouts and MIG devices made so far; it goes into the UUIDs of new MIG devices.
     uses:   who has GPUs and MIG devices open.
+    seats:  first compute slice, within its GPU instance, of MIG devices by UUID; of those without an entry
+            the compute slices follow each other in the order of their ids.
     """
 
     driver: Driver | NoDriver
@@ -78,6 +80,7 @@ class NodeState:
     boots: int = 0
     births: int = 0
     uses: tuple[Use, ...] = ()
+    seats: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def boot_id(self) -> str:
