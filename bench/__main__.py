@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import bench_packing, peer
+from bench import bench_mig, bench_packing, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins
 from bench.client import Client, client, go_binary
 from bench.node import WHOLE, Starts, node, sliced, starts
@@ -71,8 +71,11 @@ def main() -> None:
     _print_costs(begun, costs)
     _print_storm(weather)
     _print_plan(effort)
+    mig = bench_mig.measure()
+    print(f"\n{bench_mig.line(mig)}")
     _print_packing()
     _print_budgets(begun, cells, costs, weather, slower)
+    _verdict("MIG planned for 8 GPUs, ms, the worst case", mig.worst, bench_mig.BUDGET_MS)
 
 
 # --- measuring -----------------------------------------------------------------------------------

@@ -149,11 +149,30 @@ def test_every_configuration_of_a_file_is_checked_unless_one_is_named(capsys, fi
     configs = file(CONFIGS)
     machine = ("--machine", "1xh100-sxm5-80gb")
     assert _check(capsys, configs)[0] == 0
-    code, problems = _check(capsys, configs, *machine)
-    assert code == 3
-    assert {"thirds" in problem["path"] for problem in problems} == {True}
+    code, (problem,) = _check(capsys, configs, *machine)
+    assert (code, problem["severity"]) == (0, "warning")
+    assert problem["message"].startswith("configuration thirds is not for this machine: GPU 0: ")
+    assert _check(capsys, configs, *machine, "--strict")[0] == 1
     assert _check(capsys, configs, *machine, "--config", "halves")[0] == 0
+    assert _check(capsys, configs, *machine, "--config", "thirds")[0] == 3
     assert _check(capsys, configs, "--config", "quarters")[0] == 2
+
+
+def test_a_machine_for_which_no_configuration_is_has_them_all_as_errors(capsys, file):
+    halves = "\n".join(line for line in CONFIGS.splitlines() if "all-disabled" not in line)
+    code, problems = _check(capsys, file(halves), "--machine", "2xa30-24gb")
+    assert code == 3
+    assert [(one["path"].split("[")[0], one["severity"]) for one in problems] == [
+        ("mig-configs.halves", "error"),
+        ("mig-configs.thirds", "error"),
+    ]
+
+
+def test_what_is_wrong_everywhere_stays_an_error_beside_configurations_that_fit(capsys, file):
+    wrong = CONFIGS + "  typo: [{devices: all, mig-enabled: yes-please, mig-devices: {}}]\n"
+    code, problems = _check(capsys, file(wrong), "--machine", "1xh100-sxm5-80gb")
+    assert code == 2
+    assert {one["severity"] for one in problems if "typo" in one["path"]} == {"error"}
 
 
 def test_standard_input_is_a_file_too(capsys, monkeypatch, file):

@@ -57,7 +57,8 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes manifest,
     a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the policies are
-    judged against that machine too.
+    judged against that machine too; of a file with several configurations one has to be for it, or the one
+    that --config names.
 
     Exit code 0: clean, or warnings; 1: warnings under --strict; 2: errors; 3: only impossible on the machine.
     """
@@ -123,26 +124,49 @@ def judge(file: str, bench: Bench) -> Iterator[Verdict]:
 
 
 def _policy(content: bytes, file: str, bench: Bench) -> Iterator[Verdict]:
-    """A policy; of a file with several configurations each, where none is named. Each problem once."""
+    """A policy; of a file with several configurations each, where none is named. Each problem once.
+
+    A file of many configurations serves many kinds of nodes: those that a machine cannot have are none of its
+    errors, as long as it can have one.
+    """
     from partage.faces.paper import configurations
 
     named = configurations(content, file) if bench.config is None else []
     names: list[str | None] = list(named) if named else [bench.config]
-    found = [verdict for name in names for verdict in _configuration(content, file, name, bench)]
+    judged = [(name, *_configuration(content, file, name, bench)) for name in names]
+    one_fits = any(not errors_of(here) for _, _, here in judged)
+    found: list[Verdict] = []
+    for name, said, here in judged:
+        found += said
+        found += [_elsewhere(file, name, errors)] if one_fits and (errors := errors_of(here)) else here
     yield from dict.fromkeys(found)
 
 
-def _configuration(content: bytes, file: str, config: str | None, bench: Bench) -> Iterator[Verdict]:
+def errors_of(verdicts: Sequence[Verdict]) -> list[Problem]:
+    """The errors among them."""
+    return [verdict.problem for verdict in verdicts if verdict.problem.severity == "error"]
+
+
+def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> Verdict:
+    """The warning for a configuration that is not for this machine."""
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    sentence = f"configuration {config} is not for this machine: {first.message}{more}"
+    return Verdict(Problem(file, first.path, "warning", sentence, first.hint))
+
+
+def _configuration(
+    content: bytes, file: str, config: str | None, bench: Bench
+) -> tuple[list[Verdict], list[Verdict]]:
+    """What is to be said of one configuration, and of it on the machine."""
     from partage.edges.files.policy import parse_policy
 
     try:
         loaded = parse_policy(content, file, config, os.environ)
     except InputError as error:
-        yield from (Verdict(problem) for problem in error.problems)
-        return
-    yield from (Verdict(problem) for problem in loaded.warnings)
-    if bench.inventory is not None:
-        yield from _on_machine(loaded.policy, file, bench.inventory)
+        return [Verdict(problem) for problem in error.problems], []
+    said = [Verdict(problem) for problem in loaded.warnings]
+    return said, [] if bench.inventory is None else list(_on_machine(loaded.policy, file, bench.inventory))
 
 
 def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Verdict]:

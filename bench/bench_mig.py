@@ -1,0 +1,123 @@
+"""How long planning MIG takes for one node: ``python -m bench.bench_mig``.
+
+Eight H100, each with a random live layout, some of its devices in use, and a random wanted layout. Timed is
+all that ``partage plan`` decides: assign the policy, advertise, find the steps of every GPU. Processor time of
+one process, everything imported, the first round left out.
+"""
+
+from __future__ import annotations
+
+import platform
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from partage.edges.files.catalogue import geometry_of, load
+from partage.model.gpu import Gpu, Inventory, MigMode
+from partage.model.layout import LayoutItem
+from partage.model.policy import GpuEntry, MigWish, Options, Policy, Where
+from partage.model.step import Use, UseKind
+from partage.plan.advertise import advertise
+from partage.plan.assign import assign
+from partage.plan.node_steps import NodePlan, node_steps
+from partage.plan.wishes import wishes_of
+from partage.sim.machine import named_gpus, simulated_inventory
+from partage.sim.mig import lay_out
+from tests.oracle import enumerate_mig as oracle
+
+MODEL = "h100-sxm5-80gb"
+GPUS = 8
+CASES = 200
+BUSY = 0.3
+"""Which part of the live MIG devices is in use."""
+
+BUDGET_MS = 50.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node and what is wanted of it."""
+
+    inventory: Inventory
+    policy: Policy
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Milliseconds of processor time. planned, refused: GPUs for which a way was found, and was not."""
+
+    median: float
+    worst: float
+    planned: int
+    refused: int
+
+
+def cases(count: int = CASES) -> Iterator[Case]:
+    """Random ones, the same every time."""
+    chance = random.Random(1)
+    layouts = [[f"{name}@{start}" for name, start in one] for one in sorted(oracle.fixed_layouts(MODEL))]
+    for number in range(count):
+        bare = named_gpus(f"{GPUS}x{MODEL}", GPUS)
+        gpus = tuple(_laid_out(gpu, chance.choice(layouts), str(number)) for gpu in bare)
+        uses = tuple(
+            Use(gpu.uuid, UseKind.POD, "default/pod", None, device.uuid, device.gi_id, device.ci_id)
+            for gpu in gpus
+            for device in gpu.mig_devices
+            if chance.random() < BUSY
+        )
+        wanted = [_entry(index, chance.choice(layouts)) for index in range(GPUS)]
+        yield Case(simulated_inventory(gpus), Policy(tuple(wanted), Options(), "bench", "bench"), uses)
+
+
+def _laid_out(gpu: Gpu, layout: list[str], birth: str) -> Gpu:
+    model = load().by_id(MODEL)
+    assert model is not None
+    assert model.geometry is not None
+    devices = lay_out(gpu, model.geometry, [LayoutItem.parse(one) for one in layout], birth)
+    return replace(gpu, mig_mode=MigMode(current=True, pending=True), mig_devices=devices)
+
+
+def _entry(index: int, layout: list[str]) -> GpuEntry:
+    """The layout without its starts: where everything comes to sit is what takes the time."""
+    items = tuple(LayoutItem.parse(one.partition("@")[0]) for one in layout)
+    return GpuEntry(f"gpus[{index}]", Where(index=(index,)), mig=MigWish(items))
+
+
+def decide(case: Case) -> NodePlan:
+    """Everything between looking and answering."""
+    assignment = assign(case.policy, case.inventory, geometry_of)
+    advertise(assignment, case.inventory, case.policy)
+    wishes = wishes_of(case.policy, case.inventory, geometry_of)
+    return node_steps(case.inventory, wishes, geometry_of, case.uses)
+
+
+def measure(count: int = CASES) -> Spent:
+    """Decide them all."""
+    some = list(cases(count))
+    decide(some[0])
+    spent, plans = [], []
+    for case in some:
+        begun = time.process_time()
+        plans.append(decide(case))
+        spent.append(1000 * (time.process_time() - begun))
+    planned = sum(len(plan.planned) for plan in plans)
+    return Spent(statistics.median(spent), max(spent), planned, sum(len(plan.refused) for plan in plans))
+
+
+def line(spent: Spent) -> str:
+    """One line for the report."""
+    ways = f"{spent.planned} GPUs with a way, {spent.refused} with somebody in it"
+    times = f"median {spent.median:.1f} ms, worst {spent.worst:.1f} ms of {CASES} random nodes"
+    return f"planning MIG for {GPUS} GPUs, processor time: {times} ({ways})"
+
+
+def main() -> None:
+    """Print the line."""
+    print(f"CPython {platform.python_version()}, {platform.machine()}\n{line(measure())}")
+
+
+if __name__ == "__main__":
+    main()
