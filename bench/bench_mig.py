@@ -1,8 +1,8 @@
 """How long planning MIG takes for one node: ``python -m bench.bench_mig``.
 
 Eight H100, each with a random live layout, some of its devices in use, and a random wanted layout. Timed is
-all that ``partage plan`` decides: assign the policy, advertise, find the steps of every GPU. Processor time of
-one process, everything imported, the first round left out.
+all that ``partage plan`` decides: assign the policy, advertise, find the steps of every GPU. Processor time
+of one process, everything imported, the first round left out.
 """
 
 from __future__ import annotations
