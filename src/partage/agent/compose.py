@@ -13,7 +13,9 @@ from typing import Any
 
 from partage.agent.board import Board
 from partage.agent.cdi import CdiSpecs
+from partage.agent.guard import GuardFiles
 from partage.agent.holders import HolderQuestions, Names
+from partage.agent.layouts import Layouts
 from partage.agent.loop import Loop, Parts, Requests
 from partage.agent.plugins import Hooks, ResourcePlugin
 from partage.agent.policies import Policies
@@ -113,10 +115,20 @@ class _Agent:
         hooks = Hooks(self._ledger, clock, self._holders.question, self._holders.soon)
         self._plugins = Plugins(hooks)
         self._policies = Policies(settings, geometry_of, ask)
+        self._layouts = Layouts(
+            sense=self._sense,
+            state_dir=settings.state_dir,
+            geometry_of=geometry_of,
+            clock=clock,
+            ask=ask,
+            intervals=settings.intervals,
+            digest=self._policies.digest,
+        )
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         board.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
         board.counts.asked = self._plugins.asked
         board.counts.xids = self._sense.xid_counts
+        board.counts.layouts = self._layouts.made
 
     async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
         """Start, run, stop."""
@@ -155,9 +167,11 @@ class _Agent:
             sense=self._sense,
             holders=self._holders,
             policies=self._policies,
+            layouts=self._layouts,
             plugins=self._plugins,
             memory=self._memory,
             cdi=self._cdi,
+            guard=GuardFiles(self._settings.run_dir),
             serve=self._serve,
             rules=XidRules.parse(disabled, enabled),
         )
@@ -177,6 +191,7 @@ class _Agent:
             "conditions": self._sense.conditions_for_ever(),
             "events": self._sense.events_for_ever(),
             "policy": self._policies.watch(),
+            "layouts": self._layouts.run(),
             "state": self._memory.run(),
             "cdi": self._cdi.run(),
         }

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 from partage.agent.board import Board
 from partage.agent.cdi import CdiSpecs
+from partage.agent.guard import GuardFiles
 from partage.agent.holders import HolderQuestions
+from partage.agent.layouts import Layouts
 from partage.agent.plugins import ResourcePlugin
 from partage.agent.policies import Policies
 from partage.agent.publishing import Plugins, Terms
@@ -20,6 +22,7 @@ from partage.agent.senses import HardwareSense, Sensed
 from partage.agent.settings import Settings
 from partage.agent.telling import told
 from partage.agent.turn import NO_ROWS, Rows, Seen, Standing, Turn, turn
+from partage.agent.wish import Wish
 from partage.model.gpu import NoDriver
 from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
@@ -60,9 +63,11 @@ class Parts:
     sense: HardwareSense
     holders: HolderQuestions
     policies: Policies
+    layouts: Layouts
     plugins: Plugins
     memory: Memory
     cdi: CdiSpecs
+    guard: GuardFiles
     serve: Callable[[ResourcePlugin], None]
     rules: XidRules = DEFAULT_RULES
 
@@ -106,7 +111,9 @@ class Loop:
         sensed = parts.sense.take()
         parts.policies.lay_on(sensed.node)
         parts.memory.has_seen(sensed.node)
-        done = turn(self._seen(sensed, began_s), self.standing, self.rows, self._settle_s, parts.rules)
+        wish = parts.layouts.meanwhile(parts.policies.wish, sensed.node, parts.ledger.entries())
+        seen = self._seen(sensed, wish, began_s)
+        done = turn(seen, self.standing, self.rows, self._settle_s, parts.rules)
         is_new = _shares(done.standing) != _shares(self.standing)
         self.standing, self.rows, self._due_s = done.standing, done.rows, done.due_s
         parts.holders.waited_for(waited=any(done.waiting.values()))
@@ -114,7 +121,8 @@ class Loop:
         if is_new:
             await parts.memory.written()
         self._publish(sensed)
-        self._report(sensed, done, began_s)
+        parts.layouts.stand(self.standing.serving, self.standing.restored)
+        self._report(sensed, wish, done, began_s)
 
     @property
     def _settle_s(self) -> float:
@@ -123,13 +131,13 @@ class Loop:
     def _pause_s(self) -> float | None:
         return None if self._due_s is None else max(0.0, self._due_s - self.parts.clock())
 
-    def _seen(self, sensed: Sensed, now_s: float) -> Seen:
+    def _seen(self, sensed: Sensed, wish: Wish | None, now_s: float) -> Seen:
         ledger = self.parts.ledger
         return Seen(
             now_s=now_s,
             node=sensed.node,
             fresh=sensed.fresh,
-            wish=self.parts.policies.wish,
+            wish=wish,
             xids=sensed.xids,
             conditions=sensed.conditions,
             silent=sensed.silent,
@@ -138,6 +146,7 @@ class Loop:
             held_version=ledger.version,
             entries=ledger.entries(),
             holders_known=self.parts.holders.known,
+            in_hand=self.parts.layouts.in_hand,
         )
 
     def _has_booted(self, sensed: Sensed) -> bool:
@@ -152,12 +161,14 @@ class Loop:
         if sensed.node and wish and not isinstance(sensed.node.inventory.driver, NoDriver):
             inventory, options = sensed.node.inventory, wish.policy.options
             parts.cdi.want(inventory, options)
-            self._terms = Terms(inventory, options, str(parts.settings.run_dir), parts.cdi.classes)
+            parts.guard.want(offering for rows in self.rows.offer.values() for offering in rows)
+            run_dir, guard_dir = str(parts.settings.run_dir), parts.guard.directory
+            self._terms = Terms(inventory, options, run_dir, parts.cdi.classes, guard_dir)
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.rows, self._terms):
                 parts.serve(plugin)
 
-    def _report(self, sensed: Sensed, done: Turn, began_s: float) -> None:
+    def _report(self, sensed: Sensed, wish: Wish | None, done: Turn, began_s: float) -> None:
         parts = self.parts
         self._number += 1
         entries = parts.ledger.entries()
@@ -170,7 +181,7 @@ class Loop:
             took_s=now_s - began_s,
             node=sensed.node,
             offer=done.rows.offer,
-            gpus=gpu_reports(sensed.node, done, parts.policies.wish, entries),
+            gpus=gpu_reports(sensed.node, done, wish, entries),
             resources=resource_reports(listed, entries),
             entries=entries,
             policy=parts.policies.report,
@@ -190,6 +201,7 @@ class Loop:
             pod_resources=parts.holders.trouble,
             state_dir=parts.memory.trouble,
             cdi=parts.cdi.trouble,
+            guard=parts.guard.trouble,
         )
 
 

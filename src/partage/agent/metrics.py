@@ -103,6 +103,12 @@ class ReportCollector(Collector):
             ("result",),
             reloads,
         )
+        yield _counter(
+            "mig_changes",
+            "Changes of MIG layouts: done, taken back, torn (neither), not begun.",
+            ("ending",),
+            [((ending,), counts.layouts[ending]) for ending in ("done", "back", "torn", "not-begun")],
+        )
         asked = counts.asked()
         yield _counter(
             "allocations",

@@ -220,6 +220,10 @@ class Policies:
 
     # --- telling ---
 
+    def digest(self) -> str:
+        """Of the text of the policy that holds; empty for none."""
+        return self.good.digest if self.good else ""
+
     @property
     def saved(self) -> SavedPolicy | None:
         """What the state file shall remember."""

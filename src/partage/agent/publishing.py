@@ -19,12 +19,16 @@ from partage.plan.answer import Answerer
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What an answer depends on beside its resource. run_dir: the host's path. cdi_classes: with a spec."""
+    """What an answer depends on beside its resource.
+
+    run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
+    """
 
     inventory: Inventory
     options: Options
     run_dir: str
     cdi_classes: tuple[str, ...] = ()
+    guard_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,12 @@ class Plugins:
         else:
             chooser = Chooser(resource, terms.inventory.links, terms.options.allocation)
             answerer = Answerer(
-                resource, terms.inventory, terms.options, terms.run_dir, cdi_classes=terms.cdi_classes
+                resource,
+                terms.inventory,
+                terms.options,
+                terms.run_dir,
+                cdi_classes=terms.cdi_classes,
+                guard_dir=terms.guard_dir,
             )
         guarded = any(offering.guard for offering in resource.offerings)
         return Served(tuple(listed), chooser, answerer, late, guarded)

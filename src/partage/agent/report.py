@@ -85,13 +85,14 @@ class Neighbours:
     """Why a neighbour does not answer; empty where it does.
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. state_dir: the state directory.
-    cdi: the CDI spec.
+    cdi: the CDI spec. guard: the guard's files.
     """
 
     hardware: str = ""
     pod_resources: str = ""
     state_dir: str = ""
     cdi: str = ""
+    guard: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ def gpu_reports(
                 instances=health.instances,
                 lost=node.lost.get(uuid, "") if node else "",
                 strategy=offer[0].strategy if offer else None,
-                wanted=_strategy(wish, uuid),
+                wanted=wish.strategies.get(uuid) if wish else None,
                 draining=now.draining or bool(now.leaving),
                 waiting=done.waiting.get(uuid),
                 pending=wish.pending.get(uuid, "") if wish else "",
@@ -147,11 +148,6 @@ def gpu_reports(
             )
         )
     return tuple(sorted(reports, key=lambda report: report.index))
-
-
-def _strategy(wish: Wish | None, uuid: str) -> Strategy | None:
-    offer = wish.offer.get(uuid, ()) if wish else ()
-    return offer[0].strategy if offer else None
 
 
 def _held_by_gpu(entries: Sequence[Entry], done: Turn) -> Counter[str]:

@@ -80,19 +80,27 @@ class HardwareSense:
             await _either(self._look, self.intervals.retry_s if blind else self.intervals.observe_s)
             await self.observe()
 
-    async def observe(self) -> None:
-        """Look once."""
+    async def observe(self) -> bool:
+        """Look once. False: nobody answers."""
         try:
             observed = await self.hardware.observe()
         except HardwareError as error:
             self._note_unseen(str(error))
-            return
+            return False
         self._note_unseen("")
         self._note_driver(observed)
         node = recognise(self.node, observed)
         if node != self.node:
             self._fresh, self.node = True, node
             self.ask()
+        return True
+
+    async def observe_now(self) -> None:
+        """Look, and look again until somebody answers."""
+        while True:
+            if await self.observe():
+                return
+            await asyncio.sleep(self.intervals.retry_s)
 
     async def conditions_for_ever(self) -> None:
         """The driver's word on health: every conditions_s, and at once after an XID.

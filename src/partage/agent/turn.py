@@ -29,6 +29,8 @@ class Seen:
     wish: None while no policy could be laid over the node.
     conditions: since the last turn, None: not asked meanwhile. silent: why nobody can be asked, else empty.
     held: by the kubelet's word, its version that of the ledger. holders_known: the kubelet's word has come.
+    in_hand: GPUs that we are changing at this moment: they keep what they serve, and that they do not answer
+    is no news.
     """
 
     now_s: float
@@ -43,6 +45,7 @@ class Seen:
     held_version: int = 0
     entries: tuple[Entry, ...] = ()
     holders_known: bool = True
+    in_hand: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,9 @@ def _events(gpu: str, seen: Seen) -> Iterator[Event]:
     if seen.silent:
         yield Silent(seen.silent)
         return
+    if gpu in seen.in_hand:
+        yield from (one for one in seen.conditions or () if one.gpu == gpu and one.lost is None)
+        return
     if seen.fresh and seen.node is not None and seen.node.inventory.gpu(gpu) is None:
         yield Condition(gpu, lost=GONE)
     elif seen.fresh and seen.node is not None and gpu in seen.node.lost:
@@ -159,7 +165,7 @@ def _serving(
         return dict(serving)
     seen_gpus = {gpu.uuid for gpu in seen.node.inventory}
     unseen = {gpu for gpu in serving if gpu not in seen_gpus}
-    still = unseen | {gpu for gpu in restored if gpu in serving}
+    still = unseen | {gpu for gpu in (*restored, *seen.in_hand) if gpu in serving}
     moving = {gpu: now for gpu, now in serving.items() if gpu not in still}
     wanted = {gpu: offer for gpu, offer in seen.wish.offer.items() if gpu not in still}
     moved = transition(moving, wanted, seen.held, seen.now_s, settle_s, gpu_of=gpu_of)

@@ -91,3 +91,5 @@ def _degraded(report: Report) -> Iterator[Reason]:
         yield Reason("state-not-saved", neighbours.state_dir)
     if neighbours.cdi:
         yield Reason("cdi-incomplete", neighbours.cdi)
+    if neighbours.guard:
+        yield Reason("guard-not-written", neighbours.guard)

@@ -10,10 +10,11 @@ from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory
 from partage.model.ids import plugin_socket_name
-from partage.model.policy import Policy, Strategy
-from partage.model.share import Offer, resources_of
+from partage.model.policy import MigWish, Policy, Strategy
+from partage.model.share import GpuOffer, Offer, resources_of
 from partage.plan.advertise import advertise
 from partage.plan.assign import GeometryOf, assign
+from partage.plan.wishes import wishes_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class Wish:
     """What ``policy`` offers on ``inventory``.
 
     offer: live devices only. pending: GPU UUID to what has still to be done before all of it can be offered.
+    strategies: of every GPU that answers. layouts: the MIG layout, or none, that a GPU shall have; GPUs
+    without one are left as they are.
     """
 
     policy: Policy
@@ -28,6 +31,8 @@ class Wish:
     offer: Offer
     pending: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
+    strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    layouts: Mapping[str, MigWish] = field(default_factory=dict)
 
 
 def lay(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_dir: Path) -> Wish:
@@ -38,16 +43,25 @@ def lay(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_d
     """
     assignment = assign(policy, inventory, geometry_of)
     planned = advertise(assignment, inventory, policy)
-    offer = {
-        gpu: tuple(offering for offering in offerings if not offering.planned)
-        for gpu, offerings in planned.items()
-    }
     problems = _long_paths(policy, planned, kubelet_dir)
     if problems:
         raise InputError(problems)
     if not inventory.simulated and _mps_gpus(planned):
         raise Unsatisfiable(_no_daemons(policy, _mps_gpus(planned)))
-    return Wish(policy, inventory, offer, assignment.pending, assignment.warnings)
+    return Wish(
+        policy=policy,
+        inventory=inventory,
+        offer=live(planned),
+        pending=assignment.pending,
+        warnings=assignment.warnings,
+        strategies=assignment.strategies,
+        layouts=wishes_of(policy, inventory, geometry_of),
+    )
+
+
+def live(offer: Offer) -> dict[str, GpuOffer]:
+    """Those devices of an offer that exist."""
+    return {gpu: tuple(one for one in offerings if not one.planned) for gpu, offerings in offer.items()}
 
 
 def _long_paths(policy: Policy, offer: Offer, kubelet_dir: Path) -> list[Problem]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from partage.errors import Problem
@@ -68,8 +68,16 @@ class Assignment:
     warnings: tuple[Problem, ...] = ()
 
 
-def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Assignment:
+def assign(
+    policy: Policy,
+    inventory: Inventory,
+    geometry_of: GeometryOf,
+    stay: Mapping[str, Collection[str]] | None = None,
+) -> Assignment:
     """Lay ``policy`` over ``inventory``.
+
+    stay: GPUs, by UUID, whose MIG layout is being made, and those of their MIG devices that live on: what is
+    offered meanwhile. The policy is to be laid over the node without ``stay`` before: that judges it.
 
     Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG
     layout that does not fit, MIG strategy ``single`` on unequal devices), each with *all* problems found;
@@ -83,10 +91,12 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     owners = select(policy, inventory, geometry_of, findings)
     strategy = policy.options.mig_strategy
     presented = {
-        gpu.uuid: present(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
+        gpu.uuid: present(
+            gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings, (stay or {}).get(gpu.uuid)
+        )
         for gpu in inventory
     }
-    if strategy is MigStrategy.SINGLE:
+    if strategy is MigStrategy.SINGLE and not stay:
         _check_single(policy, inventory, presented, findings)
     devices = [
         Device(gpu, mig, _default_name(gpu, mig, policy.options), position)
@@ -218,8 +228,6 @@ def _strategies(
 def _warn_of_what_is_to_come(policy: Policy, findings: Findings) -> None:
     """Keys that are read and that nothing acts on yet: a tenant must not rely on them."""
     for entry in policy.entries:
-        if isinstance(entry, GpuEntry) and entry.guard:
-            findings.add("doubtful", f"{entry.origin}.guard", "containers get no guard from this version yet")
         if isinstance(entry, GpuEntry) and entry.watch is Watch.KILL:
             findings.add("doubtful", f"{entry.origin}.watch", "this version watches no container yet")
 

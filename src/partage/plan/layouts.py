@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice
@@ -41,18 +42,27 @@ _WHOLE = Presented((None,), mig=False)
 
 
 def present(
-    gpu: Gpu, entry: GpuEntry | None, strategy: MigStrategy, geometry: Geometry | None, findings: Findings
+    gpu: Gpu,
+    entry: GpuEntry | None,
+    strategy: MigStrategy,
+    geometry: Geometry | None,
+    findings: Findings,
+    stay: Collection[str] | None = None,
 ) -> Presented:
-    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself."""
+    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself.
+
+    stay: its layout is being made, and these of its MIG devices, by UUID, live on meanwhile. They are all
+    that it presents.
+    """
+    if stay is not None:
+        return Presented(tuple(device for device in gpu.mig_devices if device.uuid in stay), mig=True)
     if strategy is MigStrategy.NONE:
         return _WHOLE
     wish = entry.mig if entry is not None else None
     if entry is None or wish is None:
         return _as_found(gpu)
     if not wish.enabled:
-        found = _as_found(gpu)
-        waits = "MIG mode is on, and the policy wants it off: nothing is destroyed yet" if found.mig else ""
-        return Presented(found.devices, found.mig, waits)
+        return replace(_WHOLE, pending="MIG mode has to be turned off" if gpu.mig_enabled else "")
     return _wished(gpu, entry, wish, geometry, findings)
 
 

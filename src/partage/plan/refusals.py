@@ -45,13 +45,17 @@ class Blocker:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No steps for this GPU. reason: one sentence for the operator. misfit: for DOES_NOT_FIT."""
+    """No steps for this GPU. reason: one sentence for the operator. misfit: for DOES_NOT_FIT.
+
+    kept: UUIDs of MIG devices that go on living once those that are in the way are gone; for HELD.
+    """
 
     gpu: str
     kind: Refusal
     reason: str
     blockers: tuple[Blocker, ...] = ()
     misfit: Misfit | None = None
+    kept: tuple[str, ...] = ()
 
 
 def held(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Refused:
@@ -115,7 +119,8 @@ def blocked(gpu: Gpu, found: Seating, live: Sequence[LiveInstance]) -> Refused:
             blockers.append(_blocker(gpu, part, "the wanted layout has no such MIG device in its place"))
     wanted = Counter(str(device) for seat in found.seats for device in seat.devices)
     layout = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
-    return held(gpu, f"cannot have {layout}", blockers)
+    kept = tuple(one.uuid for seat in found.seats for one in seat.stays)
+    return replace(held(gpu, f"cannot have {layout}", blockers), kept=kept)
 
 
 def _why(lost: LiveInstance, seats: Sequence[Seat], live: Sequence[LiveInstance]) -> str:

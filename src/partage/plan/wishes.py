@@ -10,7 +10,11 @@ from partage.model.ids import ShareId
 from partage.model.policy import MigStrategy, MigWish, Policy
 from partage.model.step import Use, UseKind
 from partage.plan.findings import Findings
+from partage.plan.ledger import Entry
 from partage.plan.select import GeometryOf, select
+
+NOT_NAMED = "(not named yet)"
+"""A pod that was given a share, and of which the kubelet has not yet said which it is."""
 
 
 def wishes_of(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> dict[str, MigWish]:
@@ -30,14 +34,27 @@ def wishes_of(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> 
 
 def pod_uses(held: Iterable[HeldBy], inventory: Inventory) -> tuple[Use, ...]:
     """What pods hold, as uses of GPUs and MIG devices; whatever else they hold is left out."""
+    return _uses(((f"{row.namespace}/{row.pod}", share) for row in held for share in row.ids), inventory)
+
+
+def entry_uses(entries: Iterable[Entry], inventory: Inventory) -> tuple[Use, ...]:
+    """The same of what a ledger says. Several names for one id: it is held by one of them."""
+    named = (
+        (" or ".join(f"{one.namespace}/{one.pod}" for one in entry.holders) or NOT_NAMED, entry.id)
+        for entry in entries
+    )
+    return _uses(named, inventory)
+
+
+def _uses(held: Iterable[tuple[str, str]], inventory: Inventory) -> tuple[Use, ...]:
+    """held: pairs of a pod's name and the id of a share."""
     homes: dict[str, str] = {}
     for gpu in inventory:
         homes[gpu.uuid] = gpu.uuid
         homes |= {device.uuid: gpu.uuid for device in gpu.mig_devices}
-    uses = []
-    for row in held:
-        for device in dict.fromkeys(ShareId.parse(share).device for share in row.ids):
-            if (home := homes.get(device)) is not None:
-                part = None if device == home else device
-                uses.append(Use(home, UseKind.POD, f"{row.namespace}/{row.pod}", device=part))
-    return tuple(dict.fromkeys(uses))
+    uses = {}
+    for name, share in held:
+        device = ShareId.parse(share).device
+        if (home := homes.get(device)) is not None:
+            uses[Use(home, UseKind.POD, name, device=None if device == home else device)] = None
+    return tuple(uses)

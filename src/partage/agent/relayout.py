@@ -1,0 +1,87 @@
+"""MIG layouts that are wanted and do not live yet: the way to them, and what is offered meanwhile. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from partage.agent.wish import Wish, live
+from partage.model.share import GpuOffer
+from partage.model.step import Use
+from partage.plan.advertise import advertise
+from partage.plan.assign import GeometryOf, assign
+from partage.plan.node_steps import NodePlan, Unit, node_steps
+from partage.plan.transition import Serving
+
+
+@dataclass(frozen=True, slots=True)
+class Relayout:
+    """What the policy's layouts still take.
+
+    wish: what may be offered until all is as wanted. A GPU on its way offers the MIG devices that live on,
+    and nothing else; so does one that waits for somebody who is in the way.
+    changing: UUIDs of the GPUs that are on their way, or wait.
+    """
+
+    plan: NodePlan
+    wish: Wish
+    changing: frozenset[str]
+
+
+def relayout(
+    wish: Wish, lost: Collection[str], geometry_of: GeometryOf, uses: Iterable[Use] = ()
+) -> Relayout:
+    """How ``wish`` comes about. lost: UUIDs of GPUs that do not answer; they wait. uses: who holds what.
+
+    A GPU that a reset takes along without having a layout of its own is withdrawn once nobody uses it: not
+    before, so that a node does not lie idle for the one GPU that wants to be reset.
+    """
+    plan = node_steps(
+        wish.inventory,
+        {uuid: one for uuid, one in wish.layouts.items() if uuid not in lost},
+        geometry_of,
+        uses,
+    )
+    stay: dict[str, tuple[str, ...]] = {one.gpu: one.kept for one in plan.planned if one.steps}
+    stay |= {one.gpu: one.kept for one in plan.refused}
+    stay |= _lost(wish, lost)
+    along = {uuid: () for unit in plan.units for uuid in unit.gpus if uuid not in stay}
+    if not stay:
+        return Relayout(plan, wish, frozenset())
+    assignment = assign(wish.policy, wish.inventory, geometry_of, stay)
+    offer: dict[str, GpuOffer] = {**live(advertise(assignment, wish.inventory, wish.policy)), **along}
+    meanwhile = replace(wish, offer=offer, pending=_pending(wish, plan))
+    return Relayout(plan, meanwhile, frozenset((*stay, *along)))
+
+
+def _lost(wish: Wish, lost: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """What GPUs that do not answer had last: they go on showing it, as unhealthy, until they answer."""
+    gpus = (gpu for gpu in wish.inventory if gpu.uuid in lost and gpu.uuid in wish.pending)
+    return {gpu.uuid: tuple(device.uuid for device in gpu.mig_devices) for gpu in gpus}
+
+
+def _pending(wish: Wish, plan: NodePlan) -> dict[str, str]:
+    said = {one.gpu: "remains of an earlier layout have to go" for one in plan.planned if one.steps}
+    said |= {
+        uuid: "it is reset along with others, for their sake"
+        for unit in plan.units
+        for uuid in unit.gpus
+        if uuid not in said
+    }
+    return {**said, **wish.pending, **{one.gpu: one.reason for one in plan.refused}}
+
+
+def ready(found: Relayout, serving: Mapping[str, Serving], restored: Collection[str]) -> tuple[Unit, ...]:
+    """Units that can be done now: nobody can be given a share of what they destroy any more.
+
+    serving: how the GPUs stand after a turn. restored: GPUs of which it is not known yet who holds them.
+    """
+    return tuple(
+        unit
+        for unit in found.plan.units
+        if all(gpu not in restored and _stands_ready(found, gpu, serving.get(gpu)) for gpu in unit.gpus)
+    )
+
+
+def _stands_ready(found: Relayout, gpu: str, now: Serving | None) -> bool:
+    return now is None or now == Serving(found.wish.offer.get(gpu, ()))
