@@ -202,6 +202,9 @@ def test_who_uses_what_has_to_go_is_named_and_nothing_is_touched(node):
     assert other["outcome"] == "untouched"
     assert "process python (pid 4711)" in node.stderr
     assert [node.devices(gpu) for gpu in (0, 1)] == old
+    _occupied(node)
+    assert run(["apply", "--machine", str(node.file), "--policy", str(node.path / "policy.yaml")]) == 3
+    assert node.capsys.readouterr().out.count("as before") == 2
 
 
 def test_who_is_not_in_the_way_is_left_alone(node):

@@ -159,7 +159,7 @@ async def test_a_virtual_machine_is_rebooted_where_others_reset_a_gpu():
     hardware = SimulatedHardware(replace(machine, inventory=replace(machine.inventory, virtual=True)))
     gpu = (await first(hardware)).uuid
     await hardware.perform(SetMode(gpu, enabled=True))
-    with pytest.raises(Unsupported, match="reboot the virtual machine"):
+    with pytest.raises(Unsupported, match=r"nvidia-smi -mig, reboot the virtual machine"):
         await hardware.perform(Reset((gpu,), (gpu,)))
     assert not (await first(hardware)).mig_enabled
     await hardware.misbehave(Reboot())

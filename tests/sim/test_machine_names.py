@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import load
-from partage.errors import InputError
+from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Driver, Inventory, LinkPath
 from partage.sim.machine import MOST_GPUS, load_machine, parse_machine
 from tests.oracle import enumerate_mig as oracle
@@ -22,7 +22,7 @@ def inventory_of(name: str) -> Inventory:
 
 
 def refusal(name: str) -> str:
-    with pytest.raises(InputError) as caught:
+    with pytest.raises((InputError, Unsatisfiable)) as caught:
         load_machine(name)
     return str(caught.value)
 
@@ -109,11 +109,16 @@ def test_what_is_no_machine_is_refused_with_advice(name, words):
     assert words in refusal(name)
 
 
+def test_a_model_without_published_placements_is_understood_and_impossible():
+    with pytest.raises(Unsatisfiable, match="not plannable offline"):
+        parse_machine("8xrtx-pro-5000-blackwell-48gb")
+
+
 @given(st.text(max_size=40))
 def test_no_text_ends_in_a_traceback(text):
     try:
         machine = parse_machine(text)
-    except InputError:
+    except (InputError, Unsatisfiable):
         return
     assert machine.inventory.gpus
 

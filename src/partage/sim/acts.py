@@ -34,6 +34,8 @@ from partage.sim.machine import derived_uuid
 from partage.sim.mig import ci_minor, compute_seats, free_seat, gi_minor, instance_id, instance_memory
 from partage.sim.node import NodeState, after_reset, observed, with_gpu
 
+_IN_A_VM = "turn its MIG mode on or off with nvidia-smi -mig, reboot the virtual machine, and try again"
+
 Outcome = tuple[NodeState, Made | HardwareError | None]
 """The node afterwards, and what the act brought. An error here is one that left something changed."""
 
@@ -89,7 +91,7 @@ def _needs_reset(gpu: Gpu) -> bool:
 def _reset(state: NodeState, step: Reset) -> NodeState:
     gpus = [_answering(state, uuid) for uuid in step.gpus]
     if state.virtual:
-        raise Unsupported("a virtual machine may not reset its GPUs", "reboot the virtual machine")
+        raise Unsupported("a virtual machine may not reset its GPUs", _IN_A_VM)
     groups = reset_sets(observed(state))
     missing = {peer for gpu in gpus for peer in groups[gpu.uuid]} - set(step.gpus)
     if missing:

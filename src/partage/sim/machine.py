@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partage.edges.files.catalogue import GpuModel, load
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.sim.faults import TimedFault
 from partage.sim.topology import has_nvswitch, links_between, numa_node
@@ -39,13 +39,14 @@ class Machine:
 def parse_machine(text: str) -> Machine:
     """The machine of that name: ``COUNTxMODEL`` or ``MODEL``, several joined by ``+``.
 
-    A model is an id of the catalogue or a product name. Raises InputError with the nearest names.
+    A model is an id of the catalogue or a product name. Raises InputError with the nearest names, and
+    Unsatisfiable for a model whose MIG placements nobody has published.
     """
     return Machine(text, simulated_inventory(named_gpus(text, MOST_GPUS)))
 
 
 def named_gpus(text: str, most: int) -> tuple[Gpu, ...]:
-    """The GPUs of a machine of that name. Raises InputError, for more than ``most`` of them, too."""
+    """The GPUs of a machine of that name. Raises InputError (for more than ``most``, too), Unsatisfiable."""
     if len(text) > _LONGEST:
         raise InputError(f"{text[:40]!r}... is too long for the name of a machine")
     terms = [_term(part.strip(), text) for part in text.split("+")]
@@ -60,7 +61,7 @@ def named_gpus(text: str, most: int) -> tuple[Gpu, ...]:
 
 
 def load_machine(text: str) -> Machine:
-    """The machine of a file, or of a name. Raises InputError."""
+    """The machine of a file, or of a name. Raises InputError, Unsatisfiable."""
     if is_name(text):
         return parse_machine(text)
     from partage.edges.files.safeyaml import LIMIT_BYTES
@@ -105,7 +106,7 @@ def _model(name: str) -> tuple[GpuModel, str]:
     if found is None:
         raise InputError(f"no GPU model is called {name!r}", load().advice(name))
     if found[0] not in load().simulable():
-        raise InputError(f"{name!r} cannot be simulated: {found[0].no_geometry}")
+        raise Unsatisfiable(f"{name!r} cannot be simulated: {found[0].no_geometry}")
     return found
 
 

@@ -81,17 +81,21 @@ def changes_table(changes: Sequence[Change]) -> Table:
     return table
 
 
+_INSTEAD = dict.fromkeys(("refused", "untouched", "back"), "as before") | {"torn": "neither old nor new"}
+"""What is said in place of a layout that did not come about."""
+
+
 def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """What ``apply`` did, or would do, GPU by GPU."""
     table = plain_table("MIG layouts", "GPU", "Outcome", "MIG devices", "Steps", right=("GPU",))
     for row in rows:
-        layout = ", ".join(row.get("layout", ())) or "none"
+        layout = _INSTEAD.get(row["outcome"], ", ".join(row.get("layout", ())) or "none")
         steps = row.get("reason") or "\n".join(step["detail"] for step in row.get("steps", ()))
         bad = row["outcome"] in ("refused", "back", "torn")
         table.add_row(
             str(row["index"]),
             row["outcome"],
-            "" if row["outcome"] == "refused" else layout,
+            layout,
             Text(steps),
             style="red" if bad else "",
         )

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from partage.edges.files.fields import Dialect, Field, Notes, Place, Table
 from partage.edges.files.safeyaml import check_size, read_document
-from partage.errors import InputError, Problem
+from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.story.expectation import read_expectation
 from partage.faces.story.faults import read_fault
 from partage.faces.story.model import (
@@ -106,7 +106,7 @@ def _machine(top: Table, folder: Path) -> Machine | None:
     beside = folder / name
     try:
         return load_machine(str(beside) if beside.is_file() else name)
-    except InputError as error:
+    except (InputError, Unsatisfiable) as error:
         for problem in error.problems:
             found.error(problem.message, problem.hint)
         return None
