@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 
 LOOK_S = 60.0
+PATIENCE_S = 30.0
+"""How long new MIG devices wait for their names in a spec: nvidia-ctk may hang, the devices shall not."""
 
 
 class CdiSpecs:
@@ -38,7 +40,9 @@ class CdiSpecs:
         self._clock = clock
         self._wanted: tuple[Inventory, Options] | None = None
         self._keeper: CdiKeeper | None = None
+        self._kept: tuple[Inventory, Options] | None = None
         self._renew = asyncio.Event()
+        self._news = asyncio.Event()
         self.classes: tuple[str, ...] = ()
         self.trouble = ""
 
@@ -50,6 +54,19 @@ class CdiSpecs:
             self._wanted = inventory, options
             self._renew.set()
 
+    async def fit(self, inventory: Inventory) -> None:
+        """Return once the specs fit this node, or it is clear that they will not, or it takes too long."""
+        if self._wanted is None:
+            return
+        self.want(inventory, self._wanted[1])
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while self._wanted is not None and self._kept != self._wanted:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            log.warning("cdi spec is slow to be written", extra={"waited": f"{PATIENCE_S:g} s"})
+
     async def run(self) -> None:
         """Renew when something changed, and now and then: a file may be gone, nvidia-ctk may work now."""
         while True:
@@ -59,8 +76,10 @@ class CdiSpecs:
             except TimeoutError:
                 pass
             self._renew.clear()
-            if self._wanted is not None:
-                await self._keep(*self._wanted)
+            if (wanted := self._wanted) is not None:
+                await self._keep(*wanted)
+                self._kept = wanted
+                self._news.set()
 
     async def _keep(self, inventory: Inventory, options: Options) -> None:
         from partage.edges.cdi.keeper import CdiKeeper

@@ -115,6 +115,7 @@ class _Agent:
         hooks = Hooks(self._ledger, clock, self._holders.question, self._holders.soon)
         self._plugins = Plugins(hooks)
         self._policies = Policies(settings, geometry_of, ask)
+        self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._layouts = Layouts(
             sense=self._sense,
             state_dir=settings.state_dir,
@@ -123,8 +124,8 @@ class _Agent:
             ask=ask,
             intervals=settings.intervals,
             digest=self._policies.digest,
+            fit=self._cdi.fit,
         )
-        self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         board.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
         board.counts.asked = self._plugins.asked
         board.counts.xids = self._sense.xid_counts

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ from partage.agent.senses import HardwareSense
 from partage.agent.settings import Intervals
 from partage.agent.wish import Wish
 from partage.errors import HardwareError
-from partage.model.gpu import NoDriver
+from partage.model.gpu import Inventory, NoDriver
 from partage.model.step import Step, Use, gpus_of
 from partage.plan.assign import GeometryOf
 from partage.plan.ledger import Entry
@@ -53,7 +53,8 @@ class Failure:
 class Layouts:
     """The layouts of one node.
 
-    ask: asks for a turn. digest: of the policy's text, for the journal.
+    ask: asks for a turn. digest: of the policy's text, for the journal. fit: waits until containers can be
+    given the devices of this inventory.
     in_hand: UUIDs of GPUs that are being changed at this moment. made: units so far, by how they ended.
     """
 
@@ -64,6 +65,7 @@ class Layouts:
     ask: Callable[[], None]
     intervals: Intervals
     digest: Callable[[], str] = str
+    fit: Callable[[Inventory], Awaitable[None]] | None = None
     in_hand: frozenset[str] = _NOBODY
     made: Counter[str] = field(default_factory=Counter)
     _uses: tuple[Use, ...] = ()
@@ -174,6 +176,8 @@ class Layouts:
         try:
             self._judge(unit, await self._execute(unit))
             await self.sense.observe_now()
+            if self.fit is not None and self.sense.node is not None:
+                await self.fit(self.sense.node.inventory)
         finally:
             self.in_hand, self._ready = _NOBODY, ()
             self._base = self._found = None  # a turn may be under way that saw the node as it was
