@@ -1,0 +1,124 @@
+"""A daemon's directories: made so that clients of other users reach them, and removed again. Blocking.
+
+Not only clients: an MPS server runs as its clients' user, on the host. A parent that only root may pass makes
+every such server fail at its start (seen by others under ``/run/nvidia`` with mode 0700).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from partage.edges.mps.launch import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RELATIME, mount, unmount
+from partage.edges.mps.paths import DaemonPaths
+from partage.errors import DaemonError, NotPermitted
+
+_PASSABLE = 0o711
+"""Parents: to be passed by everybody, listed by root."""
+_READABLE = 0o755
+"""pipe and log: the daemon makes the files in them, everybody uses those. As NVIDIA's."""
+_SHARED = 0o1777
+"""shm: everybody makes files, and removes their own."""
+
+_SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
+_LEAST_SHM_BYTES = 64 * 2**20
+"""Size of shm where the node does not say how much memory it has; NVIDIA's choice, too."""
+
+
+def make(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str:
+    """All directories of a daemon. own_shm: shm is to be a tmpfs.
+
+    Returns what is amiss with them, in a sentence, or nothing. Raises NotPermitted, DaemonError.
+    """
+    with _translated(paths.home):
+        run_dir = paths.home.parent.parent
+        run_dir.mkdir(mode=_READABLE, parents=True, exist_ok=True)
+        for parent in (run_dir, paths.home.parent, paths.home):
+            parent.mkdir(mode=_PASSABLE, exist_ok=True)
+            _let_pass(parent)
+        for directory, mode in ((paths.pipe, _READABLE), (paths.log, _READABLE), (paths.shm, _SHARED)):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(mode)  # not by mkdir, which knows the umask
+        remarks = [
+            _mount_shm(paths.shm, proc) if own_shm else "",
+            _label(paths, selinux),
+            _impassable(run_dir),
+        ]
+    return "; ".join(remark for remark in remarks if remark)
+
+
+def clear(paths: DaemonPaths) -> None:
+    """Remove them with all that is in them, if they are there. Raises NotPermitted, DaemonError."""
+    with _translated(paths.home):
+        while paths.shm.is_mount():
+            unmount(str(paths.shm))
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(paths.home)
+
+
+def is_own_shm(paths: DaemonPaths) -> bool:
+    """Whether shm is a file system of its own."""
+    return paths.shm.is_mount()
+
+
+def _let_pass(directory: Path) -> None:
+    mode = stat.S_IMODE(directory.stat().st_mode)
+    if mode & 0o011 != 0o011:
+        directory.chmod(mode | 0o011)
+
+
+def _impassable(run_dir: Path) -> str:
+    """What keeps users other than root from the run directory, above it. Not ours to change."""
+    closed = [str(parent) for parent in run_dir.resolve().parents if not parent.stat().st_mode & 0o001]
+    return f"only the owner of {closed[-1]} can be a client: others cannot pass it" if closed else ""
+
+
+def _mount_shm(shm: Path, proc: Path) -> str:
+    """A tmpfs: tenants can write into it, and must not fill the file system of the run directory."""
+    if shm.is_mount():
+        return ""
+    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RELATIME
+    try:
+        mount("shm", str(shm), "tmpfs", flags, f"mode={_SHARED:o},size={_shm_bytes(proc) // 1024}k")
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.EACCES):
+            raise
+        return "shm is no tmpfs of its own: mounting is not permitted here"
+    return ""
+
+
+def _shm_bytes(proc: Path) -> int:
+    """Half the node's memory, as NVIDIA's."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemTotal:"):
+                return int(line.split()[1]) * 1024 // 2
+    return _LEAST_SHM_BYTES
+
+
+def _label(paths: DaemonPaths, selinux: Path) -> str:
+    """Let confined containers in, where SELinux confines them. What is made in there inherits the label."""
+    if not selinux.is_dir():
+        return ""
+    try:
+        for directory in (paths.pipe, paths.log, paths.shm):
+            os.setxattr(directory, "security.selinux", _SELINUX_LABEL)
+    except OSError as error:
+        return f"SELinux may keep containers out: {error.filename} cannot be labelled: {error.strerror}"
+    return ""
+
+
+@contextlib.contextmanager
+def _translated(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = f"the directories of an MPS daemon, {home}, cannot be prepared: {error}"
+        if error.errno in (errno.EPERM, errno.EACCES):
+            raise NotPermitted(message, "Partage has to own its --run-dir") from error
+        raise DaemonError(message, "is there space left, and is --run-dir writable?") from error

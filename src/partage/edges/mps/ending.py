@@ -1,0 +1,63 @@
+"""Ends daemons and what they leave behind, and waits until they have ended."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Awaitable, Callable
+from typing import ParamSpec
+
+from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.processes import Processes
+from partage.edges.mps.record import Identity
+from partage.errors import DaemonError, NotPermitted
+
+P = ParamSpec("P")
+
+_LOOK_EVERY_S = 0.02
+_KILLED_S = 5.0
+"""How long the kernel may take to end a killed process; one that is in a driver call can take longer."""
+
+
+async def until(condition: Callable[[], Awaitable[object]], limit_s: float) -> bool:
+    """Wait until a condition holds; False where it did not in time. It is looked at once at least."""
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + limit_s
+    while not await condition():
+        if loop.time() >= end_s:
+            return False
+        await asyncio.sleep(_LOOK_EVERY_S)
+    return True
+
+
+def in_thread(
+    look: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+) -> Callable[[], Awaitable[object]]:
+    """A condition that a thread looks at, for ``until``."""
+    return lambda: asyncio.to_thread(look, *args, **kwargs)
+
+
+async def gone(processes: Processes, identity: Identity, limit_s: float) -> bool:
+    """Whether a process ends in time."""
+    return await until(in_thread(lambda: not processes.lives(identity)), limit_s)
+
+
+async def kill(processes: Processes, identity: Identity, grace_s: float) -> None:
+    """SIGTERM, and SIGKILL after grace_s. Raises NotPermitted, DaemonError where it cannot be ended."""
+    for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_S)):
+        try:
+            await asyncio.to_thread(processes.signal, identity, number)
+        except PermissionError as error:
+            raise NotPermitted(f"process {identity.pid} may not be ended: {error}") from error
+        if await gone(processes, identity, limit_s):
+            return
+    raise DaemonError(
+        f"process {identity.pid} of an MPS daemon does not end, though it was killed",
+        "a driver call holds it; dmesg may say which GPU is in trouble",
+    )
+
+
+async def kill_orphans(processes: Processes, paths: DaemonPaths, grace_s: float) -> None:
+    """End what still runs for these directories, side by side."""
+    orphans = await asyncio.to_thread(processes.orphans, paths)
+    await asyncio.gather(*(kill(processes, orphan, grace_s) for orphan in orphans))

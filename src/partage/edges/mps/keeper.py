@@ -1,0 +1,282 @@
+"""Keeps the control daemons of a node: starts, looks after, asks and ends them. They outlive it.
+
+It remembers nothing: whatever it has to know stands below the run directory, in /proc, or is asked of the
+daemons. A new keeper, after an upgrade or a crash, is as good as the one before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from partage.edges.mps import directories, record, starting
+from partage.edges.mps.control import DEADLINE_S, Control
+from partage.edges.mps.ending import gone, in_thread, kill, kill_orphans, until
+from partage.edges.mps.locks import held
+from partage.edges.mps.look import Found, ask_limits, ask_servers, find, state, wanted_limits
+from partage.edges.mps.paths import DaemonPaths, Driver
+from partage.edges.mps.processes import MULTI_USER, Processes
+from partage.edges.mps.record import Identity, Record
+from partage.edges.mps.starting import Host
+from partage.errors import DaemonError, GpuInUse, HardwareError, NotThere, Unsupported
+from partage.model.mps import DaemonSpec, DaemonState, MpsServer, ServerStatus, is_device
+from partage.units import MIB
+
+_ADVICE = "end the clients, or stop it by force: then they lose their work on the GPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long each part may take.
+
+    answer_s: one command, and all that is asked of one daemon for its state.
+    start_s:  until a started daemon answers.
+    stop_s:   until a daemon that was told to quit has gone, and what does not quit, after SIGTERM.
+    act_s:    for somebody else's act on the same daemon to end.
+    """
+
+    answer_s: float = DEADLINE_S
+    start_s: float = 15.0
+    stop_s: float = 10.0
+    act_s: float = 30.0
+
+
+class MpsKeeper:
+    """The daemons below one run directory. Implements ``MpsDaemons``."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        driver_root: Path = Path("/"),
+        *,
+        host: Host | None = None,
+        deadlines: Deadlines | None = None,
+    ) -> None:
+        self._run_dir = run_dir
+        self._driver = Driver(driver_root)
+        self._host = host or Host()
+        self._deadlines = deadlines or Deadlines()
+        self._processes = Processes(self._host.proc)
+
+    async def start(self, spec: DaemonSpec) -> DaemonState:
+        paths = DaemonPaths.of(self._run_dir, spec.device)
+        control = self._control(paths)
+        async with held(paths.lock, self._deadlines.act_s):
+            found = await self._find(paths)
+            if found.identity is not None and found.record is not None and found.record.spec == spec:
+                return await self._settled(found, control)
+            if found.identity is not None:
+                await self._quit(found, control)
+            await self._cleared(found)
+            return await self._brought_up(spec, paths, control)
+
+    async def stop(self, device: str, *, force: bool = False) -> None:
+        paths = self._known(device)
+        if paths is None:
+            return
+        async with held(paths.lock, self._deadlines.act_s):
+            found = await self._find(paths)
+            if found.identity is not None and force:
+                await self._force(found)
+            elif found.identity is not None:
+                await self._quit(found, self._control(paths))
+            await self._cleared(found)
+
+    async def states(self) -> tuple[DaemonState, ...]:
+        homes = await asyncio.to_thread(self._homes)
+        return tuple(await asyncio.gather(*(self._state(paths) for paths in homes)))
+
+    async def terminate(self, device: str, server_pid: int, client_pid: int) -> None:
+        paths = self._known(device)
+        found = await self._find(paths) if paths is not None else None
+        if found is None or found.identity is None:
+            raise NotThere(f"there is no MPS daemon of {device}")
+        control = self._control(found.paths)
+        if not _serves(await ask_servers(control, self._processes), server_pid, client_pid):
+            raise NotThere(f"server {server_pid} of {device} has no client {client_pid}")
+        await control.ask(f"terminate_client {server_pid} {client_pid}", self._deadlines.stop_s)
+
+        async def has_gone() -> bool:
+            return not _serves(await ask_servers(control, self._processes), server_pid, client_pid)
+
+        if not await until(has_gone, self._deadlines.stop_s):
+            raise DaemonError(
+                f"client {client_pid} was to be terminated, and server {server_pid} still has it",
+                "a client that ignores this may have to be killed; that can make the server fault",
+            )
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def _control(self, paths: DaemonPaths) -> Control:
+        return Control(self._driver.program, self._driver.environment(paths), self._deadlines.answer_s)
+
+    def _known(self, device: str) -> DaemonPaths | None:
+        """The files of a device's daemon; None for what never had one."""
+        paths = DaemonPaths.of(self._run_dir, device) if is_device(device) else None
+        return paths if paths is not None and paths.home.is_dir() else None
+
+    def _homes(self) -> list[DaemonPaths]:
+        try:
+            names = sorted(entry.name for entry in (self._run_dir / "mps").iterdir() if entry.is_dir())
+        except OSError:
+            return []
+        return [DaemonPaths.of(self._run_dir, name) for name in names if is_device(name)]
+
+    async def _find(self, paths: DaemonPaths) -> Found:
+        return await asyncio.to_thread(find, paths, self._processes)
+
+    async def _state(self, paths: DaemonPaths) -> DaemonState:
+        return await state(
+            await self._find(paths), self._control(paths), self._processes, self._deadlines.answer_s
+        )
+
+    # --- starting -----------------------------------------------------------------------------
+
+    async def _brought_up(self, spec: DaemonSpec, paths: DaemonPaths, control: Control) -> DaemonState:
+        remark = await asyncio.to_thread(
+            directories.make,
+            paths,
+            proc=self._host.proc,
+            selinux=self._host.selinux,
+            own_shm=self._host.own_shm,
+        )
+        cgroup = await asyncio.to_thread(self._host.cgroup, spec.device)
+        written = Record(spec, cgroup=cgroup, remark=remark)
+        await self._write(paths, written)
+        try:
+            await self._launch(written, paths)
+            written = replace(written, identity=await self._risen(paths))
+            await self._write(paths, written)
+            return await self._settled(Found(paths, written, written.identity), control)
+        except (DaemonError, HardwareError):
+            await self._force(await self._find(paths))
+            await self._cleared(Found(paths, written, None))
+            raise
+
+    async def _launch(self, written: Record, paths: DaemonPaths) -> None:
+        """Run the program, with one server for all users where that is asked for, or left to the program."""
+        if written.spec.multi_user is False:
+            return await self._run(written, paths, ())
+        try:
+            return await self._run(written, paths, (MULTI_USER,))
+        except Unsupported:
+            raise
+        except DaemonError:
+            if written.spec.multi_user:
+                raise
+        return await self._run(written, paths, ())
+
+    async def _run(self, written: Record, paths: DaemonPaths, options: tuple[str, ...]) -> None:
+        environment = self._driver.environment(paths) | {"CUDA_VISIBLE_DEVICES": written.spec.device}
+        await starting.start(
+            [str(self._driver.program()), "-d", *options],
+            environment,
+            paths,
+            host=self._host,
+            cgroup=written.cgroup,
+            own_shm=self._host.own_shm and directories.is_own_shm(paths),
+            deadline_s=self._deadlines.start_s,
+        )
+
+    async def _risen(self, paths: DaemonPaths) -> Identity:
+        """The new daemon's process, once there is one."""
+        if await until(in_thread(self._processes.daemon, paths), self._deadlines.start_s):
+            identity = await asyncio.to_thread(self._processes.daemon, paths)
+            if identity is not None:
+                return identity
+        last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
+        raise DaemonError(f"the MPS control daemon ended at its start: {last}")
+
+    async def _settled(self, found: Found, control: Control) -> DaemonState:
+        """The state of a daemon whose limits were set, read back, and are as asked. Raises DaemonError."""
+        spec = found.spec
+        if spec.memory_bytes is not None:
+            await control.set_memory_limit(spec.memory_bytes // MIB)
+        if spec.threads_percent is not None:
+            await control.set_threads_limit(spec.threads_percent)
+        limits = await ask_limits(control, spec)
+        if limits != wanted_limits(spec):
+            raise DaemonError(
+                f"the MPS daemon of {spec.device} was told {wanted_limits(spec)}, and allows {limits}",
+                "it ignores limits that it takes for invalid",
+            )
+        await self._probe(found.paths, control)
+        if found.record is not None and found.record.identity != found.identity:
+            await self._write(found.paths, replace(found.record, identity=found.identity))
+        return await state(found, control, self._processes, self._deadlines.answer_s)
+
+    async def _probe(self, paths: DaemonPaths, control: Control) -> None:
+        """See a server run: one that cannot start would show only when the first client comes.
+
+        Not before the limits are set, which are those of servers that start later. Without multi-user it is
+        our own user's; a client of another user finds it idle, and it makes room.
+        """
+        if await control.servers():
+            return
+        await control.start_server(os.geteuid())
+
+        async def runs() -> bool:
+            servers = await control.servers()
+            return bool(servers) and await control.status(servers[0]) is not ServerStatus.INITIALIZING
+
+        if not await until(runs, self._deadlines.start_s):
+            last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
+            raise DaemonError(
+                f"no MPS server of {paths.device} started: {last}",
+                "the GPU may be in use without MPS, or be unfit for it; see server.log",
+            )
+
+    async def _write(self, paths: DaemonPaths, written: Record) -> None:
+        try:
+            await asyncio.to_thread(record.save, paths.record, written)
+        except OSError as error:
+            raise DaemonError(f"{paths.record} cannot be written: {error}", "is there space left?") from error
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    async def _quit(self, found: Found, control: Control) -> None:
+        """End a daemon that has no clients. Raises GpuInUse, DaemonError."""
+        assert found.identity is not None
+        clients = [
+            client for server in await ask_servers(control, self._processes) for client in server.clients
+        ]
+        if clients:
+            names = tuple(str(client) for client in clients)
+            raise GpuInUse(
+                f"the MPS daemon of {found.paths.device} has {', '.join(names)}", _ADVICE, uses=names
+            )
+        # A client that came since is waited for; the daemon takes no further ones meanwhile.
+        await control.ask("quit", self._deadlines.stop_s)
+        if not await gone(self._processes, found.identity, self._deadlines.stop_s):
+            raise DaemonError(
+                f"the MPS daemon of {found.paths.device} was told to quit, and has not", _ADVICE
+            )
+
+    async def _force(self, found: Found) -> None:
+        """End a daemon, whatever its clients do and whether or not it answers."""
+        if found.identity is None:
+            return
+        with contextlib.suppress(DaemonError, HardwareError):  # signals follow
+            await self._control(found.paths).ask("quit -t 1")
+            await gone(self._processes, found.identity, self._deadlines.stop_s)
+        await kill(self._processes, found.identity, self._deadlines.answer_s)
+
+    async def _cleared(self, found: Found) -> None:
+        """Nothing of a daemon that has ended is left."""
+        await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)
+        await asyncio.to_thread(directories.clear, found.paths)
+        if found.record is not None and found.record.cgroup:
+            await asyncio.to_thread(starting.remove_cgroup, found.record.cgroup)
+
+
+def _serves(servers: Iterable[MpsServer], server_pid: int, client_pid: int) -> bool:
+    return any(
+        client.pid == client_pid
+        for server in servers
+        if server.pid == server_pid
+        for client in server.clients
+    )

@@ -1,0 +1,76 @@
+"""The small program that becomes a control daemon: own cgroup, own view of /dev/shm, then exec.
+
+Run by its path, so it stands alone: standard library only, and quick to start. A new
+mount namespace is for the daemon alone, so it is made between the helper and the daemon, not in the helper.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = (
+    2,
+    4,
+    8,
+    4096,
+    16384,
+    1 << 19,
+    1 << 21,
+)
+_MNT_DETACH = 2
+_CLONE_NEWNS = 0x00020000
+
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where glibc's shm_open looks
+FAILED = 126
+"""Exit code where the daemon could not even be run."""
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """Mount, as the system call of that name has it. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    data = options.encode() or None
+    if libc.mount(
+        os.fsencode(source), os.fsencode(target), kind.encode() if kind else None, ctypes.c_ulong(flags), data
+    ):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def unmount(target: str) -> None:
+    """Take a mount away at once; whoever still has files of it open keeps them. Raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.umount2(os.fsencode(target), _MNT_DETACH):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), target)
+
+
+def _own_shared_memory(directory: str) -> None:
+    """See ``directory`` as /dev/shm, alone; mounts that the node makes later still arrive."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNS):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    mount("none", "/", None, MS_REC | MS_SLAVE)
+    mount(directory, SHARED_MEMORY, None, MS_BIND)
+
+
+def main(arguments: list[str]) -> int:
+    """``launch.py CGROUP SHM PROGRAM ...``; an empty CGROUP or SHM means that there is none."""
+    cgroup, shm, *command = arguments
+    try:
+        if cgroup:
+            Path(cgroup, "cgroup.procs").write_text("0", encoding="ascii")
+        if shm:
+            _own_shared_memory(shm)
+        os.umask(0o022)  # clients of other users open what the daemon makes
+        os.execv(command[0], command)  # noqa: S606 - what the keeper says
+    except OSError as error:
+        sys.stderr.write(f"{command[0]} cannot be run: {error}\n")
+    return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

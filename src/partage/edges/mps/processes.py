@@ -1,0 +1,124 @@
+"""Which process is the control daemon, told by /proc. Blocking, and quick: a few small files.
+
+A pid file outlives its process, and pids are used again. What is taken for the daemon of a directory bears
+the program's name, was told of this very pipe directory, and has not ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+
+from partage.edges.mps.paths import PROGRAM, SERVER_PROGRAM, DaemonPaths
+from partage.edges.mps.record import Identity
+
+MULTI_USER = "-multiuser-server"
+
+_DEAD_STATES = frozenset("ZXx")
+_NAME_AMONG = 3
+"""The program's name is one of the first words of the command line: an interpreter may stand before it."""
+
+
+class Processes:
+    """The processes below one /proc."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+
+    def daemon(self, paths: DaemonPaths) -> Identity | None:
+        """The daemon that lives in these directories; None where none does."""
+        try:
+            pid = int(paths.pid_file.read_bytes()[:32])
+        except (OSError, ValueError):
+            return None
+        return self._identity(pid) if self._belongs(pid, paths) else None
+
+    def lives(self, identity: Identity) -> bool:
+        """Whether this process has not ended."""
+        return self._identity(identity.pid) == identity
+
+    def multi_user(self, pid: int) -> bool:
+        """Whether its command line asks for one server for all users."""
+        return MULTI_USER in self._words(pid, "cmdline")
+
+    def owner(self, pid: int) -> int | None:
+        """Effective user of a process; None where there is none.
+
+        Not the owner of its directory in /proc: that is root for whoever has changed its user.
+        """
+        for line in self._read(pid, "status").splitlines():
+            if line.startswith(b"Uid:"):
+                return int(line.split()[2])
+        return None
+
+    def namespace_pid(self, pid: int) -> int | None:
+        """Its pid in the innermost pid namespace; None where the kernel does not say."""
+        for line in self._read(pid, "status").splitlines():
+            if line.startswith(b"NSpid:"):
+                return int(line.split()[-1])
+        return None
+
+    def command(self, pid: int) -> str:
+        """The short name of a process's command; empty where there is none."""
+        return self._read(pid, "comm").decode(errors="replace").strip()
+
+    def orphans(self, paths: DaemonPaths) -> tuple[Identity, ...]:
+        """Servers and half-started daemons of these directories; not programs that only ask."""
+        return tuple(
+            identity
+            for pid in self._pids()
+            if self._is_orphan(pid, paths) and (identity := self._identity(pid)) is not None
+        )
+
+    def signal(self, identity: Identity, number: signal.Signals) -> None:
+        """Send a signal, to this process only. Raises PermissionError."""
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(identity.pid)
+            try:
+                if self.lives(identity):  # with the handle open the number cannot pass to another process
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+
+    # --- /proc --------------------------------------------------------------------------------
+
+    def _belongs(self, pid: int, paths: DaemonPaths) -> bool:
+        words = self._words(pid, "cmdline")[:_NAME_AMONG]
+        if PROGRAM not in {PurePath(word).name for word in words}:
+            return False
+        return f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
+
+    def _is_orphan(self, pid: int, paths: DaemonPaths) -> bool:
+        words = self._words(pid, "cmdline")
+        names = {PurePath(word).name for word in words}
+        ours = SERVER_PROGRAM in names or (PROGRAM in names and "-d" in words)
+        return ours and f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
+
+    def _identity(self, pid: int) -> Identity | None:
+        # The command's name stands in parentheses and may have some in it; state and start time come after.
+        fields = self._read(pid, "stat").rpartition(b")")[2].split()
+        if len(fields) < 20 or fields[0].decode() in _DEAD_STATES:
+            return None
+        return Identity(pid, int(fields[19]), self._boot())
+
+    def _boot(self) -> str:
+        try:
+            return (self._proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            return ""
+
+    def _words(self, pid: int, name: str) -> list[str]:
+        return [os.fsdecode(word) for word in self._read(pid, name).split(b"\0")]
+
+    def _read(self, pid: int, name: str) -> bytes:
+        try:
+            return (self._proc / str(pid) / name).read_bytes()
+        except OSError:
+            return b""
+
+    def _pids(self) -> Iterator[int]:
+        with contextlib.suppress(OSError):
+            yield from sorted(int(entry.name) for entry in self._proc.iterdir() if entry.name.isdecimal())

@@ -1,0 +1,65 @@
+"""What is written down about a daemon: what it was asked to be, and which process it is.
+
+Written before the daemon is started, and again when its process is known: whoever finds the directory later
+can tell a daemon that never came up from one that died.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from partage.model.mps import DaemonSpec
+
+VERSION = 1
+_LARGEST_BYTES = 64 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process, and no other that gets its number later.
+
+    started: in clock ticks since boot, as /proc has it. boot: the boot id, empty where the kernel has none.
+    """
+
+    pid: int
+    started: int
+    boot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """identity: None while the daemon is being started. cgroup: of its own, empty for none.
+
+    remark: what is amiss with its directories, for as long as it runs in them.
+    """
+
+    spec: DaemonSpec
+    identity: Identity | None = None
+    cgroup: str = ""
+    remark: str = ""
+
+
+def save(path: Path, record: Record) -> None:
+    """Replace the record at once. Raises OSError."""
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("w", encoding="ascii") as file:
+        json.dump({"version": VERSION, **asdict(record)}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+
+
+def load(path: Path) -> Record | None:
+    """The record; None where there is none that can be read."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_LARGEST_BYTES))
+        if found.pop("version") != VERSION:
+            return None
+        spec, identity = DaemonSpec(**found.pop("spec")), found.pop("identity")
+        return Record(spec, identity=Identity(**identity) if identity is not None else None, **found)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,101 @@
+"""What the control program prints, understood. Text that nobody understands is an error, never a guess.
+
+The forms: NVIDIA's MPS guide (``ps``, the names of the states), and what users have shown of real daemons:
+``25.0`` for a percentage, ``3G`` for a memory limit. Seen on no GPU of ours yet (docs/mps.md).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from partage.errors import DaemonError
+from partage.model.mps import Client, ServerStatus
+from partage.units import GIB, KIB, MIB
+
+_MEMORY = re.compile(r"(0x[0-9a-f]+|\d+)\s*(?:([KMG])(?:i?B)?|B|bytes)?", re.ASCII | re.IGNORECASE)
+_UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
+_PERCENT = re.compile(r"\d{1,3}(?:\.\d+)?", re.ASCII)
+_COLUMNS = 6
+_QUOTED = 120
+
+
+def misunderstood(command: str, reply: str) -> DaemonError:
+    """The error for a reply that is none."""
+    said = " ".join(reply.split())[:_QUOTED] or "nothing"
+    return DaemonError(f"the MPS control daemon answered {command!r} with {said!r}")
+
+
+def parse_pids(command: str, reply: str) -> tuple[int, ...]:
+    """One pid a line, as ``get_server_list`` and ``get_client_list`` print them. Raises DaemonError."""
+    lines = [line.strip() for line in reply.splitlines() if line.strip()]
+    if not all(line.isascii() and line.isdecimal() for line in lines):
+        raise misunderstood(command, reply)
+    return tuple(dict.fromkeys(int(line) for line in lines))
+
+
+def parse_status(reply: str) -> ServerStatus:
+    """The state in ``get_server_status``'s reply."""
+    words = set(re.findall(r"[A-Z]+", reply.upper()))
+    known = (ServerStatus.FAULT, ServerStatus.INITIALIZING, ServerStatus.ACTIVE)
+    return next((status for status in known if status.name in words), ServerStatus.UNKNOWN)
+
+
+def parse_percent(command: str, reply: str) -> float:
+    """``25.0``. Raises DaemonError."""
+    text = reply.strip().removesuffix("%").strip()
+    if not _PERCENT.fullmatch(text):
+        raise misunderstood(command, reply)
+    return float(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """An amount of memory as the daemon prints it: whole units, the rest cut off.
+
+    ``3G`` has been shown for a limit that was set in M on a GPU where a quarter is 3.7 GiB.
+    """
+
+    units: int
+    unit_bytes: int
+
+    def stands_for(self, wanted_bytes: int) -> bool:
+        """Whether a limit of so many bytes would be printed like this."""
+        return wanted_bytes // self.unit_bytes == self.units
+
+    @property
+    def bytes(self) -> int:
+        return self.units * self.unit_bytes
+
+
+def parse_memory(command: str, reply: str) -> Amount | None:
+    """``3G``, ``815M``, ``0x140000000 bytes``; None where no limit is set. Raises DaemonError."""
+    text = reply.strip()
+    match = _MEMORY.fullmatch(text)
+    if match is None and text:
+        raise misunderstood(command, reply)
+    if match is None:
+        return None
+    units = int(match[1], 16 if match[1].lower().startswith("0x") else 10)
+    return Amount(units, _UNITS[(match[2] or "").upper()]) if units else None
+
+
+def parse_ps(reply: str) -> dict[int, tuple[Client, ...]] | None:
+    """Server pid to its clients; None where the daemon knows no ``ps`` (old drivers).
+
+    A process stands there once for each of its contexts. Columns: PID ID SERVER DEVICE NAMESPACE COMMAND.
+    """
+    lines = [line.split(maxsplit=_COLUMNS - 1) for line in reply.splitlines() if line.strip()]
+    if not lines:
+        return {}
+    if [word.upper() for word in lines[0][:3]] != ["PID", "ID", "SERVER"]:
+        return None
+    found: dict[int, dict[int, Client]] = {}
+    for line in lines[1:]:
+        if len(line) < _COLUMNS - 1 or not (line[0].isdecimal() and line[2].isdecimal()):
+            raise misunderstood("ps", reply)
+        namespace = int(line[4]) if line[4].isdecimal() else None
+        command = line[5].strip() if len(line) == _COLUMNS else ""
+        client = Client(int(line[0]), namespace, command=command)
+        found.setdefault(int(line[2]), {}).setdefault(client.pid, client)
+    return {server: tuple(clients.values()) for server, clients in found.items()}

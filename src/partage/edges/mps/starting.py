@@ -1,0 +1,172 @@
+"""Starts a control daemon so that it outlives whoever starts it.
+
+Where systemd runs and can be reached, the daemon is a unit of its own, in systemd's care and cgroup.
+Elsewhere it gets a session of its own and, where the whole cgroup v2 tree can be written, a cgroup: ending
+the service or container that started it then does not end the daemon. In a container that sees only its own
+part of the tree there is no way out of it: there the daemon ends with the container.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import sys
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from partage.edges.mps import launch
+from partage.edges.mps.paths import DaemonPaths
+from partage.errors import DaemonError, Unsupported
+
+_SYSTEMD_RUN = "systemd-run"
+_CGROUP = "partage-mps"
+_TAIL_BYTES = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The node around the daemons. Roots are arguments: tests bring their own.
+
+    run: ``/run``, where systemd's and D-Bus's sockets are. path: where systemd-run is looked for.
+    own_shm: whether a daemon gets a /dev/shm of its own; that takes CAP_SYS_ADMIN.
+    """
+
+    proc: Path = Path("/proc")
+    run: Path = Path("/run")
+    selinux: Path = Path("/sys/fs/selinux")
+    path: str | None = None
+    own_shm: bool = True
+
+    def systemd_run(self) -> str:
+        """Path of systemd-run where systemd runs and takes calls; else empty."""
+        if not (self.run / "systemd/system").is_dir():
+            return ""
+        sockets = (self.run / "systemd/private", self.run / "dbus/system_bus_socket")
+        return (shutil.which(_SYSTEMD_RUN, path=self.path) or "") if any(map(_listens, sockets)) else ""
+
+    def cgroup(self, device: str) -> str:
+        """A cgroup for the daemon of a device, made; empty where that is not possible."""
+        for line in _lines(self.proc / "self/mountinfo"):
+            before, _, after = line.partition(" - ")
+            root, mounted = before.split()[3:5]
+            if after.startswith("cgroup2 ") and root == "/":
+                path = Path(mounted) / _CGROUP / device
+                with contextlib.suppress(OSError):
+                    path.mkdir(parents=True, exist_ok=True)
+                    if os.access(path / "cgroup.procs", os.W_OK):
+                        return str(path)
+        return ""
+
+
+def unit_name(device: str) -> str:
+    """The daemon's unit, where systemd keeps it."""
+    return f"partage-mps-{device}.service"
+
+
+def remove_cgroup(path: str) -> None:
+    """Remove a daemon's cgroup. One that somebody is still in stays; it costs nothing."""
+    with contextlib.suppress(OSError):
+        Path(path).rmdir()
+
+
+async def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    paths: DaemonPaths,
+    *,
+    host: Host,
+    cgroup: str,
+    own_shm: bool,
+    deadline_s: float,
+) -> None:
+    """Run the control program, which puts itself into the background; done when it has.
+
+    cgroup: as ``Host.cgroup`` gave it. own_shm: the daemon sees ``paths.shm`` as /dev/shm.
+    Raises DaemonError with what it printed, Unsupported where it cannot be run.
+    """
+    if systemd_run := host.systemd_run():
+        argv = [systemd_run, *_unit(environment, paths, own_shm=own_shm), "--", *command]
+        surroundings: Mapping[str, str] = os.environ
+    else:
+        shm = str(paths.shm) if own_shm else ""
+        argv = [sys.executable, "-I", "-S", str(launch.__file__), cgroup, shm, *command]
+        surroundings = environment
+    # Not a pipe: a daemon that keeps its standard output would keep whoever reads it waiting for ever.
+    output = paths.home / "start.log"
+    with output.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=DEVNULL,
+            stdout=file,
+            stderr=STDOUT,
+            env=dict(surroundings),
+            cwd="/",
+            start_new_session=True,
+        )
+    await _finish(process, output, command[0], deadline_s)
+
+
+async def _finish(process: Process, output: Path, program: str, deadline_s: float) -> None:
+    try:
+        async with asyncio.timeout(deadline_s):
+            code = await process.wait()
+    except TimeoutError as error:
+        raise DaemonError(f"{program} did not start within {deadline_s:g} s: {tail(output)}") from error
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    if code == launch.FAILED:
+        raise Unsupported(f"the MPS control daemon cannot be run: {tail(output)}")
+    if code:
+        raise DaemonError(f"the MPS control daemon did not start ({code}): {tail(output)}")
+
+
+def _unit(environment: Mapping[str, str], paths: DaemonPaths, *, own_shm: bool) -> list[str]:
+    """Options of systemd-run. The unit goes when the daemon does; nothing of it is left to be reset."""
+    options = [
+        "--quiet",
+        "--collect",
+        f"--unit={unit_name(paths.device)}",
+        f"--description=MPS control daemon of {paths.device}",
+        "--service-type=forking",
+        f"--property=PIDFile={paths.pid_file}",
+        *(f"--setenv={name}={value}" for name, value in environment.items()),
+    ]
+    return [*options, f"--property=BindPaths={paths.shm}:{launch.SHARED_MEMORY}"] if own_shm else options
+
+
+def tail(path: Path) -> str:
+    """The last line of a log; what stands for it where there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1].strip()[:400] if lines else "it did not say why"
+
+
+def _listens(path: Path) -> bool:
+    """Whether somebody takes connections at a unix socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

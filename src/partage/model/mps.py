@@ -1,0 +1,140 @@
+"""MPS control daemons as values: what one is asked to be, and how one was found.
+
+There is one control daemon for each GPU or MIG device that is shared by MPS. It starts servers, one for each
+user unless it serves several users with one, and the servers have clients: processes, not containers.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from partage.units import MIB, format_bytes
+
+_DEVICE = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]*", re.ASCII)
+_LONGEST_DEVICE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonSpec:
+    """What a control daemon is asked to be.
+
+    gpu:    UUID of the GPU.
+    device: what the daemon sees as its only CUDA device: the GPU's UUID, or that of one MIG device on it.
+    memory_bytes: what each client may allocate, whole MiB; None: all.
+    threads_percent: share of the multiprocessors that each client may fill; None: all.
+    multi_user: one server, run by root, for the clients of all users. None: where the program can do that.
+
+    Raises ValueError for what a daemon would ignore or misread.
+    """
+
+    gpu: str
+    device: str
+    memory_bytes: int | None = None
+    threads_percent: int | None = None
+    multi_user: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not is_device(self.device):
+            raise ValueError(f"{self.device[:_LONGEST_DEVICE]!r} is no UUID of a GPU or MIG device")
+        if self.memory_bytes is not None and (self.memory_bytes < MIB or self.memory_bytes % MIB):
+            raise ValueError(f"a limit of {self.memory_bytes} bytes is not in whole MiB")
+        if self.threads_percent is not None and not 1 <= self.threads_percent <= 100:
+            raise ValueError(f"{self.threads_percent} % of the threads is no limit")
+
+
+def is_device(text: str) -> bool:
+    """Whether it is the UUID of a GPU or MIG device: one that can name a directory, too."""
+    return len(text) <= _LONGEST_DEVICE and _DEVICE.fullmatch(text) is not None
+
+
+class Phase(StrEnum):
+    """How a control daemon is.
+
+    starting: it runs, but nobody has verified its limits yet, or it is about to run.
+    serving:  it answers.
+    fault:    it answers; a server of it had a fatal fault and takes no clients until all it has are gone.
+    silent:   it runs, and does not answer, or not in a way that anybody understands.
+    dead:     it does not run any more.
+    """
+
+    STARTING = "starting"
+    SERVING = "serving"
+    FAULT = "fault"
+    SILENT = "silent"
+    DEAD = "dead"
+
+
+class ServerStatus(StrEnum):
+    """What a control daemon says of one of its servers. unknown: words that are none of the three."""
+
+    INITIALIZING = "initializing"
+    ACTIVE = "active"
+    FAULT = "fault"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A process that works on the GPU through an MPS server.
+
+    pid: as the daemon numbers it, the host's where the daemon runs among the host's processes.
+    namespace: inode of its pid namespace; None where the daemon does not say.
+    namespace_pid: its pid in there; None where /proc does not say.
+    command: empty where the daemon does not say.
+    """
+
+    pid: int
+    namespace: int | None = None
+    namespace_pid: int | None = None
+    command: str = ""
+
+    def __str__(self) -> str:
+        return f"client {self.command or 'process'} (pid {self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class MpsServer:
+    """One server of a control daemon. uid: whose clients it serves; under multi-user it is root's."""
+
+    pid: int
+    uid: int | None = None
+    status: ServerStatus = ServerStatus.ACTIVE
+    clients: tuple[Client, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the daemon allows each client of its next server. None: no limit was asked for, or is set."""
+
+    memory_bytes: int | None = None
+    threads_percent: int | None = None
+
+    def __str__(self) -> str:
+        memory = "any memory" if self.memory_bytes is None else format_bytes(self.memory_bytes)
+        threads = 100 if self.threads_percent is None else self.threads_percent
+        return f"{memory} and {threads} % of threads for each client"
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonState:
+    """One control daemon, as it was found.
+
+    pid: None where it does not run. limits: as read back. multi_user: as its command line has it.
+    reason: a sentence: why it does not serve, or what is amiss although it does; else empty.
+    """
+
+    gpu: str
+    device: str
+    phase: Phase
+    pid: int | None = None
+    servers: tuple[MpsServer, ...] = ()
+    limits: Limits = Limits()
+    multi_user: bool = False
+    reason: str = ""
+
+    @property
+    def clients(self) -> tuple[Client, ...]:
+        """The clients of all servers."""
+        return tuple(client for server in self.servers for client in server.clients)

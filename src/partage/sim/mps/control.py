@@ -1,0 +1,115 @@
+"""``nvidia-cuda-mps-control``: starts the daemon (-d, -f), or hands it the commands on standard input.
+
+Where the words are known they are NVIDIA's; they are marked where they are ours. Little is imported: the
+program is run for every single command.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+
+ASKS = b"control "
+"""How a control program begins; its command follows, and a newline. The answer ends with the connection."""
+
+_PIPE, _LOG = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - NVIDIA's defaults
+_MULTI_USER = "-multiuser-server"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the program; its exit code."""
+    options = set(argv[1:])
+    pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _PIPE)
+    if not options:
+        return _command_line(pipe)
+    if options & {"-d", "-f"}:
+        return _start(argv[0], pipe, options - {"-d", "-f"}, background="-d" in options)
+    return _fail("Usage: nvidia-cuda-mps-control [-d | -f] [-multiuser-server]")  # our words
+
+
+def _command_line(pipe: str) -> int:
+    """One command a line, until the input ends; what each of them prints."""
+    for line in sys.stdin:
+        try:
+            text = _ask(pipe, line.strip())
+        except OSError:
+            return _fail("Cannot find MPS control daemon process")
+        if text:
+            print(text)  # noqa: T201 - a program's output
+        sys.stdout.flush()
+    return 0
+
+
+def _ask(pipe: str, command: str) -> str:
+    """Raises OSError where nobody listens. A daemon that was told to quit answers by ending."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.connect(f"{pipe}/control")
+        sock.sendall(ASKS + command.encode() + b"\n")
+        return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+
+
+def _start(program: str, pipe: str, options: set[str], *, background: bool) -> int:
+    from pathlib import Path
+
+    from partage.sim.mps import daemon
+    from partage.sim.mps.node import load
+
+    programs = Path(program).resolve().parent
+    node = load(programs)
+    multi_user = _MULTI_USER in options
+    if options - {_MULTI_USER} or (multi_user and not node.multi_user):
+        return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
+    if _listens(pipe):
+        return _fail("An instance of this daemon is already running")
+    settings = daemon.Settings(
+        pipe=Path(pipe),
+        log=Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", _LOG)),
+        programs=programs,
+        node=node,
+        devices=node.visible(os.environ.get("CUDA_VISIBLE_DEVICES")),
+        multi_user=multi_user,
+        environment=dict(os.environ),
+    )
+    if background:
+        return _in_background(lambda report: daemon.main(settings, report))
+    return daemon.main(settings, lambda complaint: print(complaint, file=sys.stderr))  # noqa: T201
+
+
+def _in_background(run: Callable[[Callable[[str], None]], int]) -> int:
+    """Fork twice, in a session of its own; done when the daemon has said how its start went."""
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        os.close(reading)
+        null = os.open(os.devnull, os.O_RDWR)
+        for handle in range(3):
+            os.dup2(null, handle)
+        os._exit(run(lambda complaint: _report(writing, complaint)))
+    os.close(writing)
+    os.wait()
+    with os.fdopen(reading, encoding="utf-8") as outcome:
+        complaint = outcome.read()
+    return 0 if complaint == "started" else _fail(complaint or "The control daemon ended at its start")
+
+
+def _report(writing: int, complaint: str) -> None:
+    os.write(writing, (complaint or "started").encode())
+    os.close(writing)
+
+
+def _listens(pipe: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        try:
+            sock.connect(f"{pipe}/control")
+        except OSError:
+            return False
+    return True
+
+
+def _fail(text: str) -> int:
+    sys.stderr.write(f"{text}\n")
+    return 1

@@ -1,0 +1,131 @@
+"""What the contract runs on: the control program of the simulation, or the driver's own on a real GPU."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partage.edges.mps.keeper import Deadlines, MpsKeeper
+from partage.edges.mps.starting import Host
+from partage.model.mps import DaemonSpec
+from partage.units import GIB
+
+GPUS = ("GPU-11111111-2222-3333-4444-000000000000", "GPU-11111111-2222-3333-4444-000000000001")
+NOBODY = 65534
+ROOT = os.geteuid() == 0
+LIMIT = 2 * GIB
+ANSWER_S = 10.0
+CUDA_CLIENT = Path(__file__).with_name("cuda_client.py")
+
+
+class Tenant:
+    """A process that is a client of a daemon, and does what it is told."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def hears(self, limit_s: float = ANSWER_S) -> str:
+        assert self.process.stdout is not None
+        async with asyncio.timeout(limit_s):
+            return (await self.process.stdout.readline()).decode().strip()
+
+    async def says(self, request: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{request}\n".encode())
+        return await self.hears()
+
+    async def leaves(self) -> None:
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self.process.kill()
+        await self.process.wait()
+
+
+@dataclass(slots=True)
+class Subject:
+    """One node with a control program. run_dir: short, passable for everybody.
+
+    devices: GPUs that can be shared. client: command line of a client program.
+    """
+
+    run_dir: Path
+    root: Path
+    devices: tuple[str, ...]
+    client: tuple[str, ...]
+    simulated: bool
+    tenants: list[Tenant] = field(default_factory=list)
+
+    def keeper(self, *, host: Host | None = None, **deadlines: float) -> MpsKeeper:
+        return MpsKeeper(self.run_dir, self.root, host=host, deadlines=Deadlines(**deadlines))
+
+    def spec(self, number: int = 0, **changes: object) -> DaemonSpec:
+        wanted: dict[str, object] = {"memory_bytes": LIMIT, "threads_percent": 25} | changes
+        device = self.devices[number]
+        return DaemonSpec(device, device, **wanted)  # type: ignore[arg-type]
+
+    def home(self, number: int = 0) -> Path:
+        return self.run_dir / "mps" / self.devices[number]
+
+    async def begins(self, number: int = 0, *, uid: int | None = None, **env: str) -> Tenant:
+        """A client, whether or not it is let in."""
+        inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
+        pipe = str(self.home(number) / "pipe")
+        process = await asyncio.create_subprocess_exec(
+            *self.client,
+            *([] if uid is None else [str(uid)]),
+            stdin=PIPE,
+            stdout=PIPE,
+            env=inherited | {"CUDA_MPS_PIPE_DIRECTORY": pipe} | env,
+        )
+        tenant = Tenant(process)
+        self.tenants.append(tenant)
+        return tenant
+
+    async def tenant(self, number: int = 0, *, uid: int | None = None, **env: str) -> Tenant:
+        """A client that was let in."""
+        tenant = await self.begins(number, uid=uid, **env)
+        assert await tenant.hears() == "ok"
+        return tenant
+
+
+@contextlib.asynccontextmanager
+async def ending(subject: Subject) -> AsyncIterator[Subject]:
+    """Whatever a test leaves is ended: clients first, then daemons, in whichever state."""
+    try:
+        yield subject
+    finally:
+        for tenant in subject.tenants:
+            await tenant.leaves()
+        keeper = subject.keeper()
+        for state in await keeper.states():
+            await keeper.stop(state.device, force=True)
+
+
+def simulated_client() -> tuple[str, ...]:
+    return (sys.executable, "-m", "partage.sim.mps.client")
+
+
+def has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+async def until(condition: object, limit_s: float = ANSWER_S) -> None:
+    """Wait for a condition, a coroutine function; fail where it does not come true."""
+    async with asyncio.timeout(limit_s):
+        while not await condition():  # type: ignore[operator]
+            await asyncio.sleep(0.01)
