@@ -40,7 +40,7 @@ class StubNode:
 
     def __init__(self, root: Path, library: Path) -> None:
         self.root = root
-        self.host = Host(driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev")
+        self.host = Host(driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev", run=root / "run")
         self.library = root / "usr/lib64/libnvidia-ml.so.1"
         self.library.parent.mkdir(parents=True)
         shutil.copyfile(library, self.library)

@@ -31,12 +31,13 @@ CapabilityMinors = Mapping[tuple[int, int, int | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where the node's files are."""
+    """Where the node's files are. run: our own, which a reboot forgets."""
 
     driver: Path = Path("/")
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
+    run: Path = Path("/run/partage")
 
     def numa_node(self, pci_bus_id: str) -> int | None:
         """The NUMA node of a GPU; None where the machine has none, or does not say (-1)."""

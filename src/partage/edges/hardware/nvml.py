@@ -13,6 +13,7 @@ from partage.edges.hardware.acts import Acts
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.mailbox import Mailbox
+from partage.edges.hardware.persistence import Persistence
 from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.reset import Before, conclude, find_nvidia_smi, prepare, run_nvidia_smi
@@ -70,6 +71,7 @@ class NvmlHardware:
         # What follows belongs to the worker's thread.
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
+        self._persistence = Persistence(self._host.run)
         self._acts = Acts(self._nvml, self._host, self._renew)
         self._watch: Watch | None = None
         self._opened_at = 0.0
@@ -172,7 +174,7 @@ class NvmlHardware:
         return self._with_session(lambda: self._acts.perform(step))
 
     def _prepare(self, step: Reset) -> Before:
-        before = self._with_session(lambda: prepare(self._nvml, step))
+        before = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
         self._end_session()
         return before
 
@@ -209,6 +211,7 @@ class NvmlHardware:
             if missing is not None:
                 self._interrupted = True
                 return missing
+            self._persistence.restore(self._nvml)
         if self._watch is None and self._publish is not None:
             self._begin_watch(self._publish)
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from partage.edges.hardware.binding import find_library
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.persistence import Persistence
 from partage.edges.hardware.readings import Handle, Nvml
 from partage.errors import (
     GpuInUse,
@@ -33,13 +34,12 @@ _KILL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """pending: GPUs whose mode waits for the reset. persistent: GPUs that the driver keeps open."""
+    """pending: GPUs whose mode waits for the reset."""
 
     pending: tuple[str, ...]
-    persistent: tuple[str, ...]
 
 
-def prepare(nvml: Nvml, step: Reset) -> Before:
+def prepare(nvml: Nvml, persistence: Persistence, step: Reset) -> Before:
     """Persistence mode counts as somebody who holds the GPU: off with it. Raises HardwareError."""
     handles = nvml.handles()
     for gpu in step.gpus:
@@ -47,22 +47,18 @@ def prepare(nvml: Nvml, step: Reset) -> Before:
             if len(handles) < nvml.count():
                 raise GpuLost(f"GPU {gpu} is not among those that answer")
             raise NotThere(f"this node has no GPU {gpu}")
-    persistent = tuple(gpu for gpu in step.gpus if _is_persistent(nvml, handles[gpu]))
-    for gpu in persistent:
-        nvml.optional("nvmlDeviceSetPersistenceMode", handles[gpu], 0)
-    return Before(tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu])), persistent)
+    pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
+    persistence.switch_off(nvml, step.gpus)
+    return Before(pending)
 
 
 def conclude(nvml: Nvml, step: Reset, before: Before, words: str | None) -> None:
-    """Restore persistence mode and see what has become of the modes.
+    """See what has become of the modes. The session is a new one: persistence mode is on again.
 
     words: what nvidia-smi said, if it failed. Raises HardwareError where nvidia-smi failed and nothing came
     into force, or where a mode still waits.
     """
     handles = nvml.handles()
-    for gpu in before.persistent:
-        if gpu in handles:
-            nvml.optional("nvmlDeviceSetPersistenceMode", handles[gpu], 1)
     gone = [gpu for gpu in step.gpus if gpu not in handles]
     if gone:
         raise GpuLost(
@@ -78,10 +74,6 @@ def conclude(nvml: Nvml, step: Reset, before: Before, words: str | None) -> None
 def _is_pending(nvml: Nvml, handle: Handle) -> bool:
     mode = nvml.mig_mode(handle)
     return mode is not None and mode.current != mode.pending
-
-
-def _is_persistent(nvml: Nvml, handle: Handle) -> bool:
-    return bool(nvml.optional("nvmlDeviceGetPersistenceMode", handle))
 
 
 def find_nvidia_smi(driver_root: Path) -> Path:
