@@ -768,4 +768,4 @@ def test_keys_that_nothing_acts_on_yet_are_warned_about() -> None:
     """A tenant must not rely on what this version does not do."""
     wish = "{select: all, guard: true, watch: kill, time-slicing: {replicas: 2}}"
     paths = [problem.path for problem in lay(native(wish), eight()).warnings]
-    assert paths == ["gpus[0].guard", "gpus[0].watch"]
+    assert paths == ["gpus[0].watch"]

@@ -121,7 +121,8 @@ def _time_sliced(whole: Offering, sharing: TimeSlicing) -> Offering:
         replicas=sharing.replicas,
         count=sharing.replicas,
         memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB,
-        guarantee=Guarantee.NONE,
+        # The guard is a framework's own cap, which a tenant can drop: more than nothing, and no more.
+        guarantee=Guarantee.ADVISORY if whole.guard else Guarantee.NONE,
         interval=sharing.interval,
     )
 

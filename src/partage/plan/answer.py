@@ -7,18 +7,21 @@ validation, CDI, MPS, features, then environment, mounts and device files. ``PAR
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partage.model.answer import AllocationRefused, ContainerAnswer, DeviceNode, Mount
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
 from partage.model.policy import DeviceIds, DeviceList, Options, Strategy
-from partage.model.share import Offering, Resource, weakest
+from partage.model.share import Guarantee, Offering, Resource, weakest
 from partage.units import MIB
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Passed with device specs where they exist, in NVIDIA's order."""
+
+GUARD_MOUNT = "/opt/partage/guard"
+"""Where a container finds the guard; it is on its PYTHONPATH."""
 
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
@@ -40,6 +43,8 @@ class Answerer:
     run_dir: host path of ``--run-dir``; MPS mounts lie below ``<run_dir>/mps/<gpu uuid>``.
     cdi_classes: classes beside ``gpu`` for which a CDI spec was written (``gds``, ``mofed``, ``gdrcopy``); a
     name without a spec would keep the container from starting.
+    guard_dir: host path of the guard's files, empty while they are not there: then no container is promised
+    the guard.
     """
 
     def __init__(
@@ -49,15 +54,21 @@ class Answerer:
         options: Options,
         run_dir: str,
         cdi_classes: Sequence[str] = (),
+        *,
+        guard_dir: str = "",
     ) -> None:
         self._name = resource.name
+        self._guard_dir = guard_dir
         self._options = options
         self._run_dir = run_dir.rstrip("/")
         self._pieces = {
             id_: piece
             for offering in resource.offerings
-            for piece in (_piece(offering, options),)
+            for piece in (_piece(_as_guarded(offering, guard_dir), options),)
             for id_ in offering.share_ids
+        }
+        self._memory_of = {gpu.uuid: gpu.memory_bytes for gpu in inventory} | {
+            mig.uuid: mig.memory_bytes for gpu in inventory for mig in gpu.mig_devices
         }
         existing = (node for node in CONTROL_NODES if node in inventory.control_nodes)
         self._control_nodes = tuple(_node(node, options) for node in existing)
@@ -81,7 +92,10 @@ class Answerer:
         if not self._options.only_cdi:
             self._add_device_list(names, envs, mounts)
             devices = self._device_specs(pieces)
-        envs.update(_share_facts(self._name, ids, [piece.offering for piece in pieces]))
+        held = [piece.offering for piece in pieces]
+        envs.update(_share_facts(self._name, ids, held))
+        if any(offering.guard for offering in held):
+            self._add_guard(held, envs, mounts)
         cdi = self._cdi_names(names)
         return ContainerAnswer(
             envs=envs,
@@ -143,6 +157,21 @@ class Answerer:
             envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_mib}M"
             envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
 
+    def _add_guard(self, offerings: Sequence[Offering], envs: dict[str, str], mounts: list[Mount]) -> None:
+        """PYTHONPATH replaces the image's, and a pod's own replaces this: we see neither (docs/guard.md)."""
+        mounts.append(Mount(GUARD_MOUNT, self._guard_dir, read_only=True))
+        envs["PYTHONPATH"] = GUARD_MOUNT
+        envs["PARTAGE_TOTAL_BYTES"] = _one_or_each(self._totals(offerings))
+
+    def _totals(self, offerings: Iterable[Offering]) -> list[int]:
+        """Memory of the devices behind these shares, one sum for each GPU in the order of PARTAGE_GPUS."""
+        whole = {offering.device: offering for offering in offerings}
+        by_gpu: dict[str, int] = {}
+        for device, offering in whole.items():
+            memory = self._memory_of.get(device) or offering.memory_bytes * offering.replicas
+            by_gpu[offering.gpu] = by_gpu.get(offering.gpu, 0) + memory
+        return list(by_gpu.values())
+
     def _add_device_list(self, names: tuple[str, ...], envs: dict[str, str], mounts: list[Mount]) -> None:
         """volume-mounts overrules the value of envvar where both are asked for, as at NVIDIA's."""
         channels = self._options.imex_channels
@@ -161,6 +190,14 @@ class Answerer:
             return ()
         own = (node for piece in pieces for node in piece.nodes)
         return (*self._control_nodes, *own, *self._imex_nodes)
+
+
+def _as_guarded(offering: Offering, guard_dir: str) -> Offering:
+    """The offering without the guard, and without its promise, where its files could not be written."""
+    if guard_dir or not offering.guard:
+        return offering
+    sliced = offering.shared is Strategy.TIME_SLICING
+    return replace(offering, guard=False, guarantee=Guarantee.NONE if sliced else offering.guarantee)
 
 
 def _piece(offering: Offering, options: Options) -> _Piece:
