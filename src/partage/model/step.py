@@ -1,4 +1,4 @@
-"""What is done to a GPU under MIG, one act at a time: plain values for a plan, a journal, the hardware port.
+"""What is done to a GPU, one act at a time: plain values for a plan, a journal, the hardware port.
 
 A GPU instance that does not exist yet has no id, so what is made names its place: the memory slices of its
 GPU instance. Ids are reused by the driver; whoever destroys compares profile and placement with what lives
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
+from partage.model.gpu import ComputeMode
+from partage.model.mps import DaemonSpec, Limits
 from partage.model.placement import Placement
+from partage.model.policy import Interval
 
 
 class UseKind(StrEnum):
@@ -170,8 +173,116 @@ class Verify:
         return f"verify that {', '.join(self.devices) or 'no MIG device'} lives on it, and nothing else"
 
 
-Step = SetMode | Reset | DestroyCompute | DestroyInstance | CreateInstance | CreateCompute | Verify
+@dataclass(frozen=True, slots=True)
+class SetComputeMode:
+    """Say who may open contexts on a GPU. before: the mode it has now, and gets back when this is undone."""
+
+    gpu: str
+    mode: ComputeMode
+    before: ComputeMode
+
+    def __str__(self) -> str:
+        return f"set the compute mode to {self.mode.name.lower().replace('_', '-')}"
+
+
+@dataclass(frozen=True, slots=True)
+class SetTimeSlice:
+    """Set the length of a GPU's time slice. before: the one it has now, and gets back when this is undone."""
+
+    gpu: str
+    interval: Interval
+    before: Interval
+
+    def __str__(self) -> str:
+        return f"set the time slice to {self.interval}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndProcess:
+    """End a process that works on a GPU. Cannot be taken back.
+
+    start: as in ``model.process.GpuProcess``. container: the id that its cgroup names, 64 digits. A process
+    that has the pid by now and is another one, or in another container, is left alone.
+    """
+
+    gpu: str
+    pid: int
+    start: int
+    container: str
+
+    def __str__(self) -> str:
+        return f"end process {self.pid} of container {self.container[:12]}"
+
+
+@dataclass(frozen=True, slots=True)
+class StartDaemon:
+    """Have an MPS control daemon that is as asked. One that runs and is so is left alone."""
+
+    gpu: str
+    spec: DaemonSpec
+
+    def __str__(self) -> str:
+        limits = Limits(self.spec.memory_bytes, self.spec.threads_percent)
+        return f"start the MPS daemon{_part(self.gpu, self.spec.device)}: {limits}"
+
+
+@dataclass(frozen=True, slots=True)
+class StopDaemon:
+    """End the MPS control daemon of a device, which has to be without clients.
+
+    spec: what it was asked to be, and is again when this is undone; None where nobody knows.
+    """
+
+    gpu: str
+    device: str
+    spec: DaemonSpec | None = None
+
+    def __str__(self) -> str:
+        return f"stop the MPS daemon{_part(self.gpu, self.device)}"
+
+
+@dataclass(frozen=True, slots=True)
+class EndClient:
+    """End one client's work on an MPS server, whose process lives on. Cannot be taken back."""
+
+    gpu: str
+    device: str
+    server: int
+    client: int
+
+    def __str__(self) -> str:
+        return f"end the work of MPS client {self.client}"
+
+
+def _part(gpu: str, device: str) -> str:
+    return "" if device == gpu else f" of {device}"
+
+
+Step = (
+    SetMode
+    | Reset
+    | DestroyCompute
+    | DestroyInstance
+    | CreateInstance
+    | CreateCompute
+    | Verify
+    | SetComputeMode
+    | SetTimeSlice
+    | EndProcess
+    | StartDaemon
+    | StopDaemon
+    | EndClient
+)
 """One act."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlice:
+    """The length of a GPU's time slice as it is. interval: None where it cannot be said; reason: why."""
+
+    gpu: str
+    interval: Interval | None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +300,7 @@ def gpus_of(step: Step) -> tuple[str, ...]:
 
 
 def reverse(step: Step, made: Made | None = None) -> Step | None:
-    """What takes a step back. None for what changes nothing, and for a reset: see ``undo``.
+    """What takes a step back. None for what changes nothing, for what ends, and for a reset: see ``undo``.
 
     made: what the step brought, where that is known. A MIG device that is made again has a new UUID.
     """
@@ -205,7 +316,15 @@ def reverse(step: Step, made: Made | None = None) -> Step | None:
         case CreateCompute(gpu, instance, placement, profile):
             known = (made.gi_id, made.ci_id, made.uuid) if made else (None, None, "")
             return DestroyCompute(gpu, instance, placement, profile, *known)
-        case Reset() | Verify():
+        case SetComputeMode(gpu, mode, before):
+            return SetComputeMode(gpu, before, mode)
+        case SetTimeSlice(gpu, interval, before):
+            return SetTimeSlice(gpu, before, interval)
+        case StartDaemon(gpu, spec):
+            return StopDaemon(gpu, spec.device, spec)
+        case StopDaemon(gpu, _, DaemonSpec() as spec):
+            return StartDaemon(gpu, spec)
+        case Reset() | Verify() | EndProcess() | StopDaemon() | EndClient():
             return None
         case _:
             assert_never(step)

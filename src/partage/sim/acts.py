@@ -22,9 +22,12 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
+    EndProcess,
     Made,
     Reset,
+    SetComputeMode,
     SetMode,
+    SetTimeSlice,
     Step,
     Use,
     Verify,
@@ -33,6 +36,7 @@ from partage.plan.resets import reset_sets
 from partage.sim.machine import derived_uuid
 from partage.sim.mig import ci_minor, compute_seats, free_seat, gi_minor, instance_id, instance_memory
 from partage.sim.node import NodeState, after_reset, observed, with_gpu
+from partage.sim.settings import end_process, set_compute_mode, set_time_slice
 
 _IN_A_VM = "turn its MIG mode on or off with nvidia-smi -mig, reboot the virtual machine, and try again"
 
@@ -58,6 +62,12 @@ def performed(state: NodeState, step: Step) -> Outcome:
         case Verify():
             _verify(state, step)
             return state, None
+        case SetComputeMode():
+            return set_compute_mode(state, _answering(state, step.gpu), step), None
+        case SetTimeSlice():
+            return set_time_slice(state, _answering(state, step.gpu), step), None
+        case EndProcess():
+            return end_process(state, step), None
         case _:
             assert_never(step)
 

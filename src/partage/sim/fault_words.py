@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import get_args
 
@@ -22,6 +23,7 @@ from partage.model.layout import LayoutItem
 from partage.model.step import UseKind
 from partage.sim.faults import (
     Ailing,
+    Blind,
     Call,
     DriverGone,
     DriverLoaded,
@@ -39,7 +41,8 @@ from partage.sim.faults import (
     TimedFault,
     Vacate,
 )
-from partage.sim.reading import choice, seconds, some_text, truth, unlike, whole_number
+from partage.sim.reading import choice, matching, seconds, some_text, truth, unlike, whole_number
+from partage.units import parse_bytes
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
 _ERRORS: dict[str, type[HardwareError]] = {
@@ -53,6 +56,8 @@ _ERRORS: dict[str, type[HardwareError]] = {
     "unsupported": Unsupported,
 }
 _HIGHEST_INDEX = 1023
+_CONTAINER = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
+_POD = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})?", re.ASCII)
 
 Words = Mapping[str, Value]
 
@@ -75,9 +80,10 @@ def parse_fault(words: Words) -> Fault:
     ``{gpu: 2, xid: 79, gi: 1, ci: 0}``, ``{gpu: 2, recovery: gpu-reset}``; ``rows-pending``,
     ``rows-failed``, ``fabric``, each true or false; ``{gpu: 2, mig: [3g.40gb, 1g.10gb]}``, where ``off``
     switches MIG mode off; ``{gpu: 2, used-by: python, gi: 1, ci: 0, kind: process | monitor, pid: 4711}``,
-    without ``gi`` the whole GPU; ``{gpu: 2, left-by: python}``, true for everybody.
-    Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``.
-    Of a call of the port (observe, conditions, events, perform, uses):
+    without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``, ``container: ID``, ``pod: UID`` and
+    ``mps: true``; ``{gpu: 2, left-by: python}``, true for everybody.
+    Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``, ``{blind: true}``.
+    Of a call of the port (observe, conditions, events, perform, uses, processes, time-slices):
     ``{call: observe, fail: timeout, times: 3}``, ``{call: observe, hang: true | seconds}``,
     ``{call: observe, heal: true}``; ``{call: perform, fail: timeout, done: true}`` loses only the answer.
     """
@@ -161,7 +167,18 @@ def _used_by(words: Words) -> Fault:
         raise ValueError("in which GPU instance? its id, as in gi: 1")
     kinds = {kind.value: kind for kind in (UseKind.PROCESS, UseKind.MONITOR)}
     kind = kinds[choice(words.get("kind", "process"), kinds)]
-    return Occupy(_gpu(words), some_text(words["used-by"]), kind, gi, ci, pid)
+    return Occupy(
+        _gpu(words),
+        some_text(words["used-by"]),
+        kind,
+        gi,
+        ci,
+        pid,
+        memory_bytes=parse_bytes(str(words["memory"])) if "memory" in words else None,
+        container=matching(words.get("container", ""), _CONTAINER, "a container's id, 64 digits a-f,"),
+        pod=matching(words.get("pod", ""), _POD, "a pod's UID"),
+        mps=truth(words.get("mps", False)),
+    )
 
 
 def _left_by(words: Words) -> Fault:
@@ -199,10 +216,11 @@ _KINDS: dict[str, tuple[Callable[[Words], Fault], tuple[str, ...]]] = {
     "rows-failed": (lambda words: Ailing(_gpu(words), rows_failed=truth(words["rows-failed"])), ("gpu",)),
     "fabric": (lambda words: Ailing(_gpu(words), fabric_ok=truth(words["fabric"])), ("gpu",)),
     "mig": (_mig, ("gpu",)),
-    "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid")),
+    "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps")),
     "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),
+    "blind": (lambda words: Blind(truth(words["blind"])), ()),
     "fail": (_fail, ("call", "times", "done")),
     "hang": (_hang, ("call", "times")),
     "heal": (_heal, ("call",)),

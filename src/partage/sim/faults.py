@@ -14,7 +14,7 @@ from partage.model.gpu import RecoveryAction
 from partage.model.layout import LayoutItem
 from partage.model.step import UseKind
 
-Call = Literal["observe", "conditions", "events", "perform", "uses"]
+Call = Literal["observe", "conditions", "events", "perform", "uses", "processes", "time-slices"]
 """A verb of the hardware port."""
 
 
@@ -122,7 +122,12 @@ class SetMig:
 
 @dataclass(frozen=True, slots=True)
 class Occupy:
-    """Somebody opens the GPU; with ``gi`` that GPU instance, with ``ci``, too, the MIG device."""
+    """Somebody opens the GPU; with ``gi`` that GPU instance, with ``ci``, too, the MIG device.
+
+    With a pid it is a process with a context: memory_bytes of the GPU's memory are its own, None where the
+    driver does not say. container: the id in its cgroup, 64 digits, pod: the pod's UID; empty: a process of
+    the host. mps: it is a client of an MPS server (itself called ``nvidia-cuda-mps-server``).
+    """
 
     gpu: int
     name: str = "python"
@@ -130,6 +135,10 @@ class Occupy:
     gi: int | None = None
     ci: int | None = None
     pid: int | None = None
+    memory_bytes: int | None = None
+    container: str = ""
+    pod: str = ""
+    mps: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +147,13 @@ class Vacate:
 
     gpu: int
     name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """Whether the node's processes are hidden: the driver then lists none, and says success."""
+
+    on: bool = True
 
 
 Fault = (
@@ -155,6 +171,7 @@ Fault = (
     | SetMig
     | Occupy
     | Vacate
+    | Blind
 )
 
 

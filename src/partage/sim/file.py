@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from partage.edges.files.safeyaml import LIMIT_PROBLEMS, Value, describe, read_document
 from partage.errors import InputError, Problem
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver
+from partage.model.policy import Interval
 from partage.sim.fault_words import parse_timed_fault
 from partage.sim.faults import TimedFault
-from partage.sim.gpu_words import pci_bus_id, read_gpu
+from partage.sim.gpu_words import pci_bus_id, read_gpu, read_time_slice
 from partage.sim.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node import after, switched_on
 from partage.sim.reading import (
@@ -77,7 +78,7 @@ def _machine(place: Place, name: str) -> Machine:
         simulated=True,
     )
     faults = _faults(place, inventory)
-    return Machine(name, inventory, tuple(faults), place.at("recorded").text("date", ""))
+    return Machine(name, inventory, tuple(faults), place.at("recorded").text("date", ""), _slices(place))
 
 
 def _header(place: Place) -> None:
@@ -129,6 +130,19 @@ def _gpus(place: Place) -> tuple[Gpu, ...]:
         if row.is_mapping()
     ]
     return tuple(sorted((gpu for gpu in gpus if gpu), key=lambda gpu: gpu.index))
+
+
+def _slices(place: Place) -> dict[int, Interval | None]:
+    """Time slices that are not default, by index. What is no list, no row, no index is said elsewhere."""
+    rows = place.at("gpus").value
+    slices: dict[int, Interval | None] = {}
+    for position in range(len(rows) if isinstance(rows, list) else 0):
+        row = place.at("gpus").at(position)
+        interval = read_time_slice(row)
+        index = row.value.get("index", position) if isinstance(row.value, dict) else None
+        if interval is not Interval.DEFAULT and isinstance(index, int):
+            slices[index] = interval
+    return slices
 
 
 def _lost_gpus(place: Place) -> tuple[LostGpu, ...]:

@@ -8,16 +8,27 @@ from dataclasses import replace
 from partage.edges.files.catalogue import GpuModel, load
 from partage.edges.files.safeyaml import Value
 from partage.model.gpu import ComputeMode, Gpu, MigMode, RecoveryAction
+from partage.model.policy import Interval
 from partage.sim.machine import new_gpu
 from partage.sim.mig_words import read_instances
-from partage.sim.reading import Place, index_number, matching, optional, some_text, unlike, uuid, whole_number
+from partage.sim.reading import (
+    Place,
+    choice,
+    index_number,
+    matching,
+    optional,
+    some_text,
+    unlike,
+    uuid,
+    whole_number,
+)
 from partage.sim.topology import numa_node
 from partage.units import MIB
 
 GPU_KEYS = (
     "index", "uuid", "minor", "name", "memory_bytes", "pci_bus_id", "pci_device_id", "compute_capability",
     "architecture", "brand", "numa_node", "mig_mode", "mig_devices", "empty_instances",
-    "compute_mode", "recovery",
+    "compute_mode", "time_slice", "recovery",
 )  # fmt: skip
 
 
@@ -29,6 +40,7 @@ _ARCHITECTURES = {
 
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _PCI_DEVICE_ID = re.compile(r"0x[0-9A-Fa-f]{8}", re.ASCII)
+_NOT_SUPPORTED = "not-supported"
 _UNKNOWN_DEVICE = "0x00000000"
 
 
@@ -143,6 +155,13 @@ def _capability(value: Value) -> tuple[int, int]:
     if isinstance(value, list) and len(value) == 2:
         return whole_number(value[0], 0, 99), whole_number(value[1], 0, 99)
     raise unlike("two whole numbers as in [9, 0]", value)
+
+
+def read_time_slice(row: Place) -> Interval | None:
+    """``default``, ``short``, ``medium``, ``long``; None for ``not-supported``."""
+    words: dict[str, Interval | None] = {interval.value: interval for interval in Interval}
+    words[_NOT_SUPPORTED] = None
+    return words[row.read("time_slice", Interval.DEFAULT.value, lambda value: choice(value, words))]
 
 
 def _compute_mode(value: Value) -> ComputeMode:

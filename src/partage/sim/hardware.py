@@ -12,7 +12,8 @@ from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareTimeout, InputError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition, Xid
-from partage.model.step import Made, Step, Use
+from partage.model.process import Processes
+from partage.model.step import Made, Step, TimeSlice, Use
 from partage.sim.acts import performed
 from partage.sim.faults import (
     Call,
@@ -26,6 +27,7 @@ from partage.sim.faults import (
 )
 from partage.sim.machine import Machine
 from partage.sim.node import NodeState, after, conditions_of, known_gpu, observed, picture, switched_on
+from partage.sim.settings import processes_of, time_slices_of
 
 
 @dataclass(slots=True)
@@ -113,6 +115,18 @@ class SimulatedHardware:
         self._require_driver()
         lost = {lost.uuid for lost in self._state.lost.values()}
         return tuple(use for use in self._state.uses if use.gpu not in lost)
+
+    async def processes(self) -> Processes:
+        """Who was put on GPUs with a pid."""
+        await self._admit("processes")
+        self._require_driver()
+        return processes_of(self._state)
+
+    async def time_slices(self) -> tuple[TimeSlice, ...]:
+        """What was set, or cannot be."""
+        await self._admit("time-slices")
+        self._require_driver()
+        return time_slices_of(self._state)
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from partage.edges.files.catalogue import GpuModel, load
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
+from partage.model.policy import Interval
 from partage.sim.faults import TimedFault
 from partage.sim.topology import has_nvswitch, links_between, numa_node
 
@@ -28,12 +30,14 @@ class Machine:
     """A simulated node as it is switched on, and what will go wrong by itself.
 
     name: what it was called by. recorded: date of the recording it comes from, empty for none.
+    slices: time slices that are not default, by GPU index; None: that GPU has none that can be set.
     """
 
     name: str
     inventory: Inventory
     faults: tuple[TimedFault, ...] = ()
     recorded: str = ""
+    slices: Mapping[int, Interval | None] = field(default_factory=dict)
 
 
 def parse_machine(text: str) -> Machine:

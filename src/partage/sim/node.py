@@ -9,6 +9,7 @@ from typing import assert_never
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
 from partage.errors import InputError
 from partage.model.gpu import (
+    ComputeMode,
     Driver,
     Gpu,
     Inventory,
@@ -21,10 +22,12 @@ from partage.model.gpu import (
 )
 from partage.model.health import Condition
 from partage.model.layout import DoesNotFit, LayoutItem
+from partage.model.policy import Interval
 from partage.model.step import Use
 from partage.sim.faults import (
     AFTERMATH,
     Ailing,
+    Blind,
     DriverGone,
     DriverLoaded,
     FailCall,
@@ -56,12 +59,25 @@ class Ward:
 
 
 @dataclass(frozen=True, slots=True)
+class Tenant:
+    """What there is to know of a process on a GPU beside its use. See ``faults.Occupy``."""
+
+    memory_bytes: int | None = None
+    cgroup: str = "/"
+    mps: bool = False
+    start: int = 1
+    uid: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """Everything about a simulated node.
 
     gpus:  every GPU as it answers, or would if it were not in ``lost``; by index, as all mappings here.
     births: MIG layouts and MIG devices made so far; it goes into the UUIDs of new MIG devices.
-    uses:   who has GPUs and MIG devices open.
+    uses:   who has GPUs and MIG devices open. tenants: more of some of them, by GPU UUID and pid.
+    slices: time slices that are not default; None: that GPU keeps its own.
+    blind:  the node's processes cannot be seen.
     seats:  first compute slice, within its GPU instance, of MIG devices by UUID; of those without an entry
             the compute slices follow each other in the order of their ids.
     """
@@ -80,6 +96,9 @@ class NodeState:
     boots: int = 0
     births: int = 0
     uses: tuple[Use, ...] = ()
+    tenants: Mapping[tuple[str, int], Tenant] = field(default_factory=dict)
+    slices: Mapping[int, Interval | None] = field(default_factory=dict)
+    blind: bool = False
     seats: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -104,6 +123,7 @@ def switched_on(machine: Machine) -> NodeState:
         open_to_env=inventory.open_to_env,
         fabric_manager=inventory.fabric_manager,
         virtual=inventory.virtual,
+        slices=machine.slices,
     )
 
 
@@ -174,20 +194,26 @@ def after(state: NodeState, fault: Fault) -> NodeState:
             return _reboot(state)
         case DriverGone(kind, reason):
             return replace(state, driver=NoDriver(kind, reason), uses=())
-        case DriverLoaded(version, cuda):
-            last = state.last_driver
-            driver = Driver(version or last.version, cuda or last.cuda)
-            return replace(_forget_mig(state), driver=driver, last_driver=driver, uses=())
+        case DriverLoaded():
+            return _load_driver(state, fault)
         case SetMig():
             return _set_mig(state, fault)
-        case Occupy() | Vacate():
-            return replace(state, uses=_uses_after(state, fault))
+        case Occupy() | Vacate() | Blind():
+            return _peopled(state, fault)
         case RaiseXid(index):
             return _after_xid(state, fault) if index is not None else state
         case FailCall() | HangCall() | HealCall():
             return state
         case _:
             assert_never(fault)
+
+
+def _load_driver(state: NodeState, fault: DriverLoaded) -> NodeState:
+    last = state.last_driver
+    driver = Driver(fault.version or last.version, fault.cuda or last.cuda)
+    for index in state.gpus:
+        state = _forget_settings(state, index)
+    return replace(_forget_mig(state), driver=driver, last_driver=driver, uses=())
 
 
 def known_gpu(state: NodeState, index: int) -> Gpu:
@@ -213,6 +239,13 @@ def _known_instance(gpu: Gpu, gi: int | None) -> None:
         raise InputError(f"GPU {gpu.index} has no GPU instance {gi}")
 
 
+def _peopled(state: NodeState, fault: Occupy | Vacate | Blind) -> NodeState:
+    """Who is there, and whether that can be seen."""
+    if isinstance(fault, Blind):
+        return replace(state, blind=fault.on)
+    return replace(state, uses=_uses_after(state, fault), tenants=_tenants_after(state, fault))
+
+
 def _uses_after(state: NodeState, fault: Occupy | Vacate) -> tuple[Use, ...]:
     gpu = known_gpu(state, fault.gpu)
     if isinstance(fault, Vacate):
@@ -223,6 +256,22 @@ def _uses_after(state: NodeState, fault: Occupy | Vacate) -> tuple[Use, ...]:
         raise InputError(f"GPU {fault.gpu} has no compute instance {fault.ci} in GPU instance {fault.gi}")
     uuid = inside[0].uuid if inside else None
     return (*state.uses, Use(gpu.uuid, fault.kind, fault.name, fault.pid, uuid, fault.gi, fault.ci))
+
+
+def _tenants_after(state: NodeState, fault: Occupy | Vacate) -> Mapping[tuple[str, int], Tenant]:
+    """What the fault says of a process is remembered. Whoever comes later was started later."""
+    if isinstance(fault, Vacate) or fault.pid is None:
+        return state.tenants
+    cgroup = "/"
+    if fault.container:
+        pod = f"/kubepods.slice/kubepods-pod{fault.pod.replace('-', '_')}.slice/cri-containerd-"
+        cgroup = f"{pod}{fault.container}.scope" if fault.pod else f"/docker/{fault.container}"
+    working = {(use.gpu, use.pid) for use in state.uses}
+    starts = {at: tenant.start for at, tenant in state.tenants.items()}
+    same = (start for at, start in starts.items() if at in working and at[1] == fault.pid)
+    start = next(same, 1 + max(starts.values(), default=0))
+    tenant = Tenant(fault.memory_bytes, cgroup, fault.mps, start)
+    return {**state.tenants, (known_gpu(state, fault.gpu).uuid, fault.pid): tenant}
 
 
 def _without(lost: Mapping[int, LostGpu], index: int) -> dict[int, LostGpu]:
@@ -257,12 +306,19 @@ def with_gpu(state: NodeState, gpu: Gpu) -> NodeState:
 
 
 def after_reset(state: NodeState, gpu: Gpu) -> NodeState:
-    """Nothing that was on the GPU survives; a MIG mode that was pending is in force."""
+    """Nothing that was on the GPU survives, no setting either; a MIG mode that was pending is in force."""
     mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if gpu.mig_mode else None
     state = with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=()))
-    state = _with_ward(state, gpu.index, _well_again)
+    state = _with_ward(_forget_settings(state, gpu.index), gpu.index, _well_again)
     uses = tuple(use for use in state.uses if use.gpu != gpu.uuid)
     return replace(state, lost=_without(state.lost, gpu.index), uses=uses)
+
+
+def _forget_settings(state: NodeState, index: int) -> NodeState:
+    """Compute mode and time slice are the driver's, kept nowhere else."""
+    slices = {at: interval for at, interval in state.slices.items() if at != index or interval is None}
+    gpu = replace(state.gpus[index], compute_mode=ComputeMode.DEFAULT)
+    return replace(with_gpu(state, gpu), slices=slices)
 
 
 def _well_again(ward: Ward) -> Ward:

@@ -9,8 +9,9 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.hardware.remote import RemoteHardware
 from partage.edges.hardware.serve import Server
 from partage.faces.cli.hardware import helper_argv
-from partage.sim.faults import DriverGone, DriverLoaded, Fault, LoseGpu, RaiseXid
+from partage.sim.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.machine import parse_machine
 from tests.edges.hardware.stub import StubNode
@@ -70,6 +71,18 @@ async def serving(
 
 
 @dataclass(frozen=True, slots=True)
+class Work:
+    """A process with a context on a GPU, by index. container: the id in its cgroup; mps: a client of MPS."""
+
+    gpu: int
+    pid: int
+    name: str = "python"
+    used_bytes: int | None = None
+    container: str = ""
+    mps: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """One implementation of the port, and how its node is made to suffer; None where nothing can do that."""
 
@@ -78,6 +91,9 @@ class Subject:
     lose: Callable[[int], Awaitable[None]] | None = None
     driver_gone: Callable[[], Awaitable[None]] | None = None
     driver_loaded: Callable[[], Awaitable[None]] | None = None
+    work: Callable[[Work], Awaitable[None]] | None = None
+    leave: Callable[[int], Awaitable[None]] | None = None
+    """After a process has ended: takes it off the list of a driver that only knows what is written down."""
 
 
 def _simulated(simulation: SimulatedHardware, hardware: Hardware) -> Subject:
@@ -90,12 +106,23 @@ def _simulated(simulation: SimulatedHardware, hardware: Hardware) -> Subject:
         lose=lambda gpu: misbehave(LoseGpu(gpu)),
         driver_gone=lambda: misbehave(DriverGone()),
         driver_loaded=lambda: misbehave(DriverLoaded()),
+        work=lambda one: misbehave(
+            Occupy(
+                one.gpu,
+                one.name,
+                pid=one.pid,
+                memory_bytes=one.used_bytes,
+                container=one.container,
+                mps=one.mps,
+            )
+        ),
+        leave=lambda pid: asyncio.sleep(0),
     )
 
 
 def _stubbed(node: StubNode, hardware: Hardware) -> Subject:
     def later(act: Callable[..., None]) -> Callable[..., Awaitable[None]]:
-        async def call(*arguments: int) -> None:
+        async def call(*arguments: Any) -> None:
             act(*arguments)
 
         return call
@@ -106,7 +133,16 @@ def _stubbed(node: StubNode, hardware: Hardware) -> Subject:
         lose=later(node.lose),
         driver_gone=later(node.driver_gone),
         driver_loaded=later(node.driver_loaded),
+        work=later(lambda one: _work_on(node, one)),
+        leave=later(node.leaves),
     )
+
+
+def _work_on(node: StubNode, one: Work) -> None:
+    used = -1 if one.used_bytes is None else one.used_bytes
+    cgroup = f"0::/docker/{one.container}" if one.container else "0::/"
+    kinds = "M" if one.mps else "C"
+    node.works(one.pid, one.name[:15], gpu=one.gpu, used=used, kinds=kinds, cgroup=cgroup)
 
 
 def _h100s(request: pytest.FixtureRequest) -> StubNode:
@@ -116,6 +152,7 @@ def _h100s(request: pytest.FixtureRequest) -> StubNode:
     for index in range(4):
         node.with_live_mig(index)
     node.add_nvidia_smi()
+    node.see_all()
     return node
 
 
@@ -193,7 +230,8 @@ async def _subject(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIt
             case "NVML stand-in in a helper process":
                 node = _h100s(request)
                 argv = helper_argv(socket_path, driver_root=node.root)
-                yield _stubbed(node, closing(RemoteHardware(socket_path, argv)))
+                # The helper looks into the real /proc: whom it shall see cannot be written there.
+                yield replace(_stubbed(node, closing(RemoteHardware(socket_path, argv))), work=None)
             case "NVML":
                 yield Subject(closing(NvmlHardware()))
             case "NVML in a helper process":

@@ -11,7 +11,11 @@
  * all processes share; it refuses what hardware refuses. Other GPUs show the instances that are written down.
  *
  *   gpu.I.live reset|direct       whether a change of the mode needs a reset
- *   gpu.I.process.N "PID GI CI"   who works on it, -1: on the GPU as a whole
+ *   gpu.I.process.N "PID GI CI [BYTES KINDS]"
+ *                                 who works on it, -1: on the GPU as a whole; memory, -1: not known; kinds: the lists
+ *                                 that have it, of C (compute, default), G (graphics), M (client of MPS)
+ *   gpu.I.used BYTES              memory that is given out; gpu.I.reserved: what older calls count as given out, too
+ *   gpu.I.slice 0-3               that nvidia-smi lets its slice be set, and which it is at first
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
  */
@@ -30,7 +34,7 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMED_OUT = 10 };
-enum { RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23 };
+enum { RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
 enum { GPU = 0x10000, MIG = 0x20000, GI = 0x30000, CI = 0x40000, KIND = 0xf0000 };
 
 typedef unsigned long long u64;
@@ -40,6 +44,7 @@ typedef struct {
     char bus_id[32];
 } Pci;
 typedef struct { u64 total, free, used; } Memory;
+typedef struct { unsigned version; u64 total, reserved, free, used; } Memory2;
 typedef struct {
     uint32_t id, scope;
     int64_t timestamp, latency;
@@ -56,7 +61,7 @@ typedef struct { unsigned pid; u64 memory; unsigned gi, ci; } Process;
 typedef struct { unsigned constant, id, slices, most, size, starts[8], places; u64 memory; } Kind;
 typedef struct { int exists; unsigned profile, start, size, slices, memory; } LiveGi;
 typedef struct { int exists; unsigned gi, ci, slices, serial; } LiveCi;
-typedef struct { int current, pending, persistent; LiveGi gi[16]; LiveCi ci[8]; } LiveGpu;
+typedef struct { int current, pending, persistent, mode, slice; LiveGi gi[16]; LiveCi ci[8]; } LiveGpu; /* mode, slice: 0 not set, else one more */
 typedef struct { int sessions, serial; LiveGpu gpu[8]; } Live;
 typedef struct { void *device; u64 type, data; unsigned gi, ci; } Event;
 typedef struct { unsigned version; uint8_t cluster[16]; int status; uint32_t clique; uint8_t state; uint32_t health; } Fabric;
@@ -150,6 +155,11 @@ static int number(const char *from, unsigned *to) {
 
 static unsigned or_zero(const char *from) { return from ? (unsigned)strtoul(from, NULL, 0) : 0; }
 
+static u64 bytes(const char *format, int gpu) {
+    const char *found = text(format, gpu);
+    return found ? strtoull(found, NULL, 0) : 0;
+}
+
 /* What the driver keeps, one file for all processes. */
 static Live *live(void) {
     static Live *kept;
@@ -213,8 +223,22 @@ int stubReset(const char *uuids) {
             memset(one->gi, 0, sizeof one->gi);
             memset(one->ci, 0, sizeof one->ci);
             one->current = one->pending;
+            one->mode = one->slice = 0;
         }
     return OK;
+}
+
+/* What "nvidia-smi compute-policy" does. wanted -1: only look. Returns the slice, or minus the error. */
+int stubSlice(const char *uuid, int wanted) {
+    for (int gpu = 0; gpu < 8; gpu++) {
+        const char *found = text("gpu.%d.uuid", gpu);
+        LiveGpu *one = found && !strcmp(found, uuid) ? kept(HANDLE(GPU, gpu, 0)) : NULL;
+        if (!one) continue;
+        if (!(found = text("gpu.%d.slice", gpu))) return -NOT_SUPPORTED;
+        if (wanted >= 0) one->slice = wanted + 1;
+        return one->slice ? one->slice - 1 : atoi(found);
+    }
+    return -NOT_FOUND;
 }
 
 int nvmlInitWithFlags(unsigned flags) {
@@ -268,7 +292,19 @@ int nvmlDeviceGetName(void *device, char *to, unsigned size) {
 
 int nvmlDeviceGetMinorNumber(void *device, unsigned *to) { START(device); return number(text("gpu.%d.minor", GPU_OF(device)), to); }
 int nvmlDeviceGetArchitecture(void *device, unsigned *to) { START(device); return number(text("gpu.%d.arch", GPU_OF(device)), to); }
-int nvmlDeviceGetComputeMode(void *device, unsigned *to) { START(device); return number(text("gpu.%d.mode", GPU_OF(device)), to); }
+int nvmlDeviceGetComputeMode(void *device, unsigned *to) {
+    START(device);
+    if (kept(device) && kept(device)->mode) return *to = (unsigned)kept(device)->mode - 1, OK;
+    return number(text("gpu.%d.mode", GPU_OF(device)), to);
+}
+
+int nvmlDeviceSetComputeMode(void *device, unsigned mode) {
+    START(device);
+    if (!kept(device) || mode == 1 || kept(device)->current) return NOT_SUPPORTED;
+    if (mode > 3) return INVALID_ARGUMENT;
+    kept(device)->mode = (int)mode + 1;
+    return said(__func__);
+}
 
 int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
     START(device);
@@ -281,7 +317,15 @@ int nvmlDeviceGetMemoryInfo(void *device, Memory *to) {
     const char *found = text("gpu.%d.memory", GPU_OF(device));
     if (!found) return NOT_SUPPORTED;
     to->total = strtoull(found, NULL, 0);
+    to->used = bytes("gpu.%d.used", GPU_OF(device)) + bytes("gpu.%d.reserved", GPU_OF(device));
     return OK;
+}
+
+int nvmlDeviceGetMemoryInfo_v2(void *device, Memory2 *to) {
+    START(device);
+    if (to->version != (2u << 24 | sizeof *to)) return VERSION_MISMATCH;
+    to->used = bytes("gpu.%d.used", GPU_OF(device));
+    return text("gpu.%d.memory", GPU_OF(device)) ? OK : NOT_SUPPORTED;
 }
 
 int nvmlDeviceGetFieldValues(void *device, int count, Field *fields) {
@@ -532,13 +576,17 @@ int nvmlComputeInstanceDestroy(void *compute) {
 }
 
 /* Of a GPU all of its processes, of a MIG device its own. */
-static int processes(void *device, unsigned *count, Process *to) {
+static int processes(void *device, unsigned *count, Process *to, char kind) {
     unsigned room = *count, found = 0;
     const char *line;
     for (int n = 0; (line = text("gpu.%d.process.%d", GPU_OF(device), n)); n++) {
         Process one = {0, 0, 0, 0};
         int gi = -1, ci = -1;
-        sscanf(line, "%u %d %d", &one.pid, &gi, &ci);
+        long long used = -1;
+        char kinds[8] = "C";
+        sscanf(line, "%u %d %d %lld %7s", &one.pid, &gi, &ci, &used, kinds);
+        if (!strchr(kinds, kind)) continue;
+        one.memory = (u64)used;
         one.gi = (unsigned)gi;
         one.ci = (unsigned)ci;
         if (((uintptr_t)device & KIND) == MIG && kept(device)) {
@@ -552,8 +600,9 @@ static int processes(void *device, unsigned *count, Process *to) {
     return found > room ? SMALL : OK;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to); }
-int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); (void)to; *count = 0; return OK; }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'C'); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'G'); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'M'); }
 
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
     START(device);

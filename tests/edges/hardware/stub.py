@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.procfs import INITIAL_PID_NAMESPACE
 from partage.units import MIB
 
 H100_MEMORY_BYTES = 81559 * MIB
@@ -22,11 +23,21 @@ H100_PROFILES = {
 }
 """Constant of queries to nvidia-smi's id, compute slices, MiB, how many at most, memory slices, starts."""
 
+SLICES = ("Default", "Short", "Medium", "Long")
 NVIDIA_SMI = """#!{python} -S
 import ctypes, sys
 with open({log!r}, "a") as log:
     log.write(" ".join(sys.argv[1:]) + chr(10))
 {before}
+driver = ctypes.CDLL({library!r})
+if sys.argv[1] == "compute-policy":
+    uuid, change = sys.argv[3], sys.argv[4] == "--set-timeslice"
+    found = driver.stubSlice(uuid.encode(), int(sys.argv[5]) if change else -1)
+    if found < 0:
+        print("Failed to", "set" if change else "list", "timeslice policy for GPU 0 : Not Supported")
+        sys.exit(3)
+    print("Timeslice:", {slices}[found])
+    sys.exit(0)
 code = ctypes.CDLL({library!r}).stubReset(sys.argv[-1].encode())
 if code:
     why = "In use by another client" if code == 19 else "Not Supported"
@@ -76,6 +87,7 @@ class StubNode:
                     "arch": 9,
                     "cc": "9.0",
                     "memory": H100_MEMORY_BYTES,
+                    "slice": 0,
                     "mode": 0,
                     "mig": "0 0",
                     "events": "0x1cff",
@@ -108,7 +120,13 @@ class StubNode:
         path, log = self.root / "usr/bin/nvidia-smi", self.root / "nvidia-smi.log"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(
-            NVIDIA_SMI.format(python=sys.executable, library=str(self.library), log=str(log), before=before)
+            NVIDIA_SMI.format(
+                python=sys.executable,
+                library=str(self.library),
+                log=str(log),
+                before=before,
+                slices=SLICES,
+            )
         )
         path.chmod(0o755)
         return log
@@ -123,6 +141,40 @@ class StubNode:
         if listed is not None:
             count = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.keys)
             self.write(**{f"gpu.{gpu}.process.{count}": f"{pid} {listed}"})
+
+    def see_all(self) -> StubNode:
+        """/proc shows the node's own pid namespace."""
+        own = self.root / "proc/self/ns"
+        own.mkdir(parents=True, exist_ok=True)
+        (own / "pid").symlink_to(INITIAL_PID_NAMESPACE)
+        return self
+
+    def works(
+        self,
+        pid: int,
+        name: str = "python",
+        *,
+        gpu: int = 0,
+        used: int = -1,
+        kinds: str = "C",
+        part: str = "-1 -1",
+        cgroup: str = "0::/",
+        start: int = 100,
+    ) -> None:
+        """A process with a context that the driver lists, and what /proc says of it."""
+        stat = f"{pid} ({name}) S {' '.join('0' * 18)} {start} 0 0"
+        for file, text in (("stat", stat), ("cgroup", cgroup), ("status", "Name: x\nUid:\t1000\t0\t0\t0")):
+            self.file(f"proc/{pid}/{file}", text + "\n")
+        self.process(pid, name, listed=f"{part} {used} {kinds}", gpu=gpu)
+
+    def leaves(self, pid: int) -> None:
+        """The driver lists it no more."""
+        for gpu in range(8):
+            keys = [key for key in self.keys if key.startswith(f"gpu.{gpu}.process.")]
+            rows = [str(self.keys.pop(key)) for key in keys]
+            rest = [row for row in rows if row.split()[0] != str(pid)]
+            self.keys |= {f"gpu.{gpu}.process.{number}": row for number, row in enumerate(rest)}
+        self.write()
 
     @staticmethod
     def uuid(index: int) -> str:

@@ -16,6 +16,7 @@ from partage.edges.hardware.codec import CodecError, decode, decode_error, encod
 from partage.edges.hardware.port import Events
 from partage.errors import GpuInUse, HardwareError, PartageError, Problem, Unreachable
 from partage.model.gpu import (
+    ComputeMode,
     Driver,
     EmptyInstance,
     Gpu,
@@ -30,15 +31,21 @@ from partage.model.gpu import (
 )
 from partage.model.health import Condition, Xid
 from partage.model.placement import Placement
+from partage.model.policy import Interval
+from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
 from partage.model.step import (
     CreateCompute,
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
+    EndProcess,
     Made,
     Reset,
+    SetComputeMode,
     SetMode,
+    SetTimeSlice,
     Step,
+    TimeSlice,
     Use,
     UseKind,
     Verify,
@@ -119,7 +126,11 @@ steps = st.one_of(
     st.builds(CreateInstance, texts, texts, placements),
     st.builds(CreateCompute, texts, texts, placements, texts),
     st.builds(Verify, texts, st.booleans(), st.lists(texts, max_size=3).map(tuple)),
+    st.builds(SetComputeMode, texts, st.sampled_from(ComputeMode), st.sampled_from(ComputeMode)),
+    st.builds(SetTimeSlice, texts, st.sampled_from(Interval), st.sampled_from(Interval)),
+    st.builds(EndProcess, texts, numbers, numbers, texts),
 )
+slices = st.builds(TimeSlice, texts, st.none() | st.sampled_from(Interval), texts)
 made = st.none() | st.builds(Made, numbers, optional_numbers, texts)
 uses = st.builds(
     Use,
@@ -130,6 +141,28 @@ uses = st.builds(
     st.none() | texts,
     optional_numbers,
     optional_numbers,
+)
+processes = st.builds(
+    Processes,
+    st.lists(
+        st.builds(
+            GpuProcess,
+            texts,
+            numbers,
+            optional_numbers,
+            st.sampled_from(ProcessKind),
+            st.none() | texts,
+            optional_numbers,
+            optional_numbers,
+            texts,
+            st.lists(texts, max_size=2).map(tuple),
+            optional_numbers,
+            optional_numbers,
+        ),
+        max_size=2,
+    ).map(tuple),
+    st.lists(st.builds(GpuMemory, texts, optional_numbers), max_size=2).map(tuple),
+    texts,
 )
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
@@ -186,6 +219,16 @@ def test_who_uses_what_crosses_unharmed(value: tuple[Use, ...]) -> None:
     assert all(type(use.kind) is UseKind for use in crossed)
 
 
+@given(processes)
+def test_processes_cross_unharmed(value: Processes) -> None:
+    assert decode(Processes, through_the_wire(encode(value))) == value
+
+
+@given(st.lists(slices, max_size=3).map(tuple))
+def test_time_slices_cross_unharmed(value: tuple[TimeSlice, ...]) -> None:
+    assert decode(tuple[TimeSlice, ...], through_the_wire(encode(value))) == value
+
+
 @given(st.lists(texts, max_size=3).map(tuple))
 def test_who_is_in_the_way_crosses_with_the_error(names: tuple[str, ...]) -> None:
     error = decode_error(through_the_wire(encode_error(GpuInUse("it is in use", uses=names))))
@@ -204,6 +247,10 @@ def test_who_is_in_the_way_crosses_with_the_error(names: tuple[str, ...]) -> Non
         {"is": "SetMode", "gpu": "x", "enabled": True, "force": True},
         {"is": "CreateInstance", "gpu": "x", "profile": "1g.10gb", "placement": None},
         {"is": "Reset", "gpus": "all", "pending": [], "reboot": None},
+        {"is": "SetComputeMode", "gpu": "x", "mode": 4, "before": 0},
+        {"is": "SetComputeMode", "gpu": "x", "mode": 3},
+        {"is": "SetTimeSlice", "gpu": "x", "interval": "ages", "before": "default"},
+        {"is": "EndProcess", "gpu": "x", "pid": "1", "start": 1, "container": ""},
     ],
 )
 def test_what_is_no_act_is_refused(wrong: Any) -> None:
@@ -213,7 +260,7 @@ def test_what_is_no_act_is_refused(wrong: Any) -> None:
 
 @given(json_values)
 def test_whatever_arrives_is_a_value_or_a_codec_error(data: Any) -> None:
-    for kind in (Inventory, Events, tuple[Condition, ...], tuple[Use, ...], ANY_STEP):
+    for kind in (Inventory, Events, tuple[Condition, ...], tuple[Use, ...], Processes, ANY_STEP):
         try:
             assert encode(decode(kind, data)) == data
         except CodecError:

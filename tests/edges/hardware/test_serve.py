@@ -24,7 +24,8 @@ from partage.edges.hardware.serve import PROTOCOL, VERBS, Server, listen
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
 from partage.model.health import Condition
-from partage.model.step import Made, Step, Use
+from partage.model.process import Processes
+from partage.model.step import Made, Step, TimeSlice, Use
 from partage.sim.faults import HangCall
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.machine import parse_machine
@@ -63,7 +64,16 @@ class Peer:
 
 
 async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_dir: Path) -> None:
-    assert set(VERBS) == {"hello", "observe", "conditions", "events", "perform", "uses"}
+    assert set(VERBS) == {
+        "hello",
+        "observe",
+        "conditions",
+        "events",
+        "perform",
+        "uses",
+        "processes",
+        "time-slices",
+    }
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
         for verb in ("close", "misbehave", "__class__", "", "x" * 1000):
@@ -310,6 +320,12 @@ class Broken:
         raise ZeroDivisionError(str(step))
 
     async def uses(self) -> tuple[Use, ...]:
+        return ()
+
+    async def processes(self) -> Processes:
+        return Processes()
+
+    async def time_slices(self) -> tuple[TimeSlice, ...]:
         return ()
 
     async def close(self) -> None:

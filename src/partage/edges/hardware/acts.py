@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, assert_never
 
+from partage.edges.hardware.compute_mode import set_compute_mode
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.instances import (
     ComputeInstance,
@@ -34,9 +35,12 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
+    EndProcess,
     Made,
     Reset,
+    SetComputeMode,
     SetMode,
+    SetTimeSlice,
     Step,
     Verify,
 )
@@ -63,7 +67,7 @@ class Acts:
         self._renew = renew
 
     def perform(self, step: Step) -> Made | None:
-        """One step through NVML; a Reset is not NVML's to do."""
+        """One step through NVML; resets, time slices and processes are not NVML's to change."""
         match step:
             case CreateInstance():
                 return self._create_instance(step)
@@ -77,7 +81,9 @@ class Acts:
                 self._destroy_instance(step)
             case Verify():
                 self._verify(step)
-            case Reset():
+            case SetComputeMode():
+                set_compute_mode(self._nvml, self._host, step, self._handle(step.gpu))
+            case Reset() | SetTimeSlice() | EndProcess():
                 raise Unsupported(f"NVML has no call to {step}")
             case _:
                 assert_never(step)

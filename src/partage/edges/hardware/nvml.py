@@ -11,19 +11,24 @@ from typing import TypeVar
 
 from partage.edges.hardware.acts import Acts
 from partage.edges.hardware.discover import Discovery
+from partage.edges.hardware.end_process import end_process, refuse_ourselves, refuse_strangers
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.mailbox import Mailbox
 from partage.edges.hardware.persistence import Persistence
 from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
+from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.reset import Before, conclude, find_nvidia_smi, prepare, run_nvidia_smi
+from partage.edges.hardware.reset import Before, check_nvidia_smi, conclude, prepare, run_nvidia_smi
+from partage.edges.hardware.running import handle_of
+from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.watch import Watch
 from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
-from partage.model.step import Made, Reset, Step, Use, Verify
+from partage.model.process import Processes
+from partage.model.step import EndProcess, Made, Reset, SetTimeSlice, Step, TimeSlice, Use, Verify
 
 T = TypeVar("T")
 
@@ -99,20 +104,34 @@ class NvmlHardware:
                 return events
 
     async def perform(self, step: Step) -> Made | None:
+        if isinstance(step, EndProcess):
+            await self._end(step)
+            return None
         async with self._one_act:
             self._idle.clear()
             try:
-                if isinstance(step, Reset):
-                    await self._reset(step)
-                    return None
-                return await self._worker.call(lambda: self._act(step), self._act_deadline_s)
+                match step:
+                    case Reset():
+                        await self._reset(step)
+                    case SetTimeSlice():
+                        await self._worker.call(lambda: self._find(step.gpu), self._deadline_s)
+                        await set_time_slice(self._host, step)
+                    case _:
+                        return await self._worker.call(lambda: self._act(step), self._act_deadline_s)
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
                     self._mailbox.put(Events(changed=True))  # not every driver has an event for it
+        return None
 
     async def uses(self) -> tuple[Use, ...]:
         return await self._on_thread(self._uses)
+
+    async def processes(self) -> Processes:
+        return await self._on_thread(self._processes)
+
+    async def time_slices(self) -> tuple[TimeSlice, ...]:
+        return await time_slices(self._host, await self._on_thread(self._uuids))
 
     async def close(self) -> None:
         self._publish = None
@@ -122,10 +141,16 @@ class NvmlHardware:
 
     async def _reset(self, step: Reset) -> None:
         """Our own handles would make the reset be refused: no session is open while it goes on."""
-        find_nvidia_smi(self._host.driver)
+        check_nvidia_smi(self._host)
         before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
         words = await run_nvidia_smi(self._host, step.gpus)
         await self._worker.call(lambda: self._conclude(step, before, words), self._deadline_s)
+
+    async def _end(self, step: EndProcess) -> None:
+        """Takes a while, and no session: nobody has to wait for it."""
+        refuse_ourselves(self._host, step)
+        refuse_strangers((await self.processes()).rows, step)
+        await end_process(self._host, step)
 
     async def _on_thread(self, function: Callable[[], T]) -> T:
         """Make a call when no act goes on: a session opened in the middle of a reset would stop it."""
@@ -169,6 +194,15 @@ class NvmlHardware:
 
     def _uses(self) -> tuple[Use, ...]:
         return self._with_session(lambda: uses(self._nvml, self._host))
+
+    def _processes(self) -> Processes:
+        return self._with_session(lambda: processes(self._nvml, self._host))
+
+    def _uuids(self) -> tuple[str, ...]:
+        return self._with_session(lambda: tuple(self._nvml.handles()))
+
+    def _find(self, uuid: str) -> None:
+        self._with_session(lambda: handle_of(self._nvml, uuid))
 
     def _act(self, step: Step) -> Made | None:
         return self._with_session(lambda: self._acts.perform(step))

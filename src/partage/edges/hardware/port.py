@@ -1,6 +1,6 @@
 """The one port to GPUs and driver: coarse, serialisable, every call with a deadline.
 
-Immutable values in and out, no handles. The list of verbs is closed, six and no more: what is not here
+Immutable values in and out, no handles. The list of verbs is closed, eight and no more: what is not here
 cannot be asked of the privileged helper. One of them, ``perform``, changes something, and what it can be
 told to do is closed, too: the acts of ``model.step``. Implementations: ``edges.hardware.nvml`` (in process),
 ``edges.hardware.remote`` (the helper process), ``sim.hardware`` (simulated). One contract suite
@@ -14,7 +14,8 @@ from typing import Protocol
 
 from partage.model.gpu import Inventory
 from partage.model.health import Condition, Xid
-from partage.model.step import Made, Step, Use
+from partage.model.process import Processes
+from partage.model.step import Made, Step, TimeSlice, Use
 
 DEADLINE_S = 10.0
 """How long a caller waits for one call, unless it says otherwise. NVML answers in milliseconds; a GPU that
@@ -59,12 +60,16 @@ class Hardware(Protocol):
         SetMode leaves the mode pending where a reset has to follow; NVML's two return values are both judged.
         Reset wants all that share it in one step. A destruction goes by gi_id and ci_id where they are
         given, and only if profile, placement (and uuid) are still those of the step. Verify changes nothing.
+        SetComputeMode and SetTimeSlice do nothing where it is so already. EndProcess ends who works on the
+        GPU and is not a client of MPS, never process 1 and never the helper or what is in its container.
 
         Raises GpuInUse (a process in the instance, compute instances left in it, a monitor that holds a
-        handle while the mode changes or the GPU is reset), NoRoom, NotThere, NotAsSaid (Verify),
+        handle while the mode changes or the GPU is reset, contexts that go on beside an exclusive compute
+        mode, a process that does not end), NoRoom, NotThere (also another process than the one that is
+        meant), NotAsSaid (Verify; a mode or slice that is not the one before),
         Unsupported (no MIG, MIG mode off, a profile or a start that the GPU does not have, a reset that
-        leaves out GPUs that share it or that this machine does not allow), NotPermitted, GpuLost,
-        DriverUnavailable.
+        leaves out GPUs that share it or that this machine does not allow, a time slice where the GPU keeps
+        its own, a client of MPS to be ended), NotPermitted, GpuLost, DriverUnavailable.
         """
         ...
 
@@ -72,6 +77,20 @@ class Hardware(Protocol):
         """Who has GPUs or MIG devices open, this process and the helper left out. Raises DriverUnavailable.
 
         A pod is not known here: what runs in one is a process.
+        """
+        ...
+
+    async def processes(self) -> Processes:
+        """Who has contexts on GPUs, and how much memory each. Raises DriverUnavailable.
+
+        See ``Processes.blind``: an empty answer may mean that nobody can be seen.
+        """
+        ...
+
+    async def time_slices(self) -> tuple[TimeSlice, ...]:
+        """The length of each GPU's time slice, by index, of those that answer. Raises DriverUnavailable.
+
+        Slow, seconds on a node of many GPUs: only nvidia-smi knows it.
         """
         ...
 

@@ -16,6 +16,9 @@ from partage.units import MIB
 
 _RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE = 230, 144, 145
 _MIG_WITHOUT_RESET = 184
+_MEMORY_V2 = 0x02000028
+"""nvmlMemory_v2: size and version of the structure in one number, as nvml.h makes it."""
+
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
@@ -173,6 +176,13 @@ class Nvml(Binding):
         """Total memory; 0 where a GPU shares the memory of its CPU and reports none of its own."""
         memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.total) if memory else 0
+
+    def used_bytes(self, handle: Handle) -> int | None:
+        """Memory that is given out, the driver's own reserve not counted where the driver tells it apart."""
+        memory = self.optional("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
+        if memory is None:  # before R510: the reserve is counted
+            memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
+        return int(memory.used) if memory else None
 
     def compute_mode(self, handle: Handle) -> ComputeMode:
         mode = self.optional("nvmlDeviceGetComputeMode", handle)

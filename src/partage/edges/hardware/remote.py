@@ -18,7 +18,8 @@ from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervi
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
-from partage.model.step import Made, Step, Use
+from partage.model.process import Processes
+from partage.model.step import Made, Step, TimeSlice, Use
 
 T = TypeVar("T")
 
@@ -79,6 +80,12 @@ class RemoteHardware:
 
     async def uses(self) -> tuple[Use, ...]:
         return await self._ask("uses", tuple[Use, ...])
+
+    async def processes(self) -> Processes:
+        return await self._ask("processes", Processes)
+
+    async def time_slices(self) -> tuple[TimeSlice, ...]:
+        return await self._ask("time-slices", tuple[TimeSlice, ...])
 
     async def events(self, timeout_s: float) -> Events:
         self._supervisor.start()

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from partage.edges.hardware.binding import find_library
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
 from partage.edges.hardware.persistence import Persistence
 from partage.edges.hardware.readings import Handle, Nvml
+from partage.edges.hardware.running import handle_of
 from partage.errors import (
     GpuInUse,
     GpuLost,
     HardwareError,
-    HardwareTimeout,
     NotPermitted,
-    NotThere,
     Unsupported,
 )
 from partage.model.step import Reset
@@ -27,9 +22,7 @@ from partage.model.step import Reset
 DEADLINE_S = 45.0
 """How long a reset may take: less than an act may, so that who waits hears what happened."""
 
-_DIRECTORIES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "opt/bin", "run/current-system/sw/bin")
-_LONGEST = 2000
-_KILL_S = 2.0
+_PURPOSE = "a GPU reset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +34,7 @@ class Before:
 
 def prepare(nvml: Nvml, persistence: Persistence, step: Reset) -> Before:
     """Persistence mode counts as somebody who holds the GPU: off with it. Raises HardwareError."""
-    handles = nvml.handles()
-    for gpu in step.gpus:
-        if gpu not in handles:
-            if len(handles) < nvml.count():
-                raise GpuLost(f"GPU {gpu} is not among those that answer")
-            raise NotThere(f"this node has no GPU {gpu}")
+    handles = {gpu: handle_of(nvml, gpu) for gpu in step.gpus}
     pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
     persistence.switch_off(nvml, step.gpus)
     return Before(pending)
@@ -76,16 +64,9 @@ def _is_pending(nvml: Nvml, handle: Handle) -> bool:
     return mode is not None and mode.current != mode.pending
 
 
-def find_nvidia_smi(driver_root: Path) -> Path:
-    """nvidia-smi below the driver root. Raises Unsupported."""
-    for directory in _DIRECTORIES:
-        path = driver_root / directory / "nvidia-smi"
-        if path.is_file() and os.access(path, os.X_OK):
-            return path
-    raise Unsupported(
-        f"a GPU reset takes nvidia-smi, and below {driver_root} there is none",
-        "install the driver's tools there, say with --driver-root where they are, or reboot the node",
-    )
+def check_nvidia_smi(host: Host) -> None:
+    """Raise Unsupported where there is none: before anything was closed or switched off for the reset."""
+    find_nvidia_smi(host.driver, _PURPOSE)
 
 
 async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DEADLINE_S) -> str | None:
@@ -93,44 +74,8 @@ async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DE
 
     Raises Unsupported, HardwareTimeout.
     """
-    path = find_nvidia_smi(host.driver)
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
-    library = find_library(host.driver)
-    if library is not None and host.driver != Path("/"):
-        environment["LD_LIBRARY_PATH"] = str(library.parent)
-    process = await asyncio.create_subprocess_exec(
-        path,
-        "--gpu-reset",
-        "-i",
-        ",".join(gpus),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=environment,
-    )
-    try:
-        async with asyncio.timeout(deadline_s):
-            output, _ = await process.communicate()
-    except TimeoutError as error:
-        raise HardwareTimeout(
-            f"nvidia-smi did not end the reset within {deadline_s:g} s",
-            "dmesg may say which GPU is in trouble",
-        ) from error
-    finally:
-        await _end(process)
-    if process.returncode == 0:
-        return None
-    words = " ".join(output.decode(errors="replace").split())[:_LONGEST]
-    return words or f"it ended with code {process.returncode} and no word"
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill it if it still runs. One that hangs in the driver does not die: it is not waited for."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _KILL_S)
+    said = await run(host, _PURPOSE, "--gpu-reset", "-i", ",".join(gpus), deadline_s=deadline_s)
+    return str(said) if said.code else None
 
 
 def refusal(gpus: Sequence[str], words: str) -> HardwareError:

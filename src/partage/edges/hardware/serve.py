@@ -23,7 +23,7 @@ from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Hardware
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
 from partage.model.step import Step
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Agent and helper may be of two versions for a while during an upgrade; they say so instead of guessing."""
 
 LONGEST_WAIT_S = 60.0
@@ -73,6 +73,16 @@ async def _uses(hardware: Hardware, request: Request) -> Json:
     return encode(await hardware.uses())
 
 
+async def _processes(hardware: Hardware, request: Request) -> Json:
+    del request
+    return encode(await hardware.processes())
+
+
+async def _time_slices(hardware: Hardware, request: Request) -> Json:
+    del request
+    return encode(await hardware.time_slices())
+
+
 VERBS: Mapping[str, Verb] = {
     "hello": _hello,
     "observe": _observe,
@@ -80,6 +90,8 @@ VERBS: Mapping[str, Verb] = {
     "events": _events,
     "perform": _perform,
     "uses": _uses,
+    "processes": _processes,
+    "time-slices": _time_slices,
 }
 """All that can be asked of the helper."""
 

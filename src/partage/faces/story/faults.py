@@ -8,6 +8,7 @@ from partage.model.layout import LayoutItem
 from partage.sim.fault_words import parse_fault
 from partage.sim.faults import (
     Ailing,
+    Blind,
     DriverGone,
     DriverLoaded,
     FailCall,
@@ -61,8 +62,10 @@ def sentence(fault: Fault) -> str:
             return _of_the_node(fault)
 
 
-def _of_the_node(fault: Reboot | DriverGone | DriverLoaded | FailCall | HangCall | HealCall) -> str:
+def _of_the_node(fault: Reboot | DriverGone | DriverLoaded | FailCall | HangCall | HealCall | Blind) -> str:
     match fault:
+        case Blind(on):
+            return f"the node's processes {'are hidden' if on else 'can be seen'}"
         case Reboot():
             return "the node reboots"
         case DriverGone():

@@ -1,0 +1,91 @@
+"""A GPU's compute mode: who may open contexts on it. NVML sets it at once, and asks nobody.
+
+The driver does not refuse exclusive-process mode while contexts live: they go on, and it is the next one that
+is refused. For an MPS server that means: it cannot start. So whoever has a context is found first and named.
+Under Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.processes import processes
+from partage.edges.hardware.readings import Handle, Nvml
+from partage.errors import GpuInUse, HardwareError, NotAsSaid
+from partage.model.gpu import ComputeMode
+from partage.model.process import GpuProcess, ProcessKind
+from partage.model.step import SetComputeMode, Use, UseKind
+
+_CALL = "nvmlDeviceSetComputeMode"
+
+
+def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handle) -> None:
+    """Set it and read it back. Already so: nothing is done.
+
+    Raises NotAsSaid where the mode is neither the one that is wanted nor the one before, GpuInUse with those
+    whose contexts are in the way (the mode is then as before), Unsupported, NotPermitted.
+    """
+    now = nvml.compute_mode(handle)
+    if now == step.mode:
+        return
+    if now != step.before:
+        raise NotAsSaid(f"the compute mode of GPU {step.gpu} is {word(now)}, not {word(step.before)}")
+    _refuse_in_the_way(nvml, host, step)
+    _set(nvml, handle, step.mode, str(step))
+    try:
+        _refuse_in_the_way(nvml, host, step)  # somebody may have been quicker than the mode
+    except GpuInUse:
+        _set(nvml, handle, step.before, "give the compute mode back")
+        raise
+
+
+def word(mode: ComputeMode) -> str:
+    """``exclusive-process``."""
+    return mode.name.lower().replace("_", "-")
+
+
+def in_the_way(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
+    """Whose contexts keep an MPS server, or whoever shall have the GPU alone, from it.
+
+    Not MPS servers and their clients: it is for them. Not graphics: no mode concerns it.
+    """
+    return tuple(row for row in rows if row.gpu == gpu and row.kind is ProcessKind.COMPUTE)
+
+
+def refuse_in_the_way(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> None:
+    """Raise GpuInUse where somebody is in the way of the step. Default mode is in nobody's way."""
+    if step.mode is ComputeMode.DEFAULT:
+        return
+    blocking = in_the_way(rows, step.gpu)
+    if blocking:
+        who = tuple(str(Use(row.gpu, UseKind.PROCESS, row.name or "unknown", row.pid)) for row in blocking)
+        raise GpuInUse(
+            f"cannot {step} on {step.gpu}: {', '.join(who)} work on it, and would go on beside",
+            "stop them, or leave the mode alone (exclusive-process: false)",
+            uses=who,
+        )
+
+
+def _refuse_in_the_way(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
+    if step.mode is not ComputeMode.DEFAULT:
+        refuse_in_the_way(processes(nvml, host).rows, step)
+
+
+def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
+    refusal = _attempt(lambda: nvml.call(_CALL, handle, int(mode)))
+    now = nvml.compute_mode(handle)
+    if now == mode:
+        return
+    if refusal is None:
+        raise NotAsSaid(f"the driver said yes to: {what}; read again, the mode is {word(now)}")
+    problem = refusal.problems[0]
+    raise type(refusal)(f"cannot {what}: {problem.message}; it is {word(now)}", problem.hint) from refusal
+
+
+def _attempt(call: Callable[[], object]) -> HardwareError | None:
+    try:
+        call()
+    except HardwareError as error:
+        return error
+    return None

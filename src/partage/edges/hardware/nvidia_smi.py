@@ -1,0 +1,82 @@
+"""nvidia-smi, for what NVML has no call for. Found below the driver root, run with a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from partage.edges.hardware.binding import find_library
+from partage.edges.hardware.host import Host
+from partage.errors import HardwareTimeout, Unsupported
+
+_DIRECTORIES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "opt/bin", "run/current-system/sw/bin")
+_LONGEST = 2000
+_KILL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """How it ended: exit code, and what it said, in one line."""
+
+    code: int
+    words: str
+
+    def __str__(self) -> str:
+        return self.words or f"it ended with code {self.code} and no word"
+
+
+def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
+    """nvidia-smi below the driver root. purpose: ``a GPU reset``, for the sentence of Unsupported."""
+    for directory in _DIRECTORIES:
+        path = driver_root / directory / "nvidia-smi"
+        if path.is_file() and os.access(path, os.X_OK):
+            return path
+    raise Unsupported(
+        f"{purpose} takes nvidia-smi, and below {driver_root} there is none",
+        "install the driver's tools there, or say with --driver-root where they are",
+    )
+
+
+async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> Said:
+    """Run it to its end. Raises Unsupported where there is none, HardwareTimeout."""
+    process = await asyncio.create_subprocess_exec(
+        find_nvidia_smi(host.driver, purpose),
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        env=_environment(host),
+    )
+    try:
+        async with asyncio.timeout(deadline_s):
+            output, _ = await process.communicate()
+    except TimeoutError as error:
+        raise HardwareTimeout(
+            f"nvidia-smi did not end {purpose} within {deadline_s:g} s",
+            "dmesg may say which GPU is in trouble",
+        ) from error
+    finally:
+        await _end(process)
+    words = " ".join(output.decode(errors="replace").split())[:_LONGEST]
+    return Said(process.returncode or 0, words)
+
+
+def _environment(host: Host) -> dict[str, str]:
+    """The driver's own library for the driver's own tool, whatever the loader would find."""
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    library = find_library(host.driver)
+    if library is not None and host.driver != Path("/"):
+        environment["LD_LIBRARY_PATH"] = str(library.parent)
+    return environment
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill it if it still runs. One that hangs in the driver does not die: it is not waited for."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), _KILL_S)

@@ -1,0 +1,112 @@
+"""Which processes use how much memory of which GPU, and whether we see all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from partage.edges.hardware import procfs
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.procfs import Seen, look, own_pids
+from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.running import Devices, Part, Running, listed, read_devices, tolerant
+from partage.model.cgroup import parse_cgroup
+from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
+from partage.units import MIB
+
+_MPS_SERVER = "nvidia-cuda-mps"
+"""The first 15 characters of nvidia-cuda-mps-server, and of nvidia-cuda-mps-control, which has no context."""
+
+_RANK = {kind: rank for rank, kind in enumerate(ProcessKind)} | {ProcessKind.MPS_CLIENT: -1}
+
+
+def processes(nvml: Nvml, host: Host) -> Processes:
+    """All that the driver lists, each with what /proc says of it. Raises DriverUnavailable."""
+    devices = read_devices(nvml)
+    own = own_pids(host.proc)
+    found = _merged(listed(nvml, devices.handles))
+    gpus = dict.fromkeys(part.gpu for part in devices.handles)
+    running = [one for gpu in gpus for one in found if one.part.gpu == gpu and one.pid not in own]
+    seen = {pid: look(host.proc, pid) for pid in {one.pid for one in running}}
+    rows = tuple(_row(one, devices, seen[one.pid]) for one in running)
+    memory = tuple(_memory(nvml, devices))
+    return Processes(rows, memory, _blind(host.proc, seen, rows, memory))
+
+
+def _merged(running: Iterable[Running]) -> list[Running]:
+    """One for each process and part. Its figure is the same in every list, or one of them has none."""
+    found: dict[tuple[Part, int], Running] = {}
+    for one in running:
+        other = found.get((one.part, one.pid), one)
+        kind = min(one.kind, other.kind, key=_RANK.__getitem__)
+        used = max((n for n in (one.used_bytes, other.used_bytes) if n is not None), default=None)
+        found[one.part, one.pid] = Running(one.pid, one.part, kind, used)
+    # A GPU in MIG mode may list a process without its instance, which the MIG device's own list names.
+    parts: dict[int, set[Part]] = {}
+    for part, pid in found:
+        parts.setdefault(pid, set()).add(part)
+    narrow = [one for one in found.values() if not any(other.within(one.part) for other in parts[one.pid])]
+    return sorted(narrow, key=lambda one: (one.pid, one.part.gi_id or 0, one.part.ci_id or 0))
+
+
+def _row(one: Running, devices: Devices, seen: Seen | None) -> GpuProcess:
+    part, name = one.part, seen.name if seen else ""
+    kind = ProcessKind.MPS_SERVER if name.startswith(_MPS_SERVER) else one.kind
+    return GpuProcess(
+        gpu=part.gpu,
+        pid=one.pid,
+        used_bytes=one.used_bytes,
+        kind=kind,
+        device=devices.migs.get(part),
+        gi_id=part.gi_id,
+        ci_id=part.ci_id,
+        name=name,
+        cgroups=seen.cgroups if seen else (),
+        start=seen.start if seen else None,
+        uid=seen.uid if seen else None,
+    )
+
+
+def _memory(nvml: Nvml, devices: Devices) -> Iterator[GpuMemory]:
+    for part, handle in devices.handles.items():
+        if part.gi_id is None:
+            used = None
+            with tolerant():
+                used = nvml.used_bytes(handle)
+            yield GpuMemory(part.gpu, used)
+
+
+# --- whether we see all of them ------------------------------------------------------------------
+
+
+def _blind(
+    proc: Path,
+    seen: Mapping[int, Seen | None],
+    rows: Iterable[GpuProcess],
+    memory: Iterable[GpuMemory],
+) -> str:
+    """Why processes may be missing, or what they are; empty where nothing may."""
+    missing = (pid for pid, one in seen.items() if one is None)
+    hidden = [pid for pid in missing if procfs.start_of(proc, pid) is None and procfs.exists(pid)]
+    if hidden:
+        return f"/proc hides processes from us (hidepid), process {min(hidden)} for one"
+    if procfs.sees_all_pids(proc) or _sees_other_pods(proc, seen):
+        return ""
+    accounted: dict[str, int] = {}
+    for row in rows:
+        accounted[row.gpu] = accounted.get(row.gpu, 0) + (row.used_bytes or 0)
+    rest = max((one.used_bytes - accounted.get(one.gpu, 0) for one in memory if one.used_bytes), default=0)
+    unseen = f"; {rest // MIB} MiB of a GPU belong to nobody that can be seen" if rest >= MIB else ""
+    return f"we do not share the node's process ids (hostPID), and the driver hides all others{unseen}"
+
+
+def _sees_other_pods(proc: Path, seen: Mapping[int, Seen | None]) -> bool:
+    """Whether processes of another pod are there: then a namespace that is not the initial one is the node's.
+
+    So it is where the node is itself a container (kind). Containers of our own pod prove nothing: a pod may
+    share one namespace among its containers.
+    """
+    own = parse_cgroup(procfs.self_cgroups(proc))
+    listed_first = (parse_cgroup(one.cgroups) for one in seen.values() if one)
+    others = (parse_cgroup(procfs.cgroups_of(proc, pid)) for pid in procfs.pids(proc))
+    return any(owner.pod and owner.pod != own.pod for found in (listed_first, others) for owner in found)

@@ -1,0 +1,107 @@
+"""What /proc says of a process. It ends when it likes: whatever can be read may be gone a moment later."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_START = 19
+"""Which word of ``/proc/<pid>/stat`` behind the name: field 22 of all (proc_pid_stat(5))."""
+
+_UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE | re.ASCII)
+INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""The node's own pid namespace has this number on every Linux (PROC_PID_INIT_INO)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One process, all of it read while the same process had the pid. See ``model.process.GpuProcess``."""
+
+    name: str
+    cgroups: tuple[str, ...]
+    start: int
+    uid: int | None
+
+
+def look(proc: Path, pid: int) -> Seen | None:
+    """The process of that pid; None where there is none, or none that is ours to look at."""
+    start = start_of(proc, pid)
+    if start is None:
+        return None
+    uid = _UID.search(_read(proc, pid, "status"))
+    seen = Seen(name_of(proc, pid), cgroups_of(proc, pid), start, int(uid[1]) if uid else None)
+    return seen if start_of(proc, pid) == start else None
+
+
+def start_of(proc: Path, pid: int) -> int | None:
+    """When it was started, in clock ticks since the boot."""
+    # The name in parentheses may hold anything, parentheses too.
+    words = _read(proc, pid, "stat").rpartition(")")[2].split()
+    try:
+        return int(words[_START])
+    except (IndexError, ValueError):
+        return None
+
+
+def cgroups_of(proc: Path, pid: int) -> tuple[str, ...]:
+    """The lines of its ``cgroup`` file."""
+    return tuple(_read(proc, pid, "cgroup").splitlines())
+
+
+def self_cgroups(proc: Path) -> tuple[str, ...]:
+    """The lines of our own ``cgroup`` file."""
+    return tuple(_text(proc / "self/cgroup").splitlines())
+
+
+def name_of(proc: Path, pid: int) -> str:
+    """Its command's name, the first 15 characters; empty where /proc does not say."""
+    return _read(proc, pid, "comm").strip()
+
+
+def own_pids(proc: Path) -> frozenset[int]:
+    """Our own pid, and what this /proc calls it."""
+    try:
+        return frozenset({os.getpid(), int(str((proc / "self").readlink()))})
+    except (OSError, ValueError):
+        return frozenset({os.getpid()})
+
+
+def pids(proc: Path) -> list[int]:
+    """All processes that can be seen, ascending."""
+    try:
+        return sorted(int(entry.name) for entry in proc.iterdir() if entry.name.isdecimal())
+    except OSError:
+        return []
+
+
+def sees_all_pids(proc: Path) -> bool:
+    """Whether our pid namespace is the node's own."""
+    try:
+        return str((proc / "self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
+    except OSError:
+        return False
+
+
+def exists(pid: int) -> bool:
+    """Whether there is a process of that pid, whatever /proc shows (``hidepid``)."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def _read(proc: Path, pid: int, file: str) -> str:
+    return _text(proc / str(pid) / file)
+
+
+def _text(path: Path) -> str:
+    """Empty where it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
