@@ -170,7 +170,9 @@ class Verify:
     def __str__(self) -> str:
         if not self.enabled:
             return "verify that MIG mode is off"
-        return f"verify that {', '.join(self.devices) or 'no MIG device'} lives on it, and nothing else"
+        if not self.devices:
+            return "verify that no MIG device lives on it"
+        return f"verify that nothing but {', '.join(self.devices)} lives on it"
 
 
 @dataclass(frozen=True, slots=True)

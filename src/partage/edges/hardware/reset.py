@@ -88,6 +88,8 @@ def refusal(gpus: Sequence[str], words: str) -> HardwareError:
         return GpuInUse(message, "stop what holds the GPU: DCGM, persistenced, nvsm, a display")
     if "not supported" in low or "not allowed" in low or "nvlink" in low:
         return Unsupported(
-            message, "reset all GPUs that share NVLinks together; in a virtual machine, reboot it"
+            message,
+            "reset all GPUs that share NVLinks together; in a virtual machine turn the mode on or off with "
+            "nvidia-smi -mig, reboot it, and try again",
         )
     return HardwareError(message)

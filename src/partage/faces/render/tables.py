@@ -81,7 +81,7 @@ def changes_table(changes: Sequence[Change]) -> Table:
     return table
 
 
-_INSTEAD = dict.fromkeys(("refused", "untouched", "back"), "as before") | {"torn": "neither old nor new"}
+_INSTEAD = dict.fromkeys(("refused", "untouched", "back"), "as before") | {"torn": "uncertain"}
 """What is said in place of a layout that did not come about."""
 
 
