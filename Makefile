@@ -6,12 +6,14 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   ?= 1000
+# The interpreter whose packages apt-get installs.
+DEBIAN ?= /usr/bin/python3
 STORY  ?= examples/07-mixed-node/story.yaml
 # Two workers: the tests mostly wait for sockets and processes, not for a core.
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts soak bench proto lock clean
+.PHONY: help setup demo test check format lint types contracts soak guard-torch bench proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -50,6 +52,10 @@ contracts: $(READY)
 
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
+
+guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: root, 650 MB)
+	@$(DEBIAN) -c 'import torch' 2>/dev/null || apt-get install -y --no-install-recommends python3-torch
+	$(BIN)/python -m pytest tests/guard/test_real_torch.py -rs -v
 
 bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
 	$(BIN)/python -m bench

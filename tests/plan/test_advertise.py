@@ -69,6 +69,14 @@ def test_time_slices_share_the_memory_evenly_and_guarantee_nothing() -> None:
     assert (one.guarantee, one.interval, one.threads_percent) == (Guarantee.NONE, Interval.SHORT, None)
 
 
+def test_the_guard_makes_a_time_slice_advisory_and_no_other_share_stronger() -> None:
+    """A framework's own cap, which a tenant can drop."""
+    (sliced,) = _offer(target(gpu(0), TimeSlicing(4), guard=True))
+    (whole,) = _offer(target(gpu(0), guard=True))
+    assert (sliced.guard, sliced.guarantee) == (True, Guarantee.ADVISORY)
+    assert (whole.guard, whole.guarantee) == (True, Guarantee.HARD)
+
+
 @pytest.mark.parametrize(
     ("replicas", "memory_mib", "threads"), [(10, 8155, 10), (3, 27186, 33), (48, 1699, 2)]
 )

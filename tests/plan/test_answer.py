@@ -83,6 +83,43 @@ def test_mig_devices_are_named_by_their_gpu_and_their_strategy() -> None:
     assert (_own(answer)["STRATEGY"], _own(answer)["GUARANTEE"]) == ("mig", "hard")
 
 
+# --- the guard ----------------------------------------------------------------------------------
+
+
+def _guarded(
+    wanted: list[str], *offerings: Offering, guard_dir: str = "/run/partage/guard/1"
+) -> ContainerAnswer:
+    inventory = node(*(gpu(n, migs=3) for n in range(4)))
+    held = [replace(one, guard=True, guarantee=Guarantee.ADVISORY) for one in offerings]
+    return Answerer(resource(*held), inventory, _DEFAULTS, "/run/partage", guard_dir=guard_dir).answer(wanted)
+
+
+def test_a_guarded_share_brings_the_guard_and_the_size_of_its_device() -> None:
+    answer = _guarded([share(1, 3)], offering(1, 4))
+    assert answer.mounts == (Mount("/opt/partage/guard", "/run/partage/guard/1", read_only=True),)
+    assert answer.envs["PYTHONPATH"] == "/opt/partage/guard"
+    assert answer.envs["PARTAGE_MEMORY_BYTES"] == str(20 * GIB)
+    assert answer.envs["PARTAGE_TOTAL_BYTES"] == str(80 * GIB)
+    assert answer.envs["PARTAGE_GUARANTEE"] == "advisory"
+
+
+def test_several_shares_of_one_device_count_its_memory_once() -> None:
+    answer = _guarded([share(1, 0), share(1, 1), share(0, 0)], offering(0, 4), offering(1, 4))
+    assert answer.envs["PARTAGE_MEMORY_BYTES"] == f"{40 * GIB},{20 * GIB}"
+    assert answer.envs["PARTAGE_TOTAL_BYTES"] == str(80 * GIB)
+
+
+def test_the_device_of_a_mig_share_is_the_mig_device() -> None:
+    sliced = offering(0, 2, mig=0, shared=Strategy.TIME_SLICING)
+    assert _guarded([sliced.share_ids[0]], sliced).envs["PARTAGE_TOTAL_BYTES"] == str(10 * GIB)
+
+
+def test_a_guard_that_is_not_there_is_neither_mounted_nor_promised() -> None:
+    answer = _guarded([share(1, 3)], offering(1, 4), guard_dir="")
+    assert (answer.mounts, "PYTHONPATH" in answer.envs) == ((), False)
+    assert answer.envs["PARTAGE_GUARANTEE"] == "none"
+
+
 # --- MPS --------------------------------------------------------------------------------------
 
 

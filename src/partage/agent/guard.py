@@ -92,6 +92,7 @@ def _fill(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _set_aside(directory: Path) -> None:
-    """Somebody has changed it: containers that have it mounted keep it, under another name."""
+    """Somebody has changed it: containers that have it mounted keep it, in another place."""
     if os.path.lexists(directory):
-        directory.rename(tempfile.mkdtemp(prefix=f"{directory.name}.changed-", dir=directory.parent))
+        aside = Path(tempfile.mkdtemp(prefix="changed-", dir=directory.parent))
+        directory.rename(aside / directory.name)
