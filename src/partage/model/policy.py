@@ -61,11 +61,14 @@ class Mps:
     replicas: 2 or more; the number of clients where ``clients`` is given.
     clients:  unequal shares, in the order of the file; empty for even ones.
     exclusive_process: whether the GPU is put in exclusive-process mode meanwhile.
+    multi_user: one server for the clients of all users; False: users wait for each other. None: where the
+    driver can do it.
     """
 
     replicas: int
     clients: tuple[MpsClient, ...] = ()
     exclusive_process: bool = True
+    multi_user: bool | None = None
 
 
 Sharing = Exclusive | TimeSlicing | Mps

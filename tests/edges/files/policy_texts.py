@@ -9,7 +9,7 @@ from typing import Any
 NATIVE: dict[str, Any] = {
     "version": "partage/v1",
     "gpus": [
-        {"select": {"index": [0, 1]}, "mps": {"replicas": 4, "exclusive-process": False}},
+        {"select": {"index": [0, 1]}, "mps": {"replicas": 4, "exclusive-process": False, "users": "single"}},
         {
             "select": {"index": 2, "model": "A100*", "pci": "07:00.0", "uuid": ["GPU-x"]},
             "mps": {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from partage.edges.files.fields import Field
 from partage.model.ids import parse_resource_name
 from partage.model.layout import LayoutItem
@@ -13,9 +15,16 @@ MOST_ITEMS = 512
 """Clients of one GPU, MIG devices of one layout: far more than there can be."""
 
 _TIME_SLICING = ("replicas", "interval")
-_MPS = ("replicas", "clients", "exclusive-process")
+_MPS = ("replicas", "clients", "exclusive-process", "users")
 CLIENT_KEYS = ("name", "memory", "threads")
 _MIG = ("layout", "time-slicing", "mps")
+
+
+class Users(StrEnum):
+    """``users``: whether those of one MPS daemon share a server, or wait for each other."""
+
+    SINGLE = "single"
+    MULTI = "multi"
 
 
 def read_time_slicing(field: Field) -> TimeSlicing:
@@ -38,16 +47,18 @@ def read_mps(field: Field) -> Mps:
     if table is None:
         return Mps(2)
     alone = table.boolean("exclusive-process", default=True)
+    users = table.get("users")
+    multi_user = users.choice(Users) is Users.MULTI if users else None
     replicas, clients = table.get("replicas"), table.get("clients")
     if (replicas is None) == (clients is None):
         said = "replicas and clients exclude each other" if replicas else "neither replicas nor clients"
         field.error(said, "replicas: n for even shares, clients: [...] for unequal ones")
     if clients is None:
-        return Mps(_replicas(replicas), exclusive_process=alone)
+        return Mps(_replicas(replicas), exclusive_process=alone, multi_user=multi_user)
     if replicas is not None:
         _replicas(replicas)
     read = _clients(clients)
-    return Mps(max(2, len(read)), read, alone)
+    return Mps(max(2, len(read)), read, alone, multi_user)
 
 
 def _clients(field: Field) -> tuple[MpsClient, ...]:

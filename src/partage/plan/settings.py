@@ -1,0 +1,167 @@
+"""What a GPU has to be set to before its shares mean what is said of them: MPS daemons, compute mode, slices.
+
+A setting is taken back when nobody wants it any more, to what it was before we changed it. What was there
+before, or was changed by others since, is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from partage.model.gpu import ComputeMode, Gpu, MigDevice
+from partage.model.mps import DaemonSpec, DaemonState, Phase
+from partage.model.policy import Interval, Mps, TimeSlicing
+from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
+from partage.plan.assign import Target
+from partage.plan.clients import Portions, limits_clients, portions
+
+_EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What one GPU shall be set to.
+
+    daemons: one for the GPU, or one for each of its MIG devices. interval: None: whatever it is.
+    """
+
+    daemons: tuple[DaemonSpec, ...] = ()
+    exclusive_process: bool = False
+    interval: Interval | None = None
+
+
+NOTHING = Setting()
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a GPU was set to before we changed it. None: we did not."""
+
+    mode: ComputeMode | None = None
+    interval: Interval | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """The way to a setting.
+
+    end:  what has to end first: nobody may hold a share of the GPU.
+    make: what has to be made, or made again. Shares that are in use need it as much as new ones.
+    """
+
+    end: tuple[Step, ...] = ()
+    make: tuple[Step, ...] = ()
+
+    @property
+    def settled(self) -> bool:
+        """There is nothing to do."""
+        return not (self.end or self.make)
+
+
+def settings_of(targets: Iterable[Target]) -> dict[str, Setting]:
+    """What the targets of an assignment need, by GPU UUID; GPUs that need nothing are left out."""
+    settings: dict[str, Setting] = {}
+    for target in targets:
+        now = settings.get(target.gpu.uuid, NOTHING)
+        sharing = target.sharing
+        if isinstance(sharing, Mps) and (spec := _daemon(target, sharing)) is not None:
+            alone = sharing.exclusive_process and target.mig is None
+            now = replace(now, daemons=(*now.daemons, spec), exclusive_process=alone)
+        if isinstance(sharing, TimeSlicing) and sharing.interval is not None:
+            now = replace(now, interval=sharing.interval)
+        if now != NOTHING:
+            settings[target.gpu.uuid] = now
+    return settings
+
+
+def _daemon(target: Target, sharing: Mps) -> DaemonSpec | None:
+    """The daemon of a device: its limit is the largest share's. None for a device that does not exist yet."""
+    gpu, mig = target.gpu, target.mig
+    if mig is not None and not isinstance(mig, MigDevice):
+        return None
+    device, memory_bytes = (gpu.uuid, gpu.memory_bytes) if mig is None else (mig.uuid, mig.memory_bytes)
+    shares = portions(sharing, memory_bytes)
+    if not limits_clients(gpu) or not isinstance(shares, Portions):
+        return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
+    memory, threads = shares.largest
+    return DaemonSpec(gpu.uuid, device, memory, threads, sharing.multi_user)
+
+
+def settle(gpu: Gpu, want: Setting, daemons: Sequence[DaemonState], before: Before) -> Settling:
+    """The way of one GPU to ``want``. daemons: those of ours on it, dead ones too. Time slices aside."""
+    end: list[Step] = []
+    make: list[Step] = []
+    wanted = {spec.device: spec for spec in want.daemons}
+    standing = {one.device: one for one in daemons}
+    for device, one in standing.items():
+        if device not in wanted or not _is_as_asked(one, wanted[device]):
+            end.append(StopDaemon(gpu.uuid, device, _spec(one)))
+    going = {step.device for step in end if isinstance(step, StopDaemon)}
+    if want.exclusive_process and gpu.compute_mode is not _EXCLUSIVE:
+        make.append(SetComputeMode(gpu.uuid, _EXCLUSIVE, gpu.compute_mode))
+    elif not want.exclusive_process and _is_ours(gpu, before):
+        assert before.mode is not None
+        end.append(SetComputeMode(gpu.uuid, before.mode, gpu.compute_mode))
+    for device, spec in wanted.items():
+        if device in going or not _stands(standing.get(device)):
+            make.append(StartDaemon(gpu.uuid, spec))
+    return Settling(tuple(end), tuple(make))
+
+
+def _is_ours(gpu: Gpu, before: Before) -> bool:
+    """The compute mode is the one that we set: nobody has changed it since."""
+    return before.mode not in (None, _EXCLUSIVE) and gpu.compute_mode is _EXCLUSIVE
+
+
+def _is_as_asked(one: DaemonState, spec: DaemonSpec) -> bool:
+    """A daemon that does not run, or does not say, is made anew as it is wanted."""
+    if one.phase in (Phase.DEAD, Phase.STARTING, Phase.SILENT):
+        return True
+    limits = (one.limits.memory_bytes, one.limits.threads_percent)
+    users = spec.multi_user is None or spec.multi_user is one.multi_user
+    return users and limits == (spec.memory_bytes, spec.threads_percent)
+
+
+def _stands(one: DaemonState | None) -> bool:
+    """Nothing has to be started. One that is silent runs: its clients may be working."""
+    return one is not None and one.phase not in (Phase.DEAD, Phase.STARTING)
+
+
+def _spec(one: DaemonState) -> DaemonSpec | None:
+    """What brings a daemon back; None where it does not say."""
+    if one.phase in (Phase.DEAD, Phase.SILENT):
+        return None
+    return DaemonSpec(
+        one.gpu, one.device, one.limits.memory_bytes, one.limits.threads_percent, one.multi_user or None
+    )
+
+
+def unwell(want: Setting, daemons: Iterable[DaemonState]) -> dict[str, str]:
+    """Devices whose daemon takes no clients at this moment, and why."""
+    standing = {one.device: one for one in daemons}
+    said = {}
+    for spec in want.daemons:
+        one = standing.get(spec.device)
+        if one is None:
+            said[spec.device] = "its MPS daemon has not been started yet"
+        elif one.phase is not Phase.SERVING:
+            said[spec.device] = one.reason or f"its MPS daemon is {one.phase}"
+    return said
+
+
+def slice_steps(
+    wants: Mapping[str, Setting], slices: Mapping[str, Interval], befores: Mapping[str, Before]
+) -> dict[str, SetTimeSlice]:
+    """Slices to be set, and those to be set back, by GPU UUID.
+
+    slices: what each GPU has now; GPUs that do not say are left out, and left alone.
+    """
+    steps = {}
+    for gpu, now in slices.items():
+        want = wants.get(gpu, NOTHING).interval
+        if want is None:
+            want = befores.get(gpu, Before()).interval
+        if want is not None and want is not now:
+            steps[gpu] = SetTimeSlice(gpu, want, now)
+    return steps
