@@ -125,10 +125,20 @@ static void pause_ms(long ms) {
     nanosleep(&span, NULL);
 }
 
+/* Say which function hangs, in the file "hangs.txt" beside the library, for a test that waits for this moment. */
+static void tell(const char *function) {
+    char path[4096];
+    FILE *file = fopen(beside(path, sizeof path, "hangs.txt"), "w");
+    if (file) fputs(function, file), fclose(file);
+}
+
 /* What a function has to answer before it looks at anything; handle: NULL where there is none. */
 static int before(const char *function, const void *handle) {
     const char *found;
-    if ((found = text("hang.%s", function))) pause_ms(atol(found));
+    if ((found = text("hang.%s", function))) {
+        tell(function);
+        pause_ms(atol(found));
+    }
     if (!sessions) return UNINITIALIZED;
     if ((found = lookup("all"))) return atoi(found);
     if ((found = text("fail.%s", function))) return atoi(found);

@@ -51,7 +51,9 @@ class StubNode:
 
     def __init__(self, root: Path, library: Path) -> None:
         self.root = root
-        self.host = Host(driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev", run=root / "run")
+        self.host = Host(
+            driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev", run=root / "run"
+        )
         self.library = root / "usr/lib64/libnvidia-ml.so.1"
         self.library.parent.mkdir(parents=True)
         shutil.copyfile(library, self.library)
@@ -166,6 +168,11 @@ class StubNode:
         for file, text in (("stat", stat), ("cgroup", cgroup), ("status", "Name: x\nUid:\t1000\t0\t0\t0")):
             self.file(f"proc/{pid}/{file}", text + "\n")
         self.process(pid, name, listed=f"{part} {used} {kinds}", gpu=gpu)
+
+    def hangs_in(self) -> str:
+        """The function that hung last, or hangs."""
+        told = self.library.with_name("hangs.txt")
+        return told.read_text() if told.exists() else ""
 
     def leaves(self, pid: int) -> None:
         """The driver lists it no more."""

@@ -2,8 +2,8 @@
 
 The kubelet links every container's log as ``/var/log/containers/<pod>_<namespace>_<container>-<id>.log``,
 whatever the runtime. One listing of that directory, read-only, tells what else takes the runtime's socket
-(as good as root) or the API server (a token). Names have no underscore and an id has 64 digits, so a file name
-can be read in one way only. One of more than 255 bytes the kubelet cuts, the id with it: it names nobody.
+(as good as root) or the API server (a token). Names have no underscore and an id has 64 digits, so a file
+name can be read in one way only. The kubelet cuts it at 255 bytes, the id with it: then it names nobody.
 """
 
 from __future__ import annotations
