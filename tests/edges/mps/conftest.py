@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.sim.mps.node import Node, install
+from partage.sim.mps.node import CLIENT_PROGRAM, Node, install
 from partage.units import GIB
-from tests.edges.mps.subjects import CUDA_CLIENT, GPUS, Subject, ending, has_driver, simulated_client
+from tests.edges.mps.subjects import CUDA_CLIENT, GPUS, Subject, ending, has_driver
 
 SIMULATED = "simulated control program"
 REAL = pytest.param(
@@ -31,7 +31,8 @@ def short_dir() -> Iterator[Path]:
 
 def simulated_subject(directory: Path, node: Node | None = None) -> Subject:
     install(directory / "usr/bin", node or Node(dict.fromkeys(GPUS, 80 * GIB)))
-    return Subject(directory / "run", directory, GPUS, simulated_client(), simulated=True)
+    client = (str(directory / "usr/bin" / CLIENT_PROGRAM),)
+    return Subject(directory / "run", directory, GPUS, client, simulated=True)
 
 
 async def _real_subject(directory: Path) -> Subject:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import ctypes
 import os
-import sys
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -107,13 +106,8 @@ async def ending(subject: Subject) -> AsyncIterator[Subject]:
     finally:
         for tenant in subject.tenants:
             await tenant.leaves()
-        keeper = subject.keeper()
-        for state in await keeper.states():
-            await keeper.stop(state.device, force=True)
-
-
-def simulated_client() -> tuple[str, ...]:
-    return (sys.executable, "-m", "partage.sim.mps.client")
+        for home in (subject.run_dir / "mps").glob("*-*/"):
+            await subject.keeper().stop(home.name, force=True)
 
 
 def has_driver() -> bool:

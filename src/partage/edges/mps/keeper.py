@@ -17,7 +17,7 @@ from partage.edges.mps import directories, record, starting
 from partage.edges.mps.control import DEADLINE_S, Control
 from partage.edges.mps.ending import gone, in_thread, kill, kill_orphans, until
 from partage.edges.mps.locks import held
-from partage.edges.mps.look import Found, ask_limits, ask_servers, find, state, wanted_limits
+from partage.edges.mps.look import Found, answered, ask_limits, ask_servers, find, state, wanted_limits
 from partage.edges.mps.paths import DaemonPaths, Driver
 from partage.edges.mps.processes import MULTI_USER, Processes
 from partage.edges.mps.record import Identity, Record
@@ -34,13 +34,15 @@ class Deadlines:
     """How long each part may take.
 
     answer_s: one command, and all that is asked of one daemon for its state.
-    start_s:  until a started daemon answers.
+    start_s:  until the control program has brought its daemon up.
+    probe_s:  until a server runs: it makes a context on the GPU, seconds without persistence mode.
     stop_s:   until a daemon that was told to quit has gone, and what does not quit, after SIGTERM.
     act_s:    for somebody else's act on the same daemon to end.
     """
 
     answer_s: float = DEADLINE_S
     start_s: float = 15.0
+    probe_s: float = 15.0
     stop_s: float = 10.0
     act_s: float = 30.0
 
@@ -144,8 +146,7 @@ class MpsKeeper:
             selinux=self._host.selinux,
             own_shm=self._host.own_shm,
         )
-        cgroup = await asyncio.to_thread(self._host.cgroup, spec.device)
-        written = Record(spec, cgroup=cgroup, remark=remark)
+        written = Record(spec, remark=remark)
         await self._write(paths, written)
         try:
             await self._launch(written, paths)
@@ -177,7 +178,6 @@ class MpsKeeper:
             environment,
             paths,
             host=self._host,
-            cgroup=written.cgroup,
             own_shm=self._host.own_shm and directories.is_own_shm(paths),
             deadline_s=self._deadlines.start_s,
         )
@@ -204,31 +204,33 @@ class MpsKeeper:
                 f"the MPS daemon of {spec.device} was told {wanted_limits(spec)}, and allows {limits}",
                 "it ignores limits that it takes for invalid",
             )
-        await self._probe(found.paths, control)
+        servers = await self._probed(found.paths, control)
         if found.record is not None and found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
-        return await state(found, control, self._processes, self._deadlines.answer_s)
+        return await asyncio.to_thread(answered, found, self._processes, servers, limits)
 
-    async def _probe(self, paths: DaemonPaths, control: Control) -> None:
+    async def _probed(self, paths: DaemonPaths, control: Control) -> tuple[MpsServer, ...]:
         """See a server run: one that cannot start would show only when the first client comes.
 
         Not before the limits are set, which are those of servers that start later. Without multi-user it is
         our own user's; a client of another user finds it idle, and it makes room.
         """
-        if await control.servers():
-            return
-        await control.start_server(os.geteuid())
+        servers = await ask_servers(control, self._processes)
+        if not servers:
+            await control.start_server(os.geteuid())
 
         async def runs() -> bool:
-            servers = await control.servers()
-            return bool(servers) and await control.status(servers[0]) is not ServerStatus.INITIALIZING
+            nonlocal servers
+            servers = await ask_servers(control, self._processes)
+            return bool(servers) and servers[0].status is not ServerStatus.INITIALIZING
 
-        if not await until(runs, self._deadlines.start_s):
-            last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
-            raise DaemonError(
-                f"no MPS server of {paths.device} started: {last}",
-                "the GPU may be in use without MPS, or be unfit for it; see server.log",
-            )
+        if servers or await until(runs, self._deadlines.probe_s):
+            return servers
+        last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
+        raise DaemonError(
+            f"no MPS server of {paths.device} started: {last}",
+            "the GPU may be in use without MPS, or be unfit for it; see server.log",
+        )
 
     async def _write(self, paths: DaemonPaths, written: Record) -> None:
         try:
@@ -241,16 +243,21 @@ class MpsKeeper:
     async def _quit(self, found: Found, control: Control) -> None:
         """End a daemon that has no clients. Raises GpuInUse, DaemonError."""
         assert found.identity is not None
-        clients = [
-            client for server in await ask_servers(control, self._processes) for client in server.clients
-        ]
+        try:
+            servers = await ask_servers(control, self._processes)
+            clients = [client for server in servers for client in server.clients]
+            if not clients:
+                # A client that came since is waited for; the daemon takes no further ones meanwhile.
+                await control.ask("quit", self._deadlines.stop_s)
+        except DaemonError:
+            if await asyncio.to_thread(self._processes.lives, found.identity):
+                raise
+            return  # it was about to end by itself
         if clients:
             names = tuple(str(client) for client in clients)
             raise GpuInUse(
                 f"the MPS daemon of {found.paths.device} has {', '.join(names)}", _ADVICE, uses=names
             )
-        # A client that came since is waited for; the daemon takes no further ones meanwhile.
-        await control.ask("quit", self._deadlines.stop_s)
         if not await gone(self._processes, found.identity, self._deadlines.stop_s):
             raise DaemonError(
                 f"the MPS daemon of {found.paths.device} was told to quit, and has not", _ADVICE
@@ -269,8 +276,7 @@ class MpsKeeper:
         """Nothing of a daemon that has ended is left."""
         await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)
         await asyncio.to_thread(directories.clear, found.paths)
-        if found.record is not None and found.record.cgroup:
-            await asyncio.to_thread(starting.remove_cgroup, found.record.cgroup)
+        await asyncio.to_thread(self._host.remove_cgroup, found.paths)
 
 
 def _serves(servers: Iterable[MpsServer], server_pid: int, client_pid: int) -> bool:

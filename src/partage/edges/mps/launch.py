@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from pathlib import Path
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = (
     2,
@@ -57,12 +56,18 @@ def _own_shared_memory(directory: str) -> None:
     mount(directory, SHARED_MEMORY, None, MS_BIND)
 
 
+def _join(cgroup: str) -> None:
+    procs = os.open(f"{cgroup}/cgroup.procs", os.O_WRONLY)
+    os.write(procs, b"0")
+    os.close(procs)
+
+
 def main(arguments: list[str]) -> int:
     """``launch.py CGROUP SHM PROGRAM ...``; an empty CGROUP or SHM means that there is none."""
     cgroup, shm, *command = arguments
     try:
         if cgroup:
-            Path(cgroup, "cgroup.procs").write_text("0", encoding="ascii")
+            _join(cgroup)
         if shm:
             _own_shared_memory(shm)
         os.umask(0o022)  # clients of other users open what the daemon makes

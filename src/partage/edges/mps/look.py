@@ -40,22 +40,33 @@ async def state(found: Found, control: Control, processes: Processes, deadline_s
     """How it is; at most deadline_s. Raises nothing for what the daemon does or does not do."""
     if found.identity is None:
         return await asyncio.to_thread(_absent, found)
-    multi_user = await asyncio.to_thread(processes.multi_user, found.identity.pid)
-    known = DaemonState(
-        found.spec.gpu, found.paths.device, Phase.SILENT, pid=found.identity.pid, multi_user=multi_user
-    )
     try:
         async with asyncio.timeout(deadline_s):
             servers = await ask_servers(control, processes)
             limits = await ask_limits(control, found.spec)
     except TimeoutError:
-        return replace(known, reason=f"the control daemon did not answer within {deadline_s:g} s")
+        return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
     except (DaemonError, HardwareError) as error:
         if not await asyncio.to_thread(processes.lives, found.identity):
             return await asyncio.to_thread(_absent, replace(found, identity=None))
-        return replace(known, reason=str(error))
+        return _silent(found, str(error))
+    return await asyncio.to_thread(answered, found, processes, servers, limits)
+
+
+def answered(
+    found: Found, processes: Processes, servers: tuple[MpsServer, ...], limits: Limits
+) -> DaemonState:
+    """The state of a daemon that answered this. Blocking."""
+    assert found.identity is not None
     phase, reason = _judge(found, servers, limits)
-    return replace(known, phase=phase, servers=servers, limits=limits, reason=reason)
+    multi_user = processes.multi_user(found.identity.pid)
+    known = replace(_silent(found, reason), phase=phase, multi_user=multi_user)
+    return replace(known, servers=servers, limits=limits)
+
+
+def _silent(found: Found, reason: str) -> DaemonState:
+    pid = found.identity.pid if found.identity else None
+    return DaemonState(found.spec.gpu, found.paths.device, Phase.SILENT, pid=pid, reason=reason)
 
 
 async def ask_servers(control: Control, processes: Processes) -> tuple[MpsServer, ...]:
@@ -86,14 +97,18 @@ def wanted_limits(spec: DaemonSpec) -> Limits:
 
 
 async def _status(control: Control, server: int) -> ServerStatus | None:
+    """None: it has ended since it was listed."""
     try:
-        return await control.status(server)
+        status = await control.status(server)
     except Silence:
         raise
     except DaemonError:
         if server in await control.servers():
             raise
         return None
+    if status is ServerStatus.UNKNOWN and server not in await control.servers():
+        return None
+    return status
 
 
 def _named(processes: Processes, clients: tuple[Client, ...]) -> tuple[Client, ...]:

@@ -7,7 +7,6 @@ can tell a daemon that never came up from one that died.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -31,24 +30,20 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """identity: None while the daemon is being started. cgroup: of its own, empty for none.
+    """identity: None while the daemon is being started.
 
     remark: what is amiss with its directories, for as long as it runs in them.
     """
 
     spec: DaemonSpec
     identity: Identity | None = None
-    cgroup: str = ""
     remark: str = ""
 
 
 def save(path: Path, record: Record) -> None:
-    """Replace the record at once. Raises OSError."""
+    """Replace the record at once. Not synced: like its daemon it ends with the boot. Raises OSError."""
     unfinished = path.with_suffix(".tmp")
-    with unfinished.open("w", encoding="ascii") as file:
-        json.dump({"version": VERSION, **asdict(record)}, file)
-        file.flush()
-        os.fsync(file.fileno())
+    unfinished.write_text(json.dumps({"version": VERSION, **asdict(record)}), encoding="ascii")
     unfinished.replace(path)
 
 

@@ -19,6 +19,7 @@ from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 from partage.edges.mps import launch
 from partage.edges.mps.paths import DaemonPaths
@@ -26,7 +27,8 @@ from partage.errors import DaemonError, Unsupported
 
 _SYSTEMD_RUN = "systemd-run"
 _CGROUP = "partage-mps"
-_TAIL_BYTES = 2048
+_TAIL_BYTES = 16384
+_CHATTER = ("Accepting connection...", "User did not send valid credentials")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,29 +52,38 @@ class Host:
         sockets = (self.run / "systemd/private", self.run / "dbus/system_bus_socket")
         return (shutil.which(_SYSTEMD_RUN, path=self.path) or "") if any(map(_listens, sockets)) else ""
 
-    def cgroup(self, device: str) -> str:
-        """A cgroup for the daemon of a device, made; empty where that is not possible."""
+    def cgroup(self, paths: DaemonPaths) -> Path | None:
+        """The cgroup of the daemon of these directories, there or not; None where the tree is not ours."""
+        name = f"{paths.device}@{crc32(os.fsencode(paths.home)):08x}"
         for line in _lines(self.proc / "self/mountinfo"):
             before, _, after = line.partition(" - ")
             root, mounted = before.split()[3:5]
-            if after.startswith("cgroup2 ") and root == "/":
-                path = Path(mounted) / _CGROUP / device
-                with contextlib.suppress(OSError):
-                    path.mkdir(parents=True, exist_ok=True)
-                    if os.access(path / "cgroup.procs", os.W_OK):
-                        return str(path)
-        return ""
+            if after.startswith("cgroup2 ") and root == "/" and os.access(mounted, os.W_OK):
+                return Path(mounted) / _CGROUP / name
+        return None
+
+    def make_cgroup(self, paths: DaemonPaths) -> str:
+        """Its path, made; empty where that is not possible."""
+        path = self.cgroup(paths)
+        if path is None:
+            return ""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return ""
+        return str(path) if os.access(path / "cgroup.procs", os.W_OK) else ""
+
+    def remove_cgroup(self, paths: DaemonPaths) -> None:
+        """Remove it. One that somebody is still in stays; it costs nothing."""
+        path = self.cgroup(paths)
+        if path is not None:
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def unit_name(device: str) -> str:
     """The daemon's unit, where systemd keeps it."""
     return f"partage-mps-{device}.service"
-
-
-def remove_cgroup(path: str) -> None:
-    """Remove a daemon's cgroup. One that somebody is still in stays; it costs nothing."""
-    with contextlib.suppress(OSError):
-        Path(path).rmdir()
 
 
 async def start(
@@ -81,19 +92,19 @@ async def start(
     paths: DaemonPaths,
     *,
     host: Host,
-    cgroup: str,
     own_shm: bool,
     deadline_s: float,
 ) -> None:
     """Run the control program, which puts itself into the background; done when it has.
 
-    cgroup: as ``Host.cgroup`` gave it. own_shm: the daemon sees ``paths.shm`` as /dev/shm.
+    own_shm: the daemon sees ``paths.shm`` as /dev/shm.
     Raises DaemonError with what it printed, Unsupported where it cannot be run.
     """
     if systemd_run := host.systemd_run():
         argv = [systemd_run, *_unit(environment, paths, own_shm=own_shm), "--", *command]
         surroundings: Mapping[str, str] = os.environ
     else:
+        cgroup = await asyncio.to_thread(host.make_cgroup, paths)
         shm = str(paths.shm) if own_shm else ""
         argv = [sys.executable, "-I", "-S", str(launch.__file__), cgroup, shm, *command]
         surroundings = environment
@@ -144,11 +155,15 @@ def _unit(environment: Mapping[str, str], paths: DaemonPaths, *, own_shm: bool) 
 
 
 def tail(path: Path) -> str:
-    """The last line of a log; what stands for it where there is none."""
+    """The last line of a log that says anything; what stands for it where there is none.
+
+    A control daemon notes every question that it is asked, and that the one who asks is no client.
+    """
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").strip().splitlines()
+            text = file.read().decode(errors="replace")
+            lines = [line for line in text.splitlines() if line.strip() and not line.endswith(_CHATTER)]
     except OSError:
         lines = []
     return lines[-1].strip()[:400] if lines else "it did not say why"

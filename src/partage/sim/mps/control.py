@@ -7,9 +7,14 @@ program is run for every single command.
 from __future__ import annotations
 
 import os
-import socket
 import sys
-from collections.abc import Callable, Sequence
+
+# Not socket, and not typing: to import them takes longer than all that the program does.
+from _socket import AF_UNIX, SOCK_STREAM, socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 ASKS = b"control "
 """How a control program begins; its command follows, and a newline. The answer ends with the connection."""
@@ -44,10 +49,13 @@ def _command_line(pipe: str) -> int:
 
 def _ask(pipe: str, command: str) -> str:
     """Raises OSError where nobody listens. A daemon that was told to quit answers by ending."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+    sock = socket(AF_UNIX, SOCK_STREAM)
+    try:
         sock.connect(f"{pipe}/control")
         sock.sendall(ASKS + command.encode() + b"\n")
         return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
+    finally:
+        sock.close()
 
 
 def _start(program: str, pipe: str, options: set[str], *, background: bool) -> int:
@@ -61,7 +69,7 @@ def _start(program: str, pipe: str, options: set[str], *, background: bool) -> i
     multi_user = _MULTI_USER in options
     if options - {_MULTI_USER} or (multi_user and not node.multi_user):
         return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
-    if _listens(pipe):
+    if listens(pipe):
         return _fail("An instance of this daemon is already running")
     settings = daemon.Settings(
         pipe=Path(pipe),
@@ -101,12 +109,15 @@ def _report(writing: int, complaint: str) -> None:
     os.close(writing)
 
 
-def _listens(pipe: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        try:
-            sock.connect(f"{pipe}/control")
-        except OSError:
-            return False
+def listens(pipe: str) -> bool:
+    """Whether a daemon serves this pipe directory, and this process may reach it."""
+    sock = socket(AF_UNIX, SOCK_STREAM)
+    try:
+        sock.connect(f"{pipe}/control")
+    except OSError:
+        return False
+    finally:
+        sock.close()
     return True
 
 

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +133,8 @@ class Daemon:
             self._state.arrive(peer.client)
         elif peer.let_in:
             self._answer(peer, error=self._work(peer.client, request))
+        else:
+            raise ValueError("a client waits until it is let in")
 
     def _work(self, client: Client, request: dict[str, Any]) -> str:
         """One CUDA call of a client; what it answers."""
@@ -183,7 +184,7 @@ class Daemon:
     def _start_server(self, uid: int) -> None:
         """A process of the server's program, as the user whose clients it serves."""
         process = subprocess.Popen(  # noqa: S603 - the program beside ours
-            [self._settings.programs / SERVER_PROGRAM, str(uid)],
+            [self._settings.programs / SERVER_PROGRAM, str(uid), str(len(self._settings.devices))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -234,7 +235,8 @@ class Daemon:
         self._log_file.close()
 
     def _say(self, text: str) -> None:
-        now = datetime.now().isoformat(sep=" ", timespec="milliseconds")  # noqa: DTZ005 - local, as the real one
+        now_s = time.time()
+        now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{now_s % 1 * 1000:03.0f}"
         with contextlib.suppress(OSError):  # a full disk does not end the daemon
             self._log_file.write(f"[{now} Control {os.getpid()}] {text}\n")
 

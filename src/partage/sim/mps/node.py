@@ -14,6 +14,7 @@ from pathlib import Path
 
 PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
+CLIENT_PROGRAM = "mps-client"
 FILE = "mps-node.json"
 MOST_CLIENTS = 48
 
@@ -53,14 +54,17 @@ class Node:
         return matches[0] if len(matches) == 1 else None
 
 
+_MODULES = {PROGRAM: "control", SERVER_PROGRAM: "server", CLIENT_PROGRAM: "client"}
+
+
 def install(directory: Path, node: Node) -> Path:
-    """Put the control program and its server into a directory; the control program's path.
+    """Put the control program, its server and a client into a directory; the control program's path.
 
     They run on this very Python and import this very Partage, and need nothing else.
     """
     directory.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).resolve().parents[3]
-    for program, module in ((PROGRAM, "control"), (SERVER_PROGRAM, "server")):
+    for program, module in _MODULES.items():
         path = directory / program
         path.write_text(
             f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(source)!r})\n"

@@ -148,11 +148,12 @@ class State:
         """
         for server in self._with_pid(pid):
             self.servers.remove(server)
+            if server.status is Status.INITIALIZING:
+                self.effects.append(Log("Server encountered a fatal exception. Shutting down"))
             self.effects.append(Log(f"Server {pid} exited with status {code}"))
             for client in server.clients:
                 client.lost = client.lost or CONNECTION_FAILED
             if server.status is Status.INITIALIZING:
-                self.effects.append(Log("Server encountered a fatal exception. Shutting down"))
                 failed = [client for client in self._pending if self._user(client) == server.uid]
                 for client in failed:
                     self._pending.remove(client)

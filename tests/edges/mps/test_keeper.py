@@ -1,0 +1,367 @@
+"""What needs no real GPU, or no real one would do: refusals, leftovers, directories, how it is started."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from partage.edges.hardware.codec import decode, encode
+from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.starting import Host
+from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
+from partage.model.mps import DaemonState, Phase
+from partage.sim.mps.node import Node
+from partage.units import GIB, MIB
+from tests.edges.mps.conftest import simulated_subject
+from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, ending, until
+
+needs_root = pytest.mark.skipif(not ROOT, reason="mounts, cgroups and labels take root")
+
+
+@pytest.fixture
+async def peculiar(short_dir: Path) -> AsyncIterator[Subject]:
+    """A control program of a driver without multi-user servers, that ignores limits."""
+    node = Node(dict.fromkeys(GPUS, 80 * GIB), multi_user=False, deaf_to_limits=True)
+    async with ending(simulated_subject(short_dir, node)) as subject:
+        yield subject
+
+
+async def only(subject: Subject) -> DaemonState:
+    (state,) = await subject.keeper().states()
+    return state
+
+
+def edited(path: Path, **changes: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+async def test_a_daemon_that_ignores_its_limit_is_not_left_running(peculiar: Subject):
+    with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100 %"):
+        await peculiar.keeper().start(peculiar.spec())
+    assert await peculiar.keeper().states() == ()
+
+
+async def test_a_limit_counts_as_read_back_where_the_daemon_prints_whole_gib(simulated: Subject):
+    state = await simulated.keeper().start(simulated.spec(memory_bytes=3840 * MIB))
+    assert state.limits.memory_bytes == 3840 * MIB
+
+
+async def test_a_program_without_multi_user_serves_one_user_unless_several_are_asked_for(peculiar: Subject):
+    unlimited = peculiar.spec(memory_bytes=None, threads_percent=None)
+    state = await peculiar.keeper().start(unlimited)
+    assert (state.phase, state.multi_user) == (Phase.SERVING, False)
+
+    with pytest.raises(DaemonError, match="Unknown option"):
+        await peculiar.keeper().start(peculiar.spec(multi_user=True))
+
+
+async def test_a_gpu_on_which_no_server_starts_is_found_out_at_once(simulated: Subject):
+    keeper, absent = simulated.keeper(probe_s=1.0), "GPU-99999999-0000-0000-0000-000000000000"
+    lost = simulated.spec()
+    with pytest.raises(DaemonError, match=r"no MPS server .* started: .* exited with status 1"):
+        await keeper.start(type(lost)(absent, absent))
+    assert await keeper.states() == ()
+
+
+async def test_without_a_control_program_it_says_so(simulated: Subject):
+    await simulated.keeper().start(simulated.spec(0))
+    shutil.rmtree(simulated.root / "usr/bin")
+
+    with pytest.raises(Unsupported, match="there is no nvidia-cuda-mps-control"):
+        await simulated.keeper().start(simulated.spec(1))
+    state = await only(simulated)
+    assert state.phase is Phase.SILENT
+    assert "nvidia-cuda-mps-control" in state.reason
+
+
+async def test_a_run_directory_that_is_not_ours_is_refused_with_the_reason(simulated: Subject):
+    simulated.run_dir = Path("/sys/partage")
+    with pytest.raises(NotPermitted, match=r"cannot be kept below /sys/partage.*--run-dir"):
+        await simulated.keeper().start(simulated.spec())
+
+
+async def test_a_run_directory_below_a_file_is_refused_with_the_reason(simulated: Subject):
+    (simulated.root / "file").touch()
+    simulated.run_dir = simulated.root / "file" / "run"
+    with pytest.raises(DaemonError, match="Not a directory"):
+        await simulated.keeper().start(simulated.spec())
+
+
+async def test_a_run_directory_too_deep_for_a_socket_is_refused(simulated: Subject):
+    simulated.run_dir = simulated.root / ("d" * 60)
+    with pytest.raises(InputError, match="too long a path"):
+        await simulated.keeper().start(simulated.spec())
+
+
+@needs_root
+async def test_a_full_run_directory_is_refused_with_the_reason(simulated: Subject):
+    simulated.run_dir.mkdir()
+    subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=4", "small", simulated.run_dir], check=True
+    )
+    try:
+        with pytest.raises(DaemonError, match="No space left on device"):
+            await simulated.keeper().start(simulated.spec())
+    finally:
+        subprocess.run(["umount", simulated.run_dir], check=True)
+
+
+# --- whose process is it ----------------------------------------------------------------------------
+
+
+async def test_a_pid_that_another_process_has_by_now_is_no_daemon_and_is_left_alone(simulated: Subject):
+    keeper = simulated.keeper()
+    await keeper.start(simulated.spec())
+    pid_file = simulated.home() / "pipe/nvidia-cuda-mps-control.pid"
+    real = int(pid_file.read_text())
+    os.kill(real, signal.SIGKILL)
+    bystander = await asyncio.create_subprocess_exec("sleep", "60")
+    pid_file.write_text(f"{bystander.pid}\n")
+
+    async def is_dead() -> bool:
+        return (await only(simulated)).phase is Phase.DEAD
+
+    await until(is_dead)
+    await keeper.start(simulated.spec())
+    assert bystander.returncode is None
+    bystander.kill()
+    await bystander.wait()
+
+
+async def test_the_daemon_of_another_directory_is_not_taken_for_ours(simulated: Subject):
+    keeper = simulated.keeper()
+    other = await keeper.start(simulated.spec(1))
+    await keeper.start(simulated.spec(0))
+    await keeper.stop(GPUS[0])
+    home = simulated.home()
+    shutil.copytree(simulated.home(1), home, ignore=shutil.ignore_patterns("control", "shm"))
+    (home / "shm").mkdir()
+
+    states = {state.device: state for state in await keeper.states()}
+    assert states[GPUS[0]].phase is Phase.DEAD
+    await keeper.stop(GPUS[0])
+    assert await only(simulated) == other
+
+
+async def test_servers_that_a_dead_daemon_left_are_ended_at_the_next_start(simulated: Subject):
+    state = await simulated.keeper().start(simulated.spec())
+    assert state.pid is not None
+    (simulated.home() / "pipe/control").stat()
+    orphan = subprocess.Popen(
+        [simulated.root / "usr/bin/nvidia-cuda-mps-server", str(os.geteuid()), "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={"CUDA_MPS_PIPE_DIRECTORY": str(simulated.home() / "pipe")},
+    )
+    assert orphan.stdout is not None
+    assert orphan.stdout.readline() == b"ready\n"
+    os.kill(state.pid, signal.SIGKILL)
+
+    async def is_dead() -> bool:
+        return (await only(simulated)).phase is Phase.DEAD
+
+    await until(is_dead)
+    await simulated.keeper().start(simulated.spec())
+    assert orphan.wait(5) == -signal.SIGTERM
+    orphan.communicate()
+
+
+async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_finished(simulated: Subject):
+    keeper = simulated.keeper()
+    pid = (await keeper.start(simulated.spec(threads_percent=20))).pid
+    record = simulated.home() / "daemon.json"
+    edited(record, identity=None, spec=json.loads(record.read_text())["spec"] | {"threads_percent": 30})
+
+    state = await only(simulated)
+    assert (state.phase, state.pid) == (Phase.STARTING, pid)
+    assert (
+        "allows 2 GiB and 20 % of threads for each client, and was asked for 2 GiB and 30 %" in state.reason
+    )
+    finished = await keeper.start(simulated.spec(threads_percent=30))
+    assert (finished.phase, finished.pid) == (Phase.SERVING, pid)
+    assert json.loads(record.read_text())["identity"]["pid"] == pid
+
+
+async def test_a_starter_that_was_ended_before_the_daemon_ran_leaves_a_dead_one(simulated: Subject):
+    keeper = simulated.keeper()
+    await keeper.start(simulated.spec())
+    record = (simulated.home() / "daemon.json").read_text()
+    await keeper.stop(GPUS[0])
+    simulated.home().mkdir()
+    (simulated.home() / "daemon.json").write_text(record)
+    edited(simulated.home() / "daemon.json", identity=None)
+
+    state = await only(simulated)
+    assert (state.phase, state.pid) == (Phase.DEAD, None)
+    assert "never seen running" in state.reason
+    assert (await keeper.start(simulated.spec())).phase is Phase.SERVING
+
+
+async def test_a_record_that_cannot_be_read_costs_its_content_and_not_the_daemon(simulated: Subject):
+    pid = (await simulated.keeper().start(simulated.spec())).pid
+    tenant = await simulated.tenant()
+    for content in ("", "{", "[]", '{"version": 9}', '{"version": 1, "spec": {}}', "null"):
+        (simulated.home() / "daemon.json").write_text(content)
+        state = await only(simulated)
+        assert (state.phase, state.pid) == (Phase.STARTING, pid)
+    with pytest.raises(GpuInUse):
+        await simulated.keeper().start(simulated.spec())
+    assert await tenant.says("launch") == "ok"
+
+
+async def test_what_is_no_daemons_directory_is_not_listed(simulated: Subject):
+    for name in ("lost+found", ".hidden", "GPU-", "x" * 200):
+        (simulated.run_dir / "mps" / name).mkdir(parents=True)
+    assert await simulated.keeper().states() == ()
+
+
+# --- directories ------------------------------------------------------------------------------------
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+async def test_every_user_can_pass_to_pipe_log_and_shm_whatever_the_umask(simulated: Subject):
+    before = os.umask(0o077)
+    try:
+        await simulated.keeper().start(simulated.spec())
+    finally:
+        os.umask(before)
+    home = simulated.home()
+
+    assert all(mode(path) & 0o011 == 0o011 for path in (simulated.run_dir, home.parent, home))
+    assert mode(home) == 0o711
+    assert (mode(home / "pipe"), mode(home / "log"), mode(home / "shm")) == (0o755, 0o755, 0o1777)
+    assert mode(home / "log/control.log") == 0o644
+
+
+async def test_a_parent_that_only_its_owner_can_pass_is_named(simulated: Subject):
+    closed = simulated.root / "closed"
+    closed.mkdir(mode=0o700)
+    simulated.run_dir = closed / "run"
+    state = await simulated.keeper().start(simulated.spec(multi_user=False))
+
+    assert state.phase is Phase.SERVING
+    assert f"only the owner of {closed} can be a client" in state.reason
+    assert mode(closed) == 0o700
+
+
+@needs_root
+async def test_each_daemon_has_a_shared_memory_of_its_own(simulated: Subject):
+    keeper = simulated.keeper()
+    first, second = await asyncio.gather(*(keeper.start(simulated.spec(number)) for number in (0, 1)))
+    (simulated.home(0) / "shm/mark").touch()
+
+    assert first.pid is not None
+    assert [path.name for path in Path(f"/proc/{first.pid}/root/dev/shm").iterdir()] == ["mark"]
+    assert list(Path(f"/proc/{second.pid}/root/dev/shm").iterdir()) == []
+    assert not Path("/dev/shm/mark").exists()
+    assert Path("/proc/self/ns/mnt").readlink() != Path(f"/proc/{first.pid}/ns/mnt").readlink()
+
+
+async def test_without_a_shared_memory_of_its_own_a_daemon_uses_the_nodes(simulated: Subject):
+    state = await simulated.keeper(host=Host(own_shm=False)).start(simulated.spec())
+    assert Path("/proc/self/ns/mnt").readlink() == Path(f"/proc/{state.pid}/ns/mnt").readlink()
+    assert not (simulated.home() / "shm").is_mount()
+
+
+@needs_root
+async def test_where_there_is_selinux_containers_are_let_in(simulated: Subject):
+    enforcing = simulated.root / "selinux"
+    enforcing.mkdir()
+    await simulated.keeper(host=Host(selinux=enforcing)).start(simulated.spec())
+    for name in ("pipe", "log", "shm"):
+        label = os.getxattr(simulated.home() / name, "security.selinux")
+        assert label == b"system_u:object_r:container_file_t:s0\0"
+
+
+# --- the way it is started --------------------------------------------------------------------------
+
+
+def whole_cgroup_tree() -> bool:
+    paths = DaemonPaths(Path("/GPU-of-a-test"))
+    made = Host().make_cgroup(paths)
+    Host().remove_cgroup(paths)
+    return bool(made)
+
+
+@pytest.mark.skipif(not whole_cgroup_tree(), reason="the cgroup v2 tree of this machine cannot be written")
+async def test_a_daemon_has_a_session_and_a_cgroup_of_its_own(simulated: Subject):
+    pid = (await simulated.keeper().start(simulated.spec())).pid
+    assert pid is not None
+    cgroup = Host().cgroup(DaemonPaths(simulated.home()))
+
+    assert os.getsid(pid) not in (os.getsid(0), 0)
+    assert cgroup is not None
+    assert str(pid) in (cgroup / "cgroup.procs").read_text().split()
+    await simulated.keeper().stop(GPUS[0])
+    assert not cgroup.exists()
+
+
+SYSTEMD_RUN = """#!{python} -IS
+import json, os, sys
+options, command = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
+json.dump(options, open({seen!r}, "w"))
+pairs = [option.removeprefix("--setenv=") for option in options if option.startswith("--setenv=")]
+env = dict(pair.split("=", 1) for pair in pairs)
+os.chdir("/")
+os.execve(command[0], command, env)
+"""
+
+
+async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulated: Subject):
+    run, seen = simulated.root / "run-of-the-node", simulated.root / "seen.json"
+    (run / "systemd/system").mkdir(parents=True)
+    program = simulated.root / "systemd-run"
+    program.write_text(SYSTEMD_RUN.format(python=sys.executable, seen=str(seen)))
+    program.chmod(0o755)
+    host = Host(run=run, path=str(simulated.root), own_shm=False)
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(run / "systemd/private"))
+        listener.listen()
+        state = await simulated.keeper(host=host).start(simulated.spec())
+    assert state.phase is Phase.SERVING
+    options = json.loads(seen.read_text())
+    assert f"--unit=partage-mps-{GPUS[0]}.service" in options
+    assert f"--property=PIDFile={simulated.home()}/pipe/nvidia-cuda-mps-control.pid" in options
+    assert {"--collect", "--service-type=forking", f"--setenv=CUDA_VISIBLE_DEVICES={GPUS[0]}"} <= set(options)
+
+
+async def test_systemd_that_takes_no_calls_is_not_asked(simulated: Subject):
+    run = simulated.root / "run-of-the-node"
+    (run / "systemd/system").mkdir(parents=True)
+    (simulated.root / "systemd-run").write_text("#!/bin/false\n")
+    (simulated.root / "systemd-run").chmod(0o755)
+    host = Host(run=run, path=str(simulated.root))
+    assert (await simulated.keeper(host=host).start(simulated.spec())).phase is Phase.SERVING
+
+
+async def test_a_program_that_does_not_return_is_ended(simulated: Subject):
+    program = simulated.root / "usr/bin/nvidia-cuda-mps-control"
+    program.write_text("#!/bin/sh\necho thinking; exec sleep 60\n")
+    with pytest.raises(DaemonError, match=r"did not start within 1 s: thinking"):
+        await simulated.keeper(start_s=1.0, answer_s=0.2).start(simulated.spec(multi_user=False))
+    assert await simulated.keeper().states() == ()
+
+
+async def test_a_state_crosses_the_helpers_socket_unchanged(simulated: Subject):
+    await simulated.keeper().start(simulated.spec())
+    await simulated.tenant()
+    states = await simulated.keeper().states()
+    assert decode(tuple[DaemonState, ...], encode(states)) == states
+    assert states[0].limits.memory_bytes == LIMIT

@@ -1,0 +1,170 @@
+"""What control programs print, and what they must not print; and control programs that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.edges.mps.control import Control, Silence
+from partage.edges.mps.replies import parse_memory, parse_percent, parse_pids, parse_ps, parse_status
+from partage.errors import DaemonError, Unsupported
+from partage.model.mps import Client, ServerStatus
+from partage.units import GIB, MIB
+
+GUIDE_PS = """PID       ID    SERVER    DEVICE             NAMESPACE      COMMAND
+9741      0     6472      GPU-cb1213a3-d6a4  4026531836     ./nbody
+9743      0     6472      GPU-cb1213a3-d6a4  4026531836     ./nbody
+9743      1     6472      GPU-cb1213a3-d6a4  4026531836     ./nbody
+9755      0     9475      GPU-cb1213a3-d6a4  4026531837     python train.py
+"""
+
+
+def test_ps_lists_each_process_once_for_its_server():
+    assert parse_ps(GUIDE_PS) == {
+        6472: (Client(9741, 4026531836, command="./nbody"), Client(9743, 4026531836, command="./nbody")),
+        9475: (Client(9755, 4026531837, command="python train.py"),),
+    }
+
+
+@pytest.mark.parametrize("reply", ["Unrecognized command: ps", "PID\n12"])
+def test_a_daemon_that_knows_no_ps_is_told_apart_from_one_without_clients(reply: str):
+    assert parse_ps(reply) is None
+    assert parse_ps("") == {}
+    assert parse_ps(GUIDE_PS.splitlines()[0]) == {}
+
+
+def test_a_broken_ps_is_an_error():
+    with pytest.raises(DaemonError):
+        parse_ps(GUIDE_PS + "x 0 y GPU 1 z")
+
+
+@pytest.mark.parametrize(
+    ("reply", "wanted_bytes", "fits"),
+    [
+        ("3G", 3 * GIB, True),
+        ("3G\n", 3840 * MIB, True),
+        ("3G", 4 * GIB, False),
+        ("815M", 815 * MIB, True),
+        ("815MB", 816 * MIB, False),
+        ("0x140000000 bytes", 5 * GIB, True),
+        ("5368709120", 5 * GIB, True),
+    ],
+)
+def test_a_memory_limit_stands_for_what_would_be_printed_like_it(reply: str, wanted_bytes: int, fits: bool):
+    amount = parse_memory("get", reply)
+    assert amount is not None
+    assert amount.stands_for(wanted_bytes) is fits
+
+
+@pytest.mark.parametrize("reply", ["", "\n", "0", "0G"])
+def test_no_memory_limit_is_none(reply: str):
+    assert parse_memory("get", reply) is None
+
+
+@pytest.mark.parametrize("reply", ["3T", "a lot", "-1G", "3G 4G"])
+def test_what_is_no_memory_limit_is_an_error_that_quotes_it(reply: str):
+    with pytest.raises(DaemonError, match=f"answered 'get' with '{reply}'"):
+        parse_memory("get", reply)
+
+
+def test_percentages_are_read_as_printed():
+    assert [parse_percent("get", text) for text in ("25.0\n", "100", "33.3 %")] == [25.0, 100.0, 33.3]
+    with pytest.raises(DaemonError):
+        parse_percent("get", "")
+
+
+@pytest.mark.parametrize(
+    ("reply", "status"),
+    [
+        ("ACTIVE\n", ServerStatus.ACTIVE),
+        ("Server status: FAULT", ServerStatus.FAULT),
+        ("INITIALIZING", ServerStatus.INITIALIZING),
+        ("No server with pid 7", ServerStatus.UNKNOWN),
+        ("", ServerStatus.UNKNOWN),
+    ],
+)
+def test_a_server_is_in_one_of_three_states_or_nobody_knows(reply: str, status: ServerStatus):
+    assert parse_status(reply) is status
+
+
+def test_pids_stand_one_a_line():
+    assert parse_pids("list", "12\n\n 13 \n12\n") == (12, 13)
+    with pytest.raises(DaemonError, match="'list' with 'Cannot find MPS control daemon process'"):
+        parse_pids("list", "Cannot find MPS control daemon process")
+
+
+@given(st.text(max_size=200), st.sampled_from([parse_pids, parse_percent, parse_memory]))
+def test_a_reply_is_understood_or_quoted_whatever_it_is(reply: str, parse: Callable[[str, str], object]):
+    try:
+        parse("question", reply)
+    except DaemonError as error:
+        message = str(error)
+    else:
+        return
+    assert message.startswith("the MPS control daemon answered 'question' with ")
+
+
+@given(st.lists(st.sampled_from(["PID", "ID", "SERVER", "\n", "12", "-", "x", "GPU-1"]), max_size=30))
+def test_a_listing_is_understood_or_refused_whatever_it_is(words: list[str]):
+    try:
+        listed = parse_ps(" ".join(words))
+    except DaemonError:
+        return
+    assert listed is None or all(client.pid == 12 for clients in listed.values() for client in clients)
+
+
+# --- control programs -------------------------------------------------------------------------------
+
+
+def control(tmp_path: Path, script: str, deadline_s: float = 10.0) -> Control:
+    program = tmp_path / "nvidia-cuda-mps-control"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return Control(lambda: program, {"PATH": os.environ["PATH"]}, deadline_s)
+
+
+async def test_a_command_reaches_standard_input_and_what_is_printed_comes_back(tmp_path: Path):
+    assert await control(tmp_path, "read line; echo you said $line").ask("ps -p 3") == "you said ps -p 3\n"
+
+
+async def test_a_program_that_does_not_read_answers_all_the_same(tmp_path: Path):
+    assert await control(tmp_path, "exec 0<&-; echo 25.0").ask("x" * 200_000) == "25.0\n"
+
+
+async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path):
+    script = f"sleep 1000 & echo $! > {tmp_path}/pid; wait"
+    with pytest.raises(Silence, match=r"did not answer 'ps' within 1 s"):
+        await control(tmp_path, script, deadline_s=1.0).ask("ps")
+    stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
+    async with asyncio.timeout(10):
+        while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX":
+            await asyncio.sleep(0.01)
+
+
+async def test_a_program_that_floods_is_ended(tmp_path: Path):
+    with pytest.raises(DaemonError, match="more than 256 KiB"):
+        await control(tmp_path, "exec cat /dev/zero").ask("ps")
+
+
+async def test_a_program_that_fails_is_quoted(tmp_path: Path):
+    script = "echo Cannot find MPS control daemon process >&2; exit 1"
+    with pytest.raises(DaemonError, match="answered 'ps' with 'Cannot find MPS control daemon process'"):
+        await control(tmp_path, script).ask("ps")
+
+
+async def test_a_program_that_cannot_be_run_says_so(tmp_path: Path):
+    one = control(tmp_path, "")
+    (tmp_path / "nvidia-cuda-mps-control").write_text("\x7fELF of another machine")
+    with pytest.raises(Unsupported, match="cannot be run"):
+        await one.ask("ps")
+
+
+async def test_clients_are_listed_by_a_daemon_that_knows_no_ps(tmp_path: Path):
+    script = 'read line; case "$line" in get_client_list*) echo 41; echo 42;; *) exit 1;; esac'
+    assert await control(tmp_path, script).clients((7,)) == {7: (Client(41), Client(42))}

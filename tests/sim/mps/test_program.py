@@ -1,0 +1,153 @@
+"""The simulated control program as a program: how it starts, refuses to, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from partage.sim.mps.client import Connection, NoDaemon, Refused
+from partage.sim.mps.node import Node, install
+from partage.units import GIB
+
+GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
+ROOT = os.geteuid() == 0
+NOBODY = 65534
+
+
+class Program:
+    def __init__(self, directory: Path) -> None:
+        self.pipe, self.log = directory / "pipe", directory / "log"
+        self.pipe.mkdir(parents=True)
+        self.log.mkdir()
+        self.path = install(directory / "bin", Node({GPU: 16 * GIB}))
+        self.env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
+
+    def run(self, *options: str, says: str = "", **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [self.path, *options],
+            input=says,
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[Program]:
+    made = Program(tmp_path)
+    yield made
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        made.run(says="quit -t 0\n")
+
+
+def test_it_goes_to_the_background_and_leaves_its_pid(program: Program):
+    assert program.run("-d").returncode == 0
+    pid = int((program.pipe / "nvidia-cuda-mps-control.pid").read_text())
+    assert b"nvidia-cuda-mps-control" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert os.getsid(pid) != os.getsid(0)
+    assert "Starting control daemon using socket" in (program.log / "control.log").read_text()
+
+
+def test_several_commands_are_answered_in_turn(program: Program):
+    program.run("-d")
+    asked = program.run(says="set_default_active_thread_percentage 20\nget_server_list\nps\n")
+    assert asked.stdout.splitlines()[0] == "20.0"
+    assert asked.stdout.splitlines()[1].split() == ["PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND"]
+
+
+def test_without_a_daemon_it_says_that_there_is_none(program: Program):
+    asked = program.run(says="get_server_list\n")
+    assert (asked.returncode, asked.stderr) == (1, "Cannot find MPS control daemon process\n")
+    with pytest.raises(NoDaemon):
+        Connection(program.pipe, {})
+
+
+def test_a_second_daemon_does_not_start(program: Program):
+    program.run("-d")
+    second = program.run("-d")
+    assert (second.returncode, second.stderr) == (1, "An instance of this daemon is already running\n")
+
+
+def test_a_killed_daemon_is_in_nobodys_way(program: Program):
+    program.run("-d")
+    os.kill(int((program.pipe / "nvidia-cuda-mps-control.pid").read_text()), 9)
+    assert program.run("-d").returncode == 0
+
+
+@pytest.mark.parametrize("missing", ["CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"])
+def test_a_directory_that_is_not_there_keeps_it_from_starting(program: Program, missing: str):
+    refused = program.run("-d", **{missing: str(program.pipe / "nowhere")})
+    assert refused.returncode == 1
+    assert "nowhere" in refused.stderr or "No such file" in refused.stderr
+
+
+@pytest.mark.parametrize("options", [("-x",), ("-d", "-x"), ("--help",)])
+def test_an_unknown_option_keeps_it_from_starting(program: Program, options: tuple[str, ...]):
+    assert program.run(*options).returncode == 1
+    assert not (program.pipe / "control").exists()
+
+
+def test_it_quits_once_the_last_client_has_gone(program: Program):
+    program.run("-d")
+    client = Connection(program.pipe, {})
+    with subprocess.Popen([program.path], stdin=subprocess.PIPE, env=program.env, text=True) as quitting:
+        assert quitting.stdin is not None
+        quitting.stdin.write("quit\n")
+        quitting.stdin.close()
+        while True:  # until it takes nobody any more
+            try:
+                Connection(program.pipe, {}).close()
+            except Refused:
+                break
+        client.launch()
+        assert quitting.poll() is None
+        client.close()
+        assert quitting.wait(10) == 0
+    assert list(program.pipe.iterdir()) == []
+
+
+def test_with_a_timeout_it_does_not_wait_for_clients(program: Program):
+    program.run("-d")
+    client = Connection(program.pipe, {})
+    assert program.run(says="quit -t 0\n").returncode == 0
+    with pytest.raises(Refused):
+        client.launch()
+    client.close()
+
+
+def test_a_server_without_a_gpu_exits_and_its_client_is_told(program: Program):
+    program.run("-d", CUDA_VISIBLE_DEVICES="GPU-of-nobody")
+    with pytest.raises(Refused, match="CUDA_ERROR_MPS_CONNECTION_FAILED"):
+        Connection(program.pipe, {})
+    assert "exited with status 1" in (program.log / "control.log").read_text()
+
+
+@pytest.mark.skipif(not ROOT, reason="a server of another user takes root")
+def test_a_server_that_cannot_pass_a_parent_of_its_pipe_exits(program: Program):
+    """So it goes below /run/nvidia with mode 0700, and root's clients do not notice."""
+    program.pipe.parent.chmod(0o700)
+    program.run("-d")
+    program.run(says=f"start_server -uid {NOBODY}\n")
+    while "exited with status 1" not in (program.log / "control.log").read_text():
+        program.run(says="get_server_list\n")
+    Connection(program.pipe, {}).close()
+
+
+def test_nonsense_on_the_socket_ends_the_connection_and_not_the_daemon(program: Program):
+    program.run("-d")
+    for nonsense in (b"{}\n", b"[]\n", b"\xff\n", b'{"env": 3}\n', b'{"env": {}}\n{"do": "allocate"}\n'):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.settimeout(10)
+            sock.connect(str(program.pipe / "control"))
+            sock.sendall(nonsense)
+            while sock.recv(4096):
+                pass
+    Connection(program.pipe, {}).close()
