@@ -10,7 +10,7 @@ import contextlib
 import os
 import signal
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from partage.edges.mps.replies import (
@@ -56,36 +56,41 @@ class Control:
     async def ask(self, command: str, deadline_s: float | None = None) -> str:
         """What the daemon says to one command. Raises Silence, DaemonError, Unsupported."""
         limit_s = self._deadline_s if deadline_s is None else deadline_s
-        process = await self._run()
         try:
             async with asyncio.timeout(limit_s):
-                reply = await _converse(process, f"{command}\n".encode("ascii"))
-                code = await process.wait()
+                code, reply = await self._run(f"{command}\n".encode("ascii"))
         except TimeoutError as error:
             raise Silence(
                 f"the MPS control daemon did not answer {command!r} within {limit_s:g} s",
                 "its control.log may say why; its clients may still work",
             ) from error
-        finally:
-            await _end(process)
         text = reply.decode(errors="replace")
         if code:
             raise misunderstood(command, text)
         return text
 
-    async def _run(self) -> Process:
+    async def _run(self, command: bytes) -> tuple[int, bytes]:
+        """Exit code and output of the program. Raises Unsupported, DaemonError (too much of it)."""
         program = self._program()
-        try:
-            return await asyncio.create_subprocess_exec(
-                program,
-                stdin=PIPE,
-                stdout=PIPE,
-                stderr=STDOUT,
-                env=self._environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise Unsupported(f"{program} cannot be run: {error}") from error
+        async with _pipe() as (reader, writing):
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    program,
+                    stdin=PIPE,
+                    stdout=writing,
+                    stderr=STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise Unsupported(f"{program} cannot be run: {error}") from error
+            finally:
+                os.close(writing)
+            try:
+                reply = await _converse(process, command, reader)
+                return await process.wait(), reply
+            finally:
+                await _end(process)
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -146,16 +151,29 @@ class Control:
         await self.ask(f"set_default_active_thread_percentage {percent}")
 
 
-async def _converse(process: Process, command: bytes) -> bytes:
+@contextlib.asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+    """A pipe for a program's output: ours, to be closed although somebody still holds the other end."""
+    reading, writing = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
+    )
+    try:
+        yield reader, writing
+    finally:
+        transport.close()
+
+
+async def _converse(process: Process, command: bytes, reader: asyncio.StreamReader) -> bytes:
     """Say it, and read all that is answered, as far as anybody would."""
     assert process.stdin is not None
-    assert process.stdout is not None
     with contextlib.suppress(ConnectionError):  # it ended without reading: what it printed says why
         process.stdin.write(command)
         await process.stdin.drain()
     process.stdin.close()
     reply = b""
-    while chunk := await process.stdout.read(_MOST_BYTES + 1 - len(reply)):
+    while chunk := await reader.read(_MOST_BYTES + 1 - len(reply)):
         reply += chunk
         if len(reply) > _MOST_BYTES:
             raise DaemonError(f"the MPS control program printed more than {_MOST_BYTES // 1024} KiB")
