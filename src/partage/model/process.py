@@ -47,7 +47,7 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """used_bytes: what the driver has given out of one GPU, its own reserve left out where it tells them apart.
+    """used_bytes: what the driver has given out of one GPU, its reserve left out where it tells them apart.
 
     None where it does not say. What of it no process accounts for is the driver's, or somebody's whom we do
     not see.
