@@ -15,19 +15,26 @@ from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import load
 from partage.edges.hardware.codec import decode, encode
-from partage.model.gpu import MigMode
+from partage.model.gpu import ComputeMode, MigMode
 from partage.model.layout import LayoutItem, Misfit, compute_choices, place
+from partage.model.mps import DaemonSpec
 from partage.model.placement import Placement
-from partage.model.policy import MigWish
+from partage.model.policy import Interval, MigWish
 from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
+    EndClient,
+    EndProcess,
     Reset,
+    SetComputeMode,
     SetMode,
+    SetTimeSlice,
+    StartDaemon,
     Step,
+    StopDaemon,
     Use,
     UseKind,
     Verify,
@@ -656,5 +663,13 @@ def test_every_step_crosses_to_the_helper_and_back():
     card = Card(A100, mode=OFF)
     steps = [*done(card, wish("3g.20gb")).steps, *done(card, wish("1c.3g.20gb")).steps]
     steps += done(card, wish(enabled=False)).steps
+    steps += [
+        SetComputeMode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT),
+        SetTimeSlice("GPU-1", Interval.LONG, Interval.DEFAULT),
+        EndProcess("GPU-1", 4711, 12345, "0" * 64),
+        StartDaemon("GPU-1", DaemonSpec("GPU-1", "GPU-1", 2**30, 25, multi_user=True)),
+        StopDaemon("GPU-1", "MIG-1"),
+        EndClient("GPU-1", "GPU-1", 10, 11),
+    ]
     assert {type(step) for step in steps} == set(get_args(Step))
     assert decode(tuple[Step, ...], encode(tuple(steps))) == tuple(steps)

@@ -22,13 +22,16 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
+    EndClient,
     EndProcess,
     Made,
     Reset,
     SetComputeMode,
     SetMode,
     SetTimeSlice,
+    StartDaemon,
     Step,
+    StopDaemon,
     Use,
     Verify,
 )
@@ -36,7 +39,7 @@ from partage.plan.resets import reset_sets
 from partage.sim.machine import derived_uuid
 from partage.sim.mig import ci_minor, compute_seats, free_seat, gi_minor, instance_id, instance_memory
 from partage.sim.node import NodeState, after_reset, observed, with_gpu
-from partage.sim.settings import end_process, set_compute_mode, set_time_slice
+from partage.sim.settings import ended, set_up
 
 _IN_A_VM = "turn its MIG mode on or off with nvidia-smi -mig, reboot the virtual machine, and try again"
 
@@ -62,12 +65,10 @@ def performed(state: NodeState, step: Step) -> Outcome:
         case Verify():
             _verify(state, step)
             return state, None
-        case SetComputeMode():
-            return set_compute_mode(state, _answering(state, step.gpu), step), None
-        case SetTimeSlice():
-            return set_time_slice(state, _answering(state, step.gpu), step), None
-        case EndProcess():
-            return end_process(state, step), None
+        case SetComputeMode() | SetTimeSlice() | StartDaemon():
+            return set_up(state, _answering(state, step.gpu), step), None
+        case EndProcess() | StopDaemon() | EndClient():
+            return ended(state, step), None
         case _:
             assert_never(step)
 
@@ -85,7 +86,7 @@ def _set_mode(state: NodeState, step: SetMode) -> Outcome:
         return with_gpu(state, pending), None
     if live := [*gpu.mig_devices, *gpu.empty_instances]:
         raise GpuInUse(f"GPU {gpu.index}: {len(live)} MIG instances live on it")
-    uses = [use for use in state.uses if use.gpu == gpu.uuid]
+    uses = [use for use in state.busy if use.gpu == gpu.uuid]
     if uses:
         return with_gpu(state, pending), _in_use(f"GPU {gpu.index} is in use; its MIG mode is pending", uses)
     if _needs_reset(gpu):
@@ -107,7 +108,7 @@ def _reset(state: NodeState, step: Reset) -> NodeState:
     if missing:
         left_out = ", ".join(str(gpu.index) for _, gpu in sorted(state.gpus.items()) if gpu.uuid in missing)
         raise Unsupported(f"NVLinks join GPU {left_out} with those to be reset: they are reset together")
-    if uses := [use for use in state.uses if use.gpu in step.gpus]:
+    if uses := [use for use in state.busy if use.gpu in step.gpus]:
         raise _in_use("a GPU that is in use cannot be reset", uses)
     for gpu in gpus:
         state = after_reset(state, gpu)
@@ -149,7 +150,7 @@ def _create_instance(state: NodeState, step: CreateInstance) -> Outcome:
     if spec.size != step.placement.size or step.placement.start not in spec.starts:
         raise Unsupported(f"{gpu.product} has no place {step.placement} for a {step.profile}")
     others = _instances(gpu)
-    if not others and (uses := [use for use in state.uses if use.gpu == gpu.uuid]):
+    if not others and (uses := [use for use in state.busy if use.gpu == gpu.uuid]):
         raise _in_use(f"GPU {gpu.index} has to be idle for its first GPU instance", uses)
     wanted = [*others, (spec.profile, step.placement)]
     try:
@@ -166,7 +167,7 @@ def _destroy_instance(state: NodeState, step: DestroyInstance) -> NodeState:
     gi_id = _instance_at(gpu, step.profile, step.placement, step.gi_id)
     if inside := [one.uuid for one in gpu.mig_devices if one.gi_id == gi_id]:
         raise GpuInUse(f"GPU instance {gi_id} of GPU {gpu.index} has MIG devices left: {', '.join(inside)}")
-    if uses := [use for use in state.uses if use.gpu == gpu.uuid and use.gi_id == gi_id]:
+    if uses := [use for use in state.busy if use.gpu == gpu.uuid and use.gi_id == gi_id]:
         raise _in_use(f"GPU instance {gi_id} of GPU {gpu.index} is in use", uses)
     rest = tuple(one for one in gpu.empty_instances if one.gi_id != gi_id)
     return with_gpu(state, replace(gpu, empty_instances=rest))
@@ -239,7 +240,7 @@ def _create_compute(state: NodeState, step: CreateCompute) -> Outcome:
 def _destroy_compute(state: NodeState, step: DestroyCompute) -> NodeState:
     gpu = _in_mig_mode(state, step.gpu, also_pending=True)
     device = _device_at(gpu, step)
-    if uses := [use for use in state.uses if _concerns(use, gpu, device)]:
+    if uses := [use for use in state.busy if _concerns(use, gpu, device)]:
         raise _in_use(f"{device.uuid} is in use", uses)
     rest = tuple(one for one in gpu.mig_devices if one is not device)
     # Nothing moves: the others stay where they are, whoever of them goes.

@@ -20,6 +20,7 @@ from partage.errors import (
 )
 from partage.model.gpu import RecoveryAction
 from partage.model.layout import LayoutItem
+from partage.model.mps import Phase
 from partage.model.step import UseKind
 from partage.sim.faults import (
     Ailing,
@@ -33,6 +34,7 @@ from partage.sim.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    MpsTurns,
     Occupy,
     RaiseXid,
     Reboot,
@@ -55,6 +57,7 @@ _ERRORS: dict[str, type[HardwareError]] = {
     "not-permitted": NotPermitted,
     "unsupported": Unsupported,
 }
+_PHASES = {"dies": Phase.DEAD, "faults": Phase.FAULT, "hangs": Phase.SILENT, "serves": Phase.SERVING}
 _HIGHEST_INDEX = 1023
 _CONTAINER = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _POD = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})?", re.ASCII)
@@ -206,6 +209,10 @@ def _heal(words: Words) -> Fault:
     return HealCall(_call(words))
 
 
+def _mps_daemon(words: Words) -> Fault:
+    return MpsTurns(_gpu(words), _PHASES[choice(words["mps-daemon"], _PHASES)])
+
+
 _KINDS: dict[str, tuple[Callable[[Words], Fault], tuple[str, ...]]] = {
     "lost": (_lost, ("gpu",)),
     "returns": (_returns, ("gpu",)),
@@ -220,6 +227,7 @@ _KINDS: dict[str, tuple[Callable[[Words], Fault], tuple[str, ...]]] = {
     "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),
+    "mps-daemon": (_mps_daemon, ("gpu",)),
     "blind": (lambda words: Blind(truth(words["blind"])), ()),
     "fail": (_fail, ("call", "times", "done")),
     "hang": (_hang, ("call", "times")),

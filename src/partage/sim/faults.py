@@ -12,9 +12,10 @@ from typing import Literal
 from partage.errors import HardwareError
 from partage.model.gpu import RecoveryAction
 from partage.model.layout import LayoutItem
+from partage.model.mps import Phase
 from partage.model.step import UseKind
 
-Call = Literal["observe", "conditions", "events", "perform", "uses", "processes", "time-slices"]
+Call = Literal["observe", "conditions", "events", "perform", "uses", "processes", "time-slices", "daemons"]
 """A verb of the hardware port."""
 
 
@@ -156,6 +157,14 @@ class Blind:
     on: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class MpsTurns:
+    """The MPS daemons of a GPU die, fault, fall silent, or serve again."""
+
+    gpu: int
+    phase: Phase
+
+
 Fault = (
     LoseGpu
     | GpuReturns
@@ -172,6 +181,7 @@ Fault = (
     | Occupy
     | Vacate
     | Blind
+    | MpsTurns
 )
 
 

@@ -12,9 +12,11 @@ from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareTimeout, InputError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition, Xid
+from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Made, Step, TimeSlice, Use
 from partage.sim.acts import performed
+from partage.sim.daemons import daemons_of
 from partage.sim.faults import (
     Call,
     FailCall,
@@ -114,7 +116,7 @@ class SimulatedHardware:
         await self._admit("uses")
         self._require_driver()
         lost = {lost.uuid for lost in self._state.lost.values()}
-        return tuple(use for use in self._state.uses if use.gpu not in lost)
+        return tuple(use for use in self._state.busy if use.gpu not in lost)
 
     async def processes(self) -> Processes:
         """Who was put on GPUs with a pid."""
@@ -127,6 +129,11 @@ class SimulatedHardware:
         await self._admit("time-slices")
         self._require_driver()
         return time_slices_of(self._state)
+
+    async def daemons(self) -> tuple[DaemonState, ...]:
+        """Those that were started and not stopped."""
+        await self._admit("daemons")
+        return daemons_of(self._state)
 
     async def close(self) -> None:
         """Nothing is held."""

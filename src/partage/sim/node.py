@@ -22,8 +22,9 @@ from partage.model.gpu import (
 )
 from partage.model.health import Condition
 from partage.model.layout import DoesNotFit, LayoutItem
+from partage.model.mps import DaemonSpec, Phase
 from partage.model.policy import Interval
-from partage.model.step import Use
+from partage.model.step import Use, UseKind
 from partage.sim.faults import (
     AFTERMATH,
     Ailing,
@@ -36,6 +37,7 @@ from partage.sim.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    MpsTurns,
     Occupy,
     RaiseXid,
     Reboot,
@@ -70,6 +72,22 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
+class Daemon:
+    """An MPS daemon that was started and not stopped: as asked, and what became of it."""
+
+    spec: DaemonSpec
+    pid: int
+    phase: Phase = Phase.SERVING
+
+    @property
+    def server(self) -> Use:
+        """Its server, which has the GPU or MIG device open."""
+        gpu, device = self.spec.gpu, self.spec.device
+        part = None if device == gpu else device
+        return Use(gpu, UseKind.PROCESS, "nvidia-cuda-mps-server", self.pid + 1, part)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeState:
     """Everything about a simulated node.
 
@@ -77,6 +95,7 @@ class NodeState:
     births: MIG layouts and MIG devices made so far; it goes into the UUIDs of new MIG devices.
     uses:   who has GPUs and MIG devices open. tenants: more of some of them, by GPU UUID and pid.
     slices: time slices that are not default; None: that GPU keeps its own.
+    daemons: MPS daemons, by the UUID of their GPU or MIG device.
     blind:  the node's processes cannot be seen.
     seats:  first compute slice, within its GPU instance, of MIG devices by UUID; of those without an entry
             the compute slices follow each other in the order of their ids.
@@ -98,8 +117,15 @@ class NodeState:
     uses: tuple[Use, ...] = ()
     tenants: Mapping[tuple[str, int], Tenant] = field(default_factory=dict)
     slices: Mapping[int, Interval | None] = field(default_factory=dict)
+    daemons: Mapping[str, Daemon] = field(default_factory=dict)
     blind: bool = False
     seats: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def busy(self) -> tuple[Use, ...]:
+        """Everybody who has something open: who was put there, and the servers of MPS daemons."""
+        running = (one for one in self.daemons.values() if one.phase is not Phase.DEAD)
+        return (*self.uses, *(one.server for one in running))
 
     @property
     def boot_id(self) -> str:
@@ -193,12 +219,13 @@ def after(state: NodeState, fault: Fault) -> NodeState:
         case Reboot():
             return _reboot(state)
         case DriverGone(kind, reason):
-            return replace(state, driver=NoDriver(kind, reason), uses=())
+            daemons = with_daemons(state, None, Phase.DEAD)
+            return replace(state, driver=NoDriver(kind, reason), uses=(), daemons=daemons)
         case DriverLoaded():
             return _load_driver(state, fault)
         case SetMig():
             return _set_mig(state, fault)
-        case Occupy() | Vacate() | Blind():
+        case Occupy() | Vacate() | Blind() | MpsTurns():
             return _peopled(state, fault)
         case RaiseXid(index):
             return _after_xid(state, fault) if index is not None else state
@@ -239,8 +266,11 @@ def _known_instance(gpu: Gpu, gi: int | None) -> None:
         raise InputError(f"GPU {gpu.index} has no GPU instance {gi}")
 
 
-def _peopled(state: NodeState, fault: Occupy | Vacate | Blind) -> NodeState:
+def _peopled(state: NodeState, fault: Occupy | Vacate | Blind | MpsTurns) -> NodeState:
     """Who is there, and whether that can be seen."""
+    if isinstance(fault, MpsTurns):
+        gpu = known_gpu(state, fault.gpu)
+        return replace(state, daemons=with_daemons(state, gpu.uuid, fault.phase))
     if isinstance(fault, Blind):
         return replace(state, blind=fault.on)
     return replace(state, uses=_uses_after(state, fault), tenants=_tenants_after(state, fault))
@@ -311,7 +341,16 @@ def after_reset(state: NodeState, gpu: Gpu) -> NodeState:
     state = with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=()))
     state = _with_ward(_forget_settings(state, gpu.index), gpu.index, _well_again)
     uses = tuple(use for use in state.uses if use.gpu != gpu.uuid)
-    return replace(state, lost=_without(state.lost, gpu.index), uses=uses)
+    daemons = with_daemons(state, gpu.uuid, Phase.DEAD)
+    return replace(state, lost=_without(state.lost, gpu.index), uses=uses, daemons=daemons)
+
+
+def with_daemons(state: NodeState, gpu: str | None, phase: Phase) -> dict[str, Daemon]:
+    """The daemons, those of one GPU (None: of all) in that phase."""
+    return {
+        device: replace(one, phase=phase) if gpu in (None, one.spec.gpu) else one
+        for device, one in state.daemons.items()
+    }
 
 
 def _forget_settings(state: NodeState, index: int) -> NodeState:
@@ -336,7 +375,7 @@ def _reboot(state: NodeState) -> NodeState:
         state = after_reset(state, gpu)
     state = _forget_mig(state)
     wards = {index: replace(ward, resets=0) for index, ward in state.wards.items()}
-    return replace(state, wards=wards, boots=state.boots + 1, driver=state.last_driver)
+    return replace(state, wards=wards, boots=state.boots + 1, driver=state.last_driver, daemons={})
 
 
 def _forget_mig(state: NodeState) -> NodeState:
@@ -397,6 +436,8 @@ def picture(state: NodeState) -> str:
         ]
         lines += [f"  empty  {one.profile} {one.placement}  gi {one.gi_id}" for one in gpu.empty_instances]
         lines += [f"  used by {use}{_part(use)}" for use in state.uses if use.gpu == gpu.uuid]
+        daemons = (one for one in state.daemons.values() if one.spec.gpu == gpu.uuid)
+        lines += [f"  mps daemon of {one.spec.device}: {one.phase}" for one in daemons]
     return "\n".join(lines)
 
 

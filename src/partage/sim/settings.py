@@ -15,13 +15,46 @@ from partage.model.cgroup import parse_cgroup
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.policy import Interval
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
-from partage.model.step import EndProcess, SetComputeMode, SetTimeSlice, TimeSlice, Use, UseKind
+from partage.model.step import (
+    EndClient,
+    EndProcess,
+    SetComputeMode,
+    SetTimeSlice,
+    StartDaemon,
+    StopDaemon,
+    TimeSlice,
+    Use,
+    UseKind,
+)
+from partage.sim.daemons import end_client, start_daemon, stop_daemon
 from partage.sim.node import NodeState, Tenant, with_gpu
 
 _KEEPS = "this GPU keeps the length of its time slice to itself"
 
 
-def set_compute_mode(state: NodeState, gpu: Gpu, step: SetComputeMode) -> NodeState:
+def set_up(state: NodeState, gpu: Gpu, step: SetComputeMode | SetTimeSlice | StartDaemon) -> NodeState:
+    """Raises HardwareError."""
+    match step:
+        case SetComputeMode():
+            return _set_compute_mode(state, gpu, step)
+        case SetTimeSlice():
+            return _set_time_slice(state, gpu, step)
+        case StartDaemon():
+            return start_daemon(state, step)
+
+
+def ended(state: NodeState, step: EndProcess | StopDaemon | EndClient) -> NodeState:
+    """Raises HardwareError."""
+    match step:
+        case EndProcess():
+            return _end_process(state, step)
+        case StopDaemon():
+            return stop_daemon(state, step)
+        case EndClient():
+            return end_client(state, step)
+
+
+def _set_compute_mode(state: NodeState, gpu: Gpu, step: SetComputeMode) -> NodeState:
     """Raises GpuInUse, NotAsSaid, Unsupported."""
     if gpu.compute_mode == step.mode:
         return state
@@ -35,7 +68,7 @@ def set_compute_mode(state: NodeState, gpu: Gpu, step: SetComputeMode) -> NodeSt
     return with_gpu(state, replace(gpu, compute_mode=step.mode))
 
 
-def set_time_slice(state: NodeState, gpu: Gpu, step: SetTimeSlice) -> NodeState:
+def _set_time_slice(state: NodeState, gpu: Gpu, step: SetTimeSlice) -> NodeState:
     """Raises NotAsSaid, Unsupported."""
     now = _slice_of(state, gpu)
     if now.interval is None:
@@ -47,7 +80,7 @@ def set_time_slice(state: NodeState, gpu: Gpu, step: SetTimeSlice) -> NodeState:
     return replace(state, slices={**state.slices, gpu.index: step.interval})
 
 
-def end_process(state: NodeState, step: EndProcess) -> NodeState:
+def _end_process(state: NodeState, step: EndProcess) -> NodeState:
     """The process is gone, from every GPU. Raises NotThere, NotPermitted, Unsupported."""
     if step.pid <= 1:
         raise NotPermitted(f"will not {step}: that is the node's")
@@ -93,7 +126,7 @@ def _running(state: NodeState) -> list[GpuProcess]:
     order = {gpu.uuid: index for index, gpu in state.gpus.items()}
     rows = [
         _row(use, use.pid, state.tenants.get((use.gpu, use.pid)) or Tenant())
-        for use in state.uses
+        for use in state.busy
         if use.pid is not None and use.kind is UseKind.PROCESS
     ]
     return sorted(rows, key=lambda row: (order[row.gpu], row.pid, row.gi_id or 0, row.ci_id or 0))

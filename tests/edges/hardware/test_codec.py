@@ -30,6 +30,7 @@ from partage.model.gpu import (
     RecoveryAction,
 )
 from partage.model.health import Condition, Xid
+from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase, ServerStatus
 from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
@@ -38,18 +39,22 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
+    EndClient,
     EndProcess,
     Made,
     Reset,
     SetComputeMode,
     SetMode,
     SetTimeSlice,
+    StartDaemon,
     Step,
+    StopDaemon,
     TimeSlice,
     Use,
     UseKind,
     Verify,
 )
+from partage.units import MIB
 
 texts = st.text(max_size=12)
 numbers = st.integers(min_value=-(2**70), max_value=2**70)
@@ -111,6 +116,36 @@ events = st.builds(
     changed=st.booleans(),
 )
 optional_numbers = st.none() | numbers
+specs = st.builds(
+    DaemonSpec,
+    texts,
+    st.uuids().map(lambda uuid: f"GPU-{uuid}"),
+    st.none() | st.integers(1, 2**20).map(lambda mib: mib * MIB),
+    st.none() | st.integers(1, 100),
+    st.none() | st.booleans(),
+)
+daemons = st.builds(
+    DaemonState,
+    texts,
+    texts,
+    st.sampled_from(Phase),
+    optional_numbers,
+    st.lists(
+        st.builds(
+            MpsServer,
+            numbers,
+            optional_numbers,
+            st.sampled_from(ServerStatus),
+            st.lists(st.builds(Client, numbers, optional_numbers, optional_numbers, texts), max_size=2).map(
+                tuple
+            ),
+        ),
+        max_size=2,
+    ).map(tuple),
+    st.builds(Limits, optional_numbers, optional_numbers),
+    st.booleans(),
+    texts,
+)
 steps = st.one_of(
     st.builds(SetMode, texts, st.booleans()),
     st.builds(
@@ -129,6 +164,9 @@ steps = st.one_of(
     st.builds(SetComputeMode, texts, st.sampled_from(ComputeMode), st.sampled_from(ComputeMode)),
     st.builds(SetTimeSlice, texts, st.sampled_from(Interval), st.sampled_from(Interval)),
     st.builds(EndProcess, texts, numbers, numbers, texts),
+    st.builds(StartDaemon, texts, specs),
+    st.builds(StopDaemon, texts, texts, st.none() | specs),
+    st.builds(EndClient, texts, texts, numbers, numbers),
 )
 slices = st.builds(TimeSlice, texts, st.none() | st.sampled_from(Interval), texts)
 made = st.none() | st.builds(Made, numbers, optional_numbers, texts)
@@ -197,6 +235,11 @@ ANY_MADE = cast("type[Made | None]", Made | None)
 @given(steps)
 def test_every_act_crosses_unharmed(step: Step) -> None:
     assert decode(ANY_STEP, through_the_wire(encode(step))) == step
+
+
+@given(daemons)
+def test_every_state_of_a_daemon_crosses_unharmed(state: DaemonState) -> None:
+    assert decode(DaemonState, json.loads(json.dumps(encode(state)))) == state
 
 
 def test_every_act_there_is_was_drawn() -> None:

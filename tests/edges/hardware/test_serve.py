@@ -73,6 +73,7 @@ async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_
         "uses",
         "processes",
         "time-slices",
+        "daemons",
     }
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")

@@ -35,13 +35,16 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
+    EndClient,
     EndProcess,
     Made,
     Reset,
     SetComputeMode,
     SetMode,
     SetTimeSlice,
+    StartDaemon,
     Step,
+    StopDaemon,
     Verify,
 )
 
@@ -67,7 +70,7 @@ class Acts:
         self._renew = renew
 
     def perform(self, step: Step) -> Made | None:
-        """One step through NVML; resets, time slices and processes are not NVML's to change."""
+        """One step through NVML; resets, time slices, processes and daemons are not NVML's to change."""
         match step:
             case CreateInstance():
                 return self._create_instance(step)
@@ -83,7 +86,7 @@ class Acts:
                 self._verify(step)
             case SetComputeMode():
                 set_compute_mode(self._nvml, self._host, step, self._handle(step.gpu))
-            case Reset() | SetTimeSlice() | EndProcess():
+            case Reset() | SetTimeSlice() | EndProcess() | StartDaemon() | StopDaemon() | EndClient():
                 raise Unsupported(f"NVML has no call to {step}")
             case _:
                 assert_never(step)

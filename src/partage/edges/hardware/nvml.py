@@ -13,9 +13,10 @@ from partage.edges.hardware.acts import Acts
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.end_process import end_process, refuse_ourselves, refuse_strangers
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.keeping import keep, kept
 from partage.edges.hardware.mailbox import Mailbox
 from partage.edges.hardware.persistence import Persistence
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
+from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.reset import Before, check_nvidia_smi, conclude, prepare, run_nvidia_smi
@@ -27,8 +28,21 @@ from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
+from partage.model.mps import DaemonState
 from partage.model.process import Processes
-from partage.model.step import EndProcess, Made, Reset, SetTimeSlice, Step, TimeSlice, Use, Verify
+from partage.model.step import (
+    EndClient,
+    EndProcess,
+    Made,
+    Reset,
+    SetTimeSlice,
+    StartDaemon,
+    Step,
+    StopDaemon,
+    TimeSlice,
+    Use,
+    Verify,
+)
 
 T = TypeVar("T")
 
@@ -62,12 +76,17 @@ class NvmlHardware:
         deadline_s: float = DEADLINE_S,
         act_deadline_s: float = ACT_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
+        keeper: DaemonKeeper | None = None,
     ) -> None:
-        """driver_root: where the driver is installed. host: where all files are, in place of driver_root."""
+        """driver_root: where the driver is installed. host: where all files are, in place of driver_root.
+
+        keeper: keeps the MPS daemons; None: nobody does.
+        """
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
         self._act_deadline_s = act_deadline_s
         self._clock = clock
+        self._keeper = keeper
         self._worker = Worker("nvml")
         self._mailbox = Mailbox()
         self._one_act = asyncio.Lock()
@@ -107,6 +126,9 @@ class NvmlHardware:
         if isinstance(step, EndProcess):
             await self._end(step)
             return None
+        if isinstance(step, StartDaemon | StopDaemon | EndClient):
+            await keep(self._keeper, step)
+            return None
         async with self._one_act:
             self._idle.clear()
             try:
@@ -132,6 +154,9 @@ class NvmlHardware:
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
         return await time_slices(self._host, await self._on_thread(self._uuids))
+
+    async def daemons(self) -> tuple[DaemonState, ...]:
+        return await kept(self._keeper)
 
     async def close(self) -> None:
         self._publish = None

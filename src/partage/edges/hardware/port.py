@@ -1,6 +1,6 @@
 """The one port to GPUs and driver: coarse, serialisable, every call with a deadline.
 
-Immutable values in and out, no handles. The list of verbs is closed, eight and no more: what is not here
+Immutable values in and out, no handles. The list of verbs is closed, nine and no more: what is not here
 cannot be asked of the privileged helper. One of them, ``perform``, changes something, and what it can be
 told to do is closed, too: the acts of ``model.step``. Implementations: ``edges.hardware.nvml`` (in process),
 ``edges.hardware.remote`` (the helper process), ``sim.hardware`` (simulated). One contract suite
@@ -14,6 +14,7 @@ from typing import Protocol
 
 from partage.model.gpu import Inventory
 from partage.model.health import Condition, Xid
+from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.process import Processes
 from partage.model.step import Made, Step, TimeSlice, Use
 
@@ -62,11 +63,12 @@ class Hardware(Protocol):
         given, and only if profile, placement (and uuid) are still those of the step. Verify changes nothing.
         SetComputeMode and SetTimeSlice do nothing where it is so already. EndProcess ends who works on the
         GPU and is not a client of MPS, never process 1 and never the helper or what is in its container.
+        StartDaemon returns when the daemon serves with its limits verified; StopDaemon when it is gone.
 
         Raises GpuInUse (a process in the instance, compute instances left in it, a monitor that holds a
         handle while the mode changes or the GPU is reset, contexts that go on beside an exclusive compute
-        mode, a process that does not end), NoRoom, NotThere (also another process than the one that is
-        meant), NotAsSaid (Verify; a mode or slice that is not the one before),
+        mode, a process that does not end, clients of a daemon that has to go), NoRoom, NotThere (also another
+        process than the one that is meant), NotAsSaid (Verify; a mode or slice that is not the one before),
         Unsupported (no MIG, MIG mode off, a profile or a start that the GPU does not have, a reset that
         leaves out GPUs that share it or that this machine does not allow, a time slice where the GPU keeps
         its own, a client of MPS to be ended), NotPermitted, GpuLost, DriverUnavailable.
@@ -94,6 +96,31 @@ class Hardware(Protocol):
         """
         ...
 
+    async def daemons(self) -> tuple[DaemonState, ...]:
+        """Every MPS control daemon that was started here and not stopped. Asks each of them, for some seconds
+        at most: one that does not answer is a state in the answer."""
+        ...
+
     async def close(self) -> None:
-        """Give everything back. Idempotent."""
+        """Give everything back. Idempotent. MPS daemons live on."""
+        ...
+
+
+class DaemonKeeper(Protocol):
+    """Who keeps the MPS control daemons for a hardware. See ``edges.mps.port``. May raise DaemonError."""
+
+    async def start(self, spec: DaemonSpec) -> DaemonState:
+        """One that is as asked."""
+        ...
+
+    async def stop(self, device: str) -> None:
+        """None there, if it has no clients."""
+        ...
+
+    async def states(self) -> tuple[DaemonState, ...]:
+        """All of them."""
+        ...
+
+    async def terminate(self, device: str, server_pid: int, client_pid: int) -> None:
+        """End one client's work."""
         ...

@@ -18,6 +18,7 @@ from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervi
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
+from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Made, Step, TimeSlice, Use
 
@@ -86,6 +87,9 @@ class RemoteHardware:
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
         return await self._ask("time-slices", tuple[TimeSlice, ...])
+
+    async def daemons(self) -> tuple[DaemonState, ...]:
+        return await self._ask("daemons", tuple[DaemonState, ...])
 
     async def events(self, timeout_s: float) -> Events:
         self._supervisor.start()

@@ -23,7 +23,7 @@ from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Hardware
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
 from partage.model.step import Step
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Agent and helper may be of two versions for a while during an upgrade; they say so instead of guessing."""
 
 LONGEST_WAIT_S = 60.0
@@ -83,6 +83,11 @@ async def _time_slices(hardware: Hardware, request: Request) -> Json:
     return encode(await hardware.time_slices())
 
 
+async def _daemons(hardware: Hardware, request: Request) -> Json:
+    del request
+    return encode(await hardware.daemons())
+
+
 VERBS: Mapping[str, Verb] = {
     "hello": _hello,
     "observe": _observe,
@@ -92,6 +97,7 @@ VERBS: Mapping[str, Verb] = {
     "uses": _uses,
     "processes": _processes,
     "time-slices": _time_slices,
+    "daemons": _daemons,
 }
 """All that can be asked of the helper."""
 

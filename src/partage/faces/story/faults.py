@@ -17,6 +17,7 @@ from partage.sim.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    MpsTurns,
     Occupy,
     RaiseXid,
     Reboot,
@@ -56,6 +57,8 @@ def sentence(fault: Fault) -> str:
             return f"{name} opens GPU {gpu}"
         case Vacate(gpu, name):
             return f"{name or 'everybody'} closes GPU {gpu}"
+        case MpsTurns(gpu, phase):
+            return f"the MPS daemon of GPU {gpu} is {phase}"
         case SetMig(gpu, layout):
             return f"an administrator {_laid_out(layout)} on GPU {gpu}"
         case _:

@@ -1,0 +1,35 @@
+"""Acts on MPS daemons: told to whoever keeps them, its errors told as those of the port."""
+
+from __future__ import annotations
+
+from partage.edges.hardware.port import DaemonKeeper
+from partage.errors import DaemonError, HardwareError, Unsupported
+from partage.model.mps import DaemonState
+from partage.model.step import EndClient, StartDaemon, StopDaemon
+
+DaemonStep = StartDaemon | StopDaemon | EndClient
+"""An act on a daemon."""
+
+
+async def keep(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
+    """Do it. Raises Unsupported where nobody keeps daemons, GpuInUse, NotThere, HardwareError."""
+    if keeper is None:
+        raise Unsupported(f"cannot {step}: nobody keeps MPS daemons here", "the agent's helper does")
+    try:
+        match step:
+            case StartDaemon(_, spec):
+                await keeper.start(spec)
+            case StopDaemon(_, device):
+                await keeper.stop(device)
+            case EndClient(_, device, server, client):
+                await keeper.terminate(device, server, client)
+    except DaemonError as error:
+        raise HardwareError(error.problems) from error
+
+
+async def kept(keeper: DaemonKeeper | None) -> tuple[DaemonState, ...]:
+    """All daemons. Raises HardwareError."""
+    try:
+        return () if keeper is None else await keeper.states()
+    except DaemonError as error:
+        raise HardwareError(error.problems) from error

@@ -1,0 +1,84 @@
+"""MPS daemons of a simulated node, as far as an agent sees them. What clients get of one is ``sim.mps``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from partage.errors import GpuInUse, NotThere
+from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase, ServerStatus
+from partage.model.step import EndClient, StartDaemon, StopDaemon
+from partage.sim.node import Daemon, NodeState
+
+_FIRST_PID = 900_000
+"""Above those of most nodes: nobody takes a simulated daemon for a process of this machine."""
+
+
+def start_daemon(state: NodeState, step: StartDaemon) -> NodeState:
+    """Raises GpuInUse, NotThere."""
+    spec = step.spec
+    _known(state, spec)
+    now = state.daemons.get(spec.device)
+    if now is not None and now.phase is not Phase.DEAD:
+        if now.spec == spec:
+            return state
+        _refuse_clients(state, spec.device)
+    pid = _FIRST_PID + 10 * state.births
+    daemons = {**state.daemons, spec.device: Daemon(spec, pid)}
+    return replace(state, births=state.births + 1, daemons=daemons)
+
+
+def stop_daemon(state: NodeState, step: StopDaemon) -> NodeState:
+    """Raises GpuInUse."""
+    now = state.daemons.get(step.device)
+    if now is None:
+        return state
+    if now.phase is not Phase.DEAD:
+        _refuse_clients(state, step.device)
+    return replace(state, daemons={device: one for device, one in state.daemons.items() if one is not now})
+
+
+def end_client(state: NodeState, step: EndClient) -> NodeState:
+    """The client's context is gone. Raises NotThere."""
+    if step.client not in {client.pid for client in _clients(state, step.device)}:
+        raise NotThere(f"cannot {step}: there is no such client")
+    return replace(state, uses=tuple(use for use in state.uses if use.pid != step.client))
+
+
+def daemons_of(state: NodeState) -> tuple[DaemonState, ...]:
+    """All of them, by device."""
+    return tuple(_shown(state, one) for _, one in sorted(state.daemons.items()))
+
+
+def _shown(state: NodeState, one: Daemon) -> DaemonState:
+    spec = one.spec
+    if one.phase is Phase.DEAD:
+        return DaemonState(spec.gpu, spec.device, Phase.DEAD, reason="its MPS daemon has ended")
+    status = ServerStatus.FAULT if one.phase is Phase.FAULT else ServerStatus.ACTIVE
+    server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)))
+    reason = "a fatal fault of a client: no new ones until all have gone" if one.phase is Phase.FAULT else ""
+    limits = Limits(spec.memory_bytes, spec.threads_percent)
+    many = spec.multi_user is not False
+    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), limits, many, reason)
+
+
+def _clients(state: NodeState, device: str) -> Iterable[Client]:
+    for use in state.uses:
+        tenant = None if use.pid is None else state.tenants.get((use.gpu, use.pid))
+        if tenant is not None and tenant.mps and device in (use.device, use.gpu) and use.pid is not None:
+            yield Client(use.pid, command=use.name)
+
+
+def _refuse_clients(state: NodeState, device: str) -> None:
+    if names := tuple(str(client) for client in _clients(state, device)):
+        raise GpuInUse(f"the MPS daemon of {device} has {', '.join(names)}", uses=names)
+
+
+def _known(state: NodeState, spec: DaemonSpec) -> None:
+    """A daemon that sees no device ends at once."""
+    for gpu in state.gpus.values():
+        if gpu.uuid == spec.gpu:
+            if spec.device in {gpu.uuid, *(one.uuid for one in gpu.mig_devices)}:
+                return
+            raise NotThere(f"GPU {gpu.index} has no MIG device {spec.device}")
+    raise NotThere(f"this node has no GPU {spec.gpu}")
