@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
+from partage.edges.mps.paths import Driver
+from partage.errors import Unsupported
 from partage.sim.mps.node import CLIENT_PROGRAM, Node, install
 from partage.units import GIB
 from tests.edges.mps.subjects import CUDA_CLIENT, GPUS, Subject, ending, has_driver
@@ -36,6 +38,10 @@ def simulated_subject(directory: Path, node: Node | None = None) -> Subject:
 
 
 async def _real_subject(directory: Path) -> Subject:
+    try:
+        Driver().program()
+    except Unsupported as absent:
+        pytest.skip(str(absent))
     hardware = NvmlHardware()
     try:
         inventory = await hardware.observe()

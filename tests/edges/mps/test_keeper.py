@@ -25,7 +25,7 @@ from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, ending, until
 
-needs_root = pytest.mark.skipif(not ROOT, reason="mounts, cgroups and labels take root")
+needs_root = pytest.mark.skipif(not ROOT, reason="mounts, cgroups, labels and systemd take root")
 
 
 @pytest.fixture
@@ -323,6 +323,7 @@ os.execve(command[0], command, env)
 """
 
 
+@needs_root
 async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulated: Subject):
     run, seen = simulated.root / "run-of-the-node", simulated.root / "seen.json"
     (run / "systemd/system").mkdir(parents=True)

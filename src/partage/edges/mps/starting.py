@@ -46,8 +46,8 @@ class Host:
     own_shm: bool = True
 
     def systemd_run(self) -> str:
-        """Path of systemd-run where systemd runs and takes calls; else empty."""
-        if not (self.run / "systemd/system").is_dir():
+        """Path of systemd-run where systemd runs and takes calls, from root without a question; else empty."""
+        if os.geteuid() != 0 or not (self.run / "systemd/system").is_dir():
             return ""
         sockets = (self.run / "systemd/private", self.run / "dbus/system_bus_socket")
         return (shutil.which(_SYSTEMD_RUN, path=self.path) or "") if any(map(_listens, sockets)) else ""
