@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partage.edges.mps.keeper import Deadlines, MpsKeeper
+from partage.edges.mps.port import MpsDaemons
 from partage.edges.mps.starting import Host
 from partage.model.mps import DaemonSpec
 from partage.units import GIB
@@ -65,7 +66,7 @@ class Subject:
     simulated: bool
     tenants: list[Tenant] = field(default_factory=list)
 
-    def keeper(self, *, host: Host | None = None, **deadlines: float) -> MpsKeeper:
+    def keeper(self, *, host: Host | None = None, **deadlines: float) -> MpsDaemons:
         return MpsKeeper(self.run_dir, self.root, host=host, deadlines=Deadlines(**deadlines))
 
     def spec(self, number: int = 0, **changes: object) -> DaemonSpec:
