@@ -29,6 +29,7 @@ VERBS = {
     "export": "Write the live node as a policy.",
     "check": "Whether policies and manifests are right, before they cost a card.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
+    "bench": "What sharing a GPU costs and gives, measured as its users do.",
     "record": "Write the node down as a machine for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",
