@@ -46,7 +46,7 @@ class Host:
     own_shm: bool = True
 
     def systemd_run(self) -> str:
-        """Path of systemd-run where systemd runs and takes calls; empty elsewhere, and for who is not root."""
+        """Path of systemd-run where systemd runs and takes calls; empty elsewhere, and without root."""
         if os.geteuid() != 0 or not (self.run / "systemd/system").is_dir():
             return ""
         sockets = (self.run / "systemd/private", self.run / "dbus/system_bus_socket")
