@@ -16,11 +16,11 @@ _DEADLINE_S = 5.0
 
 
 class Daemon:
-    """pipe: its CUDA_MPS_PIPE_DIRECTORY."""
+    """pipe: its CUDA_MPS_PIPE_DIRECTORY, None for none. driver_root: below which the driver is installed."""
 
-    def __init__(self, pipe: Path) -> None:
+    def __init__(self, pipe: Path | None, driver_root: Path = Path("/")) -> None:
         environment = {"PATH": os.environ.get("PATH", os.defpath), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
-        self._control = Control(Driver().program, environment, _DEADLINE_S)
+        self._control = Control(Driver(driver_root).program, environment, _DEADLINE_S)
 
     async def clients(self) -> int | None:
         """How many clients its servers have; None where that cannot be asked."""

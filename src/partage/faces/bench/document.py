@@ -169,8 +169,8 @@ def _cell(row: Mapping[str, Any]) -> Cell:
     repeats = tuple(
         Repeat(int(one["pass"]), tuple(_turn(turn, key) for turn in one["turns"])) for one in row["repeats"]
     )
-    if key.processes < 1 or any(len(repeat.turns) != key.processes for repeat in repeats):
-        raise ValueError(f"not every repeat of {key} has {key.processes} turns")
+    if key.processes < 1 or not repeats or any(len(repeat.turns) != key.processes for repeat in repeats):
+        raise ValueError(f"{key} has no repeats, or one without {key.processes} turns")
     seen = row.get("clientsSeen")
     points, rounds = int(row.get("points", 0)), int(row.get("rounds", 0))
     if key.experiment is not Experiment.INFERENCE and min(points, rounds) < 1:

@@ -37,6 +37,10 @@ class Group:
     def alive(self) -> list[Tenant]:
         return [tenant for tenant in self.tenants if isinstance(tenant, Tenant)]
 
+    def failures(self, number: int) -> Repeat:
+        """A repeat that did not take place, for somebody has failed."""
+        return Repeat(number, tuple(self._turns([None] * len(self.tenants))))
+
     async def together(self, order: Order, number: int, deadline_s: float) -> Repeat:
         """All at once: ready, then one start for all of them."""
         await self.each(lambda tenant: _prepare(tenant, order, deadline_s))

@@ -67,7 +67,7 @@ async def limits(settings: Settings, place: Place) -> list[tuple[Mode, Limit]]:
         return [(Mode.ALONE, Limit(share, "nothing limits a process on the CPU", "none"))]
     found = [(Mode.TIME_SLICING, Limit(share, "time-slicing has no memory limit", "none"))]
     if place.pipe is not None:
-        found.append((Mode.MPS, await _mps_limit(Daemon(place.pipe), settings, share)))
+        found.append((Mode.MPS, await _mps_limit(Daemon(place.pipe, place.driver_root), settings, share)))
     if place.mig:
         whole = Limit(place.memory_bytes, "the MIG device's own memory", "hard")
         found.append((Mode.MIG, whole))

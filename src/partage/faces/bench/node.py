@@ -8,6 +8,7 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
+from partage.edges.mps.paths import PROGRAM
 from partage.errors import InputError, Unsatisfiable
 from partage.faces.bench.model import Machine, Settings
 from partage.faces.bench.places import Place
@@ -100,6 +101,10 @@ def cpu_place(settings: Settings) -> Place:
     return Place(guard=guard_directory() if settings.guard else None, memory_bytes=share, share_bytes=share)
 
 
+def _has_daemon(pipe: Path) -> bool:
+    return any((pipe / name).exists() for name in ("control", f"{PROGRAM}.pid"))
+
+
 def pipe_of(gpu: Gpu, run_dir: str, named: str | None) -> Path | None:
     """The pipe directory of the MPS daemon for a GPU: the named one, our agent's, or this container's own.
 
@@ -115,7 +120,7 @@ def pipe_of(gpu: Gpu, run_dir: str, named: str | None) -> Path | None:
     places = [Path(run_dir) / "mps" / devices[0] / "pipe"]
     if own := os.environ.get("CUDA_MPS_PIPE_DIRECTORY"):
         places.append(Path(own))
-    return next((path for path in places if (path / "control").exists()), None)
+    return next((path for path in places if _has_daemon(path)), None)
 
 
 def remarks_on(machine: Machine, place: Place, settings: Settings) -> list[str]:

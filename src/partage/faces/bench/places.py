@@ -28,6 +28,7 @@ class Place:
     """device: UUID of the GPU, or of the MIG device that stands for it; empty on the CPU.
 
     mig: UUIDs of MIG devices of one GPU, one for each process. pipe: of an MPS control daemon for ``device``.
+    driver_root: below which the MPS control program is.
     guard: the directory that a container has on its PYTHONPATH.
     memory_bytes: of the device; share_bytes: of a share of it.
     """
@@ -38,6 +39,7 @@ class Place:
     guard: Path | None = None
     memory_bytes: int = 0
     share_bytes: int = 0
+    driver_root: Path = Path("/")
 
     @property
     def on_gpu(self) -> bool:

@@ -55,25 +55,42 @@ class Runner:
     # --- how much work -----------------------------------------------------------------------
 
     async def _calibrate(self) -> None:
-        """Rounds that one process alone needs ``seconds`` for, the same in all modes afterwards."""
-        async with group(self.launch, [self.place.environment(Mode.ALONE)], self.settings.deadline_s) as one:
-            if isinstance(one.tenants[0], Failure):
-                raise HardwareError(f"not even one process alone can begin: {_said(one.tenants[0])}")
-            hello = one.tenants[0].hello
-            self.facts = {name: str(hello.get(name, "")) for name in _FACTS}
-            pi = (Experiment.SMALL, Experiment.SATURATING) if "pi" in self.settings.experiments else ()
-            for experiment in pi:
-                self._rounds[experiment] = await self._rounds_of(experiment, one)
-                self.say(f"{experiment}: {self._rounds[experiment]} rounds of {self._points(experiment)}")
+        """Rounds that one process alone needs ``seconds`` for, the same in all modes afterwards.
 
-    async def _rounds_of(self, experiment: Experiment, one: Group) -> int:
+        Where a process alone is refused (exclusive-process mode), one under MPS says it.
+        """
+        modes = (Mode.ALONE, Mode.MPS) if self.place.pipe is not None else (Mode.ALONE,)
+        failures: list[Failure] = []
+        for mode in modes:
+            environment = self.place.environment(mode)
+            async with group(self.launch, [environment], self.settings.deadline_s) as one:
+                failure = await self._calibrate_with(one)
+            if failure is None:
+                return
+            failures.append(failure)
+        raise HardwareError(f"not even one process alone can compute: {_said(failures[0])}")
+
+    async def _calibrate_with(self, one: Group) -> Failure | None:
+        (only,) = one.tenants
+        if isinstance(only, Failure):
+            return only
+        self.facts = {name: str(only.hello.get(name, "")) for name in _FACTS}
+        pi = (Experiment.SMALL, Experiment.SATURATING) if "pi" in self.settings.experiments else ()
+        for experiment in pi:
+            rounds = await self._rounds_of(experiment, one)
+            if isinstance(rounds, Failure):
+                return rounds
+            self._rounds[experiment] = rounds
+            self.say(f"{experiment}: {rounds} rounds of {self._points(experiment)} points")
+        return None
+
+    async def _rounds_of(self, experiment: Experiment, one: Group) -> int | Failure:
         rounds = 1
         while True:
             order = {"job": "pi", "points": self._points(experiment), "rounds": rounds}
-            repeat = await one.together(order, 0, self.settings.deadline_s)
-            turn = repeat.turns[0]
+            (turn,) = (await one.together(order, 0, self.settings.deadline_s)).turns
             if turn.failure is not None:
-                raise HardwareError(f"a process alone cannot compute: {_said(turn.failure)}")
+                return turn.failure
             if turn.seconds >= min(_CALIBRATED_S, self.settings.seconds / 2) or rounds >= _MOST_ROUNDS:
                 return max(1, math.ceil(rounds * self.settings.seconds / max(turn.seconds, 1e-9)))
             rounds *= 4
@@ -85,30 +102,29 @@ class Runner:
     # --- sessions ----------------------------------------------------------------------------
 
     async def _session(self, session: Session, where: str) -> None:
-        """All its cells. Where somebody fails, the rest of the cells get tenants anew."""
-        todo = [(key, turn) for turn in range(session.repeats) for key in session.keys]
+        """All its cells. Where somebody fails, the other cells get tenants anew, and that cell no more."""
+        todo = [key for _ in range(session.repeats) for key in session.keys]
         while todo:
-            before = len(todo)
             todo = await self._with_one_group(session, todo)
-            if len(todo) == before:
-                break
         for key in session.keys:
             self.say(f"{where} {key}: {_seconds(self._cells[key])}")
 
-    async def _with_one_group(
-        self, session: Session, todo: Sequence[tuple[Key, int]]
-    ) -> list[tuple[Key, int]]:
-        """Do them until somebody fails; what is left. Tenants that do not even begin fail the first cell."""
+    async def _with_one_group(self, session: Session, todo: Sequence[Key]) -> list[Key]:
+        """Do them until somebody fails; what is left."""
         environments = [self.place.environment(session.mode, n) for n in range(session.processes)]
-        daemon = Daemon(self.place.pipe) if session.mode is Mode.MPS and self.place.pipe else None
+        daemon = Daemon(self.place.pipe, self.place.driver_root) if session.mode is Mode.MPS else None
         before = await daemon.clients() if daemon else None
         async with group(self.launch, environments, self.settings.deadline_s) as tenants:
             after = await daemon.clients() if daemon else None
             seen = None if before is None or after is None else after - before
-            for done, (key, _) in enumerate(todo, 1):
+            if not tenants.whole:  # they would not begin for the next cell either
+                for key in dict.fromkeys(todo):
+                    self._note(key, tenants.failures(session.number), seen)
+                return []
+            for done, key in enumerate(todo, 1):
                 self._note(key, await self._repeat(tenants, key, session.number), seen)
                 if not tenants.whole:
-                    return list(todo[done:])
+                    return [other for other in todo[done:] if other != key]
         return []
 
     async def _repeat(self, tenants: Group, key: Key, number: int) -> Repeat:
@@ -121,17 +137,12 @@ class Runner:
             return {"job": "inference", "seconds": self.settings.seconds, "keep": self.settings.keep}
         return {"job": "pi", "points": self._points(experiment), "rounds": self._rounds[experiment]}
 
-    def _note(self, key: Key, repeat: Repeat, clients_seen: int | None) -> None:
+    def _note(self, key: Key, repeat: Repeat, seen: int | None) -> None:
         pi = key.experiment is not Experiment.INFERENCE
-        new = Cell(
-            key,
-            (),
-            self._points(key.experiment) if pi else 0,
-            self._rounds[key.experiment] if pi else 0,
-            clients_seen,
-        )
-        cell = self._cells.setdefault(key, new)
-        self._cells[key] = replace(cell, repeats=(*cell.repeats, repeat))
+        points, rounds = (self._points(key.experiment), self._rounds[key.experiment]) if pi else (0, 0)
+        cell = self._cells.get(key, Cell(key, (), points, rounds, seen))
+        fewest = min((one for one in (cell.clients_seen, seen) if one is not None), default=None)
+        self._cells[key] = replace(cell, repeats=(*cell.repeats, repeat), clients_seen=fewest)
 
 
 _FACTS = ("python", "torch", "cuda", "deviceName", "memoryBytes", "guard")

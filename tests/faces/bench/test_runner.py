@@ -1,0 +1,127 @@
+"""Whole runs: real processes, and beside them the simulated MPS control program, which none reaches."""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from partage.edges.mps.keeper import MpsKeeper
+from partage.errors import HardwareError
+from partage.faces.bench.memory import limits
+from partage.faces.bench.model import Experiment, Mode, Settings
+from partage.faces.bench.node import guard_directory
+from partage.faces.bench.places import Place
+from partage.faces.bench.runner import Runner
+from partage.faces.bench.tenant import Launch
+from partage.model.mps import DaemonSpec
+from partage.sim.mps.node import Node, install
+from partage.units import GIB, MIB
+
+GPU = "GPU-11111111-2222-3333-4444-000000000000"
+QUICK = Settings(
+    device="cpu", engine="python", processes=(1, 2), experiments=("inference",), repeats=2, passes=1,
+    seconds=0.02, small_points=10, saturating_points=50, deadline_s=20.0,
+)  # fmt: skip
+
+
+def _runner(place, settings=QUICK, python=sys.executable):
+    return Runner(settings, place, Launch(python, "python", "cpu"), lambda _: None)
+
+
+@pytest.fixture
+async def daemon():
+    """A control daemon that allows 2 GiB, and the place of its GPU."""
+    with tempfile.TemporaryDirectory(prefix="partage-bench-", dir="/tmp") as directory:
+        root = Path(directory)
+        install(root / "usr/bin", Node({GPU: 24 * GIB}))
+        keeper = MpsKeeper(root / "run", root)
+        await keeper.start(DaemonSpec(GPU, GPU, memory_bytes=2 * GIB))
+        pipe = root / "run" / "mps" / GPU / "pipe"
+        yield Place(GPU, pipe=pipe, memory_bytes=24 * GIB, share_bytes=2 * GIB, driver_root=root)
+        await keeper.stop(GPU, force=True)
+
+
+@pytest.fixture
+def refused_without_mps(tmp_path):
+    """A Python that a GPU in exclusive-process mode refuses, unless it comes through the daemon."""
+    python = tmp_path / "python"
+    python.write_text(
+        '#!/bin/sh\ntest -d "$CUDA_MPS_PIPE_DIRECTORY" || { echo device busy >&2; exit 1; }\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+async def test_processes_that_the_daemon_does_not_know_are_noticed(daemon):
+    cells = await _runner(daemon).cells()
+    under_mps = [cell for cell in cells if cell.key.mode is Mode.MPS]
+    assert [(cell.key.processes, cell.clients_seen) for cell in under_mps] == [(1, 0), (2, 0)]
+    assert all(cell.clients_seen is None for cell in cells if cell.key.mode is not Mode.MPS)
+
+
+async def test_the_limit_is_the_daemons_read_back(daemon):
+    found = dict(await limits(QUICK, daemon))
+    assert (found[Mode.MPS].bytes, found[Mode.MPS].promise) == (2 * GIB, "guarded")
+    assert (found[Mode.TIME_SLICING].bytes, found[Mode.TIME_SLICING].promise) == (2 * GIB, "none")
+
+
+async def test_without_a_daemon_to_ask_a_limit_is_only_the_clients_own(tmp_path):
+    place = Place(GPU, pipe=tmp_path, memory_bytes=24 * GIB, share_bytes=GIB, driver_root=tmp_path)
+    found = dict(await limits(QUICK, place))
+    assert (found[Mode.MPS].promise, found[Mode.MPS].client) == ("advisory", "0=1024M")
+
+
+async def test_a_mig_device_and_the_guard_have_limits_of_their_own():
+    place = Place("MIG-0", mig=("MIG-0",), guard=guard_directory(), memory_bytes=5 * GIB, share_bytes=GIB)
+    found = {mode: (limit.bytes, limit.promise) for mode, limit in await limits(QUICK, place)}
+    assert found[Mode.MIG] == (5 * GIB, "hard")
+    assert found[Mode.WITH_GUARD] == (GIB, "advisory")
+
+
+async def test_where_only_clients_are_let_in_the_rest_fails_and_mps_is_measured(daemon, refused_without_mps):
+    cells = await _runner(daemon, python=refused_without_mps).cells()
+    good = {(cell.key.mode, cell.key.processes) for cell in cells if cell.good}
+    assert good == {(Mode.MPS, 1), (Mode.MPS, 2)}
+    for cell in cells:
+        if cell.key.mode is not Mode.MPS:
+            (once,) = cell.repeats
+            assert {turn.failure.what for turn in once.turns if turn.failure} == {"died"}
+            assert all("device busy" in turn.failure.message for turn in once.turns if turn.failure)
+
+
+async def test_a_machine_on_which_nobody_can_compute_is_an_error(refused_without_mps):
+    with pytest.raises(HardwareError, match=r"not even one process alone.*device busy"):
+        await _runner(Place(GPU), python=refused_without_mps).cells()
+
+
+async def test_a_cell_that_fails_is_not_tried_again_and_the_others_go_on(tmp_path):
+    # The limit on processor time kills whoever computes the saturating kernels, and nobody else.
+    settings = Settings(
+        device="cpu", engine="python", processes=(1,), experiments=("pi", "inference"), repeats=3, passes=1,
+        seconds=0.02, small_points=10, saturating_points=50, deadline_s=20.0,
+    )  # fmt: skip
+    runner = _runner(Place(), settings)
+    await runner._calibrate()
+    runner._rounds[Experiment.SATURATING] = 10**9
+    slow = tmp_path / "python"
+    slow.write_text(f'#!/bin/sh\nulimit -t 1\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    runner.launch = Launch(str(slow), "python", "cpu")
+    from partage.faces.bench.schedule import sessions
+
+    for session in sessions(settings, Place()):
+        await runner._session(session, "")
+    counted = {key.experiment: (len(cell.repeats), len(cell.good)) for key, cell in runner._cells.items()}
+    assert counted == {
+        Experiment.SMALL: (3, 3),
+        Experiment.SATURATING: (1, 0),
+        Experiment.INFERENCE: (3, 3),
+    }
+
+
+async def test_memory_is_tried_in_fresh_processes():
+    settings = Settings(device="cpu", engine="python", experiments=("memory",), deadline_s=20.0)
+    tried = await _runner(Place(share_bytes=3 * MIB), settings).memory()
+    assert [(one.thirds, one.seen, one.expected) for one in tried] == [(2.5, "fits", ""), (3.0, "fits", "")]
