@@ -28,6 +28,9 @@ class Sharing:
     strategy: str
     resources: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        return self.name
+
     @property
     def replicas(self) -> int:
         return len(self.resources)

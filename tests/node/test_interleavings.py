@@ -35,7 +35,7 @@ from partage.sim.faults import (
 )
 from partage.sim.machine import load_machine
 from partage.sim.pod import Container, Pod
-from tests.agent.harness import place
+from tests.agent.harness import Place, place
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import MIG_SHARINGS, SHARINGS, WRONG_POLICIES, Sharing
 from tests.node.truth import Truth
@@ -113,12 +113,16 @@ class Node(RuleBasedStateMachine):
     ) -> None:
         loop = cast("SimulatedTimeLoop", self.runner.get_loop())
         loop.thread_s = thread_s
-        self.world = World.of(
-            self.stack.enter_context(place()), loop, load_machine(self.machine), behaviour, seed
-        )
-        self.truth = Truth(self.world)
+        somewhere = self.stack.enter_context(place())
+        self.world, self.truth = self._world(somewhere, loop, behaviour, seed)
         plan = data.draw(self.plans)
         self.do(self._begin(plan, single))
+
+    def _world(
+        self, somewhere: Place, loop: SimulatedTimeLoop, behaviour: Behaviour, seed: int
+    ) -> tuple[World, Truth]:
+        world = World.of(somewhere, loop, load_machine(self.machine), behaviour, seed)
+        return world, Truth(world)
 
     async def _begin(self, plan: tuple[Sharing, ...], single: bool) -> None:
         if self.layout is not None:

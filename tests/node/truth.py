@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from partage.agent.report import Report
 from partage.plan.ledger import Degree, Entry
 from partage.sim.pod import Container, Phase, Pod
-from tests.node.sharing import Share
+from tests.node.sharing import Share, Terms
 from tests.node.world import Held, World
 
 SETTLES_WITHIN_S = 7200.0
@@ -116,17 +116,20 @@ class Truth:
         complaints = self._silent_or_unregistered()
         offered, held = world.offered(), world.held()
         for gpu, wanted in world.wanted().items():
-            visible = [one for one in held if one.gpu == gpu and one.named and not one.over]
             mine = {share: healthy for share, healthy in offered.items() if world.gpu(share) == gpu}
-            healthy = {share for share, well in mine.items() if well}
-            if all(wanted.get(one.share) == one.terms for one in visible):
-                complaints += _differ(gpu, healthy, set(wanted))
-                complaints += self._waits(gpu, False)
-            else:
-                kept = {one.share for one in visible}
-                complaints += _differ(gpu, set(mine), kept)
-                complaints += self._waits(gpu, True)
+            complaints += self._complaints_of(gpu, wanted, held, mine)
         return complaints
+
+    def _complaints_of(
+        self, gpu: str, wanted: dict[Share, Terms], held: Sequence[Held], offered: dict[Share, bool]
+    ) -> list[str]:
+        """What is not as it should be on one GPU. offered: what the kubelet knows of it."""
+        visible = [one for one in held if one.gpu == gpu and one.named and not one.over]
+        if all(wanted.get(one.share) == one.terms for one in visible):
+            healthy = {share for share, well in offered.items() if well}
+            return _differ(gpu, healthy, set(wanted)) + self._waits(gpu, False)
+        kept = {one.share for one in visible}
+        return _differ(gpu, set(offered), kept) + self._waits(gpu, True)
 
     def _silent_or_unregistered(self) -> list[str]:
         agent = self._world.agent

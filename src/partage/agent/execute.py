@@ -23,6 +23,9 @@ from partage.plan.node_steps import Unit, node_steps
 from partage.plan.select import GeometryOf
 from partage.plan.steps import as_found
 
+FINISH_S = 5.0
+"""How long a step that is under way may go on when the one who does it is told to stop."""
+
 
 class Phase(StrEnum):
     """Where a step stands."""
@@ -77,7 +80,8 @@ class Executor:
     async def execute(self, units: Sequence[Unit], beginning: Beginning) -> tuple[Outcome, ...]:
         """Do all units, one after the other. Raises JournalFailed.
 
-        A cancelled call, and a killed process, leave a journal without an end.
+        A cancelled call finishes the step that is under way, within FINISH_S, and leaves a journal without an
+        end, as a killed process does.
         """
         await self._write(lambda journal: journal.begin(beginning))
         try:
@@ -103,8 +107,12 @@ class Executor:
     async def _step(self, step: Step, phase: Phase) -> Made | None:
         await self._write(lambda journal: journal.doing(step))
         self.progress(step, phase, "")
+        act = asyncio.create_task(self.hardware.perform(step), name="step")
         try:
-            made = await self.hardware.perform(step)
+            made = await asyncio.shield(act)
+        except asyncio.CancelledError:
+            await self._finish(act)
+            raise
         except HardwareError as error:
             reason = str(error)
             await self._write(lambda journal: journal.failed(reason))
@@ -113,6 +121,18 @@ class Executor:
         await self._write(lambda journal: journal.done(made))
         self.progress(step, Phase.DONE, "")
         return made
+
+    async def _finish(self, act: asyncio.Task[Made | None]) -> None:
+        """Let a step come to its end: the driver goes on with it anyway, and so its end is written down."""
+        await asyncio.wait({act}, timeout=FINISH_S)
+        if not act.done():
+            act.cancel()
+        elif not act.cancelled():
+            error = act.exception()
+            if error is not None:
+                await self._write(lambda journal: journal.failed(str(error)))
+            else:
+                await self._write(lambda journal: journal.done(act.result()))
 
     async def _take_back(
         self, unit: Unit, done: Iterable[tuple[Step, Made | None]], before: Mapping[str, MigWish]

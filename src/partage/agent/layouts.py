@@ -21,6 +21,7 @@ from partage.agent.settings import Intervals
 from partage.agent.wish import Wish
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.policy import Policy
 from partage.model.step import Step, Use, gpus_of
 from partage.plan.assign import GeometryOf
 from partage.plan.ledger import Entry
@@ -40,13 +41,23 @@ LONGEST_PAUSE_S = 60.0
 _NOBODY: frozenset[str] = frozenset()
 
 
+def pause_s(tries: int, first_s: float) -> float:
+    """How long to wait after so many failures in a row, in seconds."""
+    doublings = min(tries - 1, 16)  # of a GPU that failed for a day, more are more than a float can hold
+    return min(LONGEST_PAUSE_S, first_s * (1 << doublings))
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a GPU is not as wanted though nobody is in the way. again_s: when it is tried again."""
+    """Why a GPU is not as wanted though nobody is in the way.
+
+    again_s: when it is tried again. renew: ids of its GPU instances that have to be made anew for that.
+    """
 
     reason: str
     tries: int
     again_s: float
+    renew: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -56,6 +67,7 @@ class Layouts:
     ask: asks for a turn. digest: of the policy's text, for the journal. fit: waits until containers can be
     given the devices of this inventory.
     in_hand: UUIDs of GPUs that are being changed at this moment. made: units so far, by how they ended.
+    _cut_off: of GPUs whose journal has no end.
     """
 
     sense: HardwareSense
@@ -70,11 +82,13 @@ class Layouts:
     made: Counter[str] = field(default_factory=Counter)
     _uses: tuple[Use, ...] = ()
     _entries: tuple[Entry, ...] = ()
+    _policy: Policy | None = None
     _base: tuple[Wish, Mapping[str, str]] | None = None
     _found: Relayout | None = None
     _held: tuple[Use, ...] = ()
     _ready: tuple[Unit, ...] = ()
     _failures: dict[str, Failure] = field(default_factory=dict)
+    _cut_off: frozenset[str] = _NOBODY
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     # --- the loop's side ---
@@ -86,7 +100,8 @@ class Layouts:
             self._base = self._found = None
             self._ready = ()
             return wish
-        if self._base is not None and self._base[0].policy is not wish.policy:
+        if wish.policy != self._policy:
+            self._policy = wish.policy
             self._failures.clear()
         found = self._plan(wish, node.lost)
         self._failures = {gpu: one for gpu, one in self._failures.items() if gpu in found.changing}
@@ -95,6 +110,8 @@ class Layouts:
     def stand(self, serving: Mapping[str, Serving], restored: Collection[str]) -> None:
         """How the GPUs stand after a turn: some may now be ready to be changed."""
         self._ready = ()
+        if self._is_over():
+            self._news.set()
         if self._found is not None and self._found.changing:
             from partage.agent.relayout import ready
 
@@ -112,7 +129,8 @@ class Layouts:
         from partage.agent.relayout import relayout
 
         self._base, self._held = (wish, lost), held
-        self._found = relayout(wish, lost, self.geometry_of, held)
+        renew = {gpu: failure.renew for gpu, failure in self._failures.items()}
+        self._found = relayout(wish, lost, self.geometry_of, held, renew)
         return self._found
 
     def _said(self) -> dict[str, str]:
@@ -137,6 +155,7 @@ class Layouts:
     async def _something_to_ask(self) -> None:
         """Return when a unit stands ready, and now and then while any GPU is not as wanted."""
         while self._next(self._ready) is None:
+            await self._conclude()
             waits = self._found is not None and bool(self._found.changing)
             self._news.clear()
             try:
@@ -172,10 +191,17 @@ class Layouts:
 
     async def _make(self, unit: Unit) -> None:
         """Execute one unit, and look at the node before its GPUs are let go."""
+        from partage.agent.execute import Ending
+
         self.in_hand = frozenset(unit.gpus)
         try:
-            self._judge(unit, await self._execute(unit))
+            self._cut_off = frozenset(unit.gpus)
+            outcome = await self._execute(unit)
+            if not isinstance(outcome, str) and outcome.ending is not Ending.TORN:
+                self._cut_off = _NOBODY
+            self._judge(unit, outcome)
             await self.sense.observe_now()
+            self._renew(outcome)
             if self.fit is not None and self.sense.node is not None:
                 await self.fit(self.sense.node.inventory)
         finally:
@@ -220,13 +246,41 @@ class Layouts:
         log.error("layout is not made", extra={"gpus": list(unit.gpus), "ending": ending, "reason": reason})
         for gpu in unit.gpus:
             tries = self._failures[gpu].tries + 1 if gpu in self._failures else 1
-            pause_s = min(LONGEST_PAUSE_S, self.intervals.retry_s * 2 ** (tries - 1))
-            self._failures[gpu] = Failure(reason, tries, self.clock() + pause_s)
+            again_s = self.clock() + pause_s(tries, self.intervals.retry_s)
+            self._failures[gpu] = Failure(reason, tries, again_s)
+
+    def _renew(self, outcome: Outcome | str) -> None:
+        """Where a GPU instance had no room for a compute instance, it is made anew next time."""
+        if isinstance(outcome, str) or outcome.failed is None or outcome.error is None or not self.sense.node:
+            return
+        from partage.plan.live import to_renew
+
+        tight = to_renew(self.sense.node.inventory, outcome.failed, outcome.error)
+        for gpu in tight.keys() & self._failures.keys():
+            self._failures[gpu] = replace(self._failures[gpu], renew=tight[gpu])
+
+    def _is_over(self) -> bool:
+        """Whether there is a journal without an end, and yet all its GPUs are as the policy wants them."""
+        if not self._cut_off or self._found is None or self._base is None:
+            return False
+        return self._cut_off <= self._base[0].layouts.keys() - self._found.changing
+
+    async def _conclude(self) -> None:
+        """End the journal of a change that was cut off, where nothing of it is left to be done."""
+        if self._is_over():
+            from partage.edges.files.journal import Journal
+
+            try:
+                await asyncio.to_thread(Journal(self.state_dir).conclude)
+            except OSError as error:
+                log.warning("journal cannot be ended", extra={"reason": error.strerror})
+            self._cut_off = _NOBODY
 
     def _tell_unfinished(self) -> None:
-        from partage.edges.files.journal import Unreadable, read_journal
+        from partage.edges.files.journal import Unfinished, Unreadable, read_journal
 
         last = read_journal(self.state_dir)
+        self._cut_off = frozenset(last.beginning.before) if isinstance(last, Unfinished) else _NOBODY
         if isinstance(last, Unreadable):
             log.warning("journal is of no use", extra={"reason": last.reason})
         elif last is not None:

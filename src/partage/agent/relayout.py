@@ -10,7 +10,7 @@ from partage.model.share import GpuOffer
 from partage.model.step import Use
 from partage.plan.advertise import advertise
 from partage.plan.assign import GeometryOf, assign
-from partage.plan.node_steps import NodePlan, Unit, node_steps
+from partage.plan.node_steps import NOTHING, NodePlan, Unit, node_steps
 from partage.plan.transition import Serving
 
 
@@ -29,9 +29,14 @@ class Relayout:
 
 
 def relayout(
-    wish: Wish, lost: Collection[str], geometry_of: GeometryOf, uses: Iterable[Use] = ()
+    wish: Wish,
+    lost: Collection[str],
+    geometry_of: GeometryOf,
+    uses: Iterable[Use] = (),
+    renew: Mapping[str, Collection[int]] = NOTHING,
 ) -> Relayout:
     """How ``wish`` comes about. lost: UUIDs of GPUs that do not answer; they wait. uses: who holds what.
+    renew: GPU instances that are not to be reused, as in ``node_steps``.
 
     A GPU that a reset takes along without having a layout of its own is withdrawn once nobody uses it: not
     before, so that a node does not lie idle for the one GPU that wants to be reset.
@@ -41,6 +46,7 @@ def relayout(
         {uuid: one for uuid, one in wish.layouts.items() if uuid not in lost},
         geometry_of,
         uses,
+        renew=renew,
     )
     stay: dict[str, tuple[str, ...]] = {one.gpu: one.kept for one in plan.planned if one.steps}
     stay |= {one.gpu: one.kept for one in plan.refused}

@@ -96,9 +96,10 @@ class HardwareSense:
         return True
 
     async def observe_now(self) -> None:
-        """Look, and look again until somebody answers."""
+        """Look, and look again until somebody answers; the next turn hears of it, be it nothing new."""
         while True:
             if await self.observe():
+                self._fresh = True
                 return
             await asyncio.sleep(self.intervals.retry_s)
 

@@ -13,9 +13,11 @@ from dataclasses import dataclass, field, replace
 from partage.agent.node import GONE, Node
 from partage.agent.wish import Wish
 from partage.edges.kubelet.port import DeviceRow
+from partage.model.gpu import Gpu
 from partage.model.health import Booted, Condition, Event, Health, Silent, Xid, keep_instances, step
 from partage.model.ids import ResourceName
-from partage.model.share import Offer
+from partage.model.policy import MigStrategy
+from partage.model.share import GpuOffer, Offer
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.ledger import Entry, Held
 from partage.plan.transition import Row, Serving, answerable, due_s, listed, transition, waiting
@@ -185,7 +187,7 @@ def _gpu_of(node: Node | None) -> dict[str, str]:
 def _rows(seen: Seen, standing: Standing, gpu_of: Mapping[str, str], before: Rows, settle_s: float) -> Rows:
     serving = standing.serving
     offer = answerable(serving)
-    offered = _offered(seen.node, offer, standing.health)
+    offered = _offered(seen, offer, standing.health)
     key: _RowsKey = (serving, seen.held_version, offered)
     if key == before.key and gpu_of == before.gpu_of:
         return before
@@ -241,15 +243,30 @@ def _device_rows(rows: Iterable[Row], offered: Mapping[str, bool]) -> Iterator[D
             yield DeviceRow(row.id, offered[row.offering.device], row.offering.numa_node)
 
 
-def _offered(node: Node | None, offer: Offer, health: Mapping[str, Health]) -> dict[str, bool]:
-    """Device UUID to whether its shares go to the kubelet as Healthy."""
-    known = node.known.values() if node else ()
-    instances = {device.uuid: device.gi_id for gpu in known for device in gpu.mig_devices}
+def _offered(seen: Seen, offer: Offer, health: Mapping[str, Health]) -> dict[str, bool]:
+    """Device UUID to whether its shares go to the kubelet as Healthy.
+
+    Whoever destroys a device under its holder leaves an id that is listed until the pod has ended: the next
+    pod shall not get it.
+    """
+    known = seen.node.known if seen.node else {}
+    instances = {device.uuid: device.gi_id for gpu in known.values() for device in gpu.mig_devices}
     return {
-        offering.device: health[gpu].offered(instances.get(offering.device))
-        for gpu, offerings in offer.items()
+        offering.device: offering.device not in gone and health[uuid].offered(instances.get(offering.device))
+        for uuid, offerings in offer.items()
+        for gone in [_gone(offerings, known.get(uuid), seen.wish)]
         for offering in offerings
     }
+
+
+def _gone(offer: GpuOffer, gpu: Gpu | None, wish: Wish | None) -> set[str]:
+    """Devices of one GPU that do not live any more: MIG devices, and the GPU itself in MIG mode."""
+    if gpu is None:
+        return set()
+    there = {device.uuid for device in gpu.mig_devices}
+    if not gpu.mig_enabled or (wish and wish.policy.options.mig_strategy is MigStrategy.NONE):
+        there.add(gpu.uuid)
+    return {offering.device for offering in offer} - there
 
 
 def after_restart(standing: Standing) -> Standing:
