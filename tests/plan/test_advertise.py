@@ -282,9 +282,11 @@ def test_one_problem_of_several_gpus_is_reported_once() -> None:
     assert message.startswith("GPUs 0-1, 5: 49 MPS clients")
 
 
-def test_mps_on_a_mig_device_is_refused_in_nvidias_words() -> None:
-    ((_, message, _),) = _problems(Unsatisfiable, target(gpu(0, migs=1), Mps(2), mig=0))
-    assert message == "GPU 0: sharing using MPS is not supported for MIG devices"
+def test_a_mig_device_has_no_compute_mode_and_so_its_mps_shares_are_advisory() -> None:
+    (whole,) = _offer(target(gpu(0, migs=1), mig=0))
+    (row,) = _offer(target(gpu(0, migs=1), Mps(2), mig=0))
+    assert (row.count, row.guarantee) == (2, Guarantee.ADVISORY)
+    assert row.memory_bytes == whole.memory_bytes // 2 // MIB * MIB
 
 
 @pytest.mark.parametrize("sharing", [TimeSlicing(10**9), Mps(10**9)])

@@ -323,16 +323,13 @@ def test_a_live_layout_needs_no_known_placements() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "of", "path"),
-    [
-        ("{select: all, mps: {replicas: 2}}", with_devices(gpu(0), "3g.40gb"), "gpus[0].mps"),
-        ("{select: all, mig: {layout: [3g.40gb], mps: {replicas: 2}}}", gpu(0), "gpus[0].mig.mps"),
-    ],
+    "entry",
+    ["{select: all, mps: {replicas: 2}}", "{select: all, mig: {layout: [3g.40gb], mps: {replicas: 2}}}"],
 )
-def test_mps_on_mig_devices_is_impossible_for_now(entry: str, of: Gpu, path: str) -> None:
-    (problem,) = refused(Unsatisfiable, native(entry), node(of))
-    assert problem.path == path
-    assert "one daemon per MIG device" in problem.message
+def test_each_mig_device_can_be_shared_by_mps(entry: str) -> None:
+    (one,) = lay(native(entry), node(with_devices(gpu(0), "3g.40gb"))).targets
+    assert (one.sharing, one.strategy) == (Mps(2), Strategy.MIG)
+    assert one.mig is not None
 
 
 def test_mps_on_a_whole_gpu_in_mig_mode_is_impossible_too() -> None:

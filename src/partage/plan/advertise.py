@@ -131,10 +131,6 @@ def _mps(
     target: Target, whole: Offering, sharing: Mps, inventory: Inventory, findings: Findings
 ) -> list[Offering]:
     gpu = [target.gpu.index]
-    if target.mig is not None:
-        message = "sharing using MPS is not supported for MIG devices"
-        findings.add("impossible", target.origin, message, gpus=gpu)
-        return []
     cap = client_cap(target.gpu.compute_capability, inventory.driver)
     if sharing.replicas > cap.clients:
         message = f"{sharing.replicas:,} MPS clients, but at most {cap.clients} are possible: {cap.why}"
@@ -144,7 +140,8 @@ def _mps(
     if not isinstance(shares, Portions):
         findings.add("impossible", f"{target.origin}.mps.clients", shares.message, shares.hint, gpu)
         return []
-    guarded = limits_clients(target.gpu) and sharing.exclusive_process
+    # A MIG device has no compute mode: a tenant without the daemon's pipe has all of it.
+    guarded = limits_clients(target.gpu) and sharing.exclusive_process and target.mig is None
     try:
         return client_offerings(whole, shares, guarded=guarded)
     except ValueError as wrong:

@@ -40,7 +40,7 @@ class _Piece:
 class Answerer:
     """Allocate for one resource. Built when the resource changes; asked on the admission path.
 
-    run_dir: host path of ``--run-dir``; MPS mounts lie below ``<run_dir>/mps/<gpu uuid>``.
+    run_dir: host path of ``--run-dir``; MPS mounts lie below ``<run_dir>/mps/<device>``.
     cdi_classes: classes beside ``gpu`` for which a CDI spec was written (``gds``, ``mofed``, ``gdrcopy``); a
     name without a spec would keep the container from starting.
     guard_dir: host path of the guard's files, empty while they are not there: then no container is promised
@@ -122,10 +122,11 @@ class Answerer:
         if any(offering.single and offering.shared is not Strategy.EXCLUSIVE for offering in offerings):
             raise self._refusal(f"maximum request size for shared resources is 1; found {len(offerings)}")
         under_mps = {offering.shared is Strategy.MPS for offering in offerings}
-        gpus = {offering.gpu for offering in offerings}
-        if True in under_mps and (len(gpus) > 1 or False in under_mps):
-            found = f"found {len(gpus)} GPUs" if len(gpus) > 1 else "found other shares"
-            raise self._refusal(f"MPS shares of one container have to come from one GPU, alone; {found}")
+        devices = {offering.device for offering in offerings}
+        if True in under_mps and (len(devices) > 1 or False in under_mps):
+            kind = "GPU" if all(offering.profile is None for offering in offerings) else "MIG device"
+            found = f"found {len(devices)} {kind}s" if len(devices) > 1 else "found other shares"
+            raise self._refusal(f"MPS shares of one container have to come from one {kind}, alone; {found}")
 
     def _refusal(self, reason: str) -> AllocationRefused:
         return AllocationRefused(f'invalid allocation request for "{self._name}": invalid request: {reason}')
@@ -146,7 +147,7 @@ class Answerer:
     def _add_mps(self, offerings: Sequence[Offering], envs: dict[str, str], mounts: list[Mount]) -> None:
         """Container side as NVIDIA's, host side of the one daemon of this GPU."""
         inside = f"/mps/{self._name}/pipe"
-        host = f"{self._run_dir}/mps/{offerings[0].gpu}"
+        host = f"{self._run_dir}/mps/{offerings[0].device}"
         envs["CUDA_MPS_PIPE_DIRECTORY"] = inside
         mounts.append(Mount(inside, f"{host}/pipe"))
         mounts.append(Mount("/dev/shm", f"{host}/shm"))  # noqa: S108 - a path in the container

@@ -92,7 +92,7 @@ def assign(
     strategy = policy.options.mig_strategy
     presented = {
         gpu.uuid: present(
-            gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings, (stay or {}).get(gpu.uuid)
+            gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings, stay=(stay or {}).get(gpu.uuid)
         )
         for gpu in inventory
     }
@@ -157,16 +157,22 @@ def _target(
         target = _of_gpu(device, entry, options)
     else:
         target = Target(device.gpu, device.mig, Exclusive(), _strategy(device, Exclusive()), device.resource)
-    if isinstance(target.sharing, Mps) and (device.mig is not None or device.gpu.mig_enabled):
+    if isinstance(target.sharing, Mps) and _has_no_daemon(device, claimed):
         findings.add(
             "impossible",
             _mps_path(target.origin, entry),
-            "sharing using MPS is not supported for MIG devices: it needs one daemon per MIG device, "
-            "which comes later",
-            "time-slicing works on MIG devices",
+            "sharing using MPS is not supported for MIG devices",
+            "Partage's own format gives each MIG device a daemon: mig: {layout: [...], mps: {replicas: 4}}",
             [device.gpu.index],
         )
     return target
+
+
+def _has_no_daemon(device: Device, claimed: ResourceEntry | None) -> bool:
+    """NVIDIA's files have no MPS on MIG devices; a GPU in MIG mode has none as a whole."""
+    if claimed is not None:
+        return device.mig is not None or device.gpu.mig_enabled
+    return device.mig is None and device.gpu.mig_enabled
 
 
 def _mps_path(origin: str, entry: GpuEntry | None) -> str:

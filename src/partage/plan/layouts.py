@@ -47,6 +47,7 @@ def present(
     strategy: MigStrategy,
     geometry: Geometry | None,
     findings: Findings,
+    *,
     stay: Collection[str] | None = None,
 ) -> Presented:
     """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself.

@@ -165,3 +165,39 @@ def slice_steps(
         if want is not None and want is not now:
             steps[gpu] = SetTimeSlice(gpu, want, now)
     return steps
+
+
+def remembered(steps: Iterable[Step], befores: Mapping[str, Before]) -> dict[str, Before]:
+    """What has to be known before these steps are begun: how the GPUs were before we ever changed them."""
+    known = dict(befores)
+    for step in steps:
+        if isinstance(step, SetComputeMode) and step.mode is _EXCLUSIVE:
+            now = known.get(step.gpu, Before())
+            known[step.gpu] = now if now.mode is not None else replace(now, mode=step.before)
+        if isinstance(step, SetTimeSlice):
+            now = known.get(step.gpu, Before())
+            known[step.gpu] = now if now.interval is not None else replace(now, interval=step.before)
+    return known
+
+
+def still_ours(
+    befores: Mapping[str, Before],
+    wants: Mapping[str, Setting],
+    modes: Mapping[str, ComputeMode],
+    slices: Mapping[str, Interval],
+) -> dict[str, Before]:
+    """What has still to be remembered: of settings that are wanted, or not given back yet.
+
+    modes, slices: what GPUs have now; of a GPU that is not among them all is remembered.
+    """
+    kept = {}
+    for gpu, before in befores.items():
+        want = wants.get(gpu, NOTHING)
+        mode, interval = before.mode, before.interval
+        if not want.exclusive_process and modes.get(gpu, _EXCLUSIVE) is not _EXCLUSIVE:
+            mode = None  # given back, or changed by somebody else
+        if want.interval is None and slices.get(gpu, None) is interval:
+            interval = None
+        if mode is not None or interval is not None:
+            kept[gpu] = Before(mode, interval)
+    return kept

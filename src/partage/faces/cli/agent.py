@@ -107,7 +107,8 @@ class Helper:
             message = f"{self.path} has more bytes than the path of a socket may have ({LONGEST_SOCKET_PATH})"
             raise InputError(message, "choose a shorter --run-dir")
         if socket_path is None:
-            self.argv = helper_argv(self.path, machine=machine, driver_root=settings.driver_root or "/")
+            driver_root, run_dir = settings.driver_root or "/", settings.run_dir
+            self.argv = helper_argv(self.path, machine=machine, driver_root=driver_root, run_dir=run_dir)
             self.first = self._begin(settings.run_dir, self.argv)
 
     def _begin(self, run_dir: Path, argv: list[str]) -> subprocess.Popen[bytes]:

@@ -21,18 +21,24 @@ if TYPE_CHECKING:
     from partage.edges.hardware.port import Hardware
 
 DEFAULT_SOCKET = "/run/partage/hardware.sock"
+DEFAULT_RUN_DIR = "/run/partage"
 _HUNG = 4
 
 
 def helper_argv(
-    socket_path: str | Path, *, machine: str | None = None, driver_root: str | Path = "/"
+    socket_path: str | Path,
+    *,
+    machine: str | None = None,
+    driver_root: str | Path = "/",
+    run_dir: str | Path = DEFAULT_RUN_DIR,
 ) -> list[str]:
     """The command line with which the agent starts its helper.
 
     The helper ends with its standard input. ``-P``: nothing is imported from the directory it starts in.
     """
     simulated = ["--machine", machine] if machine is not None else []
-    options = ["--socket", str(socket_path), "--driver-root", str(driver_root), "--until-eof"]
+    where = ["--driver-root", str(driver_root), "--run-dir", str(run_dir)]
+    options = ["--socket", str(socket_path), *where, "--until-eof"]
     return [sys.executable, "-P", "-m", "partage.faces.cli.hardware", *options, *simulated]
 
 
@@ -48,6 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--machine", metavar="NAME|FILE", help="a simulated node in place of this one")
     parser.add_argument(
         "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (/)"
+    )
+    parser.add_argument(
+        "--run-dir",
+        type=Path,
+        default=Path(DEFAULT_RUN_DIR),
+        metavar="DIR",
+        help=f"MPS daemons have their directories below it ({DEFAULT_RUN_DIR})",
     )
     parser.add_argument(
         "--allow-uid",
@@ -105,7 +118,9 @@ def _hardware(options: argparse.Namespace) -> Hardware:
         return SimulatedHardware(load_machine(options.machine))
     from partage.edges.hardware.nvml import NvmlHardware
 
-    return NvmlHardware(options.driver_root)
+    from partage.edges.mps.keeper import MpsKeeper
+
+    return NvmlHardware(options.driver_root, keeper=MpsKeeper(options.run_dir, options.driver_root))
 
 
 def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
