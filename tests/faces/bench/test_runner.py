@@ -2,6 +2,7 @@
 
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,10 @@ async def test_processes_that_the_daemon_does_not_know_are_noticed(daemon):
     assert all(cell.clients_seen is None for cell in cells if cell.key.mode is not Mode.MPS)
 
 
-async def test_the_limit_is_the_daemons_read_back(daemon):
-    found = dict(await limits(QUICK, daemon))
-    assert (found[Mode.MPS].bytes, found[Mode.MPS].promise) == (2 * GIB, "guarded")
+@pytest.mark.parametrize(("exclusive", "promise"), [(True, "guarded"), (False, "advisory")])
+async def test_the_limit_is_the_daemons_read_back(daemon, exclusive, promise):
+    found = dict(await limits(QUICK, replace(daemon, exclusive=exclusive)))
+    assert (found[Mode.MPS].bytes, found[Mode.MPS].promise) == (2 * GIB, promise)
     assert (found[Mode.TIME_SLICING].bytes, found[Mode.TIME_SLICING].promise) == (2 * GIB, "none")
 
 
@@ -125,3 +127,12 @@ async def test_memory_is_tried_in_fresh_processes():
     settings = Settings(device="cpu", engine="python", experiments=("memory",), deadline_s=20.0)
     tried = await _runner(Place(share_bytes=3 * MIB), settings).memory()
     assert [(one.thirds, one.seen, one.expected) for one in tried] == [(2.5, "fits", ""), (3.0, "fits", "")]
+
+
+def test_limits_that_the_tenants_felt_are_remarked():
+    runner = _runner(Place(GPU))
+    assert runner.remarks() == ()
+    runner.hellos = {Mode.ALONE: {"multiprocessors": 132}, Mode.MPS: {"multiprocessors": 32}}
+    assert "32 of 132 multiprocessors" in runner.remarks()[0]
+    runner.hellos = {Mode.WITH_GUARD: {"guard": "torch: cuda:0 0.2400"}}
+    assert runner.remarks() == ("The guard said of itself: torch: cuda:0 0.2400.",)

@@ -32,6 +32,7 @@ def test_a_whole_run_is_measured_saved_and_drawn(capsys, tmp_path):
     said = capsys.readouterr()
     assert code == 0
     assert "says nothing about any GPU" in said.out
+    assert "The guard said of itself" in said.out
     assert "pi, small kernels, 2 processes, parallel" in said.err
     document = json.loads(saved.read_text())
     assert (document["versions"]["engine"], document["machine"]["gpu"]) == ("python", "")

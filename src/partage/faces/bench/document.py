@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +28,7 @@ _T = TypeVar("_T")
 _Flat = TypeVar("_Flat", Machine, Settings)
 
 _API_VERSION, _KIND = "partage/v1", "Bench"
+_SMALLEST, _LARGEST = 1e-7, 1e15
 _LARGEST_BYTES = 256 * 2**20
 
 
@@ -173,8 +173,8 @@ def _cell(row: Mapping[str, Any]) -> Cell:
         raise ValueError(f"{key} has no repeats, or one without {key.processes} turns")
     seen = row.get("clientsSeen")
     points, rounds = int(row.get("points", 0)), int(row.get("rounds", 0))
-    if key.experiment is not Experiment.INFERENCE and min(points, rounds) < 1:
-        raise ValueError(f"{key} has no points or no rounds")
+    if key.experiment is not Experiment.INFERENCE:
+        _check(f"work of {key}", points, rounds)
     return Cell(key, repeats, points, rounds, None if seen is None else int(seen))
 
 
@@ -189,13 +189,18 @@ def _turn(row: Mapping[str, Any], key: Key) -> Turn:
         latencies_us=tuple(map(float, row.get("latenciesUs", ()))),
         start_s=_or_none(float, row.get("startSeconds")),
     )
-    if not 0 < turn.seconds < math.inf:
-        raise ValueError(f"a turn of {key} ends before it begins")
-    if key.experiment is Experiment.INFERENCE and not (turn.requests and turn.latencies_us):
-        raise ValueError(f"a turn of {key} has no requests")
-    if not all(0 < value < math.inf for value in turn.latencies_us):
-        raise ValueError(f"a latency of {key} is none")
+    _check(f"duration of {key}", turn.seconds)
+    if key.experiment is Experiment.INFERENCE:
+        _check(f"number of requests of {key}", turn.requests or 0, len(turn.latencies_us))
+    _check(f"latency of {key}", *turn.latencies_us)
     return turn
+
+
+def _check(what: str, *values: float) -> None:
+    """No document can say anything that cannot be computed with."""
+    for value in values:
+        if not _SMALLEST <= value <= _LARGEST:
+            raise ValueError(f"{value} is no {what}")
 
 
 def _or_none(kind: Callable[[Any], _T], value: object) -> _T | None:

@@ -7,7 +7,7 @@ its own: one that ran out of memory is not trusted with another.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from partage.errors import DaemonError, Unsupported
 from partage.faces.bench.daemon import Daemon
@@ -47,15 +47,22 @@ def tensors(limit_bytes: int, thirds: float) -> tuple[int, ...]:
     return (third,) * whole + ((rest,) if rest else ())
 
 
+async def try_limit(
+    launch: Launch, environment: Mapping[str, str], mode: Mode, limit: Limit, deadline_s: float
+) -> AsyncIterator[MemoryTry]:
+    """Two and a half thirds of a limit, then three: what was seen each time."""
+    for thirds in THIRDS:
+        failure = await allocate(launch, environment, tensors(limit.bytes, thirds), deadline_s)
+        seen, message = (failure.what, failure.message) if failure else ("fits", "")
+        yield MemoryTry(mode, limit.bytes, limit.source, limit.promise, thirds, seen, message)
+
+
 async def try_memory(settings: Settings, place: Place, launch: Launch) -> AsyncIterator[MemoryTry]:
-    """Every mode that is there, two and a half thirds and three."""
+    """Every limit there is on this machine."""
     for mode, limit in await limits(settings, place):
         environment = place.environment(mode, limit=limit.client)
-        for thirds in THIRDS:
-            sizes = tensors(limit.bytes, thirds)
-            failure = await allocate(launch, environment, sizes, settings.deadline_s)
-            seen, message = (failure.what, failure.message) if failure else ("fits", "")
-            yield MemoryTry(mode, limit.bytes, limit.source, limit.promise, thirds, seen, message)
+        async for one in try_limit(launch, environment, mode, limit, settings.deadline_s):
+            yield one
 
 
 async def limits(settings: Settings, place: Place) -> list[tuple[Mode, Limit]]:
@@ -67,7 +74,7 @@ async def limits(settings: Settings, place: Place) -> list[tuple[Mode, Limit]]:
         return [(Mode.ALONE, Limit(share, "nothing limits a process on the CPU", "none"))]
     found = [(Mode.TIME_SLICING, Limit(share, "time-slicing has no memory limit", "none"))]
     if place.pipe is not None:
-        found.append((Mode.MPS, await _mps_limit(Daemon(place.pipe, place.driver_root), settings, share)))
+        found.append((Mode.MPS, await _mps_limit(settings, place)))
     if place.mig:
         whole = Limit(place.memory_bytes, "the MIG device's own memory", "hard")
         found.append((Mode.MIG, whole))
@@ -76,16 +83,18 @@ async def limits(settings: Settings, place: Place) -> list[tuple[Mode, Limit]]:
     return found
 
 
-async def _mps_limit(daemon: Daemon, settings: Settings, share: int) -> Limit:
-    """The daemon's limit; where it has none, the client's own variable, which a tenant can drop."""
+async def _mps_limit(settings: Settings, place: Place) -> Limit:
+    """The daemon's limit; where it has none, the client's own variable.
+
+    Outside of exclusive-process mode a tenant can drop either: it works beside the daemon.
+    """
+    share, promise = place.share_bytes, "guarded" if place.exclusive else "advisory"
     own = Limit(share, "the client's own variable; the daemon has no limit", "advisory", f"0={share // MIB}M")
     try:
-        limit = await daemon.memory_limit(share)
+        limit = await Daemon(place.pipe, place.driver_root).memory_limit(share)
     except (DaemonError, Unsupported) as error:
         why = error.problems[0].message
         if settings.memory_bytes is not None:
-            return Limit(share, f"the daemon's by --memory; not read back: {why}", "guarded")
-        return Limit(
-            share, f"the client's own variable; the daemon was not asked: {why}", "advisory", own.client
-        )
-    return own if limit is None else Limit(limit, "the daemon's limit, read back", "guarded")
+            return Limit(share, f"the daemon's by --memory; not read back: {why}", promise)
+        return replace(own, source=f"the client's own variable; the daemon was not asked: {why}")
+    return own if limit is None else Limit(limit, "the daemon's limit, read back", promise)

@@ -13,7 +13,7 @@ from partage.errors import InputError, Unsatisfiable
 from partage.faces.bench.model import Machine, Settings
 from partage.faces.bench.places import Place
 from partage.faces.words import count_of
-from partage.model.gpu import Driver, Gpu, Inventory
+from partage.model.gpu import ComputeMode, Driver, Gpu, Inventory
 from partage.model.step import Use, UseKind
 
 _ASSUMED_REPLICAS = 2
@@ -92,6 +92,7 @@ def gpu_place(gpu: Gpu, settings: Settings, pipe: Path | None) -> Place:
         guard=guard_directory() if settings.guard else None,
         memory_bytes=memory_bytes,
         share_bytes=settings.memory_bytes or memory_bytes // _ASSUMED_REPLICAS,
+        exclusive=gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS,
     )
 
 
@@ -137,7 +138,7 @@ def remarks_on(machine: Machine, place: Place, settings: Settings) -> list[str]:
         )
     if place.pipe is None:
         found.append("No MPS control daemon was there for this GPU: MPS was not measured.")
-    elif machine.compute_mode == "exclusive-process":
+    elif place.exclusive:
         found.append("The GPU was in exclusive-process mode: processes beside the MPS daemon are refused.")
     if place.mig and max(settings.processes) > len(place.mig):
         found.append(f"The GPU has {count_of(len(place.mig), 'MIG device')}: no more processes had one each.")

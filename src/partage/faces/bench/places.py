@@ -28,7 +28,7 @@ class Place:
     """device: UUID of the GPU, or of the MIG device that stands for it; empty on the CPU.
 
     mig: UUIDs of MIG devices of one GPU, one for each process. pipe: of an MPS control daemon for ``device``.
-    driver_root: below which the MPS control program is.
+    driver_root: below which the MPS control program is. exclusive: the GPU is in exclusive-process mode.
     guard: the directory that a container has on its PYTHONPATH.
     memory_bytes: of the device; share_bytes: of a share of it.
     """
@@ -40,6 +40,7 @@ class Place:
     memory_bytes: int = 0
     share_bytes: int = 0
     driver_root: Path = Path("/")
+    exclusive: bool = False
 
     @property
     def on_gpu(self) -> bool:

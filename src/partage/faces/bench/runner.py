@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partage.errors import HardwareError
@@ -25,13 +25,14 @@ _MOST_ROUNDS = 10**8
 
 @dataclass(slots=True)
 class Runner:
-    """One run. facts: what the first tenant said of its Python, its PyTorch and its device."""
+    """One run. facts: versions, as the first tenant said. hellos: of the last tenant of each mode."""
 
     settings: Settings
     place: Place
     launch: Launch
     say: Say
     facts: dict[str, str] = field(default_factory=dict)
+    hellos: dict[Mode, Mapping[str, object]] = field(default_factory=dict)
     _rounds: dict[Experiment, int] = field(default_factory=dict)
     _cells: dict[Key, Cell] = field(default_factory=dict)
 
@@ -50,6 +51,19 @@ class Runner:
             async for one in try_memory(self.settings, self.place, self.launch):
                 self.say(f"memory, {one.mode}, {one.thirds:g} thirds of the limit: {one.seen}")
                 found.append(one)
+        return tuple(found)
+
+    def remarks(self) -> tuple[str, ...]:
+        """What the tenants themselves told of their conditions."""
+        found = []
+        if guarded := self.hellos.get(Mode.WITH_GUARD):
+            said = guarded.get("guard") or "nothing, it capped no framework here"
+            found.append(f"The guard said of itself: {said}.")
+        whole, part = (self.hellos.get(mode, {}).get("multiprocessors") for mode in (Mode.ALONE, Mode.MPS))
+        if part != whole and None not in (part, whole):
+            found.append(
+                f"Under MPS a process could fill {part} of {whole} multiprocessors: the daemon's limit."
+            )
         return tuple(found)
 
     # --- how much work -----------------------------------------------------------------------
@@ -75,6 +89,7 @@ class Runner:
         if isinstance(only, Failure):
             return only
         self.facts = {name: str(only.hello.get(name, "")) for name in _FACTS}
+        self.hellos[Mode.ALONE] = only.hello
         pi = (Experiment.SMALL, Experiment.SATURATING) if "pi" in self.settings.experiments else ()
         for experiment in pi:
             rounds = await self._rounds_of(experiment, one)
@@ -121,6 +136,7 @@ class Runner:
                 for key in dict.fromkeys(todo):
                     self._note(key, tenants.failures(session.number), seen)
                 return []
+            self.hellos[session.mode] = tenants.alive[0].hello
             for done, key in enumerate(todo, 1):
                 self._note(key, await self._repeat(tenants, key, session.number), seen)
                 if not tenants.whole:
@@ -145,7 +161,7 @@ class Runner:
         self._cells[key] = replace(cell, repeats=(*cell.repeats, repeat), clients_seen=fewest)
 
 
-_FACTS = ("python", "torch", "cuda", "deviceName", "memoryBytes", "guard")
+_FACTS = ("python", "torch", "cuda")
 
 
 def _order_of(key: Key) -> tuple[int, int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 
@@ -171,9 +172,19 @@ def _told_by(bench: Bench) -> Iterator[str]:
     )
     for text, count in failures.items():
         yield text + (f" ({count} times)" if count > 1 else "")
+    yield from _wrong_pi(bench)
     for one in bench.memory:
         if one.seen not in ("fits", "oom"):
             yield f"memory, {MODE_WORDS[one.mode]}, {one.thirds:g} thirds: {one.seen}, {one.message}"
     for cell in bench.cells:
         if cell.key.mode is Mode.MPS and cell.clients_seen not in (None, cell.key.processes):
             yield f"{cell.key}: the MPS daemon listed {cell.clients_seen} clients more than before them"
+
+
+def _wrong_pi(bench: Bench) -> Iterator[str]:
+    """A tenant that computed something else: six standard errors off, and more than single precision."""
+    for cell in bench.cells:
+        values = [turn.value for repeat in cell.good for turn in repeat.turns if turn.value is not None]
+        allowed = max(1e-4, 6 * 1.65 / math.sqrt(max(1, cell.points * cell.rounds)))
+        if any(abs(value - math.pi) > allowed for value in values):
+            yield f"{cell.key}: a process computed {max(values, key=lambda one: abs(one - math.pi))} for pi"

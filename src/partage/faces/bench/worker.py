@@ -53,10 +53,7 @@ class TorchEngine:
         torch = self._torch
         found: Order = {"torch": str(torch.__version__), "cuda": str(torch.version.cuda or "")}
         if self._device == "cuda":
-            properties = torch.cuda.get_device_properties(0)
-            found["deviceName"] = str(properties.name)
-            found["memoryBytes"] = int(properties.total_memory)
-            found["multiprocessors"] = int(properties.multi_processor_count)
+            found["multiprocessors"] = int(torch.cuda.get_device_properties(0).multi_processor_count)
         return found
 
     def pi(self, points: int) -> Callable[[int], float]:

@@ -157,7 +157,7 @@ def _measure(asked: dict[str, object]) -> Bench:
         settings=settings,
         cells=cells,
         memory=memory,
-        remarks=tuple(remarks_on(machine, place, settings)),
+        remarks=(*remarks_on(machine, place, settings), *runner.remarks()),
     )
 
 
