@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
@@ -35,7 +36,7 @@ from tests.agent.harness import Place
 from tests.node.layouts import DISABLED, LayoutTruth, LayoutWorld, made
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import EXCLUSIVE, HALVES, Share, Sharing
-from tests.node.test_interleavings import GPUS, HOW, PAUSES_S, TIMES, Node
+from tests.node.test_interleavings import EXAMPLES, GPUS, HOW, PAUSES_S, TIMES, Node
 
 ON_H100 = (
     made("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"),
@@ -211,7 +212,12 @@ class ResetNode(LayoutNode):
     by_hand = st.sampled_from([None, "", "3g.20gb 2g.10gb", "1g.5gb 1g.5gb"])
 
 
+def some(share: float) -> settings:
+    """As many lives as that share of the other nodes': changes of layouts take many turns."""
+    return settings(HOW, max_examples=max(5, round(EXAMPLES * share)))
+
+
 TestLayoutNode = LayoutNode.TestCase
-TestLayoutNode.settings = HOW
+TestLayoutNode.settings = some(0.6)
 TestResetNode = ResetNode.TestCase
-TestResetNode.settings = HOW
+TestResetNode.settings = some(0.4)
