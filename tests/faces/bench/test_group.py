@@ -107,7 +107,7 @@ async def test_a_tenant_that_hangs_is_a_result_and_is_ended():
         stopped = tenants.alive[1].pid
         os.kill(stopped, signal.SIGSTOP)
         begun = time.monotonic()
-        repeat = await tenants.together(PI, 1, 3.0)
+        repeat = await tenants.together({**PI, "rounds": 1}, 1, 2.0)
         assert time.monotonic() - begun < 20
         assert _gone(stopped)
     assert repeat.turns[1].failure.what == "hung"

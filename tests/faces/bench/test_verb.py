@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from partage.faces.bench.document import to_document
+from partage.faces.cli import common
 from partage.faces.cli.main import run
 from tests.faces.bench import runs
 
@@ -57,6 +58,51 @@ def test_a_whole_run_is_measured_saved_and_drawn(capsys, tmp_path):
 
     assert run(["bench", "--read", str(saved)]) == 0
     assert capsys.readouterr().out == said.out
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """A "Python with PyTorch" whose tenants compute on the CPU, and only where they were shown one device."""
+    python = tmp_path / "python3"
+    python.write_text(
+        '#!/bin/sh\ntest "$1" = -c && exit 0\n'
+        'case "$CUDA_VISIBLE_DEVICES" in GPU-*) ;; *) exit 9;; esac\n'
+        f'exec {sys.executable} "$1" --engine python --device cpu\n'
+    )
+    python.chmod(0o755)
+    return str(python)
+
+
+def test_on_a_machine_with_a_gpu_the_answer_names_it(capsys, monkeypatch, stand_in):
+    inventory, uses = common.look("2xh100-sxm5-80gb")
+    monkeypatch.setattr("partage.faces.cli.common.look", lambda _machine, _socket=None: (inventory, uses))
+    fewer = ("--processes", "2", "--repeats", "1", "--seconds", "0.02")
+    points = ("--small", "50", "--saturating", "500", "--memory", "3Mi")
+    assert (
+        run(
+            [
+                "bench",
+                *TRY[2:],
+                *points,
+                "--run-dir",
+                "/nonexistent",
+                "--gpu",
+                "1",
+                "--python",
+                stand_in,
+                "-o",
+                "json",
+            ]
+        )
+        == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["machine"]["uuid"] == inventory.gpus[1].uuid
+    assert {one["mode"] for one in document["cells"]} == {"one-after-the-other", "time-slicing"}
+    assert all("failure" not in turn for one in document["cells"] for repeat in one["repeats"]
+               for turn in repeat["turns"])  # fmt: skip
+    assert any("MPS was not measured" in remark for remark in document["remarks"])
+    assert [(one["limitBytes"], one["promise"]) for one in document["memory"]] == [(3 << 20, "none")] * 2
 
 
 def test_a_recorded_run_is_shown_without_a_gpu(capsys, recorded, tmp_path):

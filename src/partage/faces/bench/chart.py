@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from partage.faces.bench.model import MODE_WORDS, Bench, Cell, Experiment, Mode
-from partage.faces.bench.summary import Spread, latency_ms, ratio, throughput
+from partage.faces.bench.summary import Spread, digits, latency_ms, ratio, throughput
 from partage.faces.render.drawing import DIM, INK, LINE, PAPER, Box, Drawing, Label, Shape
 from partage.faces.words import shorten
 
@@ -217,11 +217,6 @@ def scale(highest: float) -> tuple[float, float]:
     power = 10.0 ** math.floor(math.log10(wanted / 4))
     step = next(power * factor for factor in (1, 2, 5, 10) if wanted / (power * factor) <= 6)
     return step, step * math.ceil(wanted / step)
-
-
-def digits(value: float) -> str:
-    """Three digits that count."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _wide(text: str, size: int) -> float:

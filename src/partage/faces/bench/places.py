@@ -10,8 +10,8 @@ from pathlib import Path
 from partage.faces.bench.model import Mode
 
 NO_DAEMON = "/nonexistent/partage-bench"
-"""A pipe directory without a daemon: a process that finds none works without MPS, even where one runs at the
-default place."""
+"""A pipe directory without a daemon: a process that cannot connect to one works as it would without MPS
+(nvidia-cuda-mps-control(1)), even where a daemon runs at the default place."""
 
 _CLEARED = (
     "CUDA_VISIBLE_DEVICES",

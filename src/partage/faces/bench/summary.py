@@ -69,6 +69,11 @@ def quantile(values: Sequence[float], percentile: int) -> float:
     return ordered[max(0, -(-len(ordered) * percentile // 100) - 1)]
 
 
+def digits(value: float) -> str:
+    """Three digits that count."""
+    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".removesuffix(".")
+
+
 def _latencies_us(repeat: Repeat) -> list[float]:
     return [value for turn in repeat.turns for value in turn.latencies_us]
 
@@ -99,8 +104,8 @@ def _shared(bench: Bench, processes: int) -> Iterator[Finding]:
     pairs = (
         (Mode.MPS, Mode.TIME_SLICING, "throughput under MPS / time-sliced"),
         (Mode.MIG, Mode.TIME_SLICING, "throughput on MIG devices / time-sliced"),
-        (Mode.TIME_SLICING, Mode.SEQUENTIAL, "throughput time-sliced / one after the other"),
-        (Mode.PARALLEL, Mode.SEQUENTIAL, "throughput in parallel / one after the other"),
+        (Mode.TIME_SLICING, Mode.SEQUENTIAL, "throughput time-sliced / in turn"),
+        (Mode.PARALLEL, Mode.SEQUENTIAL, "throughput in parallel / in turn"),
     )
     for above, below, words in pairs:
         key = (Experiment.SMALL, above, below, processes)

@@ -14,6 +14,7 @@ from partage.faces.bench.model import EXPERIMENT_WORDS, MODE_WORDS, Bench, Cell,
 from partage.faces.bench.summary import (
     Finding,
     Spread,
+    digits,
     each_took,
     findings,
     latency_ms,
@@ -75,8 +76,8 @@ def _pi_table(bench: Bench, cells: list[Cell]) -> Table:
         table.add_row(
             str(cell.key.processes),
             MODE_WORDS[cell.key.mode],
-            _range(times(cell), 2),
-            f"{each_took(cell).median:.2f}",
+            _range(times(cell)),
+            digits(each_took(cell).median),
             _of_alone(bench, cell, throughput),
             f"{overlap:.0%}" if parallel else "",
             _repeats(cell),
@@ -97,8 +98,8 @@ def _latency_table(bench: Bench, cells: list[Cell]) -> Table:
         table.add_row(
             str(cell.key.processes),
             MODE_WORDS[cell.key.mode],
-            _range(latency_ms(cell, 50), 3),
-            _range(latency_ms(cell, 99), 3),
+            _range(latency_ms(cell, 50)),
+            _range(latency_ms(cell, 99)),
             f"{throughput(cell).median:.0f}",
             _of_alone(bench, cell, throughput),
             _repeats(cell),
@@ -123,8 +124,8 @@ def _repeats(cell: Cell) -> str:
     return f"{len(cell.good)}" + (f", {bad} failed" if bad else "")
 
 
-def _range(spread: Spread, digits: int) -> str:
-    return f"{spread.median:.{digits}f} ({spread.low:.{digits}f}-{spread.high:.{digits}f})"
+def _range(spread: Spread) -> str:
+    return f"{digits(spread.median)} ({digits(spread.low)}-{digits(spread.high)})"
 
 
 def _memory_table(bench: Bench) -> Table:
@@ -151,11 +152,11 @@ def _findings_table(found: list[Finding]) -> Table:
     )
     for finding in found:
         unit = {"times": "x", "percent": " %", "s": " s", "ms": " ms"}[finding.unit]
-        spread, digits = finding.spread, 3 if finding.unit in ("s", "ms") else 2
+        spread, places = finding.spread, 3 if finding.unit in ("s", "ms") else 2
         table.add_row(
             finding.name,
-            f"{spread.median:.{digits}f}{unit}",
-            f"{spread.low:.{digits}f} to {spread.high:.{digits}f}",
+            f"{spread.median:.{places}f}{unit}",
+            f"{spread.low:.{places}f} to {spread.high:.{places}f}",
             str(spread.count),
         )
     return table
