@@ -76,26 +76,10 @@ def stand_in(tmp_path):
 def test_on_a_machine_with_a_gpu_the_answer_names_it(capsys, monkeypatch, stand_in):
     inventory, uses = common.look("2xh100-sxm5-80gb")
     monkeypatch.setattr("partage.faces.cli.common.look", lambda _machine, _socket=None: (inventory, uses))
-    fewer = ("--processes", "2", "--repeats", "1", "--seconds", "0.02")
-    points = ("--small", "50", "--saturating", "500", "--memory", "3Mi")
-    assert (
-        run(
-            [
-                "bench",
-                *TRY[2:],
-                *points,
-                "--run-dir",
-                "/nonexistent",
-                "--gpu",
-                "1",
-                "--python",
-                stand_in,
-                "-o",
-                "json",
-            ]
-        )
-        == 0
-    )
+    fewer = ("--processes", "2", "--repeats", "1", "--seconds", "0.02", "--memory", "3Mi")
+    here = ("--gpu", "1", "--python", stand_in, "--run-dir", "/nonexistent")
+    code = run(["bench", *fewer, "--small", "50", "--saturating", "500", *here, "-o", "json"])
+    assert code == 0
     document = json.loads(capsys.readouterr().out)
     assert document["machine"]["uuid"] == inventory.gpus[1].uuid
     assert {one["mode"] for one in document["cells"]} == {"one-after-the-other", "time-slicing"}
