@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from partage.faces.bench.document import from_document, to_document
 from partage.faces.bench.group import group
 from partage.faces.bench.memory import allocate, tensors
-from partage.faces.bench.model import Failure
+from partage.faces.bench.model import Cell, Experiment, Failure, Key, Mode
 from partage.faces.bench.tenant import Launch
 from partage.units import MIB
+from tests.faces.bench.runs import bench
 
 PI = {"job": "pi", "points": 1000, "rounds": 200}
 LAUNCH = Launch(sys.executable, "python", "cpu")
@@ -124,6 +126,15 @@ async def test_who_cannot_be_run_at_all_is_a_result(tmp_path):
     async with group(nothing, [dict(os.environ)], 5) as tenants:
         assert _failure(tenants).what == "died"
         assert "cannot be run" in _failure(tenants).message
+
+
+async def test_where_one_cannot_begin_nobody_is_said_to_have_computed(python_with):
+    launch = python_with('test -z "$MAY_NOT" || exit 1')
+    async with group(launch, [dict(os.environ), {**os.environ, "MAY_NOT": "1"}], 20) as tenants:
+        repeat = tenants.failures(1)
+    assert [turn.failure.what for turn in repeat.turns if turn.failure] == ["error", "died"]
+    cell = Cell(Key(Experiment.SMALL, Mode.MPS, 2), (repeat,), 10, 10)
+    assert from_document(to_document(bench(cell))).cells == (cell,)
 
 
 async def test_the_last_words_of_who_dies_early_are_told(python_with):

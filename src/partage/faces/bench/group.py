@@ -18,6 +18,8 @@ _LEAD_S, _LEAD_EACH_S = 0.02, 0.005
 _DIGITS = 6
 """Of a second. Rounded here, so that a recorded run says exactly what was said when it was measured."""
 
+_IDLE = Failure("error", "it did not compute, for another process had failed")
+
 T = TypeVar("T")
 Order = Mapping[str, object]
 
@@ -82,7 +84,7 @@ class Group:
 
     def _turns(self, turns: Sequence[Turn | None]) -> list[Turn]:
         return [
-            Turn(failure=tenant) if isinstance(tenant, Failure) else turn or Turn()
+            Turn(failure=tenant) if isinstance(tenant, Failure) else turn or Turn(failure=_IDLE)
             for tenant, turn in zip(self.tenants, turns, strict=True)
         ]
 
