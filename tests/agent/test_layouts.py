@@ -52,7 +52,7 @@ def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
 
 
 def made(agent: AgentProcess, ending: str = "done") -> int:
-    return int(agent.metric(f'partage_mig_changes_total{{ending="{ending}"}}') or 0)
+    return int(agent.metric(f'partage_gpu_changes_total{{ending="{ending}"}}') or 0)
 
 
 def offered(kubelet: ScriptedKubelet, resource: str, count: int) -> None:
@@ -217,7 +217,7 @@ def test_killed_in_the_middle_the_next_agent_goes_on(node: Place, kubelet: Scrip
     policy = native(f"{{select: all, mig: {{layout: [{', '.join(['1g.10gb'] * 7)}]}}}}")
     with simulated_helper(node):
         with running(spawn(node, machine=None, policy=policy)) as agent:
-            agent.wait(lambda: "layout: doing" in "".join(agent.log), "it has begun")
+            agent.wait(lambda: "step: doing" in "".join(agent.log), "it has begun")
             agent.kill()
         with running(spawn(node, machine=None, policy=policy)) as agent:
             offered(kubelet, SMALL, 56)

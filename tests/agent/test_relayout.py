@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.agent.relayout import Relayout, ready, relayout
+from partage.agent.relayout import Relayout, relayout
+from partage.agent.way import Set, Way, ready, way
 from partage.agent.wish import Wish, lay
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
@@ -46,6 +47,11 @@ def wish(text: str, inventory: Inventory) -> Wish:
     return lay(parse_policy(text, "policy.yaml").policy, inventory, geometry_of, Path("/dp"))
 
 
+def as_a_way(found: Relayout) -> Way:
+    """The way where nothing has to be set."""
+    return way(found, Set(daemons=()), {})
+
+
 def settled(found: Relayout) -> dict[str, Serving]:
     return {gpu: Serving(offer) for gpu, offer in found.wish.offer.items()}
 
@@ -53,7 +59,7 @@ def settled(found: Relayout) -> dict[str, Serving]:
 async def made(hardware: SimulatedHardware, text: str, uses: tuple[Use, ...] = ()) -> Relayout:
     """Everything done that stands ready; how it is afterwards."""
     found = relayout(wish(text, await hardware.observe()), (), geometry_of, uses)
-    for unit in ready(found, settled(found), ()):
+    for unit in ready(as_a_way(found), settled(found), ()):
         for step in unit.steps:
             await hardware.perform(step)
     return relayout(wish(text, await hardware.observe()), (), geometry_of, uses)
@@ -82,7 +88,7 @@ def test_what_is_offered_meanwhile_lives_on_and_what_is_held_is_never_in_the_ste
         (way,) = (*found.plan.planned, *found.plan.refused)
         if found.plan.refused:
             assert found.plan.refused[0].kind is Refusal.HELD
-            assert not ready(found, settled(found), ())
+            assert not ready(as_a_way(found), settled(found), ())
             assert meanwhile <= {one.uuid for one in gpu.mig_devices} | {other}
             return
         assert {one.uuid for one in busy} <= set(way.kept) | {gpu.uuid}
@@ -117,10 +123,10 @@ def test_a_gpu_stands_ready_once_all_that_goes_is_withdrawn(moving: str) -> None
     found = relayout(wish(policy(LAYOUTS[0]), inventory), (), geometry_of)
     now = Serving(whole, draining=True) if moving == "draining" else Serving((), leaving=whole)
     assert found.wish.offer[gpu.uuid] == ()
-    assert not ready(found, {gpu.uuid: now}, ())
-    assert not ready(found, {gpu.uuid: Serving(whole)}, ())
-    assert not ready(found, {gpu.uuid: Serving(())}, {gpu.uuid})
-    assert len(ready(found, {gpu.uuid: Serving(())}, ())) == 1
+    assert not ready(as_a_way(found), {gpu.uuid: now}, ())
+    assert not ready(as_a_way(found), {gpu.uuid: Serving(whole)}, ())
+    assert not ready(as_a_way(found), {gpu.uuid: Serving(())}, {gpu.uuid})
+    assert len(ready(as_a_way(found), {gpu.uuid: Serving(())}, ())) == 1
 
 
 def test_gpus_that_a_reset_takes_along_are_withdrawn_once_all_of_them_are_idle() -> None:

@@ -13,7 +13,7 @@ from partage.agent.turn import NO_ROWS, Rows, Seen, Standing, Turn, after_restar
 from partage.agent.wish import Wish, lay, with_driver_root
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.errors import InputError, Unsatisfiable
+from partage.errors import InputError
 from partage.model.gpu import Inventory, LostGpu, NoDriver
 from partage.model.health import Condition, State, Xid
 from partage.model.ids import ResourceName
@@ -236,11 +236,14 @@ def test_a_condition_of_a_lost_gpu_alone_makes_it_unhealthy() -> None:
 # --- laying a policy over the node ---------------------------------------------------------------
 
 
-def test_mps_is_offered_on_simulated_nodes_only() -> None:
-    text = "version: partage/v1\ngpus:\n  - {select: {index: [1, 2]}, mps: {replicas: 4}}\n"
-    assert wish(text, observed()).offer
-    with pytest.raises(Unsatisfiable, match="GPU 1, 2: MPS needs control daemons"):
-        wish(text, replace(observed(), simulated=False))
+def test_shares_whose_daemon_takes_no_clients_are_unhealthy_until_it_does() -> None:
+    node = Turning(SHARED_ONES)
+    node.turn()
+    uuid = node.inventory.gpus[0].uuid
+    node.turn(unwell={uuid: "its MPS daemon is dead"})
+    assert node.healthy(SHARED) == [False, False, True, True]
+    node.turn()
+    assert node.healthy(SHARED) == [True] * 4
 
 
 def test_a_resource_whose_socket_has_too_long_a_path_is_refused() -> None:

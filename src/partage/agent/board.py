@@ -24,7 +24,7 @@ class Asked:
 class Counts:
     """What happened since the start. Written by the loop only.
 
-    asked: by resource. xids: by GPU (empty: unknown) and code. layouts: units of MIG steps, by their ending.
+    asked: by resource. xids: by GPU (empty: unknown) and code. changes: units of steps, by their ending.
     """
 
     turns: int = 0
@@ -32,7 +32,7 @@ class Counts:
     reloads_failed: int = 0
     helper_restarts: int = 0
     xids: Counter[tuple[str, int]] = field(default_factory=Counter)
-    layouts: Counter[str] = field(default_factory=Counter)
+    changes: Counter[str] = field(default_factory=Counter)
     asked: Callable[[], dict[str, Asked]] = dict
 
 

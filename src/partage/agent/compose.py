@@ -13,9 +13,9 @@ from typing import Any
 
 from partage.agent.board import Board
 from partage.agent.cdi import CdiSpecs
+from partage.agent.changes import Changes
 from partage.agent.guard import GuardFiles
 from partage.agent.holders import HolderQuestions, Names
-from partage.agent.layouts import Layouts
 from partage.agent.loop import Loop, Parts, Requests
 from partage.agent.plugins import Hooks, ResourcePlugin
 from partage.agent.policies import Policies
@@ -116,7 +116,7 @@ class _Agent:
         self._plugins = Plugins(hooks)
         self._policies = Policies(settings, geometry_of, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
-        self._layouts = Layouts(
+        self._changes = Changes(
             sense=self._sense,
             state_dir=settings.state_dir,
             geometry_of=geometry_of,
@@ -125,11 +125,12 @@ class _Agent:
             intervals=settings.intervals,
             digest=self._policies.digest,
             fit=self._cdi.fit,
+            remember=memory.keep,
         )
         board.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
         board.counts.asked = self._plugins.asked
         board.counts.xids = self._sense.xid_counts
-        board.counts.layouts = self._layouts.made
+        board.counts.changes = self._changes.made
 
     async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
         """Start, run, stop."""
@@ -138,6 +139,7 @@ class _Agent:
         try:
             remembered = self._memory.load()
             self._policies.fallback = remembered.policy
+            self._changes.before = remembered.before
             self._served_before = {
                 offering.device for offer in answerable(remembered.serving).values() for offering in offer
             }
@@ -168,7 +170,7 @@ class _Agent:
             sense=self._sense,
             holders=self._holders,
             policies=self._policies,
-            layouts=self._layouts,
+            changes=self._changes,
             plugins=self._plugins,
             memory=self._memory,
             cdi=self._cdi,
@@ -192,7 +194,7 @@ class _Agent:
             "conditions": self._sense.conditions_for_ever(),
             "events": self._sense.events_for_ever(),
             "policy": self._policies.watch(),
-            "layouts": self._layouts.run(),
+            "changes": self._changes.run(),
             "state": self._memory.run(),
             "cdi": self._cdi.run(),
         }

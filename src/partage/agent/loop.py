@@ -6,13 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from partage.agent.board import Board
 from partage.agent.cdi import CdiSpecs
+from partage.agent.changes import Changes
 from partage.agent.guard import GuardFiles
 from partage.agent.holders import HolderQuestions
-from partage.agent.layouts import Layouts
 from partage.agent.plugins import ResourcePlugin
 from partage.agent.policies import Policies
 from partage.agent.publishing import Plugins, Terms
@@ -63,7 +63,7 @@ class Parts:
     sense: HardwareSense
     holders: HolderQuestions
     policies: Policies
-    layouts: Layouts
+    changes: Changes
     plugins: Plugins
     memory: Memory
     cdi: CdiSpecs
@@ -111,17 +111,21 @@ class Loop:
         sensed = parts.sense.take()
         parts.policies.lay_on(sensed.node)
         parts.memory.has_seen(sensed.node)
-        wish = parts.layouts.meanwhile(parts.policies.wish, sensed.node, parts.ledger.entries())
-        seen = self._seen(sensed, wish, began_s)
+        booted = self._has_booted(sensed)
+        if booted:
+            parts.changes.booted()
+        entries, serving = parts.ledger.entries(), self.standing.serving
+        wish = parts.changes.meanwhile(parts.policies.wish, sensed.node, entries, serving)
+        seen = replace(self._seen(sensed, wish, began_s), booted=booted)
         done = turn(seen, self.standing, self.rows, self._settle_s, parts.rules)
         is_new = _shares(done.standing) != _shares(self.standing)
         self.standing, self.rows, self._due_s = done.standing, done.rows, done.due_s
         parts.holders.waited_for(waited=any(done.waiting.values()))
-        parts.memory.remember(self.standing, parts.policies.saved)
+        parts.memory.remember(self.standing, parts.policies.saved, parts.changes.before)
         if is_new:
             await parts.memory.written()
         self._publish(sensed)
-        parts.layouts.stand(self.standing.serving, self.standing.restored)
+        parts.changes.stand(self.standing.serving, self.standing.restored)
         self._report(sensed, wish, done, began_s)
 
     @property
@@ -141,12 +145,12 @@ class Loop:
             xids=sensed.xids,
             conditions=sensed.conditions,
             silent=sensed.silent,
-            booted=self._has_booted(sensed),
             held=ledger.held(),
             held_version=ledger.version,
             entries=ledger.entries(),
             holders_known=self.parts.holders.known,
-            in_hand=self.parts.layouts.in_hand,
+            unwell=self.parts.changes.unwell,
+            in_hand=self.parts.changes.in_hand,
         )
 
     def _has_booted(self, sensed: Sensed) -> bool:

@@ -104,10 +104,10 @@ class ReportCollector(Collector):
             reloads,
         )
         yield _counter(
-            "mig_changes",
-            "Changes of MIG layouts: done, taken back, torn (neither), not begun.",
+            "gpu_changes",
+            "Changes of layouts and settings: done, taken back, torn (neither), not begun.",
             ("ending",),
-            [((ending,), counts.layouts[ending]) for ending in ("done", "back", "torn", "not-begun")],
+            [((ending,), counts.changes[ending]) for ending in ("done", "back", "torn", "not-begun")],
         )
         asked = counts.asked()
         yield _counter(

@@ -10,8 +10,8 @@ from partage.model.share import GpuOffer
 from partage.model.step import Use
 from partage.plan.advertise import advertise
 from partage.plan.assign import GeometryOf, assign
-from partage.plan.node_steps import NOTHING, NodePlan, Unit, node_steps
-from partage.plan.transition import Serving
+from partage.plan.node_steps import NOTHING, NodePlan, node_steps
+from partage.plan.settings import settings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,8 @@ def relayout(
         return Relayout(plan, wish, frozenset())
     assignment = assign(wish.policy, wish.inventory, geometry_of, stay)
     offer: dict[str, GpuOffer] = {**live(advertise(assignment, wish.inventory, wish.policy)), **along}
-    meanwhile = replace(wish, offer=offer, pending=_pending(wish, plan))
+    settings = settings_of(assignment.targets)
+    meanwhile = replace(wish, offer=offer, pending=_pending(wish, plan), settings=settings)
     return Relayout(plan, meanwhile, frozenset((*stay, *along)))
 
 
@@ -75,19 +76,3 @@ def _pending(wish: Wish, plan: NodePlan) -> dict[str, str]:
         if uuid not in said
     }
     return {**said, **wish.pending, **{one.gpu: one.reason for one in plan.refused}}
-
-
-def ready(found: Relayout, serving: Mapping[str, Serving], restored: Collection[str]) -> tuple[Unit, ...]:
-    """Units that can be done now: nobody can be given a share of what they destroy any more.
-
-    serving: how the GPUs stand after a turn. restored: GPUs of which it is not known yet who holds them.
-    """
-    return tuple(
-        unit
-        for unit in found.plan.units
-        if all(gpu not in restored and _stands_ready(found, gpu, serving.get(gpu)) for gpu in unit.gpus)
-    )
-
-
-def _stands_ready(found: Relayout, gpu: str, now: Serving | None) -> bool:
-    return now is None or now == Serving(found.wish.offer.get(gpu, ()))

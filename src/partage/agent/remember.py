@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from partage.agent.node import Node
 from partage.agent.turn import Standing
 from partage.edges.files.state import SavedPolicy, State, StateDir
+from partage.plan.settings import Before
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +20,9 @@ RETRY_S = 30.0
 """How soon a state that could not be written is tried again: a full disk does not heal quickly."""
 PATIENCE_S = 2.0
 """How long new shares wait for the disk. The node's GPUs shall not stand idle for a disk that hangs."""
+
+
+_NOTHING: Mapping[str, Before] = MappingProxyType({})
 
 
 @dataclass(slots=True)
@@ -53,15 +58,25 @@ class Memory:
         if node is not None and node.inventory.boot_id:
             self._boot_id = node.inventory.boot_id
 
-    def remember(self, standing: Standing, policy: SavedPolicy | None) -> None:
+    def remember(
+        self, standing: Standing, policy: SavedPolicy | None, before: Mapping[str, Before] = _NOTHING
+    ) -> None:
         """Have this written, if it says something new. Timers of health alone are nothing new."""
         phases = {gpu: (health.gpu, health.instances) for gpu, health in standing.health.items()}
-        key = (self._boot_id, policy, standing.serving, phases)
-        self._latest = State(self._boot_id, policy, standing.serving, standing.health)
+        key = (self._boot_id, policy, standing.serving, phases, before)
+        self._latest = State(self._boot_id, policy, standing.serving, standing.health, before)
         if key != self._key:
             self._key = key
             self._asked += 1
             self._changed.set()
+
+    async def keep(self, before: Mapping[str, Before]) -> None:
+        """Have on disk how GPUs were set, before they are set otherwise."""
+        self._latest = replace(self._latest or State(self._boot_id), before=before)
+        self._key = None
+        self._asked += 1
+        self._changed.set()
+        await self.written()
 
     async def run(self) -> None:
         """Write when something changed, for ever; after a failure, try again."""

@@ -31,6 +31,7 @@ class Seen:
     wish: None while no policy could be laid over the node.
     conditions: since the last turn, None: not asked meanwhile. silent: why nobody can be asked, else empty.
     held: by the kubelet's word, its version that of the ledger. holders_known: the kubelet's word has come.
+    unwell: devices whose shares cannot be used at this moment, and why.
     in_hand: GPUs that we are changing at this moment: they keep what they serve, and that they do not answer
     is no news.
     """
@@ -47,6 +48,7 @@ class Seen:
     held_version: int = 0
     entries: tuple[Entry, ...] = ()
     holders_known: bool = True
+    unwell: Mapping[str, str] = field(default_factory=dict)
     in_hand: frozenset[str] = frozenset()
 
 
@@ -252,9 +254,9 @@ def _offered(seen: Seen, offer: Offer, health: Mapping[str, Health]) -> dict[str
     known = seen.node.known if seen.node else {}
     instances = {device.uuid: device.gi_id for gpu in known.values() for device in gpu.mig_devices}
     return {
-        offering.device: offering.device not in gone and health[uuid].offered(instances.get(offering.device))
+        offering.device: offering.device not in away and health[uuid].offered(instances.get(offering.device))
         for uuid, offerings in offer.items()
-        for gone in [_gone(offerings, known.get(uuid), seen.wish)]
+        for away in [seen.unwell.keys() | _gone(offerings, known.get(uuid), seen.wish)]
         for offering in offerings
     }
 

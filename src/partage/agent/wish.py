@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
-from partage.errors import InputError, Problem, Unsatisfiable
+from partage.errors import InputError, Problem
 from partage.model.gpu import Inventory
 from partage.model.ids import plugin_socket_name
 from partage.model.policy import MigWish, Policy, Strategy
 from partage.model.share import GpuOffer, Offer, resources_of
 from partage.plan.advertise import advertise
 from partage.plan.assign import GeometryOf, assign
+from partage.plan.settings import Setting, settings_of
 from partage.plan.wishes import wishes_of
 
 
@@ -23,7 +24,7 @@ class Wish:
 
     offer: live devices only. pending: GPU UUID to what has still to be done before all of it can be offered.
     strategies: of every GPU that answers. layouts: the MIG layout, or none, that a GPU shall have; GPUs
-    without one are left as they are.
+    without one are left as they are. settings: what GPUs have to be set to before they can offer it.
     """
 
     policy: Policy
@@ -33,21 +34,20 @@ class Wish:
     warnings: tuple[Problem, ...] = ()
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     layouts: Mapping[str, MigWish] = field(default_factory=dict)
+    settings: Mapping[str, Setting] = field(default_factory=dict)
 
 
 def lay(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_dir: Path) -> Wish:
     """Lay ``policy`` over ``inventory``.
 
     Raises InputError or Unsatisfiable: what ``assign`` and ``advertise`` find, a resource whose socket's path
-    would be too long, MPS on a node that is no simulation.
+    would be too long.
     """
     assignment = assign(policy, inventory, geometry_of)
     planned = advertise(assignment, inventory, policy)
     problems = _long_paths(policy, planned, kubelet_dir)
     if problems:
         raise InputError(problems)
-    if not inventory.simulated and _mps_gpus(planned):
-        raise Unsatisfiable(_no_daemons(policy, _mps_gpus(planned)))
     return Wish(
         policy=policy,
         inventory=inventory,
@@ -56,6 +56,7 @@ def lay(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_d
         warnings=assignment.warnings,
         strategies=assignment.strategies,
         layouts=wishes_of(policy, inventory, geometry_of),
+        settings=settings_of(assignment.targets),
     )
 
 
@@ -75,18 +76,6 @@ def _long_paths(policy: Policy, offer: Offer, kubelet_dir: Path) -> list[Problem
             hint = "choose a shorter --kubelet-dir or a shorter resource name"
             problems.append(Problem(policy.source, "", "error", message, hint))
     return problems
-
-
-def _mps_gpus(offer: Offer) -> list[int]:
-    rows = (offering for offerings in offer.values() for offering in offerings)
-    return sorted({offering.gpu_index for offering in rows if offering.shared is Strategy.MPS})
-
-
-def _no_daemons(policy: Policy, gpus: list[int]) -> list[Problem]:
-    numbers = ", ".join(map(str, gpus))
-    message = f"GPU {numbers}: MPS needs control daemons, which the agent of this version does not run yet"
-    hint = "they come with a later version; until then MPS is offered on simulated nodes (--machine)"
-    return [Problem(policy.source, "", "error", message, hint)]
 
 
 def with_driver_root(policy: Policy, driver_root: str | None) -> Policy:

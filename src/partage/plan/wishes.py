@@ -52,7 +52,7 @@ def _uses(held: Iterable[tuple[str, str]], inventory: Inventory) -> tuple[Use, .
     for gpu in inventory:
         homes[gpu.uuid] = gpu.uuid
         homes |= {device.uuid: gpu.uuid for device in gpu.mig_devices}
-    uses = {}
+    uses: dict[Use, None] = {}
     for name, share in held:
         device = ShareId.parse(share).device
         if (home := homes.get(device)) is not None:

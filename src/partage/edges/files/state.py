@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from partage.edges.files.state_codec import (
+    before_from_plain,
+    before_to_plain,
     health_from_plain,
     health_to_plain,
     mapping_from_plain,
@@ -26,6 +28,7 @@ from partage.edges.files.state_codec import (
 )
 from partage.errors import InputError
 from partage.model.health import Health
+from partage.plan.settings import Before
 from partage.plan.transition import Serving
 
 VERSION = "partage-state/1"
@@ -54,12 +57,16 @@ class SavedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is remembered. boot_id: of the node, when it was written. serving, health: by GPU UUID."""
+    """What is remembered. boot_id: of the node, when it was written. serving, health: by GPU UUID.
+
+    before: how GPUs were set before they were changed, by UUID.
+    """
 
     boot_id: str = ""
     policy: SavedPolicy | None = None
     serving: Mapping[str, Serving] = field(default_factory=dict)
     health: Mapping[str, Health] = field(default_factory=dict)
+    before: Mapping[str, Before] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +196,7 @@ def _encode(state: State, now_s: float) -> bytes:
             "config": policy.config,
             "sha256": policy.digest,
         },
+        "before": {gpu: before_to_plain(one, now_s) for gpu, one in state.before.items()},
         "serving": {gpu: serving_to_plain(one, now_s) for gpu, one in state.serving.items()},
         "health": {gpu: health_to_plain(one, now_s) for gpu, one in state.health.items()},
     }
@@ -207,6 +215,7 @@ def _decode(content: bytes, now_s: float) -> State:
         return State(
             boot_id=_text(plain["bootId"]),
             policy=None if plain["policy"] is None else _policy(plain["policy"]),
+            before=mapping_from_plain(plain.get("before", {}), before_from_plain, now_s),
             serving=mapping_from_plain(plain["serving"], serving_from_plain, now_s),
             health=mapping_from_plain(plain["health"], health_from_plain, now_s),
         )

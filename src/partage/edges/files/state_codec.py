@@ -12,10 +12,12 @@ from math import isfinite
 from typing import Any, TypeVar
 
 from partage.model import health as life
+from partage.model.gpu import ComputeMode
 from partage.model.health import Health, Phase
 from partage.model.ids import parse_resource_name
 from partage.model.policy import Interval, Strategy
 from partage.model.share import Guarantee, Offering
+from partage.plan.settings import Before
 from partage.plan.transition import Serving
 
 MOST_SHARES = 1_000_000
@@ -64,6 +66,25 @@ def health_from_plain(plain: object, now_s: float) -> Health:
         gpu=_phase(row["gpu"], now_s),
         instances={int(gi): _phase(one, now_s) for gi, one in instances.items()},
         resets=_optional(row, "resets", int),
+    )
+
+
+def before_to_plain(before: Before, now_s: float) -> Plain:
+    """How one GPU was set before it was changed."""
+    del now_s
+    mode = None if before.mode is None else before.mode.name
+    return {"mode": mode, "interval": before.interval}
+
+
+def before_from_plain(plain: object, now_s: float) -> Before:
+    """Inverse of ``before_to_plain``. Raises ValueError."""
+    del now_s
+    row = _object(plain, "mode", "interval")
+    mode, interval = _optional(row, "mode", str), _optional(row, "interval", str)
+    if mode is not None and mode not in ComputeMode.__members__:
+        raise ValueError(f"mode is {mode!r}")
+    return Before(
+        None if mode is None else ComputeMode[mode], None if interval is None else Interval(interval)
     )
 
 

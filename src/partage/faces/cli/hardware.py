@@ -117,7 +117,6 @@ def _hardware(options: argparse.Namespace) -> Hardware:
 
         return SimulatedHardware(load_machine(options.machine))
     from partage.edges.hardware.nvml import NvmlHardware
-
     from partage.edges.mps.keeper import MpsKeeper
 
     return NvmlHardware(options.driver_root, keeper=MpsKeeper(options.run_dir, options.driver_root))

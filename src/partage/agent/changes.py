@@ -1,6 +1,6 @@
-"""Makes MIG layouts: a part of the turn decides, this task acts, one unit of steps after the other.
+"""Does to GPUs what the policy needs: a part of the turn decides, this task acts, one unit after the other.
 
-The turn withdraws what has to go and says which units stand ready (``agent.relayout``). They are executed
+The turn withdraws what has to go and says which units of steps stand ready (``agent.way``). They are executed
 here, beside the loop: a reset takes seconds, and the other GPUs go on meanwhile. A GPU in hand keeps what it
 serves until it was looked at again.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,24 +22,38 @@ from partage.agent.settings import Intervals
 from partage.agent.wish import Wish
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.policy import Policy
-from partage.model.step import Step, Use, gpus_of
+from partage.model.mps import DaemonState
+from partage.model.policy import Interval, Policy
+from partage.model.step import (
+    CreateCompute,
+    CreateInstance,
+    DestroyCompute,
+    DestroyInstance,
+    Reset,
+    SetMode,
+    Step,
+    Use,
+    gpus_of,
+)
 from partage.plan.assign import GeometryOf
 from partage.plan.ledger import Entry
+from partage.plan.settings import Before, remembered, still_ours
 from partage.plan.transition import Serving
 from partage.plan.wishes import entry_uses
 
-if TYPE_CHECKING:  # loaded once a policy wants a layout: most nodes have none
+if TYPE_CHECKING:  # loaded once a policy needs something done: many nodes need nothing
     from partage.agent.execute import Outcome, Phase
-    from partage.agent.relayout import Relayout
+    from partage.agent.way import Way
     from partage.plan.node_steps import Unit
 
 log = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S = 60.0
-"""Between two attempts at a layout that the hardware refuses, each pause twice the one before."""
+"""Between two attempts at what the hardware refuses, each pause twice the one before."""
 
+_AT_ONCE = -math.inf
 _NOBODY: frozenset[str] = frozenset()
+_LAYOUT = (SetMode, Reset, DestroyCompute, DestroyInstance, CreateInstance, CreateCompute)
 
 
 def pause_s(tries: int, first_s: float) -> float:
@@ -61,13 +76,14 @@ class Failure:
 
 
 @dataclass(slots=True)
-class Layouts:
-    """The layouts of one node.
+class Changes:
+    """What is done to the GPUs of one node.
 
     ask: asks for a turn. digest: of the policy's text, for the journal. fit: waits until containers can be
-    given the devices of this inventory.
+    given the devices of this inventory. remember: has it on disk how GPUs were set before we changed them.
     in_hand: UUIDs of GPUs that are being changed at this moment. made: units so far, by how they ended.
-    _cut_off: of GPUs whose journal has no end.
+    daemons: MPS daemons as they were last seen; None: nobody has looked yet. before: how GPUs were set.
+    _cut_off: GPUs whose journal has no end; None: it has one.
     """
 
     sense: HardwareSense
@@ -78,63 +94,109 @@ class Layouts:
     intervals: Intervals
     digest: Callable[[], str] = str
     fit: Callable[[Inventory], Awaitable[None]] | None = None
+    remember: Callable[[Mapping[str, Before]], Awaitable[None]] | None = None
     in_hand: frozenset[str] = _NOBODY
     made: Counter[str] = field(default_factory=Counter)
+    daemons: tuple[DaemonState, ...] | None = None
+    before: Mapping[str, Before] = field(default_factory=dict)
     _uses: tuple[Use, ...] = ()
+    _slices: Mapping[str, Interval] = field(default_factory=dict)
+    _sliceless: Mapping[str, str] = field(default_factory=dict)
+    _slices_due_s: float = _AT_ONCE
     _entries: tuple[Entry, ...] = ()
+    _serving: Mapping[str, Serving] = field(default_factory=dict)
     _policy: Policy | None = None
     _base: tuple[Wish, Mapping[str, str]] | None = None
-    _found: Relayout | None = None
-    _held: tuple[Use, ...] = ()
+    _key: object = None
+    _found: Way | None = None
     _ready: tuple[Unit, ...] = ()
     _failures: dict[str, Failure] = field(default_factory=dict)
-    _cut_off: frozenset[str] = _NOBODY
+    _cut_off: frozenset[str] | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     # --- the loop's side ---
 
-    def meanwhile(self, wish: Wish | None, node: Node | None, entries: tuple[Entry, ...]) -> Wish | None:
-        """What may be offered of ``wish`` until the layouts are as it wants them."""
-        self._entries = entries
-        if wish is None or node is None or not wish.layouts or isinstance(node.inventory.driver, NoDriver):
+    def meanwhile(
+        self,
+        wish: Wish | None,
+        node: Node | None,
+        entries: tuple[Entry, ...],
+        serving: Mapping[str, Serving],
+    ) -> Wish | None:
+        """What may be offered of ``wish`` until all is done that it needs. serving: after the last turn."""
+        self._entries, self._serving = entries, serving
+        if wish is None or node is None or isinstance(node.inventory.driver, NoDriver):
             self._base = self._found = None
             self._ready = ()
             return wish
         if wish.policy != self._policy:
             self._policy = wish.policy
             self._failures.clear()
+            self._slices_due_s = _AT_ONCE
+        if not self._concerns(wish):
+            self._base, self._found, self._ready = (wish, node.lost), None, ()
+            return wish
         found = self._plan(wish, node.lost)
         self._failures = {gpu: one for gpu, one in self._failures.items() if gpu in found.changing}
         return replace(found.wish, pending={**found.wish.pending, **self._said()})
 
+    @property
+    def unwell(self) -> Mapping[str, str]:
+        """Devices whose shares cannot be used at this moment, and why."""
+        return self._found.unwell if self._found is not None else {}
+
+    def booted(self) -> None:
+        """The node has booted: nothing is set any more as it was."""
+        self.before, self._slices_due_s, self.daemons = {}, _AT_ONCE, None
+
     def stand(self, serving: Mapping[str, Serving], restored: Collection[str]) -> None:
         """How the GPUs stand after a turn: some may now be ready to be changed."""
         self._ready = ()
-        if self._is_over():
+        if self._is_over() or self._is_to_be_asked():
             self._news.set()
         if self._found is not None and self._found.changing:
-            from partage.agent.relayout import ready
+            from partage.agent.way import ready
 
             self._ready = ready(self._found, serving, restored)
             self._news.set()
 
-    def _plan(self, wish: Wish, lost: Mapping[str, str]) -> Relayout:
+    def _concerns(self, wish: Wish) -> bool:
+        """Whether anything may have to be done: wanted, or left over from an earlier policy."""
+        return bool(wish.layouts or wish.settings or self.daemons or self.before)
+
+    def _plan(self, wish: Wish, lost: Mapping[str, str]) -> Way:
         """Plan anew where something is another thing. Where all is as wanted, it does not matter who holds
         what."""
-        held = (*self._uses, *entry_uses(self._entries, wish.inventory))
-        if self._found is not None and self._base is not None and self._base[0] is wish:
-            unmoved = not self._found.changing or held == self._held
-            if unmoved and self._base[1] == lost:
-                return self._found
         from partage.agent.relayout import relayout
+        from partage.agent.way import Set, way
 
-        self._base, self._held = (wish, lost), held
-        renew = {gpu: failure.renew for gpu, failure in self._failures.items()}
-        self._found = relayout(wish, lost, self.geometry_of, held, renew)
+        modes = {gpu.uuid: gpu.compute_mode for gpu in wish.inventory if gpu.uuid not in lost}
+        self.before = still_ours(self.before, wish.settings, modes, self._slices)
+        now = Set(self.daemons, self._slices, self.before)
+        held = (*self._others(), *entry_uses(self._entries, wish.inventory))
+        same = self._base is not None and self._base[0] is wish and self._base[1] == lost
+        key = (now, self._serving, None if self._found is None or not self._found.changing else held)
+        if self._found is None or not same or key != self._key:
+            renew = {gpu: failure.renew for gpu, failure in self._failures.items()}
+            found = relayout(wish, lost, self.geometry_of, held, renew)
+            self._base, self._found = (wish, lost), way(found, now, self._serving, lost)
+            self._key = (now, self._serving, held if self._found.changing else None)
         return self._found
 
+    def _others(self) -> tuple[Use, ...]:
+        """Who uses the GPUs, our own MPS daemons left out: they go when they are told to."""
+        pids = {server.pid for one in self.daemons or () for server in one.servers}
+        pids |= {one.pid for one in self.daemons or () if one.pid is not None}
+        return tuple(use for use in self._uses if use.pid is None or use.pid not in pids)
+
     def _said(self) -> dict[str, str]:
-        said = {gpu: failure.reason for gpu, failure in self._failures.items()}
+        wants = self._base[0].settings if self._base is not None else {}
+        said = {
+            gpu: f"its time slice cannot be set: {reason}"
+            for gpu, reason in self._sliceless.items()
+            if gpu in wants and wants[gpu].interval is not None
+        }
+        said |= {gpu: failure.reason for gpu, failure in self._failures.items()}
         return {**said, **dict.fromkeys(self.in_hand, "it is being changed")}
 
     # --- the task ---
@@ -148,36 +210,65 @@ class Layouts:
                 await asyncio.sleep(self.intervals.retry_s)
             elif (unit := self._next(self._still_the_way())) is not None:
                 await self._make(unit)
-            else:
+            elif self._found is not None and self._found.changing:
                 self._ready = ()  # until the next turn has seen what we now know
                 self.ask()
 
     async def _something_to_ask(self) -> None:
-        """Return when a unit stands ready, and now and then while any GPU is not as wanted."""
-        while self._next(self._ready) is None:
+        """Return when a unit stands ready, and now and then while there is something to look after."""
+        while self._next(self._ready) is None and not self._is_to_be_asked():
             await self._conclude()
-            waits = self._found is not None and bool(self._found.changing)
             self._news.clear()
             try:
-                async with asyncio.timeout(self.intervals.holders_waited_s if waits else None):
+                async with asyncio.timeout(self._pause_s()):
                     await self._news.wait()
             except TimeoutError:
                 return
 
+    def _pause_s(self) -> float | None:
+        if self._found is not None and self._found.changing:
+            return self.intervals.holders_waited_s
+        if self.daemons:
+            return self.intervals.conditions_s
+        return self.intervals.observe_s if self._has_slices() else None
+
+    def _is_to_be_asked(self) -> bool:
+        """Whether something has to be known that nobody has asked for yet."""
+        return self.daemons is None or (self._has_slices() and self._slices_due_s == _AT_ONCE)
+
+    def _has_slices(self) -> bool:
+        """Whether time slices matter: wanted, or to be given back."""
+        wanted = self._base[0].settings.values() if self._base is not None else ()
+        return any(one.interval is not None for one in (*wanted, *self.before.values()))
+
     async def _has_asked(self) -> bool:
-        """Ask who uses the GPUs. False: nobody answers, and so nothing is done."""
+        """Ask who uses the GPUs, and how they are set. False: nobody answers, and so nothing is done."""
+        hardware = self.sense.hardware
+        seen = self._uses, self.daemons, self._slices
         try:
-            uses = await self.sense.hardware.uses()
+            self.daemons = await hardware.daemons()
+            await self._ask_slices()
+            if self._found is not None and self._found.changing:
+                self._uses = await hardware.uses()
         except HardwareError:  # told by those who ask all the time
             return False
-        if uses != self._uses:
-            self._uses = uses
+        if (self._uses, self.daemons, self._slices) != seen:
             self.ask()
         return True
 
+    async def _ask_slices(self) -> None:
+        """Time slices, where they matter: nvidia-smi takes seconds on a node of many GPUs."""
+        if self._has_slices() and self.clock() >= self._slices_due_s:
+            found = await self.sense.hardware.time_slices()
+            self._slices = {one.gpu: one.interval for one in found if one.interval is not None}
+            self._sliceless = {one.gpu: one.reason for one in found if one.interval is None}
+            self._slices_due_s = self.clock() + self.intervals.observe_s
+
     def _still_the_way(self) -> tuple[Unit, ...]:
-        """Units that stand ready, and are what is to be done now that it is known who uses what."""
-        units = self._plan(*self._base).plan.units if self._base is not None else ()
+        """Units that stand ready, and are what is to be done now that more is known."""
+        if self._base is None or not self._concerns(self._base[0]):
+            return ()
+        units = self._plan(*self._base).units
         return tuple(unit for unit in self._ready if unit in units)
 
     def _next(self, units: Iterable[Unit]) -> Unit | None:
@@ -195,12 +286,14 @@ class Layouts:
 
         self.in_hand = frozenset(unit.gpus)
         try:
-            self._cut_off = frozenset(unit.gpus)
+            self._cut_off = _laid_out(unit)
             outcome = await self._execute(unit)
             if not isinstance(outcome, str) and outcome.ending is not Ending.TORN:
-                self._cut_off = _NOBODY
+                self._cut_off = None
             self._judge(unit, outcome)
+            self._slices_due_s = _AT_ONCE
             await self.sense.observe_now()
+            await self._has_asked()
             self._renew(outcome)
             if self.fit is not None and self.sense.node is not None:
                 await self.fit(self.sense.node.inventory)
@@ -221,15 +314,25 @@ class Layouts:
         def progress(step: Step, phase: Phase, reason: str) -> None:
             gpus = [indexes.get(gpu) for gpu in gpus_of(step)]
             facts = {"gpus": gpus, "step": str(step), "reason": reason or None}
-            log.log(logging.WARNING if reason else logging.INFO, f"layout: {phase}", extra=facts)
+            log.log(logging.WARNING if reason else logging.INFO, f"step: {phase}", extra=facts)
 
-        beginning = Beginning(inventory.boot_id, self.digest(), before(inventory, [unit]))
+        await self._note(unit)
+        touched = [unit] if _laid_out(unit) else []
+        beginning = Beginning(inventory.boot_id, self.digest(), before(inventory, touched))
         executor = Executor(self.sense.hardware, Journal(self.state_dir), self.geometry_of, progress)
         try:
             (outcome,) = await executor.execute([unit], beginning)
         except JournalFailed as error:
             return str(error)
         return outcome
+
+    async def _note(self, unit: Unit) -> None:
+        """How the GPUs are set now, before it changes: whoever comes after us has to give it back."""
+        before = remembered(unit.steps, self.before)
+        if before != self.before:
+            self.before = before
+            if self.remember is not None:
+                await self.remember(before)
 
     def _judge(self, unit: Unit, outcome: Outcome | str) -> None:
         if isinstance(outcome, str):
@@ -240,10 +343,10 @@ class Layouts:
             reason += f"; it could not be taken back: {torn}" if torn else ""
         self.made[ending] += 1
         if not reason:
-            log.info("layout is made", extra={"gpus": list(unit.gpus)})
+            log.info("gpu is as wanted", extra={"gpus": list(unit.gpus)})
             self._failures = {gpu: one for gpu, one in self._failures.items() if gpu not in unit.gpus}
             return
-        log.error("layout is not made", extra={"gpus": list(unit.gpus), "ending": ending, "reason": reason})
+        log.error("gpu is not as wanted", extra={"gpus": list(unit.gpus), "ending": ending, "reason": reason})
         for gpu in unit.gpus:
             tries = self._failures[gpu].tries + 1 if gpu in self._failures else 1
             again_s = self.clock() + pause_s(tries, self.intervals.retry_s)
@@ -261,9 +364,10 @@ class Layouts:
 
     def _is_over(self) -> bool:
         """Whether there is a journal without an end, and yet all its GPUs are as the policy wants them."""
-        if not self._cut_off or self._found is None or self._base is None:
+        if self._cut_off is None or self._base is None:
             return False
-        return self._cut_off <= self._base[0].layouts.keys() - self._found.changing
+        changing = _NOBODY if self._found is None else self._found.changing
+        return not self._cut_off or self._cut_off <= self._base[0].layouts.keys() - changing
 
     async def _conclude(self) -> None:
         """End the journal of a change that was cut off, where nothing of it is left to be done."""
@@ -274,14 +378,19 @@ class Layouts:
                 await asyncio.to_thread(Journal(self.state_dir).conclude)
             except OSError as error:
                 log.warning("journal cannot be ended", extra={"reason": error.strerror})
-            self._cut_off = _NOBODY
+            self._cut_off = None
 
     def _tell_unfinished(self) -> None:
         from partage.edges.files.journal import Unfinished, Unreadable, read_journal
 
         last = read_journal(self.state_dir)
-        self._cut_off = frozenset(last.beginning.before) if isinstance(last, Unfinished) else _NOBODY
+        self._cut_off = frozenset(last.beginning.before) if isinstance(last, Unfinished) else None
         if isinstance(last, Unreadable):
             log.warning("journal is of no use", extra={"reason": last.reason})
         elif last is not None:
             log.warning("a change was cut off", extra={"reason": f"{last}; planned anew from what lives now"})
+
+
+def _laid_out(unit: Unit) -> frozenset[str]:
+    """The GPUs whose MIG layout a unit changes."""
+    return frozenset(unit.gpus) if any(isinstance(step, _LAYOUT) for step in unit.steps) else _NOBODY
