@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.agent.harness import REAL, Place, healthy, native, place, registered, run_to_end, running, spawn
+from partage.edges.mps.keeper import MpsKeeper
+from partage.model.mps import DaemonState, Phase
+from partage.sim.mps.node import Node, install
+from partage.units import GIB
+from tests.agent.harness import REAL, Place, healthy, native, place, registered, running, spawn
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
 from tests.edges.hardware.stub import StubNode
 from tests.kubelet_script import ScriptedKubelet, scripted_kubelet
 
 GPU = "nvidia.com/gpu"
+SHARED = "nvidia.com/gpu.shared"
+LONG_S = 30.0
 
 
 @pytest.fixture
@@ -67,11 +76,57 @@ def test_a_lost_gpu_is_unhealthy_and_the_others_go_on(
         agent.wait(lambda: agent.gpu(1).get("health", {}).get("state") == "unhealthy", "told")
 
 
-def test_mps_is_refused_until_there_are_daemons(
-    node: Place, driver: StubNode, kubelet: ScriptedKubelet
+@pytest.fixture
+def keeper(node: Place, driver: StubNode) -> Iterator[MpsKeeper]:
+    """Whose daemons outlive every agent, and end with the test."""
+    driver.write(**{f"gpu.{index}.live": "direct" for index in range(4)})
+    install(driver.root / "usr" / "bin", Node({driver.uuid(index): 80 * GIB for index in range(4)}))
+    keeper = MpsKeeper(node.run_dir, driver.root)
+
+    async def stop_all() -> None:
+        for one in await keeper.states():
+            await keeper.stop(one.device, force=True)
+
+    try:
+        yield keeper
+    finally:
+        asyncio.run(stop_all())
+
+
+def states(keeper: MpsKeeper) -> dict[str, DaemonState]:
+    return {one.device: one for one in asyncio.run(keeper.states())}
+
+
+def test_mps_on_a_real_node_has_daemons_that_outlive_the_agent_and_end_with_the_policy(
+    node: Place, driver: StubNode, kubelet: ScriptedKubelet, keeper: MpsKeeper
 ) -> None:
+    """The stand-ins are NVML's library and NVIDIA's control program; all between them is ours and real."""
     policy = native("{select: {index: [0, 1]}, mps: {replicas: 4}}")
-    code, log = run_to_end(node, f"--driver-root={driver.root}", machine=REAL, policy=policy)
-    assert code == 3
-    assert "control daemons" in log
-    assert kubelet.registered == []
+    root = f"--driver-root={driver.root}"
+    with running(spawn(node, root, machine=REAL, policy=policy)) as agent:
+        agent.wait(lambda: len(healthy(kubelet, SHARED)) == 8, "shares with their daemons", LONG_S)
+        standing = states(keeper)
+        assert standing.keys() == {driver.uuid(0), driver.uuid(1)}
+        assert all(one.phase is Phase.SERVING for one in standing.values())
+        calls = registered(kubelet, SHARED).calls
+        assert calls is not None
+        share = f"{driver.uuid(0)}::0"
+        answer = calls.allocate([share])
+        assert {mount.host_path for mount in answer.mounts} == {
+            str(node.run_dir / "mps" / driver.uuid(0) / part) for part in ("pipe", "shm")
+        }
+        for mount in answer.mounts:
+            assert Path(mount.host_path).is_dir()
+        agent.kill()
+    assert states(keeper) == standing, "a daemon did not outlive the agent"
+    with running(spawn(node, root, machine=REAL, policy=policy)) as agent:
+        agent.wait(lambda: len(healthy(kubelet, SHARED)) == 8, "the same shares", LONG_S)
+        os.kill(standing[driver.uuid(1)].pid or 0, signal.SIGKILL)
+        agent.wait(
+            lambda: len(healthy(kubelet, SHARED)) == 4, "the shares of the dead daemon unhealthy", LONG_S
+        )
+        agent.wait(lambda: len(healthy(kubelet, SHARED)) == 8, "and well again", LONG_S)
+        assert states(keeper)[driver.uuid(0)].pid == standing[driver.uuid(0)].pid
+        node.write_policy(native())
+        agent.wait(lambda: len(healthy(kubelet, GPU)) == 4, "whole GPUs again", LONG_S)
+    assert not states(keeper)
