@@ -14,7 +14,7 @@ from partage.sim.faults import LoseGpu, SetMig
 from partage.sim.machine import load_machine
 from partage.sim.pod import Container, Pod
 from tests.agent.harness import place
-from tests.node.layouts import LayoutTruth, LayoutWorld, made
+from tests.node.layouts import LayoutTruth, LayoutWorld, live_devices, made
 from tests.node.loops import SimulatedTimeLoop
 
 LARGE = "nvidia.com/mig-3g.40gb"
@@ -127,6 +127,25 @@ def test_a_change_that_was_cut_off_behind_its_last_step_is_concluded_by_the_next
         assert unfinished(world) is not None
         world.start_agent()
         await until(lambda: read_journal(world.place.state_dir) is None)
+
+    play(life)
+
+
+def test_what_a_killed_agents_last_step_still_destroys_is_given_to_nobody() -> None:
+    """Killed in the middle of a destroying step, and the next policy wants that very device again."""
+
+    async def life(world: LayoutWorld) -> None:
+        begun = await in_the_middle(world)
+        assert "destroy" in begun.open
+        await world.kill_agent()
+        world.write_policy([BEFORE])
+        world.start_agent()
+        await until(lambda: world.kubelet.allocatable().get("nvidia.com/mig-2g.20gb", 0) > 0)
+        pod = Pod("default", "early", (Container("main", {"nvidia.com/mig-2g.20gb": 1}),))
+        await world.admit(pod, bound=False, patience_s=20.0)
+        await asyncio.sleep(5.0)  # what was begun comes to its end in the driver
+        assert world.held()
+        assert all(one.share[1] in live_devices(world.hardware.state) for one in world.held())
 
     play(life)
 

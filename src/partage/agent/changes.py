@@ -51,6 +51,10 @@ log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 60.0
 """Between two attempts at what the hardware refuses, each pause twice the one before."""
 
+CUT_OFF_S = 5.0
+"""How long a step of an agent that was killed may still go on in the driver. An instance takes about a
+second; a reset takes longer, and leaves nothing that could be given out."""
+
 _AT_ONCE = -math.inf
 _NOBODY: frozenset[str] = frozenset()
 _LAYOUT = (SetMode, Reset, DestroyCompute, DestroyInstance, CreateInstance, CreateCompute)
@@ -203,7 +207,7 @@ class Changes:
 
     async def run(self) -> None:
         """Do what stands ready, for ever. Who is in the way and is no pod is asked for now and then."""
-        self._tell_unfinished()
+        await self._outlast()
         while True:
             await self._something_to_ask()
             if not await self._has_asked():
@@ -284,23 +288,24 @@ class Changes:
         """Execute one unit, and look at the node before its GPUs are let go."""
         from partage.agent.execute import Ending
 
-        self.in_hand = frozenset(unit.gpus)
-        try:
-            self._cut_off = _laid_out(unit)
-            outcome = await self._execute(unit)
-            if not isinstance(outcome, str) and outcome.ending is not Ending.TORN:
-                self._cut_off = None
-            self._judge(unit, outcome)
-            self._slices_due_s = _AT_ONCE
-            await self.sense.observe_now()
-            await self._has_asked()
-            self._renew(outcome)
-            if self.fit is not None and self.sense.node is not None:
-                await self.fit(self.sense.node.inventory)
-        finally:
-            self.in_hand, self._ready = _NOBODY, ()
-            self._base = self._found = None  # a turn may be under way that saw the node as it was
-            self.ask()
+        self.in_hand, self._cut_off = frozenset(unit.gpus), _laid_out(unit)
+        outcome = await self._execute(unit)
+        if not isinstance(outcome, str) and outcome.ending is not Ending.TORN:
+            self._cut_off = None
+        self._judge(unit, outcome)
+        self._slices_due_s = _AT_ONCE
+        await self._let_go(outcome)
+
+    async def _let_go(self, outcome: Outcome | str = "") -> None:
+        """Let the GPUs in hand go, once it was seen how they are now."""
+        await self.sense.observe_now()
+        await self._has_asked()
+        self._renew(outcome)
+        if self.fit is not None and self.sense.node is not None:
+            await self.fit(self.sense.node.inventory)
+        self.in_hand, self._ready = _NOBODY, ()
+        self._base = self._found = None  # a turn may be under way that saw the node as it was
+        self.ask()
 
     async def _execute(self, unit: Unit) -> Outcome | str:
         """What became of it; a reason why nothing could be begun."""
@@ -380,15 +385,23 @@ class Changes:
                 log.warning("journal cannot be ended", extra={"reason": error.strerror})
             self._cut_off = None
 
-    def _tell_unfinished(self) -> None:
+    def begin(self) -> None:
+        """See whether an agent before us was cut off. Its GPUs are in hand until its last step is over."""
         from partage.edges.files.journal import Unfinished, Unreadable, read_journal
 
         last = read_journal(self.state_dir)
-        self._cut_off = frozenset(last.beginning.before) if isinstance(last, Unfinished) else None
         if isinstance(last, Unreadable):
             log.warning("journal is of no use", extra={"reason": last.reason})
-        elif last is not None:
+        elif isinstance(last, Unfinished):
             log.warning("a change was cut off", extra={"reason": f"{last}; planned anew from what lives now"})
+            self._cut_off = frozenset(last.beginning.before)
+            self.in_hand = self._cut_off if last.open else _NOBODY
+
+    async def _outlast(self) -> None:
+        """The driver goes on with a step whose agent was killed: nobody gets what it may be destroying."""
+        if self.in_hand:
+            await asyncio.sleep(CUT_OFF_S)
+            await self._let_go()
 
 
 def _laid_out(unit: Unit) -> frozenset[str]:
