@@ -143,6 +143,7 @@ class _Agent:
             self._served_before = {
                 offering.device for offer in answerable(remembered.serving).values() for offering in offer
             }
+            self._changes.begin()
             self._policies.start()
             await asyncio.wait({look, stopped}, timeout=FIRST_LOOK_S, return_when=FIRST_COMPLETED)
             if look.done():

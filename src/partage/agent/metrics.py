@@ -19,6 +19,7 @@ from partage.agent.verdict import judge, stalled
 from partage.edges.hardware.supervisor import HelperState
 from partage.model.gpu import NoDriver
 from partage.model.health import State
+from partage.model.mps import Phase
 from partage.model.policy import Strategy
 from partage.plan.ledger import Degree
 
@@ -57,6 +58,7 @@ class ReportCollector(Collector):
             return
         yield from _node(report)
         yield from _gpus(report)
+        yield from _daemons(report)
         yield from _shares(report)
         yield _gauge(
             "seconds_since_turn",
@@ -186,6 +188,23 @@ def _gpus(report: Report) -> Iterator[Metric]:
     )
     yield _gauge(
         "gpu_shares_held", "Shares of the GPU that are held.", labels, [(who, gpu.held) for who, gpu in gpus]
+    )
+
+
+def _daemons(report: Report) -> Iterator[Metric]:
+    rows = [((gpu.uuid, str(gpu.index), one.device), one) for gpu in report.gpus for one in gpu.daemons]
+    labels = ("gpu", "index", "device")
+    yield _gauge(
+        "mps_daemon_serving",
+        "1 while the MPS daemon of the GPU or MIG device takes clients.",
+        labels,
+        [(who, float(one.phase is Phase.SERVING)) for who, one in rows],
+    )
+    yield _gauge(
+        "mps_clients",
+        "Processes that work through the MPS daemon.",
+        labels,
+        [(who, float(len(one.clients))) for who, one in rows],
     )
 
 

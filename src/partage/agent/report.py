@@ -14,6 +14,7 @@ from partage.edges.kubelet.port import DeviceRow
 from partage.errors import Problem
 from partage.model.health import Health, Phase
 from partage.model.ids import ResourceName
+from partage.model.mps import DaemonState
 from partage.model.policy import Strategy
 from partage.model.share import GpuOffer, Offer
 from partage.plan.ledger import Entry
@@ -53,6 +54,7 @@ class GpuReport:
     lost: why it does not answer, empty where it does. strategy: of what it serves, wanted: of what it should;
     None for nothing. draining: it waits to change. waiting: the held ids that it waits for, None where it
     does not. pending: what has to be done before all that is wanted can be offered. held: shares.
+    daemons: its MPS daemons, those of its MIG devices too.
     """
 
     uuid: str
@@ -68,6 +70,7 @@ class GpuReport:
     pending: str
     offer: GpuOffer
     held: int
+    daemons: tuple[DaemonState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,11 @@ class Report:
 
 
 def gpu_reports(
-    node: Node | None, done: Turn, wish: Wish | None, entries: Sequence[Entry]
+    node: Node | None,
+    done: Turn,
+    wish: Wish | None,
+    entries: Sequence[Entry],
+    daemons: Sequence[DaemonState] = (),
 ) -> tuple[GpuReport, ...]:
     """One per GPU that is known or served, ordered by index."""
     known = dict(node.known) if node else {}
@@ -145,6 +152,7 @@ def gpu_reports(
                 pending=wish.pending.get(uuid, "") if wish else "",
                 offer=offer,
                 held=held[uuid],
+                daemons=tuple(one for one in daemons if one.gpu == uuid),
             )
         )
     return tuple(sorted(reports, key=lambda report: report.index))

@@ -14,6 +14,7 @@ from partage.agent.report import Report
 from partage.agent.settings import Intervals
 from partage.edges.kubelet.port import EndpointState
 from partage.model.gpu import NoDriver
+from partage.model.mps import Phase as DaemonPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,9 @@ def _degraded(report: Report) -> Iterator[Reason]:
                 yield Reason(
                     "gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}), GPU instance {gi_id}: {phase.reason}"
                 )
+        for one in gpu.daemons:
+            if one.phase is not DaemonPhase.SERVING:
+                yield Reason("mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}")
     neighbours = report.neighbours
     if neighbours.pod_resources:
         yield Reason("holders-unknown", neighbours.pod_resources)

@@ -18,6 +18,7 @@ from partage.edges.kubelet.port import EndpointState
 from partage.faces.documents import node_rows, resource_rows
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Phase
+from partage.model.mps import DaemonState
 from partage.plan.ledger import Entry
 
 
@@ -139,7 +140,20 @@ def _gpu(gpu: GpuReport, at: _Times) -> dict[str, Any]:
         "waiting": gpu.draining,
         "waitingFor": [_entry(entry, at) for entry in gpu.waiting or ()],
         "pending": gpu.pending or None,
+        "mpsDaemons": [_daemon(one) for one in gpu.daemons],
         "held": gpu.held,
+    }
+
+
+def _daemon(one: DaemonState) -> dict[str, Any]:
+    return {
+        "device": one.device,
+        "state": str(one.phase),
+        "pid": one.pid,
+        "clients": len(one.clients),
+        "memoryBytes": one.limits.memory_bytes,
+        "threadsPercent": one.limits.threads_percent,
+        "reason": one.reason or None,
     }
 
 

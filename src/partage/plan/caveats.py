@@ -37,17 +37,12 @@ def _caveats(policy: Policy, inventory: Inventory, offer: Offer, ctk_found: bool
             "can, no share guarantees more than 'advisory'.",
             certain=False,
         )
-    if any(o.interval is not None for gpu in offer.values() for o in gpu):
-        yield Caveat(
-            "This version does not set the length of time slices itself: nvidia-smi -i GPU compute-policy "
-            "--set-timeslice=0|1|2|3 does (default, short, medium, long), where the GPU supports it."
-        )
     if options.uses_cdi and not ctk_found:
         yield Caveat(
             f"The CDI specification will be incomplete: {options.nvidia_ctk} is not there, so it holds "
             "device nodes and none of the driver's libraries."
         )
-    if not inventory.simulated and any(o.shared is Strategy.MPS for gpu in offer.values() for o in gpu):
+    if any(o.shared is Strategy.MPS for gpu in offer.values() for o in gpu):
         yield Caveat(
-            "The agent of a real node does not start MPS daemons yet: it refuses this with exit code 3."
+            "Under MPS the limits hold for each process: a container with two may have its share twice."
         )
