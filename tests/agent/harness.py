@@ -284,9 +284,18 @@ class SimulatedHelper:
 
     def close(self) -> None:
         self.stop()
+        asyncio.run_coroutine_threadsafe(_ended(), self._loop).result(LIMIT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LIMIT_S)
         self._loop.close()
+
+
+async def _ended() -> None:
+    """Nothing goes on in this loop any more."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @contextmanager

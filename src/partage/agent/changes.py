@@ -42,7 +42,7 @@ from partage.plan.transition import Serving
 from partage.plan.wishes import entry_uses
 
 if TYPE_CHECKING:  # loaded once a policy needs something done: many nodes need nothing
-    from partage.agent.execute import Outcome, Phase
+    from partage.agent.execute import Outcome, Phase, Progress
     from partage.agent.way import Way
     from partage.plan.node_steps import Unit
 
@@ -212,15 +212,15 @@ class Changes:
             await self._something_to_ask()
             if not await self._has_asked():
                 await asyncio.sleep(self.intervals.retry_s)
-            elif (unit := self._next(self._still_the_way())) is not None:
-                await self._make(unit)
+            elif units := self._next(self._still_the_way()):
+                await self._make(units)
             elif self._found is not None and self._found.changing:
                 self._ready = ()  # until the next turn has seen what we now know
                 self.ask()
 
     async def _something_to_ask(self) -> None:
         """Return when a unit stands ready, and now and then while there is something to look after."""
-        while self._next(self._ready) is None and not self._is_to_be_asked():
+        while not self._next(self._ready) and not self._is_to_be_asked():
             await self._conclude()
             self._news.clear()
             try:
@@ -275,26 +275,32 @@ class Changes:
         units = self._plan(*self._base).units
         return tuple(unit for unit in self._ready if unit in units)
 
-    def _next(self, units: Iterable[Unit]) -> Unit | None:
-        """The first that did not fail a moment ago."""
+    def _next(self, units: Iterable[Unit]) -> tuple[Unit, ...]:
+        """What is done next, of what did not fail a moment ago: one layout, or settings of many GPUs at a
+        time."""
         now_s = self.clock()
-        for unit in units:
-            failures = (self._failures[gpu] for gpu in unit.gpus if gpu in self._failures)
-            if all(failure.again_s <= now_s for failure in failures):
-                return unit
-        return None
+        due = [unit for unit in units if all(self._is_due(gpu, now_s) for gpu in unit.gpus)]
+        if due and _laid_out(due[0]):
+            return (due[0],)
+        return tuple(unit for unit in due if not _laid_out(unit))
 
-    async def _make(self, unit: Unit) -> None:
-        """Execute one unit, and look at the node before its GPUs are let go."""
-        from partage.agent.execute import Ending
+    def _is_due(self, gpu: str, now_s: float) -> bool:
+        return gpu not in self._failures or self._failures[gpu].again_s <= now_s
 
-        self.in_hand, self._cut_off = frozenset(unit.gpus), _laid_out(unit)
-        outcome = await self._execute(unit)
-        if not isinstance(outcome, str) and outcome.ending is not Ending.TORN:
-            self._cut_off = None
-        self._judge(unit, outcome)
+    async def _make(self, units: tuple[Unit, ...]) -> None:
+        """Execute units side by side, and look at the node before their GPUs are let go."""
+        self.in_hand = frozenset(gpu for unit in units for gpu in unit.gpus)
+        assert self._base is not None
+        inventory = self._base[0].inventory
+        await self._note(step for unit in units for step in unit.steps)
+        made = (self._lay_out if _laid_out(unit) else self._set for unit in units)
+        outcomes = await asyncio.gather(
+            *(make(unit, inventory) for make, unit in zip(made, units, strict=True))
+        )
+        for unit, outcome in zip(units, outcomes, strict=True):
+            self._judge(unit, outcome)
         self._slices_due_s = _AT_ONCE
-        await self._let_go(outcome)
+        await self._let_go(outcomes[0])
 
     async def _let_go(self, outcome: Outcome | str = "") -> None:
         """Let the GPUs in hand go, once it was seen how they are now."""
@@ -307,33 +313,35 @@ class Changes:
         self._base = self._found = None  # a turn may be under way that saw the node as it was
         self.ask()
 
-    async def _execute(self, unit: Unit) -> Outcome | str:
+    async def _set(self, unit: Unit, inventory: Inventory) -> Outcome | str:
+        """Settings need no journal: what has to be given back is remembered, the rest can be seen."""
+        from partage.agent.execute import Executor
+        from partage.edges.files.journal import Beginning
+
+        executor = Executor(self.sense.hardware, None, self.geometry_of, _teller(inventory))
+        (outcome,) = await executor.execute([unit], Beginning(inventory.boot_id, self.digest()))
+        return outcome
+
+    async def _lay_out(self, unit: Unit, inventory: Inventory) -> Outcome | str:
         """What became of it; a reason why nothing could be begun."""
-        from partage.agent.execute import Executor, JournalFailed, before
+        from partage.agent.execute import Ending, Executor, JournalFailed, before
         from partage.edges.files.journal import Beginning, Journal
 
-        assert self._base is not None
-        inventory = self._base[0].inventory
-        indexes = {gpu.uuid: gpu.index for gpu in inventory}
-
-        def progress(step: Step, phase: Phase, reason: str) -> None:
-            gpus = [indexes.get(gpu) for gpu in gpus_of(step)]
-            facts = {"gpus": gpus, "step": str(step), "reason": reason or None}
-            log.log(logging.WARNING if reason else logging.INFO, f"step: {phase}", extra=facts)
-
-        await self._note(unit)
-        touched = [unit] if _laid_out(unit) else []
-        beginning = Beginning(inventory.boot_id, self.digest(), before(inventory, touched))
-        executor = Executor(self.sense.hardware, Journal(self.state_dir), self.geometry_of, progress)
+        self._cut_off = frozenset(unit.gpus)
+        beginning = Beginning(inventory.boot_id, self.digest(), before(inventory, [unit]))
+        journal = Journal(self.state_dir)
+        executor = Executor(self.sense.hardware, journal, self.geometry_of, _teller(inventory))
         try:
             (outcome,) = await executor.execute([unit], beginning)
         except JournalFailed as error:
             return str(error)
+        if outcome.ending is not Ending.TORN:
+            self._cut_off = None
         return outcome
 
-    async def _note(self, unit: Unit) -> None:
+    async def _note(self, steps: Iterable[Step]) -> None:
         """How the GPUs are set now, before it changes: whoever comes after us has to give it back."""
-        before = remembered(unit.steps, self.before)
+        before = remembered(steps, self.before)
         if before != self.before:
             self.before = before
             if self.remember is not None:
@@ -372,7 +380,7 @@ class Changes:
         if self._cut_off is None or self._base is None:
             return False
         changing = _NOBODY if self._found is None else self._found.changing
-        return not self._cut_off or self._cut_off <= self._base[0].layouts.keys() - changing
+        return self._cut_off <= self._base[0].layouts.keys() - changing
 
     async def _conclude(self) -> None:
         """End the journal of a change that was cut off, where nothing of it is left to be done."""
@@ -404,6 +412,18 @@ class Changes:
             await self._let_go()
 
 
-def _laid_out(unit: Unit) -> frozenset[str]:
-    """The GPUs whose MIG layout a unit changes."""
-    return frozenset(unit.gpus) if any(isinstance(step, _LAYOUT) for step in unit.steps) else _NOBODY
+def _laid_out(unit: Unit) -> bool:
+    """Whether a unit changes MIG layouts."""
+    return any(isinstance(step, _LAYOUT) for step in unit.steps)
+
+
+def _teller(inventory: Inventory) -> Progress:
+    """Tells the log of every step."""
+    indexes = {gpu.uuid: gpu.index for gpu in inventory}
+
+    def progress(step: Step, phase: Phase, reason: str) -> None:
+        gpus = [indexes.get(gpu) for gpu in gpus_of(step)]
+        facts = {"gpus": gpus, "step": str(step), "reason": reason or None}
+        log.log(logging.WARNING if reason else logging.INFO, f"step: {phase}", extra=facts)
+
+    return progress
