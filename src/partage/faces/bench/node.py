@@ -51,11 +51,11 @@ def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[Use]) -> Machine:
         mig_devices=tuple(device.profile for device in gpu.mig_devices),
         driver=driver.version,
         cuda=driver.cuda,
-        others=sum(use.gpu == gpu.uuid and _computes(use) for use in uses),
+        others=sum(use.gpu == gpu.uuid and computes(use) for use in uses),
     )
 
 
-def _computes(use: Use) -> bool:
+def computes(use: Use) -> bool:
     """Neither a monitor nor the MPS daemon's server, which only does what its clients do."""
     return use.kind is not UseKind.MONITOR and "nvidia-cuda-mps" not in use.name
 

@@ -1,0 +1,1 @@
+"""Tries to break what shares guarantee, and writes down what was promised, seen and found."""

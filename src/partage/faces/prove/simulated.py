@@ -1,0 +1,129 @@
+"""The engine for machines without a GPU: a simulated MPS control daemon of its own, and its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+from partage.edges.mps.control import Control
+from partage.edges.mps.paths import Driver
+from partage.errors import DaemonError
+from partage.faces import child
+from partage.faces.bench.daemon import Daemon
+from partage.faces.bench.places import Place
+from partage.faces.prove.model import Evidence
+from partage.faces.prove.share import Share
+from partage.faces.prove.stage import Ground, Need
+from partage.faces.prove.tenant import Lost
+from partage.model.policy import Strategy
+from partage.sim.mps.node import CLIENT_PROGRAM, Node, install
+from partage.units import MIB
+
+_PROGRAMS = "usr/bin"
+_UP_S, _AGAIN_S = 20.0, 0.02
+
+
+class Simulation:
+    """A directory of programs, and a daemon for each share that wants one.
+
+    deaf: the daemon ignores the limits that it is given, and says nothing.
+    """
+
+    evidence = Evidence.SIMULATED
+
+    def __init__(self, root: Path, *, faults: bool, deaf: bool = False, deadline_s: float = 20.0) -> None:
+        self._root, self._faults, self._deaf = root, faults, deaf
+        self.deadline_s = deadline_s
+
+    def argv(self, uid: int | None) -> tuple[str, ...]:
+        user = () if uid is None else (str(uid),)
+        return (str(self._root / _PROGRAMS / CLIENT_PROGRAM), *user)
+
+    def lacks(self, need: Need) -> str:
+        match need:
+            case Need.FAULTS:
+                return "" if self._faults else "it ends the work of whoever is hit: --faults tries it"
+            case Need.ROOT:
+                return "" if os.geteuid() == 0 else "processes of other users can be begun by root only"
+            case Need.NEIGHBOUR:
+                return ""
+        return "it takes a real GPU; the simulation has the MPS daemon and its clients"
+
+    async def holder(self, gpu: str) -> str:
+        del gpu
+        return ""
+
+    def ground(self, share: Share) -> AbstractAsyncContextManager[Ground]:
+        return self._with_daemon(share)
+
+    @asynccontextmanager
+    async def _with_daemon(self, share: Share) -> AsyncIterator[Ground]:
+        if share.offering.shared is not Strategy.MPS:
+            raise Lost("the simulation has nothing but MPS to try")
+        device, home = share.offering.device, _directory("daemon-", self._root)
+        pipe, log = _directory("pipe-", home), _directory("log-", home)
+        node = Node({device: share.device_bytes}, deaf_to_limits=self._deaf)
+        program = install(self._root / _PROGRAMS, node)
+        environment = {
+            "PATH": os.defpath,
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(log),
+            "CUDA_VISIBLE_DEVICES": device,
+        }
+        daemon = await child.begin([str(program), "-f", "-multiuser-server"], environment)
+        try:
+            await _limited(Control(Driver(self._root).program, environment), share)
+            yield Ground(_place(share, pipe, self._root), Daemon(pipe, self._root))
+        finally:
+            await daemon.end()
+            shutil.rmtree(home)
+
+
+async def _limited(control: Control, share: Share) -> None:
+    """The daemon runs, and was told what the agent's would be told. Raises Lost."""
+    end = asyncio.get_running_loop().time() + _UP_S
+    while True:
+        try:
+            await control.set_memory_limit(share.largest_bytes // MIB)
+            if share.largest_threads is not None:
+                await control.set_threads_limit(share.largest_threads)
+        except DaemonError as error:
+            if asyncio.get_running_loop().time() > end:
+                raise Lost(f"the simulated control daemon does not answer: {error}") from error
+            await asyncio.sleep(_AGAIN_S)
+        else:
+            return
+
+
+def _place(share: Share, pipe: Path, root: Path) -> Place:
+    return Place(
+        device=share.offering.device,
+        mig=share.mig,
+        pipe=pipe,
+        memory_bytes=share.device_bytes,
+        share_bytes=share.bytes,
+        driver_root=root,
+        exclusive=share.exclusive,
+    )
+
+
+def _directory(prefix: str, parent: Path) -> Path:
+    """A new one that clients of every user may pass."""
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    path.chmod(0o755)
+    return path
+
+
+@asynccontextmanager
+async def simulation(*, faults: bool, deaf: bool = False) -> AsyncIterator[Simulation]:
+    """A simulation, of which nothing is left afterwards."""
+    root = _directory("partage-prove-", Path("/tmp"))  # noqa: S108 - the path of a socket has to be short
+    try:
+        yield Simulation(root, faults=faults, deaf=deaf)
+    finally:
+        shutil.rmtree(root)
