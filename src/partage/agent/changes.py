@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partage.agent.looks import Looks
 from partage.agent.node import Node
 from partage.agent.senses import HardwareSense
 from partage.agent.settings import Intervals
 from partage.agent.wish import Wish
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.mps import DaemonState
-from partage.model.policy import Interval, Policy
+from partage.model.policy import Policy
 from partage.model.step import (
     CreateCompute,
     CreateInstance,
@@ -32,7 +31,6 @@ from partage.model.step import (
     Reset,
     SetMode,
     Step,
-    Use,
     gpus_of,
 )
 from partage.plan.assign import GeometryOf
@@ -55,7 +53,6 @@ CUT_OFF_S = 5.0
 """How long a step of an agent that was killed may still go on in the driver. An instance takes about a
 second; a reset takes longer, and leaves nothing that could be given out."""
 
-_AT_ONCE = -math.inf
 _NOBODY: frozenset[str] = frozenset()
 _LAYOUT = (SetMode, Reset, DestroyCompute, DestroyInstance, CreateInstance, CreateCompute)
 
@@ -86,11 +83,12 @@ class Changes:
     ask: asks for a turn. digest: of the policy's text, for the journal. fit: waits until containers can be
     given the devices of this inventory. remember: has it on disk how GPUs were set before we changed them.
     in_hand: UUIDs of GPUs that are being changed at this moment. made: units so far, by how they ended.
-    daemons: MPS daemons as they were last seen; None: nobody has looked yet. before: how GPUs were set.
+    before: how GPUs were set before we changed them.
     _cut_off: GPUs whose journal has no end; None: it has one.
     """
 
     sense: HardwareSense
+    looks: Looks
     state_dir: Path
     geometry_of: GeometryOf
     clock: Callable[[], float]
@@ -101,12 +99,7 @@ class Changes:
     remember: Callable[[Mapping[str, Before]], Awaitable[None]] | None = None
     in_hand: frozenset[str] = _NOBODY
     made: Counter[str] = field(default_factory=Counter)
-    daemons: tuple[DaemonState, ...] | None = None
     before: Mapping[str, Before] = field(default_factory=dict)
-    _uses: tuple[Use, ...] = ()
-    _slices: Mapping[str, Interval] = field(default_factory=dict)
-    _sliceless: Mapping[str, str] = field(default_factory=dict)
-    _slices_due_s: float = _AT_ONCE
     _entries: tuple[Entry, ...] = ()
     _serving: Mapping[str, Serving] = field(default_factory=dict)
     _policy: Policy | None = None
@@ -136,7 +129,7 @@ class Changes:
         if wish.policy != self._policy:
             self._policy = wish.policy
             self._failures.clear()
-            self._slices_due_s = _AT_ONCE
+            self.looks.slices_changed()
         if not self._concerns(wish):
             self._base, self._found, self._ready = (wish, node.lost), None, ()
             return wish
@@ -151,7 +144,8 @@ class Changes:
 
     def booted(self) -> None:
         """The node has booted: nothing is set any more as it was."""
-        self.before, self._slices_due_s, self.daemons = {}, _AT_ONCE, None
+        self.before = {}
+        self.looks.forget()
 
     def stand(self, serving: Mapping[str, Serving], restored: Collection[str]) -> None:
         """How the GPUs stand after a turn: some may now be ready to be changed."""
@@ -166,7 +160,7 @@ class Changes:
 
     def _concerns(self, wish: Wish) -> bool:
         """Whether anything may have to be done: wanted, or left over from an earlier policy."""
-        return bool(wish.layouts or wish.settings or self.daemons or self.before)
+        return bool(wish.layouts or wish.settings or self.looks.daemons or self.before)
 
     def _plan(self, wish: Wish, lost: Mapping[str, str]) -> Way:
         """Plan anew where something is another thing. Where all is as wanted, it does not matter who holds
@@ -175,9 +169,9 @@ class Changes:
         from partage.agent.way import Set, way
 
         modes = {gpu.uuid: gpu.compute_mode for gpu in wish.inventory if gpu.uuid not in lost}
-        self.before = still_ours(self.before, wish.settings, modes, self._slices)
-        now = Set(self.daemons, self._slices, self.before)
-        held = (*self._others(), *entry_uses(self._entries, wish.inventory))
+        self.before = still_ours(self.before, wish.settings, modes, self.looks.slices)
+        now = Set(self.looks.daemons, self.looks.slices, self.before)
+        held = (*self.looks.others(), *entry_uses(self._entries, wish.inventory))
         same = self._base is not None and self._base[0] is wish and self._base[1] == lost
         key = (now, self._serving, None if self._found is None or not self._found.changing else held)
         if self._found is None or not same or key != self._key:
@@ -187,17 +181,11 @@ class Changes:
             self._key = (now, self._serving, held if self._found.changing else None)
         return self._found
 
-    def _others(self) -> tuple[Use, ...]:
-        """Who uses the GPUs, our own MPS daemons left out: they go when they are told to."""
-        pids = {server.pid for one in self.daemons or () for server in one.servers}
-        pids |= {one.pid for one in self.daemons or () if one.pid is not None}
-        return tuple(use for use in self._uses if use.pid is None or use.pid not in pids)
-
     def _said(self) -> dict[str, str]:
         wants = self._base[0].settings if self._base is not None else {}
         said = {
             gpu: f"its time slice cannot be set: {reason}"
-            for gpu, reason in self._sliceless.items()
+            for gpu, reason in self.looks.sliceless.items()
             if gpu in wants and wants[gpu].interval is not None
         }
         said |= {gpu: failure.reason for gpu, failure in self._failures.items()}
@@ -214,7 +202,7 @@ class Changes:
                 await asyncio.sleep(self.intervals.retry_s)
             elif units := self._next(self._still_the_way()):
                 await self._make(units)
-            elif self._found is not None and self._found.changing:
+            elif self._waits():
                 self._ready = ()  # until the next turn has seen what we now know
                 self.ask()
 
@@ -230,15 +218,19 @@ class Changes:
                 return
 
     def _pause_s(self) -> float | None:
-        if self._found is not None and self._found.changing:
+        if self._waits():
             return self.intervals.holders_waited_s
-        if self.daemons:
+        if self.looks.daemons:
             return self.intervals.conditions_s
         return self.intervals.observe_s if self._has_slices() else None
 
+    def _waits(self) -> bool:
+        """Whether any GPU is not as wanted."""
+        return self._found is not None and bool(self._found.changing)
+
     def _is_to_be_asked(self) -> bool:
         """Whether something has to be known that nobody has asked for yet."""
-        return self.daemons is None or (self._has_slices() and self._slices_due_s == _AT_ONCE)
+        return self.looks.daemons is None or (self._has_slices() and self.looks.slices_are_old)
 
     def _has_slices(self) -> bool:
         """Whether time slices matter: wanted, or to be given back."""
@@ -247,26 +239,12 @@ class Changes:
 
     async def _has_asked(self) -> bool:
         """Ask who uses the GPUs, and how they are set. False: nobody answers, and so nothing is done."""
-        hardware = self.sense.hardware
-        seen = self._uses, self.daemons, self._slices
         try:
-            self.daemons = await hardware.daemons()
-            await self._ask_slices()
-            if self._found is not None and self._found.changing:
-                self._uses = await hardware.uses()
+            if await self.looks.look(users=self._waits(), slices=self._has_slices()):
+                self.ask()
         except HardwareError:  # told by those who ask all the time
             return False
-        if (self._uses, self.daemons, self._slices) != seen:
-            self.ask()
         return True
-
-    async def _ask_slices(self) -> None:
-        """Time slices, where they matter: nvidia-smi takes seconds on a node of many GPUs."""
-        if self._has_slices() and self.clock() >= self._slices_due_s:
-            found = await self.sense.hardware.time_slices()
-            self._slices = {one.gpu: one.interval for one in found if one.interval is not None}
-            self._sliceless = {one.gpu: one.reason for one in found if one.interval is None}
-            self._slices_due_s = self.clock() + self.intervals.observe_s
 
     def _still_the_way(self) -> tuple[Unit, ...]:
         """Units that stand ready, and are what is to be done now that more is known."""
@@ -299,7 +277,7 @@ class Changes:
         )
         for unit, outcome in zip(units, outcomes, strict=True):
             self._judge(unit, outcome)
-        self._slices_due_s = _AT_ONCE
+        self.looks.slices_changed()
         await self._let_go(outcomes[0])
 
     async def _let_go(self, outcome: Outcome | str = "") -> None:

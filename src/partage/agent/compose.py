@@ -16,6 +16,7 @@ from partage.agent.cdi import CdiSpecs
 from partage.agent.changes import Changes
 from partage.agent.guard import GuardFiles
 from partage.agent.holders import HolderQuestions, Names
+from partage.agent.looks import Looks
 from partage.agent.loop import Loop, Parts, Requests
 from partage.agent.plugins import Hooks, ResourcePlugin
 from partage.agent.policies import Policies
@@ -118,6 +119,7 @@ class _Agent:
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._changes = Changes(
             sense=self._sense,
+            looks=Looks(hardware, clock, settings.intervals.observe_s),
             state_dir=settings.state_dir,
             geometry_of=geometry_of,
             clock=clock,

@@ -185,7 +185,7 @@ class Loop:
             took_s=now_s - began_s,
             node=sensed.node,
             offer=done.rows.offer,
-            gpus=gpu_reports(sensed.node, done, wish, entries, parts.changes.daemons or ()),
+            gpus=gpu_reports(sensed.node, done, wish, entries, parts.changes.looks.daemons or ()),
             resources=resource_reports(listed, entries),
             entries=entries,
             policy=parts.policies.report,
