@@ -18,6 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from partage.errors import DriverUnavailable, HardwareTimeout
 from partage.model.layout import LayoutItem
+from partage.model.mps import Phase
 from partage.sim.behaviour import Behaviour, PodResourcesMode
 from partage.sim.faults import (
     Ailing,
@@ -29,6 +30,7 @@ from partage.sim.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    MpsTurns,
     RaiseXid,
     ResetGpu,
     SetMig,
@@ -59,7 +61,7 @@ BEHAVIOURS = st.builds(
     asks_always=st.booleans(),
     forgiving=st.booleans(),
 )
-CALLS = st.sampled_from(["observe", "conditions", "events"])
+CALLS = st.sampled_from(["observe", "conditions", "events", "perform", "daemons"])
 ERRORS = st.sampled_from([HardwareTimeout("no answer"), DriverUnavailable("the helper is gone")])
 TIMES = st.sampled_from([1, 3, None])
 FAULTS: st.SearchStrategy[Fault] = st.one_of(
@@ -71,6 +73,7 @@ FAULTS: st.SearchStrategy[Fault] = st.one_of(
     st.builds(GpuReturns, st.integers(0, GPUS - 1)),
     st.builds(ResetGpu, st.integers(0, GPUS - 1)),
     st.builds(Ailing, st.integers(0, GPUS - 1), rows_pending=st.booleans(), fabric_ok=st.booleans()),
+    st.builds(MpsTurns, st.integers(0, GPUS - 1), st.just(Phase.DEAD)),
     st.builds(FailCall, CALLS, ERRORS, TIMES),
     st.builds(HangCall, CALLS, st.sampled_from([0.5, None]), TIMES),
     st.builds(HealCall, CALLS),
