@@ -13,7 +13,7 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.placement import Placement
-from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, Strategy, TimeSlicing
+from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, Strategy, TimeSlicing, Watch
 from partage.model.profile import MigProfile
 from partage.plan.assign import Assignment, PlannedDevice, Target, assign
 from partage.plan.findings import name_gpus
@@ -761,8 +761,9 @@ def test_every_gpu_is_offered_exactly_once_whatever_the_split(order: list[int], 
     assert [target.gpu.index for target in targets] == list(range(8))
 
 
-def test_keys_that_nothing_acts_on_yet_are_warned_about() -> None:
-    """A tenant must not rely on what this version does not do."""
-    wish = "{select: all, guard: true, watch: kill, time-slicing: {replicas: 2}}"
-    paths = [problem.path for problem in lay(native(wish), eight()).warnings]
-    assert paths == ["gpus[0].watch"]
+def test_every_gpu_that_offers_something_is_watched_as_its_entry_says() -> None:
+    killed = "{select: {index: [0]}, watch: kill, time-slicing: {replicas: 2}}"
+    unseen = "{select: {index: [1]}, watch: off, guard: true, time-slicing: {replicas: 2}}"
+    laid = lay(native(f"{killed}, {unseen}"), eight())
+    assert list(laid.watch_of.values()) == [Watch.KILL, Watch.OFF] + [Watch.WARN] * 6
+    assert laid.warnings == ()

@@ -147,11 +147,18 @@ def test_what_is_not_certain_is_no_reason_to_say_anything(
 
 
 def test_processes_of_nobodys_container_are_said_and_counted_for_no_one() -> None:
-    host, server = process(1000, ""), process(7, kind=ProcessKind.MPS_SERVER)
+    host, server = process(1000, ""), process(7, NOTEBOOK, kind=ProcessKind.MPS_SERVER)
     job = process(9, cgroups=("0::/system.slice/slurmstepd.scope/job_1/step_0",))
     result = watched(host, server, job, process(8))
     assert result.unattributed == (host, server, job)
     assert only(result).pids == (8,)
+
+
+def test_what_is_called_an_mps_server_in_a_container_with_shares_is_that_tenants() -> None:
+    """Our own are in no container, or in the helper's: a tenant could call his process so, and hide."""
+    (verdict,) = watched(process(7, used=30 * GIB, kind=ProcessKind.MPS_SERVER), mode=Watch.KILL).verdicts
+    assert verdict.usage.used_bytes == 30 * GIB
+    assert (verdict.ends, verdict.clients) == ((), ())  # it may have clients, whoever they are
 
 
 def test_memory_without_a_figure_is_said_and_what_is_known_may_be_too_much_all_the_same() -> None:
@@ -179,6 +186,11 @@ def test_blindness_is_handed_on_and_who_can_be_seen_is_judged_all_the_same() -> 
     result = watched(process(7, used=30 * GIB), blind="we do not see all")
     assert result.blind == "we do not see all"
     assert len(result.verdicts) == 1
+
+
+def test_whose_share_is_in_no_offer_is_not_said_to_hold_none() -> None:
+    """It was given out by an earlier policy, whose shares were of another size."""
+    assert only(watched(process(7, used=79 * GIB), entries=(entry(9),))).grant is Grant.UNKNOWN
 
 
 def test_a_share_that_is_in_no_offer_counts_for_nobody() -> None:

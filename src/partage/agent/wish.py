@@ -10,7 +10,7 @@ from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError, Problem
 from partage.model.gpu import Inventory
 from partage.model.ids import plugin_socket_name
-from partage.model.policy import MigWish, Policy, Strategy
+from partage.model.policy import MigWish, Policy, Strategy, Watch
 from partage.model.share import GpuOffer, Offer, resources_of
 from partage.plan.advertise import advertise
 from partage.plan.assign import GeometryOf, assign
@@ -25,6 +25,7 @@ class Wish:
     offer: live devices only. pending: GPU UUID to what has still to be done before all of it can be offered.
     strategies: of every GPU that answers. layouts: the MIG layout, or none, that a GPU shall have; GPUs
     without one are left as they are. settings: what GPUs have to be set to before they can offer it.
+    watch_of: what happens to a container that exceeds its share.
     """
 
     policy: Policy
@@ -35,6 +36,7 @@ class Wish:
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     layouts: Mapping[str, MigWish] = field(default_factory=dict)
     settings: Mapping[str, Setting] = field(default_factory=dict)
+    watch_of: Mapping[str, Watch] = field(default_factory=dict)
 
 
 def lay(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_dir: Path) -> Wish:
@@ -57,6 +59,7 @@ def lay(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_d
         strategies=assignment.strategies,
         layouts=wishes_of(policy, inventory, geometry_of),
         settings=settings_of(assignment.targets),
+        watch_of=assignment.watch_of,
     )
 
 

@@ -49,6 +49,7 @@ class Target:
     resource: ResourceName
     single: bool = False
     guard: bool = False
+    watch: Watch = Watch.WARN
     origin: str = ""
 
 
@@ -66,6 +67,11 @@ class Assignment:
     strategies: Mapping[str, Strategy]
     pending: Mapping[str, str]
     warnings: tuple[Problem, ...] = ()
+
+    @property
+    def watch_of(self) -> dict[str, Watch]:
+        """GPU UUID to what happens to a container that exceeds its share of it."""
+        return {target.gpu.uuid: target.watch for target in self.targets}
 
 
 def assign(
@@ -109,7 +115,6 @@ def assign(
         for device in devices
     ]
     _warn_of_unlike_shares(policy, targets, findings)
-    _warn_of_what_is_to_come(policy, findings)
     findings.raise_any()
     return Assignment(
         targets=tuple(targets),
@@ -192,6 +197,7 @@ def _of_gpu(device: Device, entry: GpuEntry, options: Options) -> Target:
         resource=entry.name or ResourceName(device.resource + suffix),
         single=shared and options.fail_requests_greater_than_one,
         guard=entry.guard,
+        watch=entry.watch,
         origin=entry.origin,
     )
 
@@ -229,13 +235,6 @@ def _strategies(
         gpu.uuid: Strategy.MIG if presented[gpu.uuid].mig else by_gpu.get(gpu.uuid, Strategy.EXCLUSIVE)
         for gpu in inventory
     }
-
-
-def _warn_of_what_is_to_come(policy: Policy, findings: Findings) -> None:
-    """Keys that are read and that nothing acts on yet: a tenant must not rely on them."""
-    for entry in policy.entries:
-        if isinstance(entry, GpuEntry) and entry.watch is Watch.KILL:
-            findings.add("doubtful", f"{entry.origin}.watch", "this version watches no container yet")
 
 
 # --- the node as a whole -----------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 A process belongs to the container that its cgroup names, the container to whoever holds the shares. Each link
 is exact or absent: what belongs to nobody in particular is said to, and counted for no one. An MPS server's
-memory is no tenant's; where the driver counts its clients' for it, what they use is not known.
+memory is no tenant's; where the driver counts its clients' for it, what they use is not known. A server in a
+container that holds shares is that tenant's own, or a process that is called so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.model.cgroup import Owner, parse_cgroup
+from partage.model.ids import ShareId
 from partage.model.policy import Watch
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import Guarantee, Offer, Offering
@@ -107,7 +109,7 @@ class Grants:
     """Shares that are held. by: (device, holder) to the shares' offerings.
 
     on: (GPU, holder) where somebody holds shares of any of its devices. doubtful: devices, and their GPUs, of
-    which shares are held, and it is not certain by whom.
+    which shares are held, and it is not certain by whom, or what they are.
     """
 
     by: Mapping[tuple[str, Holder], tuple[Offering, ...]]
@@ -129,8 +131,8 @@ def grants(entries: Iterable[Entry], offer: Offer) -> Grants:
     for entry in entries:
         offering = offerings.get((entry.resource, entry.id))
         if offering is None:
-            continue
-        if entry.holder is None:
+            doubtful.add(ShareId.parse(entry.id).device)  # of an earlier policy: nobody knows how large it is
+        elif entry.holder is None:
             doubtful |= {offering.device, offering.gpu}
         else:
             on.add((offering.gpu, entry.holder))
@@ -150,12 +152,17 @@ def watch(
     watch_of: by GPU UUID, WARN where it says nothing. Blind, what is seen is judged all the same: a container
     that exceeds its share does so whoever else is hidden.
     """
+
+    def _is_tenants(server: GpuProcess, owner: Owner) -> bool:
+        holder = names.get(owner.container)
+        return holder is not None and (server.device or server.gpu, holder) in granted.by
+
     owned: dict[tuple[str, str, str], list[GpuProcess]] = {}
     owners: dict[str, Owner] = {}
     unattributed: list[GpuProcess] = []
     for row in processes.rows:
         owner = parse_cgroup(row.cgroups)
-        if row.kind is ProcessKind.MPS_SERVER or not owner.container:
+        if not owner.container or (row.kind is ProcessKind.MPS_SERVER and not _is_tenants(row, owner)):
             unattributed.append(row)
             continue
         owners[owner.container] = owner
@@ -211,10 +218,11 @@ def _verdict(usage: Usage, wanted: Watch) -> Verdict | None:
     reason = f"{who} uses {used} of {usage.device}; its shares are {granted}"
     if wanted is not Watch.KILL:
         return Verdict(Concern.OVER, usage, reason)
+    # A signal to a server of MPS may hang its clients, whoever they are.
     ends = tuple(
         EndProcess(row.gpu, row.pid, row.start, usage.container)
         for row in usage.processes
-        if row.kind is not ProcessKind.MPS_CLIENT and row.start is not None
+        if row.kind not in (ProcessKind.MPS_CLIENT, ProcessKind.MPS_SERVER) and row.start is not None
     )
     clients = tuple(row.pid for row in usage.processes if row.kind is ProcessKind.MPS_CLIENT)
     return Verdict(Concern.OVER, usage, reason, ends, clients)

@@ -116,13 +116,14 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
     from partage.plan.caveats import caveats
     from partage.plan.changes import changes
     from partage.plan.node_steps import node_steps
+    from partage.plan.watched import promised
     from partage.plan.wishes import wishes_of
 
     policy = loaded.policy
     inventory, uses = common.look(machine)
     common.need_driver(inventory)
     assignment = assign(policy, inventory, geometry_of)
-    offer = advertise(assignment, inventory, policy)
+    offer = promised(advertise(assignment, inventory, policy), assignment.watch_of)
     return Plan(
         inventory=inventory,
         policy=policy,
