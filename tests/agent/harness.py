@@ -64,6 +64,10 @@ class Place:
         return self.root / "policy.yaml"
 
     @property
+    def container_logs(self) -> Path:
+        return self.root / "containers"
+
+    @property
     def hardware_socket(self) -> Path:
         return self.root / "hw.sock"
 
@@ -80,6 +84,7 @@ class Place:
             f"--state-dir={self.state_dir}",
             f"--run-dir={self.run_dir}",
             f"--cdi-dir={self.root / 'cdi'}",
+            f"--container-logs={self.container_logs}",
         ]
 
 

@@ -145,6 +145,7 @@ class World:
             state_dir=self.place.state_dir,
             run_dir=self.place.run_dir,
             cdi_dir=self.place.root / "cdi",
+            container_logs=self.place.container_logs,
             policy=self.place.policy,
         )
         stop, board = asyncio.Event(), Board(self.loop.time)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from partage.agent.report import Report
 from partage.edges.kubelet.port import EndpointState
+from partage.plan.watchdog import Watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Counts:
     """What happened since the start. Written by the loop only.
 
     asked: by resource. xids: by GPU (empty: unknown) and code. changes: units of steps, by their ending.
+    kills: processes that the watchdog ended, by GPU and how; not_killed: that it could not end, by GPU.
     """
 
     turns: int = 0
@@ -33,7 +35,19 @@ class Counts:
     helper_restarts: int = 0
     xids: Counter[tuple[str, int]] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
+    kills: Counter[tuple[str, str]] = field(default_factory=Counter)
+    not_killed: Counter[str] = field(default_factory=Counter)
     asked: Callable[[], dict[str, Asked]] = dict
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the watchdog saw when it looked last. at_s: when, on the agent's clock. blind: also of looks that
+    failed; empty where all can be seen."""
+
+    at_s: float
+    watched: Watched
+    blind: str = ""
 
 
 @dataclass(slots=True)
@@ -42,6 +56,7 @@ class Board:
 
     clock: seconds that never go back; the pulse is on it. endpoints: how resources stand with the kubelet.
     helper_trouble: why the helper does not answer, empty where it does or where there is none.
+    look: the watchdog's last one; None where nothing has to be watched, or has been yet.
     """
 
     clock: Callable[[], float]
@@ -50,6 +65,7 @@ class Board:
     counts: Counts = field(default_factory=Counts)
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
     helper_trouble: Callable[[], str] = str
+    look: Callable[[], Look | None] = lambda: None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:

@@ -25,6 +25,7 @@ from partage.agent.remember import Memory
 from partage.agent.senses import HardwareSense
 from partage.agent.settings import Settings
 from partage.agent.turn import Standing, after_restart
+from partage.agent.watchdog import Watchdog
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import State, StateDir
 from partage.edges.hardware.port import Hardware
@@ -41,8 +42,9 @@ from partage.plan.transition import answerable
 log = logging.getLogger(__name__)
 
 FIRST_WORD_S = 0.3
-"""How long the start waits for PodResources' first answer. Who holds what is better known before anything is
-offered; a kubelet that is slow to say it shall not keep the node's GPUs from being offered."""
+"""How long the start waits for PodResources' first answer, and for the watchdog's first look. Who holds what,
+and whether anybody watches, is better known before anything is offered; whoever is slow to say it shall not
+keep the node's GPUs from being offered."""
 
 FIRST_LOOK_S = 5.0
 """How long the start waits for the first look at the node: a policy that does not fit it ends the agent.
@@ -129,6 +131,17 @@ class _Agent:
             fit=self._cdi.fit,
             remember=memory.keep,
         )
+        self._watchdog = Watchdog(
+            hardware=hardware,
+            ledger=self._ledger,
+            holders_known=lambda: self._holders.known and not self._holders.trouble,
+            directory=settings.container_logs,
+            clock=clock,
+            ask=ask,
+            intervals=settings.intervals,
+            counts=board.counts,
+        )
+        board.look = lambda: self._watchdog.look
         board.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
         board.counts.asked = self._plugins.asked
         board.counts.xids = self._sense.xid_counts
@@ -152,6 +165,7 @@ class _Agent:
                 look.result()
             self._policies.lay_on(self._sense.node)
             self._policies.must_hold()
+            self._watchdog.stand(self._policies.wish, answerable(remembered.serving))
             async with self._running(self._loop(remembered), beside):
                 await stopped
             log.info("stopped")
@@ -178,6 +192,7 @@ class _Agent:
             memory=self._memory,
             cdi=self._cdi,
             guard=GuardFiles(self._settings.run_dir),
+            watchdog=self._watchdog,
             serve=self._serve,
             rules=XidRules.parse(disabled, enabled),
         )
@@ -200,6 +215,7 @@ class _Agent:
             "changes": self._changes.run(),
             "state": self._memory.run(),
             "cdi": self._cdi.run(),
+            "watchdog": self._watchdog.run(),
         }
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -207,6 +223,7 @@ class _Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WORD_S):
                     await self._holders.asked_once.wait()
+                    await self._watchdog.looked_once.wait()
             await loop.turn()
             self._tasks.append(group.create_task(loop.run(), name="turns"))
             if beside is not None:

@@ -22,11 +22,13 @@ from partage.agent.senses import HardwareSense, Sensed
 from partage.agent.settings import Settings
 from partage.agent.telling import told
 from partage.agent.turn import NO_ROWS, Rows, Seen, Standing, Turn, turn
+from partage.agent.watchdog import Watchdog
 from partage.agent.wish import Wish
 from partage.model.gpu import NoDriver
 from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.ledger import Ledger
+from partage.plan.watched import believed
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class Parts:
     memory: Memory
     cdi: CdiSpecs
     guard: GuardFiles
+    watchdog: Watchdog
     serve: Callable[[ResourcePlugin], None]
     rules: XidRules = DEFAULT_RULES
 
@@ -124,6 +127,7 @@ class Loop:
         parts.memory.remember(self.standing, parts.policies.saved, parts.changes.before)
         if is_new:
             await parts.memory.written()
+        parts.watchdog.stand(parts.policies.wish, self.rows.offer)
         self._publish(sensed)
         parts.changes.stand(self.standing.serving, self.standing.restored)
         self._report(sensed, wish, done, began_s)
@@ -167,7 +171,8 @@ class Loop:
             parts.cdi.want(inventory, options)
             parts.guard.want(offering for rows in self.rows.offer.values() for offering in rows)
             run_dir, guard_dir = str(parts.settings.run_dir), parts.guard.directory
-            self._terms = Terms(inventory, options, run_dir, parts.cdi.classes, guard_dir)
+            unwatched = parts.watchdog.unwatched
+            self._terms = Terms(inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched)
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.rows, self._terms):
                 parts.serve(plugin)
@@ -184,7 +189,7 @@ class Loop:
             number=self._number,
             took_s=now_s - began_s,
             node=sensed.node,
-            offer=done.rows.offer,
+            offer=believed(done.rows.offer, parts.watchdog.unwatched),
             gpus=gpu_reports(sensed.node, done, wish, entries, parts.changes.looks.daemons or ()),
             resources=resource_reports(listed, entries),
             entries=entries,

@@ -12,7 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from partage import __version__
-from partage.agent.board import Board
+from partage.agent.board import Board, Look
 from partage.agent.report import PolicyState, Report
 from partage.agent.settings import Intervals
 from partage.agent.verdict import judge, stalled
@@ -22,6 +22,7 @@ from partage.model.health import State
 from partage.model.mps import Phase
 from partage.model.policy import Strategy
 from partage.plan.ledger import Degree
+from partage.plan.watchdog import Grant
 
 HelperOf = Callable[[], HelperState]
 _Row = tuple[tuple[str, ...], float]
@@ -56,6 +57,7 @@ class ReportCollector(Collector):
         report = self._board.report
         if report is None:
             return
+        yield from _watch(self._board.look())
         yield from _node(report)
         yield from _gpus(report)
         yield from _daemons(report)
@@ -130,6 +132,46 @@ class ReportCollector(Collector):
             ("gpu", "xid"),
             [((gpu, str(code)), number) for (gpu, code), number in counts.xids.copy().items()],
         )
+        yield _counter(
+            "watchdog_kills",
+            "Processes of containers over their share whose work was ended, by MPS daemon or signal.",
+            ("gpu", "how"),
+            list(counts.kills.copy().items()),
+        )
+        yield _counter(
+            "watchdog_kills_failed",
+            "Processes of containers over their share that could not be ended.",
+            ("gpu",),
+            [((gpu,), number) for gpu, number in counts.not_killed.copy().items()],
+        )
+
+
+def _watch(look: Look | None) -> Iterator[Metric]:
+    """Containers that hold shares of watched GPUs. A container without any figure has no sample of memory."""
+    if look is None:
+        return
+    yield _gauge(
+        "watchdog_blind", "1 while containers cannot be watched.", (), [((), float(bool(look.blind)))]
+    )
+    labels = ("namespace", "pod", "container", "gpu")
+    used: Counter[tuple[str, ...]] = Counter()
+    over: dict[tuple[str, ...], float] = {}
+    for usage in look.watched.usages:
+        if usage.grant is not Grant.HELD or (holder := usage.holder) is None:
+            continue
+        who = (holder.namespace, holder.pod, holder.container, usage.gpu)
+        over[who] = max(over.get(who, 0.0), float(usage.over))
+        if any(row.used_bytes is not None for row in usage.processes):
+            used[who] += usage.used_bytes
+    yield _gauge(
+        "container_memory_bytes",
+        "GPU memory that the processes of a container use, of those that say how much.",
+        labels,
+        list(used.items()),
+    )
+    yield _gauge(
+        "container_over_share", "1 while the container uses more than its share.", labels, list(over.items())
+    )
 
 
 def _node(report: Report) -> Iterator[Metric]:

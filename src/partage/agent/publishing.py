@@ -15,6 +15,7 @@ from partage.model.policy import Options
 from partage.model.share import Resource, resources_of
 from partage.plan.allocate import Chooser
 from partage.plan.answer import Answerer
+from partage.plan.watched import believed
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Terms:
     """What an answer depends on beside its resource.
 
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
+    unwatched: GPUs whose guarded shares nobody watches: containers are told less.
     """
 
     inventory: Inventory
@@ -29,6 +31,7 @@ class Terms:
     run_dir: str
     cdi_classes: tuple[str, ...] = ()
     guard_dir: str = ""
+    unwatched: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class Plugins:
         if self._last is not None and self._last[0] is rows and self._last[1] == terms:
             return []
         self._last = rows, terms
-        resources = resources_of(rows.offer)
+        resources = resources_of(believed(rows.offer, terms.unwatched))
         new = []
         for name in dict.fromkeys((*rows.by_resource, *self._plugins)):
             listed = rows.by_resource.get(name, ())

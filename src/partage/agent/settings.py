@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from partage.edges.kubelet.container_names import LOGS
+
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
 RUN_DIR = Path("/run/partage")
@@ -30,6 +32,9 @@ class Intervals:
     settle_s: how long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at
         once; an Allocate that was under way when it arrived is over within milliseconds.
     turn_gap_s: turns are at least this far apart, so that fifty pods starting in a second cost twenty turns.
+    watch_s: who uses how much of a shared GPU. One question to the helper, a few NVML calls per GPU and a few
+        files of /proc per process. A container is ended after two looks, so that it takes as long as the
+        fault of a GPU takes to be known; each process that MPS limits stays limited meanwhile.
     report_s: the report file is written at most this often.
     stalled_s: the loop counts as stalled when its pulse (every policy_s) is older.
     silent_s: the kubelet counts as not answering when a registration has waited this long.
@@ -46,6 +51,7 @@ class Intervals:
     holders_longest_s: float = 60.0
     settle_s: float = 1.0
     turn_gap_s: float = 0.05
+    watch_s: float = 5.0
     report_s: float = 1.0
     stalled_s: float = 15.0
     silent_s: float = 10.0
@@ -62,6 +68,7 @@ class Settings:
     policy:        the policy file, None: every GPU exclusive. config: which of its named configurations.
     environ:       NVIDIA's environment aliases for ``version: v1`` files are read from here.
     driver_root:   host path of the driver, None: what the policy says.
+    container_logs: where the kubelet names the containers of the node by their ids.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
 
@@ -74,6 +81,7 @@ class Settings:
     environ: Mapping[str, str] = field(default_factory=dict)
     driver_root: str | None = None
     cdi_dir: Path = Path("/var/run/cdi")
+    container_logs: Path = LOGS
     intervals: Intervals = field(default_factory=Intervals)
 
     @property

@@ -49,7 +49,7 @@ def judge(board: Board, intervals: Intervals) -> Verdict:
         not_well.append(Reason("starting", "the agent has not looked at the node yet"))
         return Verdict(tuple(not_well), ())
     not_well += [*_hardware(board, report), *_kubelet(board, report, intervals)]
-    return Verdict(tuple(not_well), tuple(_degraded(report)))
+    return Verdict(tuple(not_well), (*_degraded(report), *_unwatched(board)))
 
 
 def _hardware(board: Board, report: Report) -> Iterator[Reason]:
@@ -72,6 +72,12 @@ def _kubelet(board: Board, report: Report, intervals: Intervals) -> Iterator[Rea
         why = state.last_error or "the kubelet has not answered yet"
         code = "kubelet-silent" if state.attempts and waited_s > intervals.silent_s else "not-registered"
         yield Reason(code, f"{resource.name} is not registered: {why}")
+
+
+def _unwatched(board: Board) -> Iterator[Reason]:
+    look = board.look()
+    if look is not None and look.blind:
+        yield Reason("watch-blind", f"containers cannot be watched: {look.blind}")
 
 
 def _degraded(report: Report) -> Iterator[Reason]:

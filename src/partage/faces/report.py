@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from partage import __version__
-from partage.agent.board import Board
+from partage.agent.board import Board, Look
 from partage.agent.report import GpuReport, PolicyReport, Report
 from partage.agent.settings import Intervals
 from partage.agent.verdict import Reason, Verdict, judge
@@ -20,6 +20,7 @@ from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Phase
 from partage.model.mps import DaemonState
 from partage.plan.ledger import Entry
+from partage.plan.watchdog import Grant, Usage
 
 
 def report_document(report: Report, board: Board, verdict: Verdict) -> dict[str, Any]:
@@ -39,6 +40,7 @@ def report_document(report: Report, board: Board, verdict: Verdict) -> dict[str,
         "gpus": [_gpu(gpu, at) for gpu in report.gpus],
         "resources": _resources(report, board.endpoints()),
         "held": [_entry(entry, at) for entry in report.entries],
+        "watch": _watch(look, at) if (look := board.look()) is not None else None,
     }
 
 
@@ -74,6 +76,7 @@ class ReportFile:
             report,
             codes,
             [(state.resource, state.registered, state.registrations) for state in endpoints],
+            _watched(self._board.look()),
         )
         if says == self._said:
             return ""
@@ -102,6 +105,14 @@ class _Times:
         """RFC 3339, in UTC, to the millisecond."""
         moment = datetime.fromtimestamp(clock_s + self._offset_s, UTC)
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _watched(look: Look | None) -> object:
+    """What makes a look news for the file: figures change with every look, and are left to the metrics."""
+    if look is None:
+        return None
+    verdicts = look.watched.verdicts
+    return look.blind, [(one.concern, one.usage.device, one.usage.container) for one in verdicts]
 
 
 def _reasons(reasons: Iterable[Reason]) -> list[dict[str, str]]:
@@ -181,6 +192,38 @@ def _resources(report: Report, endpoints: Iterable[EndpointState]) -> list[dict[
             }
         )
     return rows
+
+
+def _watch(look: Look, at: _Times) -> dict[str, Any]:
+    """Containers that hold shares of the GPUs that are watched, and those of which something is wrong."""
+    watched = look.watched
+    return {
+        "at": at.said(look.at_s),
+        "blind": look.blind or None,
+        "containers": [_usage(usage) for usage in watched.usages if usage.grant is Grant.HELD],
+        "concerns": [
+            {**_usage(one.usage), "concern": str(one.concern), "reason": one.reason}
+            for one in watched.verdicts
+        ],
+    }
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    holder = usage.holder
+    return {
+        "gpu": usage.gpu,
+        "device": usage.device,
+        "namespace": holder.namespace if holder else None,
+        "pod": holder.pod if holder else None,
+        "container": holder.container if holder else None,
+        "containerId": usage.container,
+        "pids": list(usage.pids),
+        "usedBytes": usage.used_bytes,
+        "atLeast": usage.partly,
+        "shareBytes": usage.granted_bytes,
+        "guarantee": None if usage.guarantee is None else str(usage.guarantee),
+        "over": usage.over,
+    }
 
 
 def _entry(entry: Entry, at: _Times) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import click
 
 from partage.agent.settings import KUBELET_DIR, RUN_DIR, STATE_DIR, Settings
 from partage.edges.hardware.spawn import spawn
+from partage.edges.kubelet.container_names import LOGS
 from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError
 from partage.faces.cli.common import machine_option, policy_options
@@ -46,6 +47,7 @@ def _directory(
 @_directory("--state-dir", STATE_DIR, "Survives a reboot: last good policy, what GPUs serve, health")
 @_directory("--run-dir", RUN_DIR, "Does not: the helper's socket, the report")
 @_directory("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
+@_directory("--container-logs", LOGS, "Where the kubelet names containers by their ids, for the watchdog")
 @_directory("--driver-root", None, "Where the driver is installed; overrules the policy")
 @_directory("--hardware-socket", None, "A helper that somebody else runs, in place of one of our own")
 @click.option(
@@ -62,6 +64,7 @@ def command(
     state_dir: Path,
     run_dir: Path,
     cdi_dir: Path,
+    container_logs: Path,
     driver_root: Path | None,
     hardware_socket: Path | None,
     http: str | None,
@@ -81,6 +84,7 @@ def command(
         state_dir=state_dir.absolute(),
         run_dir=run_dir.absolute(),
         cdi_dir=cdi_dir.absolute(),
+        container_logs=container_logs.absolute(),
         policy=Path(policy) if policy is not None else None,
         config=config,
         environ=os.environ,

@@ -81,6 +81,7 @@ class Stage:
             run_dir=self.folder / "run",
             policy=self.folder / "policy.yaml" if needs_file else None,
             config=self.story.config,
+            container_logs=self.folder / "containers",
             intervals=INTERVALS,
         )
         self.hardware = SimulatedHardware(self.story.machine, clock=self.clock)

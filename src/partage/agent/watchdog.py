@@ -1,0 +1,226 @@
+"""Looks again and again who uses how much of the shared GPUs; says so, and ends whom the policy wants ended.
+
+Outside events do not act, they ask for a turn: here the only one is that sight is lost or found again, for
+then containers are promised less or more. What is offered and held never changes for it (docs/adr/0054).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from partage.agent.board import Counts, Look
+from partage.agent.ending import end
+from partage.agent.settings import Intervals
+from partage.agent.wish import Wish
+from partage.edges.hardware.port import Hardware
+from partage.edges.kubelet.container_names import container_names
+from partage.errors import HardwareError
+from partage.model.policy import Watch
+from partage.model.process import Processes
+from partage.model.share import Offer
+from partage.plan.ledger import Ledger
+from partage.plan.watchdog import Concern, Verdict, Watched, grants, watch
+from partage.plan.watched import to_watch, unwatched
+from partage.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 2
+"""Looks in a row at which a container has to be over its share before it is ended. One look may fall between
+a worker that ends and the next one that has begun, or meet a ledger that is a moment behind. As many have to
+fail before nobody watches: a helper that is replaced misses one."""
+
+_Key = tuple[Concern, str, str]
+"""What is wrong, on which device, with which container."""
+
+
+@dataclass(slots=True)
+class _Case:
+    """A container of which something is wrong. looks: in a row. failed: why it could not be ended."""
+
+    verdict: Verdict
+    looks: int = 0
+    ending: bool = False
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """What was seen last, and the task that looks. Where nothing has to be watched, it rests.
+
+    holders_known: whether it is known now who holds what. directory: of the containers' logs.
+    look: the last one. looked_once: so that the first turn can wait for it.
+    """
+
+    hardware: Hardware
+    ledger: Ledger
+    holders_known: Callable[[], bool]
+    directory: Path
+    clock: Callable[[], float]
+    ask: Callable[[], None]
+    intervals: Intervals
+    counts: Counts
+    look: Look | None = None
+    looked_once: asyncio.Event = field(default_factory=asyncio.Event)
+    _offer: Offer = field(default_factory=dict)
+    _promised: Offer = field(default_factory=dict)
+    _watch_of: Mapping[str, Watch] = field(default_factory=dict)
+    _watched: frozenset[str] = frozenset()
+    _sees: bool = False
+    _missed: int = 0
+    _cases: dict[_Key, _Case] = field(default_factory=dict)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # --- the loop's side ---
+
+    def stand(self, wish: Wish | None, offer: Offer) -> None:
+        """What is wanted, and what can be held now. What is about to be offered is watched already."""
+        if wish is not None:
+            self._watch_of = wish.watch_of
+        wanted = wish.offer if wish else {}
+        self._offer = offer
+        self._promised = {gpu: (*offer.get(gpu, ()), *wanted.get(gpu, ())) for gpu in {**wanted, **offer}}
+        watched = to_watch(self._promised, self._watch_of)
+        if watched != self._watched:
+            self._watched = watched
+            self._news.set()
+
+    @property
+    def unwatched(self) -> frozenset[str]:
+        """GPUs whose guarded shares nobody watches at this moment."""
+        return unwatched(self._promised, self._watched if self._sees else ())
+
+    # --- the task ---
+
+    async def run(self) -> None:
+        """Look every watch_s while there is something to watch, for ever."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                self._news.clear()
+                if self._watched:
+                    await self._look(group)
+                else:
+                    self._rest()
+                self.looked_once.set()
+                await self._pause()
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(self.intervals.watch_s if self._watched else None):
+                await self._news.wait()
+        except TimeoutError:
+            pass
+
+    def _rest(self) -> None:
+        self.look, self._sees, self._missed = None, False, 0
+        self._cases.clear()
+
+    async def _look(self, group: asyncio.TaskGroup) -> None:
+        try:
+            seen = await self.hardware.processes()
+        except HardwareError as error:
+            self._miss(str(error))
+            return
+        watched = self._watched
+        seen = replace(seen, rows=tuple(row for row in seen.rows if row.gpu in watched))
+        found = await self._judged(seen)
+        self._missed = 0
+        self._note_sight(found.blind)
+        self.look = Look(self.clock(), found, found.blind)
+        self._note(found)
+        for case in self._cases.values():
+            if self._is_due(case):
+                case.ending = True
+                group.create_task(self._end(case), name=f"end {case.verdict.usage.container[:12]}")
+
+    async def _judged(self, seen: Processes) -> Watched:
+        names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
+        found = watch(seen, names, grants(self.ledger.entries(), self._offer), self._watch_of)
+        if self.holders_known():
+            return found
+        # Whom the kubelet has not named yet may hold a share all the same.
+        return replace(found, verdicts=tuple(one for one in found.verdicts if one.concern is Concern.OVER))
+
+    def _miss(self, reason: str) -> None:
+        """Nobody answered. What was seen last is not said for ever."""
+        self._missed += 1
+        for case in self._cases.values():
+            case.looks = 0
+        if self._missed >= PATIENCE:
+            self._note_sight(reason)
+            self.look = Look(self.clock(), Watched(), reason)
+
+    # --- what is said ---
+
+    def _note_sight(self, blind: str) -> None:
+        before = self.look.blind if self.look else ""
+        if blind and not before:
+            log.warning("containers cannot be watched", extra={"reason": blind})
+        elif before and not blind:
+            log.info("containers are watched again")
+        if self._sees == bool(blind):
+            self._sees = not blind
+            self.ask()
+
+    def _note(self, found: Watched) -> None:
+        """Keep the cases, each told when it begins and when it ends."""
+        now = {(one.concern, one.usage.device, one.usage.container): one for one in found.verdicts}
+        for key in self._cases.keys() - now.keys():
+            log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).verdict))
+        for key, verdict in now.items():
+            if key not in self._cases:
+                log.warning(_BEGUN[key[0]], extra=_who(verdict) | _figures(verdict))
+            case = self._cases.setdefault(key, _Case(verdict))
+            case.verdict, case.looks = verdict, case.looks + 1
+
+    # --- what is done ---
+
+    def _is_due(self, case: _Case) -> bool:
+        """Where we are blind, the pids that we see may be numbered otherwise than the MPS daemon's."""
+        wanted = self._watch_of.get(case.verdict.usage.gpu, Watch.WARN)
+        over = case.verdict.concern is Concern.OVER and wanted is Watch.KILL
+        return over and self._sees and case.looks >= PATIENCE and not case.ending
+
+    async def _end(self, case: _Case) -> None:
+        """End the container's processes; then it gets as many looks again."""
+        verdict = case.verdict
+        outcome = await end(self.hardware, verdict)
+        if outcome.how:
+            pids = {str(pid): str(how) for pid, how in outcome.how.items()}
+            log.warning("container ended", extra=_who(verdict) | _figures(verdict) | {"pids": pids})
+        self.counts.kills.update((verdict.usage.gpu, str(how)) for how in outcome.how.values())
+        self.counts.not_killed[verdict.usage.gpu] += len(outcome.failed)
+        if outcome.failed and outcome.failed != case.failed:
+            log.error("container not ended", extra=_who(verdict) | {"reason": "; ".join(outcome.failed)})
+        case.failed, case.looks, case.ending = outcome.failed, 0, False
+
+
+_BEGUN = {
+    Concern.OVER: "container exceeds its share",
+    Concern.UNGRANTED: "container uses a gpu without a share",
+}
+_OVER = {
+    Concern.OVER: "container exceeds its share no more",
+    Concern.UNGRANTED: "container uses the gpu without a share no more",
+}
+
+
+def _who(verdict: Verdict) -> dict[str, object]:
+    usage = verdict.usage
+    holder = usage.holder
+    named = {"pod": f"{holder.namespace}/{holder.pod}", "container": holder.container} if holder else {}
+    return {**named, "id": usage.container[:12], "gpu": usage.gpu, "device": usage.device}
+
+
+def _figures(verdict: Verdict) -> dict[str, object]:
+    usage = verdict.usage
+    return {
+        "used": format_bytes(usage.used_bytes),
+        "share": format_bytes(usage.granted_bytes),
+        "guarantee": str(usage.guarantee) if usage.guarantee else None,
+        "processes": len(usage.processes),
+    }

@@ -1,0 +1,398 @@
+"""The watchdog on a node, with simulated seconds: what it says, whom it ends, and what it never changes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from partage.agent.board import Board, Look
+from partage.agent.settings import Intervals
+from partage.agent.verdict import judge
+from partage.errors import HardwareTimeout
+from partage.faces.report import report_document
+from partage.model.process import Processes
+from partage.model.share import Guarantee
+from partage.plan.ledger import Holder
+from partage.plan.watchdog import Concern
+from partage.sim.behaviour import Behaviour, PodResourcesMode
+from partage.sim.faults import Blind, FailCall, HealCall, Vacate
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.machine import load_machine
+from partage.sim.pod import Container, Pod
+from partage.units import GIB
+from tests.agent.harness import place
+from tests.agent.tenants import NOTEBOOK, TRAIN, works, write_logs
+from tests.node.loops import SimulatedTimeLoop
+from tests.node.sharing import EXCLUSIVE, SHARED, Sharing
+from tests.node.world import World
+
+WATCH_S = Intervals().watch_s
+HALVES = ("mps", (SHARED,) * 2)
+WARNED = Sharing("warned", "mps: {replicas: 2}", *HALVES)
+KILLED = Sharing("killed", "watch: kill, mps: {replicas: 2}", *HALVES)
+IGNORED = Sharing("ignored", "watch: off, mps: {replicas: 2}", *HALVES)
+SLICED = Sharing("sliced", "watch: kill, time-slicing: {replicas: 2}", "time-slicing", (SHARED,) * 2)
+NAMES = {TRAIN: Holder("default", "train", "main"), NOTEBOOK: Holder("default", "notebook", "main")}
+"""An L40S has 44.99 GiB: a half is 22.49 GiB."""
+
+
+@contextmanager
+def one_gpu(
+    sharing: Sharing, kind: type[SimulatedHardware] = SimulatedHardware
+) -> Iterator[Callable[[Callable[[World], Coroutine[None, None, None]]], None]]:
+    """Runs a story on a node of one GPU that is shared so, with a kubelet and an agent."""
+    with place() as somewhere, asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, SimulatedTimeLoop)
+        write_logs(somewhere.container_logs, NAMES)
+        world = World.of(somewhere, loop, load_machine("1xl40s"), Behaviour(), 0)
+        world.hardware = kind(load_machine("1xl40s"), clock=loop.time)
+
+        async def play(story: Callable[[World], Coroutine[None, None, None]]) -> None:
+            world.write_policy([sharing])
+            await world.start_kubelet()
+            world.start_agent()
+            await until(lambda: bool(world.kubelet.allocatable()))
+            await story(world)
+
+        try:
+            yield lambda story: runner.run(play(story))
+        finally:
+            runner.run(world.close())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(120.0):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def board(world: World) -> Board:
+    assert world.agent is not None
+    return world.agent.board
+
+
+def look(world: World) -> Look:
+    """The last one."""
+    found = board(world).look()
+    assert found is not None
+    return found
+
+
+async def looks_again(world: World, times: int = 1) -> Look:
+    """Wait until the watchdog has looked so often."""
+    for _ in range(times):
+        before = look(world).at_s
+        await until(lambda: look(world).at_s > before)  # noqa: B023 (waited for at once)
+    return look(world)
+
+
+async def admitted(world: World, *names: str) -> dict[str, str]:
+    """Pods with a share each, until the agent knows who they are; the last one's environment."""
+    for name in names:
+        await world.admit(Pod("default", name, (Container("main", {SHARED: 1}),)), bound=True, patience_s=5.0)
+    report = board(world).report
+    assert report is not None
+    await board(world).until(
+        lambda report: set(names) <= {who.pod for entry in report.entries if (who := entry.holder)}
+    )
+    (status,) = (status for status in world.kubelet.pods() if status.pod.name == names[-1])
+    return dict(status.container("main").env)
+
+
+async def works_on(
+    world: World, *pids: int, container: str = TRAIN, each: int = 12, mps: bool = True
+) -> None:
+    for pid in pids:
+        await world.fault(works(pid, each * GIB, container, mps=mps))
+
+
+async def running(world: World) -> set[int]:
+    """Pids of the tenants' processes."""
+    return {row.pid for row in (await world.hardware.processes()).rows if row.pid < 900_000}
+
+
+# --- whom it ends --------------------------------------------------------------------------------
+
+
+def test_two_processes_that_each_keep_to_the_limit_and_exceed_the_share_together_are_ended() -> None:
+    """MPS limits each process, and a pod may have as many as it likes."""
+
+    async def story(world: World) -> None:
+        await admitted(world, "train", "notebook")
+        await works_on(world, 11, 12)
+        await works_on(world, 21, container=NOTEBOOK)
+        (verdict,) = (await looks_again(world)).watched.verdicts
+        assert verdict.usage.holder == NAMES[TRAIN]
+        assert all((row.used_bytes or 0) < verdict.usage.granted_bytes for row in verdict.usage.processes)
+        assert await running(world) == {11, 12, 21}, "one look is not enough"
+        await looks_again(world)
+        await until(lambda: board(world).counts.kills)
+        assert await running(world) == {21}
+        assert dict(board(world).counts.kills) == {(verdict.usage.gpu, "client"): 2}
+        assert (await looks_again(world)).watched.verdicts == ()
+
+    with one_gpu(KILLED) as play:
+        play(story)
+
+
+def test_without_mps_the_process_itself_is_ended() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await works_on(world, 11, each=30, mps=False)
+        await until(lambda: board(world).counts.kills)
+        assert await running(world) == set()
+        assert [how for _, how in board(world).counts.kills] == ["process"]
+
+    with one_gpu(SLICED) as play:
+        play(story)
+
+
+def test_who_exceeds_his_share_at_every_other_look_is_named_and_lives() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await looks_again(world)
+        for _ in range(4):
+            await works_on(world, 11, each=30)
+            assert len((await looks_again(world)).watched.verdicts) == 1
+            await world.fault(Vacate(0))
+            await works_on(world, 11, each=10)
+            assert (await looks_again(world)).watched.verdicts == ()
+            await world.fault(Vacate(0))
+        assert not board(world).counts.kills
+
+    with one_gpu(KILLED) as play:
+        play(story)
+
+
+def test_with_warn_it_is_said_once_when_it_begins_and_once_when_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def said() -> list[str]:
+        return [
+            record.message
+            for record in caplog.records
+            if "share" in record.message and "exceeds" in record.message
+        ]
+
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await works_on(world, 11, 12)
+        await looks_again(world, 4)
+        assert said() == ["container exceeds its share"]
+        (record,) = (record for record in caplog.records if "exceeds" in record.message)
+        facts = {name: getattr(record, name) for name in ("pod", "container", "used", "share", "guarantee")}
+        assert facts == {
+            "pod": "default/train",
+            "container": "main",
+            "used": "24 GiB",
+            "share": "22.5 GiB",
+            "guarantee": "guarded",
+        }
+        await world.fault(Vacate(0))
+        await looks_again(world, 2)
+        assert said() == ["container exceeds its share", "container exceeds its share no more"]
+        assert not board(world).counts.kills
+
+    with caplog.at_level("INFO", logger="partage.agent.watchdog"), one_gpu(WARNED) as play:
+        play(story)
+
+
+def test_who_holds_no_share_is_named_and_never_ended() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await works_on(world, 21, each=30, container=NOTEBOOK)
+        (verdict,) = (await looks_again(world, 4)).watched.verdicts
+        assert verdict.concern is Concern.UNGRANTED
+        assert await running(world) == {21}
+        assert not board(world).counts.not_killed, "nobody tried"
+
+    with one_gpu(KILLED) as play:
+        play(story)
+
+
+def test_while_the_kubelet_does_not_say_who_holds_what_nobody_is_said_to_hold_nothing() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        world.behave(pod_resources=PodResourcesMode.REFUSES)
+        await until(lambda: (report := board(world).report) and report.neighbours.pod_resources)
+        await works_on(world, 21, container=NOTEBOOK)
+        await works_on(world, 11, each=30)
+        (verdict,) = (await looks_again(world)).watched.verdicts
+        assert (verdict.concern, verdict.usage.holder) == (Concern.OVER, NAMES[TRAIN])
+        world.behave(pod_resources=PodResourcesMode.SERVES)
+        await until(lambda: len(look(world).watched.verdicts) == 2)
+
+    with one_gpu(WARNED) as play:
+        play(story)
+
+
+def test_a_container_that_the_kubelet_does_not_name_is_nobodys() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await works_on(world, 31, each=30, container="ee" * 32)
+        found = (await looks_again(world, 4)).watched
+        assert found.verdicts == ()
+        assert [usage.holder for usage in found.usages] == [None]
+        assert await running(world) == {31}
+
+    with one_gpu(KILLED) as play:
+        play(story)
+
+
+def test_who_cannot_be_ended_is_tried_again_and_the_log_says_why_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await looks_again(world)
+        await world.fault(FailCall("perform", HardwareTimeout("no answer"), times=None))
+        await works_on(world, 11, each=30)
+        await looks_again(world, 6)
+        assert await running(world) == {11}
+        gpu = look(world).watched.usages[0].gpu
+        assert board(world).counts.not_killed[gpu] >= 2
+        await world.fault(HealCall("perform"))
+        await until(lambda: board(world).counts.kills)
+        errors = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert [(one.message, one.reason) for one in errors] == [("container not ended", "no answer")]  # type: ignore[attr-defined]
+
+    with one_gpu(KILLED) as play:
+        play(story)
+
+
+# --- what shares are worth while nobody watches --------------------------------------------------
+
+
+def told(world: World) -> set[Guarantee]:
+    """What the report says that the shares guarantee."""
+    report = board(world).report
+    assert report is not None
+    return {offering.guarantee for rows in report.offer.values() for offering in rows}
+
+
+def undisturbed(world: World) -> bool:
+    """Nothing is withdrawn, and no GPU waits for its holders."""
+    report = board(world).report
+    assert report is not None
+    return world.kubelet.allocatable() == {SHARED: 2} and not any(gpu.draining for gpu in report.gpus)
+
+
+def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_is_withdrawn() -> None:
+    async def story(world: World) -> None:
+        assert (await admitted(world, "train"))["PARTAGE_GUARANTEE"] == "guarded"
+        await world.fault(Blind())
+        await until(lambda: told(world) == {Guarantee.ADVISORY})
+        assert [reason.code for reason in judge(board(world), Intervals()).degraded] == ["watch-blind"]
+        assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
+        await asyncio.sleep(10.0)
+        assert undisturbed(world)
+        await world.fault(Blind(on=False))
+        await until(lambda: told(world) == {Guarantee.GUARDED})
+        assert judge(board(world), Intervals()).degraded == ()
+        assert undisturbed(world)
+
+    with one_gpu(WARNED) as play:
+        play(story)
+
+
+def test_a_policy_that_stops_watching_promises_less_and_withdraws_nothing() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        world.write_policy([IGNORED])
+        await until(lambda: told(world) == {Guarantee.ADVISORY})
+        assert board(world).look() is None
+        assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
+        await works_on(world, 11, each=40)
+        await asyncio.sleep(10.0)
+        assert undisturbed(world)
+        assert board(world).look() is None
+        world.write_policy([KILLED])
+        await until(lambda: told(world) == {Guarantee.GUARDED})
+        assert undisturbed(world)
+
+    with one_gpu(WARNED) as play:
+        play(story)
+
+
+def test_hardware_that_does_not_answer_twice_watches_nobody() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await world.fault(FailCall("processes", HardwareTimeout("no answer")))
+        await asyncio.sleep(WATCH_S + 1)
+        assert told(world) == {Guarantee.GUARDED}, "once may be a helper that is replaced"
+        await world.fault(FailCall("processes", HardwareTimeout("no answer"), times=2))
+        await until(lambda: look(world).blind == "no answer")
+        await until(lambda: told(world) == {Guarantee.ADVISORY})
+        await until(lambda: not look(world).blind)
+        await until(lambda: told(world) == {Guarantee.GUARDED})
+
+    with one_gpu(WARNED) as play:
+        play(story)
+
+
+class OneEyed(SimulatedHardware):
+    """Lists processes, and does not know whether they are all: as in a pid namespace of its own."""
+
+    async def processes(self) -> Processes:
+        return replace(await super().processes(), blind="of some processes we know")
+
+
+def test_who_is_seen_by_chance_is_named_and_not_ended() -> None:
+    """The pids that are seen may be numbered otherwise than the MPS daemon's."""
+
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await works_on(world, 11, each=30)
+        found = await looks_again(world, 4)
+        assert found.blind == "of some processes we know"
+        assert [one.concern for one in found.watched.verdicts] == [Concern.OVER]
+        assert await running(world) == {11}
+
+    with one_gpu(KILLED, OneEyed) as play:
+        play(story)
+
+
+# --- what it costs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sharing", [EXCLUSIVE, IGNORED], ids=["nothing is shared", "off everywhere"])
+def test_where_nothing_has_to_be_watched_nobody_is_asked(sharing: Sharing) -> None:
+    async def story(world: World) -> None:
+        await world.fault(FailCall("processes", HardwareTimeout("asked")))
+        await asyncio.sleep(60.0)
+        assert "processes will" in str(world.hardware), "the fault still waits for its call"
+        world.write_policy([SLICED])
+        await until(lambda: "processes will" not in str(world.hardware))
+
+    with one_gpu(sharing) as play:
+        play(story)
+
+
+def test_the_report_has_a_section_only_while_something_is_watched() -> None:
+    async def story(world: World) -> None:
+        await admitted(world, "train")
+        await works_on(world, 11, 12)
+        await looks_again(world)
+
+        def section() -> object:
+            report = board(world).report
+            assert report is not None
+            return report_document(report, board(world), judge(board(world), Intervals()))["watch"]
+
+        said = section()
+        assert isinstance(said, dict)
+        (row,) = said["containers"]
+        assert (row["pod"], row["usedBytes"], row["over"]) == ("train", 24 * GIB, True)
+        (concern,) = said["concerns"]
+        assert (concern["concern"], said["blind"]) == ("over", None)
+        assert concern["reason"].startswith("default/train, container main, uses 24 GiB of GPU-")
+        world.write_policy([IGNORED])
+        await until(lambda: section() is None)
+
+    with one_gpu(WARNED) as play:
+        play(story)
