@@ -10,8 +10,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -43,6 +41,9 @@ class GuardFiles:
 
 def write(parent: Path) -> Path:
     """Write the guard below this directory, whole or not at all; returns where. Raises OSError."""
+    import shutil  # with tempfile half a MiB, for those who have a guard
+    import tempfile
+
     files = guard_files()
     directory = parent / _digest(files)
     if not _holds(directory, files):
@@ -94,5 +95,7 @@ def _fill(directory: Path, files: Mapping[str, bytes]) -> None:
 def _set_aside(directory: Path) -> None:
     """Somebody has changed it: containers that have it mounted keep it, in another place."""
     if os.path.lexists(directory):
+        import tempfile
+
         aside = Path(tempfile.mkdtemp(prefix="changed-", dir=directory.parent))
         directory.rename(aside / directory.name)

@@ -8,14 +8,16 @@ Under Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetCompu
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from partage.edges.hardware.host import Host
-from partage.edges.hardware.processes import processes
-from partage.edges.hardware.readings import Handle, Nvml
 from partage.errors import GpuInUse, HardwareError, NotAsSaid
 from partage.model.gpu import ComputeMode
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import SetComputeMode, Use, UseKind
+
+if TYPE_CHECKING:  # the simulation refuses in the same words, and has no driver to bind
+    from partage.edges.hardware.host import Host
+    from partage.edges.hardware.readings import Handle, Nvml
 
 _CALL = "nvmlDeviceSetComputeMode"
 
@@ -69,6 +71,8 @@ def refuse_in_the_way(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> Non
 
 def _refuse_in_the_way(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
     if step.mode is not ComputeMode.DEFAULT:
+        from partage.edges.hardware.processes import processes
+
         refuse_in_the_way(processes(nvml, host).rows, step)
 
 

@@ -8,7 +8,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from partage.edges.hardware.binding import find_library
 from partage.edges.hardware.host import Host
 from partage.errors import HardwareTimeout, Unsupported
 
@@ -67,6 +66,8 @@ async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> S
 def _environment(host: Host) -> dict[str, str]:
     """The driver's own library for the driver's own tool, whatever the loader would find."""
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+    from partage.edges.hardware.binding import find_library
+
     library = find_library(host.driver)
     if library is not None and host.driver != Path("/"):
         environment["LD_LIBRARY_PATH"] = str(library.parent)
