@@ -36,3 +36,7 @@ class Daemon:
         The daemon prints whole units: where ``likely_bytes`` fits what it prints, it is taken to be meant.
         """
         return await self._control.memory_limit(likely_bytes)
+
+    async def threads_limit(self) -> int:
+        """Percent of the multiprocessors that each client may fill. Raises DaemonError, Unsupported."""
+        return await self._control.threads_limit()

@@ -16,9 +16,15 @@ _SEES_CUDA = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)
 _FIND_S, _IMPORT_S = 20, 90
 
 
-def find_python(named: str | None, device: str, engine: str) -> str:
-    """The path of the interpreter. Raises InputError (it cannot run), HardwareError (none has it)."""
-    if engine == "python":
+RECORDED = "partage bench --read FILE shows a recorded run"
+
+
+def find_python(named: str | None, device: str, engine: str, otherwise: str = RECORDED) -> str:
+    """The path of the interpreter. otherwise: what else can be done, for who has none.
+
+    Raises InputError (it cannot run), HardwareError (none has it).
+    """
+    if engine != "torch":
         return named or sys.executable
     if named is not None and shutil.which(named) is None:
         raise InputError(f"{named} cannot be run", "--python names the interpreter that has PyTorch")
@@ -31,7 +37,7 @@ def find_python(named: str | None, device: str, engine: str) -> str:
         reasons.append(f"{python}: {reason}")
     raise HardwareError(
         f"no Python here has PyTorch{' with CUDA' if device == 'cuda' else ''} ({'; '.join(reasons)})",
-        "--python PATH names one that has; partage bench --read FILE shows a recorded run",
+        f"--python PATH names one that has; {otherwise}",
     )
 
 

@@ -110,7 +110,7 @@ def command(
     options = Options(
         machine=machine,
         hardware_socket=hardware_socket,
-        pod_resources=_pod_resources(pod_resources, machine),
+        pod_resources=pod_resources_socket(pod_resources, machine),
         state_dir=state_dir or (STATE_DIR if machine is None else None),
         drain=_command(drain),
         timeout_s=timeout,
@@ -150,7 +150,8 @@ def _command(drain: str | None) -> str | None:
     return drain
 
 
-def _pod_resources(said: str | None, machine: str | None) -> Path | None:
+def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
+    """Where the kubelet is asked: where ``--pod-resources`` says, or where it usually is; None: it is not."""
     if said is not None:
         return None if said == NOBODY else Path(said)
     return POD_RESOURCES if machine is None and POD_RESOURCES.exists() else None

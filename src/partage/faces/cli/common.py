@@ -163,8 +163,10 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
     return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
-def open_hardware(machine: str | None, socket: Path | None = None) -> Hardware:
-    """The real node, by its driver or by a helper at ``socket``, or the simulated one."""
+def open_hardware(
+    machine: str | None, socket: Path | None = None, driver_root: Path = Path("/")
+) -> Hardware:
+    """The real node, by its driver below a root or by a helper at ``socket``, or the simulated one."""
     from partage.errors import InputError
 
     if machine is not None and socket is not None:
@@ -180,7 +182,7 @@ def open_hardware(machine: str | None, socket: Path | None = None) -> Hardware:
         return SimulatedHardware(load_machine(machine))
     from partage.edges.hardware.nvml import NvmlHardware
 
-    return NvmlHardware()
+    return NvmlHardware(driver_root)
 
 
 def observe(machine: str | None) -> Inventory:

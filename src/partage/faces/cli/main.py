@@ -30,6 +30,7 @@ VERBS = {
     "check": "Whether policies and manifests are right, before they cost a card.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "What sharing a GPU costs and gives, measured as its users do.",
+    "prove": "Try to break what shares guarantee, and report what held.",
     "record": "Write the node down as a machine for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",

@@ -97,7 +97,7 @@ async def _with_variable(stage: Stage, value: str) -> Outcome:
         return kept(f"{amount(got)}: {_which_held(share, got)}")
     if got.bytes <= share.bytes:
         return not_tried(f"it did not come to the limit: {amount(got)}")
-    return got_around(share, f"{amount(got)}: the daemon's limit of {format_bytes(share.bytes)} was gone")
+    return got_around(share, f"{amount(got)}, over the daemon's limit of {format_bytes(share.bytes)}")
 
 
 def _which_held(share: Share, got: Got) -> str:

@@ -9,7 +9,6 @@ to the GPU went, then one line answers each request: ``ok``, or the name of CUDA
     fault               a kernel that writes where nothing is: the end of this context
     devices             UUIDs of the devices that it sees, with commas
     multiprocessors     how many the first device has for this process
-    versions            of PyTorch and its CUDA
 
 It ends with its standard input, whatever it is doing then.
 """
@@ -93,9 +92,6 @@ class Driver:
         self._call("cuDeviceGetAttribute", ctypes.byref(found), _MULTIPROCESSORS, self._device)
         return str(found.value)
 
-    def versions(self) -> str:
-        return "ok"
-
     def _uuid(self, ordinal: int) -> str:
         """Without GPU- or MIG- before it."""
         device, raw = ctypes.c_int(), (ctypes.c_ubyte * 16)()
@@ -138,9 +134,6 @@ class Torch(Driver):
         except RuntimeError as error:
             raise Failed(words(error)) from error
         return "ok"
-
-    def versions(self) -> str:
-        return f"torch {self._torch.__version__}, CUDA {self._torch.version.cuda}"
 
 
 def words(error: BaseException) -> str:

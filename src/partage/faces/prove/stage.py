@@ -55,8 +55,15 @@ class Ground:
 class Engine(Protocol):
     """Who begins tenants, and on what."""
 
-    evidence: Evidence
-    deadline_s: float
+    @property
+    def evidence(self) -> Evidence:
+        """What a row that was tried rests on."""
+        ...
+
+    @property
+    def deadline_s(self) -> float:
+        """For one answer of a tenant."""
+        ...
 
     def argv(self, uid: int | None) -> tuple[str, ...]:
         """The program of a tenant, as that user."""

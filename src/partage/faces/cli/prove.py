@@ -1,0 +1,273 @@
+"""``partage prove``: try to break what the shares of this node guarantee, and write down what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage import __version__
+from partage.faces.cli import common
+
+if TYPE_CHECKING:
+    from partage.edges.files.policy import LoadedPolicy
+    from partage.faces.applying import Node
+    from partage.faces.prove.model import Report
+    from partage.faces.prove.share import Share
+    from partage.faces.prove.stage import Engine
+    from partage.faces.reported import Reported
+    from partage.model.gpu import Gpu, Inventory
+    from partage.model.share import Offer
+
+_OTHERWISE = "--engine cuda needs none; --machine 1xh100-sxm5-80gb tries MPS on a simulated control daemon"
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What was said on the command line. loaded: None: no policy was named."""
+
+    loaded: LoadedPolicy | None
+    machine: str | None
+    gpu: str | None
+    mps_pipe: Path | None
+    run_dir: str | None
+    driver_root: Path
+    pod_resources: str | None
+    engine: str
+    python: str | None
+    faults: bool
+    deadline_s: float
+
+    @property
+    def runs(self) -> Path:
+        """The run directory of the agent."""
+        return Path(self.run_dir or common.DEFAULT_RUN_DIR)
+
+
+@click.command(name="prove")
+@click.option("--policy", metavar="FILE", help="What is promised, in place of what an agent has reported.")
+@click.option("--config", metavar="NAME", help="Which of the policy file's named configurations.")
+@common.machine_option
+@click.option("--gpu", metavar="INDEX|UUID", help="This GPU alone; without it, all.")
+@click.option(
+    "--faults", is_flag=True, help="Faults, too: they end the work of whoever shares the GPU's fate."
+)
+@click.option("--report", type=_DIRECTORY, metavar="DIR", help="Write prove.json and prove.md there.")
+@click.option("--read", metavar="FILE", help="Show a report that was written; nothing is tried.")
+@click.option("--engine", type=click.Choice(("torch", "cuda")), default="torch", show_default=True,
+              help="How tenants use the GPU: through PyTorch, or the driver's library alone.")  # fmt: skip
+@click.option("--python", metavar="PATH", help="The interpreter of the tenants; for torch, one that has it.")
+@click.option("--mps-pipe", type=_DIRECTORY, metavar="DIR",
+              help="CUDA_MPS_PIPE_DIRECTORY of an MPS daemon (our agent's, if any).")  # fmt: skip
+@common.run_dir_option
+@click.option("--driver-root", type=_DIRECTORY, default="/", show_default=True, metavar="DIR",
+              help="Below which the driver's programs are.")  # fmt: skip
+@click.option("--pod-resources", metavar="PATH",
+              help="The kubelet's PodResources socket (where it exists); none: nobody is asked.")  # fmt: skip
+@click.option("--deadline", type=click.FloatRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
+              help="For one answer of a tenant.")  # fmt: skip
+@common.output_option("table", "json", "yaml")
+def command(
+    policy: str | None,
+    config: str | None,
+    report: Path | None,
+    read: str | None,
+    output: str,
+    **asked: object,
+) -> int:
+    """Try to break what shares guarantee: promised, seen, verdict.
+
+    Tenants allocate over their limits, fault beside a neighbour, avoid the MPS daemon, change their
+    variables, on GPUs of this node that nobody else uses. No setting of a GPU is changed, no daemon is
+    started or stopped. What is promised comes from --policy, else from the report of the agent that runs
+    here, else from the MPS daemon that is there. docs/prove.md explains every attack.
+
+    With --machine the same attacks run against a simulated MPS control daemon (without a policy: four
+    shares); what takes real hardware is then not tried.
+
+    Exit code 1: a promise is broken; 3: somebody is on the GPU; 4: no driver, or no PyTorch.
+    """
+    from partage.faces.prove.document import read_report
+
+    if report is not None:
+        _make_folder(report)
+    if read is not None:
+        found = read_report(read)
+    else:
+        loaded = None if policy is None and config is None else common.read_policy(policy, config)
+        common.print_problems(loaded.warnings if loaded is not None else ())
+        found = asyncio.run(_prove(_options(loaded, asked)))
+    if report is not None:
+        _write(found, report)
+    _print(found, output)
+    return found.exit_code
+
+
+def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> Options:
+    named = {"deadline_s": asked.pop("deadline"), **asked}
+    return Options(loaded=loaded, **named)  # type: ignore[arg-type]
+
+
+async def _prove(options: Options) -> Report:
+    """Look, choose, walk. Raises Unsatisfiable where somebody could be hit."""
+    from partage.faces.prove.chosen import free_gpus, holders
+    from partage.faces.prove.model import Report
+    from partage.faces.prove.share import shares_of
+    from partage.faces.prove.walk import walk
+    from partage.model.gpu import Driver
+
+    async with _node(options) as node:
+        inventory, uses = await node.look()
+        driver = common.need_driver(inventory).driver
+        assert isinstance(driver, Driver), "need_driver has seen to it"
+        agent = common.agent_report(options.machine, options.run_dir)
+        held = {} if options.machine is not None else holders(inventory, uses, agent)
+        gpus = free_gpus(inventory, options.gpu, held)
+        offer, remark = await _offer(options, inventory, agent)
+        shares = shares_of(offer, inventory, {gpu.uuid for gpu in gpus})
+        async with _engine(options, node) as engine:
+            rows = [row async for row in walk(engine, shares, lambda text: click.echo(text, err=True))]
+            versions = await asyncio.to_thread(_versions, engine)
+    return Report(
+        at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        command=("partage", *sys.argv[1:]),
+        versions=versions,
+        driver=driver.version,
+        cuda=driver.cuda,
+        machine=options.machine or "",
+        gpus=tuple(_gpu_words(gpu) for gpu in gpus if _is_tried(gpu, shares)),
+        rows=tuple(rows),
+        remarks=(remark,),
+    )
+
+
+@asynccontextmanager
+async def _node(options: Options) -> AsyncIterator[Node]:
+    """The node, and whoever can be asked of pods there."""
+    from partage.edges.kubelet.pod_resources import PodResourcesClient
+    from partage.faces.applying import Node
+    from partage.faces.cli.apply import pod_resources_socket
+
+    socket = pod_resources_socket(options.pod_resources, options.machine)
+    pods = None if socket is None else PodResourcesClient(socket)
+    hardware = common.open_hardware(options.machine, driver_root=options.driver_root)
+    try:
+        yield Node(hardware, pods)
+    finally:
+        if pods is not None:
+            pods.close()
+        await hardware.close()
+
+
+async def _offer(options: Options, inventory: Inventory, agent: Reported | None) -> tuple[Offer, str]:
+    """What is promised, and a sentence that says who promises it."""
+    from partage.faces.prove.offered import IN_FOUR, by_daemons, by_policy
+
+    if options.loaded is not None:
+        policy = options.loaded.policy
+        return by_policy(policy, inventory), f"Held to the policy {policy.source or 'that was given'}."
+    if agent is not None:
+        return agent.offer, f"Held to what the agent of this node reported at {agent.at}."
+    if options.machine is not None:
+        return by_policy(IN_FOUR, inventory), "Held to MPS in four shares: --policy says otherwise."
+    offer = await by_daemons(inventory, options.runs, options.mps_pipe, options.driver_root)
+    return offer, "No policy, no agent: held to what the GPUs and the MPS daemons that are there say."
+
+
+@asynccontextmanager
+async def _engine(options: Options, node: Node) -> AsyncIterator[Engine]:
+    """Raises InputError, HardwareError where tenants cannot be begun."""
+    if options.machine is not None:
+        from partage.faces.prove.simulated import simulation
+
+        async with simulation(faults=options.faults) as simulated:
+            yield simulated
+        return
+    from partage.faces.bench.interpreter import find_python
+    from partage.faces.prove.real import Real
+
+    python = await asyncio.to_thread(find_python, options.python, "cuda", options.engine, _OTHERWISE)
+    yield Real(
+        python=python,
+        engine=options.engine,
+        node=node,
+        run_dir=options.runs,
+        faults=options.faults,
+        pipe=options.mps_pipe,
+        driver_root=options.driver_root,
+        deadline_s=options.deadline_s,
+    )
+
+
+def _versions(engine: Engine) -> dict[str, str]:
+    """Partage's, and PyTorch's where tenants have used it."""
+    from partage.faces.prove.real import Real
+
+    found = {"partage": __version__}
+    if isinstance(engine, Real) and engine.engine == "torch":
+        program = "import importlib.metadata as m; print(m.version('torch'))"
+        asked = subprocess.run(  # noqa: S603 - the operator's own interpreter
+            [engine.python, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        )
+        found["torch"] = asked.stdout.strip() or "unknown"
+    return found
+
+
+def _is_tried(gpu: Gpu, shares: tuple[Share, ...]) -> bool:
+    return any(share.offering.gpu == gpu.uuid for share in shares)
+
+
+def _gpu_words(gpu: Gpu) -> str:
+    from partage.units import format_bytes
+
+    mode = gpu.compute_mode.name.lower().replace("_", "-")
+    mig = ", MIG mode" if gpu.mig_enabled else ""
+    return f"GPU {gpu.index}: {gpu.product}, {format_bytes(gpu.memory_bytes)}, {mode} mode{mig}, {gpu.uuid}"
+
+
+# --- the answer --------------------------------------------------------------------------------
+
+
+def _make_folder(path: Path) -> None:
+    """Before anything is tried. Raises InputError."""
+    from partage.errors import InputError, Problem
+
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError([Problem(str(path), "", "error", f"cannot be made: {error.strerror}")]) from error
+    if not os.access(path, os.W_OK):
+        raise InputError([Problem(str(path), "", "error", "nothing can be written there")])
+
+
+def _write(report: Report, folder: Path) -> None:
+    from partage.faces.prove.document import to_document
+    from partage.faces.prove.markdown import markdown
+
+    text = json.dumps(to_document(report), indent=2, ensure_ascii=False) + "\n"
+    common.write_file(str(folder / "prove.json"), text)
+    common.write_file(str(folder / "prove.md"), markdown(report))
+
+
+def _print(report: Report, output: str) -> None:
+    if output != "table":
+        from partage.faces.prove.document import to_document
+
+        common.print_document(to_document(report), output)
+        return
+    from partage.faces.prove.tables import lines
+
+    console = common.console()
+    for line in lines(report):
+        console.print(line)
