@@ -14,7 +14,7 @@ from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonState, Phase
 from partage.sim.mps.node import Node, install
 from partage.units import GIB
-from tests.agent.harness import REAL, Place, healthy, native, place, registered, running, spawn
+from tests.agent.harness import REAL, AgentProcess, Place, healthy, native, place, registered, running, spawn
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
 from tests.edges.hardware.stub import StubNode
 from tests.kubelet_script import ScriptedKubelet, scripted_kubelet
@@ -130,3 +130,30 @@ def test_mps_on_a_real_node_has_daemons_that_outlive_the_agent_and_end_with_the_
         node.write_policy(native())
         agent.wait(lambda: len(healthy(kubelet, GPU)) == 4, "whole GPUs again", LONG_S)
     assert not states(keeper)
+
+
+def test_whoever_is_killed_compute_modes_and_directories_end_as_the_policy_says(
+    node: Place, driver: StubNode, kubelet: ScriptedKubelet, keeper: MpsKeeper
+) -> None:
+    """The helper first, then the agent, the helper and a daemon at once."""
+    policy, root = native("{select: {index: [0, 1]}, mps: {replicas: 4}}"), f"--driver-root={driver.root}"
+    with running(spawn(node, root, machine=REAL, policy=policy)) as agent:
+        agent.wait(lambda: len(healthy(kubelet, SHARED)) == 8, "shares with their daemons", LONG_S)
+        standing = states(keeper)
+        helper = agent.wait(agent.helper_pid)
+        os.kill(helper, signal.SIGKILL)
+        agent.wait(lambda: agent.helper_pid() not in (None, helper), "another helper", LONG_S)
+        agent.wait(lambda: agent.health()[0] == 200 and len(healthy(kubelet, SHARED)) == 8, "well", LONG_S)
+        assert states(keeper) == standing, "a daemon went with the helper"
+        for pid in (agent.helper_pid(), standing[driver.uuid(0)].pid, agent.pid):
+            os.kill(pid or 0, signal.SIGKILL)
+        agent.finish()
+    with running(spawn(node, root, machine=REAL, policy=native())) as agent:
+        agent.wait(lambda: len(healthy(kubelet, GPU)) == 4, "whole GPUs", LONG_S)
+        agent.wait(lambda: not states(keeper), "no daemon left", LONG_S)
+        agent.wait(lambda: compute_modes(agent) == ["DEFAULT"] * 4, "compute modes given back", LONG_S)
+    assert not [path for path in (node.run_dir / "mps").iterdir() if path.is_dir()]
+
+
+def compute_modes(agent: AgentProcess) -> list[str]:
+    return [gpu["computeMode"].upper() for gpu in agent.report()["node"]["gpus"]]

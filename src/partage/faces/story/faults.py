@@ -5,6 +5,7 @@ from __future__ import annotations
 from partage.edges.files.fields import Field
 from partage.faces.story.model import Misfortune
 from partage.model.layout import LayoutItem
+from partage.model.mps import Phase
 from partage.sim.fault_words import parse_fault
 from partage.sim.faults import (
     Ailing,
@@ -40,6 +41,14 @@ def read_fault(place: Field) -> Misfortune | None:
     return Misfortune(fault, sentence(fault))
 
 
+_TURNS = {
+    Phase.DEAD: "dies",
+    Phase.FAULT: "faults",
+    Phase.SILENT: "hangs",
+    Phase.SERVING: "takes clients again",
+}
+
+
 def sentence(fault: Fault) -> str:
     """The fault, told."""
     match fault:
@@ -58,7 +67,7 @@ def sentence(fault: Fault) -> str:
         case Vacate(gpu, name):
             return f"{name or 'everybody'} closes GPU {gpu}"
         case MpsTurns(gpu, phase):
-            return f"the MPS daemon of GPU {gpu} is {phase}"
+            return f"the MPS daemon of GPU {gpu} {_TURNS.get(phase, phase)}"
         case SetMig(gpu, layout):
             return f"an administrator {_laid_out(layout)} on GPU {gpu}"
         case _:
