@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partage.agent.failures import Failures
 from partage.agent.looks import Looks
 from partage.agent.node import Node
 from partage.agent.senses import HardwareSense
@@ -46,34 +47,12 @@ if TYPE_CHECKING:  # loaded once a policy needs something done: many nodes need 
 
 log = logging.getLogger(__name__)
 
-LONGEST_PAUSE_S = 60.0
-"""Between two attempts at what the hardware refuses, each pause twice the one before."""
-
 CUT_OFF_S = 5.0
 """How long a step of an agent that was killed may still go on in the driver. An instance takes about a
 second; a reset takes longer, and leaves nothing that could be given out."""
 
 _NOBODY: frozenset[str] = frozenset()
 _LAYOUT = (SetMode, Reset, DestroyCompute, DestroyInstance, CreateInstance, CreateCompute)
-
-
-def pause_s(tries: int, first_s: float) -> float:
-    """How long to wait after so many failures in a row, in seconds."""
-    doublings = min(tries - 1, 16)  # of a GPU that failed for a day, more are more than a float can hold
-    return min(LONGEST_PAUSE_S, first_s * (1 << doublings))
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why a GPU is not as wanted though nobody is in the way.
-
-    again_s: when it is tried again. renew: ids of its GPU instances that have to be made anew for that.
-    """
-
-    reason: str
-    tries: int
-    again_s: float
-    renew: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -89,9 +68,9 @@ class Changes:
 
     sense: HardwareSense
     looks: Looks
+    failures: Failures
     state_dir: Path
     geometry_of: GeometryOf
-    clock: Callable[[], float]
     ask: Callable[[], None]
     intervals: Intervals
     digest: Callable[[], str] = str
@@ -107,7 +86,6 @@ class Changes:
     _key: object = None
     _found: Way | None = None
     _ready: tuple[Unit, ...] = ()
-    _failures: dict[str, Failure] = field(default_factory=dict)
     _cut_off: frozenset[str] | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -128,13 +106,13 @@ class Changes:
             return wish
         if wish.policy != self._policy:
             self._policy = wish.policy
-            self._failures.clear()
+            self.failures.keep(())
             self.looks.slices_changed()
         if not self._concerns(wish):
             self._base, self._found, self._ready = (wish, node.lost), None, ()
             return wish
         found = self._plan(wish, node.lost)
-        self._failures = {gpu: one for gpu, one in self._failures.items() if gpu in found.changing}
+        self.failures.keep(found.changing)
         return replace(found.wish, pending={**found.wish.pending, **self._said()})
 
     @property
@@ -175,8 +153,7 @@ class Changes:
         same = self._base is not None and self._base[0] is wish and self._base[1] == lost
         key = (now, self._serving, None if self._found is None or not self._found.changing else held)
         if self._found is None or not same or key != self._key:
-            renew = {gpu: failure.renew for gpu, failure in self._failures.items()}
-            found = relayout(wish, lost, self.geometry_of, held, renew)
+            found = relayout(wish, lost, self.geometry_of, held, self.failures.renew)
             self._base, self._found = (wish, lost), way(found, now, self._serving, lost)
             self._key = (now, self._serving, held if self._found.changing else None)
         return self._found
@@ -188,8 +165,7 @@ class Changes:
             for gpu, reason in self.looks.sliceless.items()
             if gpu in wants and wants[gpu].interval is not None
         }
-        said |= {gpu: failure.reason for gpu, failure in self._failures.items()}
-        return {**said, **dict.fromkeys(self.in_hand, "it is being changed")}
+        return {**said, **self.failures.reasons, **dict.fromkeys(self.in_hand, "it is being changed")}
 
     # --- the task ---
 
@@ -256,14 +232,10 @@ class Changes:
     def _next(self, units: Iterable[Unit]) -> tuple[Unit, ...]:
         """What is done next, of what did not fail a moment ago: one layout, or settings of many GPUs at a
         time."""
-        now_s = self.clock()
-        due = [unit for unit in units if all(self._is_due(gpu, now_s) for gpu in unit.gpus)]
+        due = [unit for unit in units if all(map(self.failures.is_due, unit.gpus))]
         if due and _laid_out(due[0]):
             return (due[0],)
         return tuple(unit for unit in due if not _laid_out(unit))
-
-    def _is_due(self, gpu: str, now_s: float) -> bool:
-        return gpu not in self._failures or self._failures[gpu].again_s <= now_s
 
     async def _make(self, units: tuple[Unit, ...]) -> None:
         """Execute units side by side, and look at the node before their GPUs are let go."""
@@ -335,13 +307,10 @@ class Changes:
         self.made[ending] += 1
         if not reason:
             log.info("gpu is as wanted", extra={"gpus": list(unit.gpus)})
-            self._failures = {gpu: one for gpu, one in self._failures.items() if gpu not in unit.gpus}
+            self.failures.forget(unit.gpus)
             return
         log.error("gpu is not as wanted", extra={"gpus": list(unit.gpus), "ending": ending, "reason": reason})
-        for gpu in unit.gpus:
-            tries = self._failures[gpu].tries + 1 if gpu in self._failures else 1
-            again_s = self.clock() + pause_s(tries, self.intervals.retry_s)
-            self._failures[gpu] = Failure(reason, tries, again_s)
+        self.failures.note(unit.gpus, reason)
 
     def _renew(self, outcome: Outcome | str) -> None:
         """Where a GPU instance had no room for a compute instance, it is made anew next time."""
@@ -349,9 +318,7 @@ class Changes:
             return
         from partage.plan.live import to_renew
 
-        tight = to_renew(self.sense.node.inventory, outcome.failed, outcome.error)
-        for gpu in tight.keys() & self._failures.keys():
-            self._failures[gpu] = replace(self._failures[gpu], renew=tight[gpu])
+        self.failures.note_tight(to_renew(self.sense.node.inventory, outcome.failed, outcome.error))
 
     def _is_over(self) -> bool:
         """Whether there is a journal without an end, and yet all its GPUs are as the policy wants them."""

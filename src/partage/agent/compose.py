@@ -14,6 +14,7 @@ from typing import Any
 from partage.agent.board import Board
 from partage.agent.cdi import CdiSpecs
 from partage.agent.changes import Changes
+from partage.agent.failures import Failures
 from partage.agent.guard import GuardFiles
 from partage.agent.holders import HolderQuestions, Names
 from partage.agent.looks import Looks
@@ -121,10 +122,10 @@ class _Agent:
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._changes = Changes(
             sense=self._sense,
+            failures=Failures(clock, settings.intervals.retry_s),
             looks=Looks(hardware, clock, settings.intervals.observe_s),
             state_dir=settings.state_dir,
             geometry_of=geometry_of,
-            clock=clock,
             ask=ask,
             intervals=settings.intervals,
             digest=self._policies.digest,
