@@ -165,4 +165,3 @@ def ready(found: Way, serving: Mapping[str, Serving], restored: Collection[str])
 
 def _stands_ready(found: Way, gpu: str, now: Serving | None) -> bool:
     return now is None or now == Serving(found.wish.offer.get(gpu, ()))
-

@@ -163,9 +163,7 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
     return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
-def open_hardware(
-    machine: str | None, socket: Path | None = None, driver_root: Path = Path("/")
-) -> Hardware:
+def open_hardware(machine: str | None, socket: Path | None = None, driver_root: Path = Path("/")) -> Hardware:
     """The real node, by its driver below a root or by a helper at ``socket``, or the simulated one."""
     from partage.errors import InputError
 
