@@ -85,13 +85,13 @@ def test_what_is_offered_meanwhile_lives_on_and_what_is_held_is_never_in_the_ste
         meanwhile = devices(found)
         other = inventory.gpus[1].uuid
         assert other in meanwhile, "the other GPU is offered all the time"
-        (way,) = (*found.plan.planned, *found.plan.refused)
         if found.plan.refused:
             assert found.plan.refused[0].kind is Refusal.HELD
             assert not ready(as_a_way(found), settled(found), ())
             assert meanwhile <= {one.uuid for one in gpu.mig_devices} | {other}
             return
-        assert {one.uuid for one in busy} <= set(way.kept) | {gpu.uuid}
+        (planned,) = found.plan.planned
+        assert {one.uuid for one in busy} <= set(planned.kept)
         last = await made(hardware, policy(after), uses)
         assert not last.changing
         assert meanwhile - {gpu.uuid} <= devices(last), "what was offered meanwhile was destroyed"

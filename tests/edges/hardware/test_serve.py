@@ -24,6 +24,7 @@ from partage.edges.hardware.serve import PROTOCOL, VERBS, Server, listen
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
 from partage.model.health import Condition
+from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Made, Step, TimeSlice, Use
 from partage.sim.faults import HangCall
@@ -327,6 +328,9 @@ class Broken:
         return Processes()
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
+        return ()
+
+    async def daemons(self) -> tuple[DaemonState, ...]:
         return ()
 
     async def close(self) -> None:
