@@ -14,6 +14,48 @@ from partage.units import MIB, format_bytes
 
 _DEVICE = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]*", re.ASCII)
 _LONGEST_DEVICE = 64
+_NAME = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
+
+SERVER = "gpu"
+"""The one named server of a daemon that speaks version 3 of the MPS control interface. Short: it is a part of
+the path of a socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """A part of a named server: who connects through its directory has its limits, and no other's.
+
+    name: lower-case letters, digits and underscores, at most 64 (NVIDIA's MPS guide, release 615).
+    memory_bytes, threads_percent: of each client; None: all. The server's own limits are not inherited.
+    """
+
+    name: str
+    memory_bytes: int | None = None
+    threads_percent: int | None = None
+
+    def __str__(self) -> str:
+        return f"{_amounts(self.memory_bytes, self.threads_percent)} in {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a daemon allows each of its clients. None: no limit was asked for, or is set.
+
+    Without namespaces: each client of its next server. With namespaces: each client that is in none of them.
+    """
+
+    memory_bytes: int | None = None
+    threads_percent: int | None = None
+    namespaces: tuple[Namespace, ...] = ()
+
+    def __str__(self) -> str:
+        each = f"{_amounts(self.memory_bytes, self.threads_percent)} for each client"
+        return f"{', '.join(map(str, self.namespaces))}, else {each}" if self.namespaces else each
+
+
+def _amounts(memory_bytes: int | None, threads_percent: int | None) -> str:
+    memory = "any memory" if memory_bytes is None else format_bytes(memory_bytes)
+    return f"{memory} and {100 if threads_percent is None else threads_percent} % of threads"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +67,8 @@ class DaemonSpec:
     memory_bytes: what each client may allocate, whole MiB; None: all.
     threads_percent: share of the multiprocessors that each client may fill; None: all.
     multi_user: one server, run by root, for the clients of all users. None: where the program can do that.
+    namespaces: those of its named server, in whose absence the figures above hold. None at all: the daemon
+    speaks version 2 of the control interface, and has neither.
 
     Raises ValueError for what a daemon would ignore or misread.
     """
@@ -34,14 +78,34 @@ class DaemonSpec:
     memory_bytes: int | None = None
     threads_percent: int | None = None
     multi_user: bool | None = None
+    namespaces: tuple[Namespace, ...] = ()
 
     def __post_init__(self) -> None:
         if not is_device(self.device):
             raise ValueError(f"{self.device[:_LONGEST_DEVICE]!r} is no UUID of a GPU or MIG device")
-        if self.memory_bytes is not None and (self.memory_bytes < MIB or self.memory_bytes % MIB):
-            raise ValueError(f"a limit of {self.memory_bytes} bytes is not in whole MiB")
-        if self.threads_percent is not None and not 1 <= self.threads_percent <= 100:
-            raise ValueError(f"{self.threads_percent} % of the threads is no limit")
+        _check(self.memory_bytes, self.threads_percent)
+        names = [one.name for one in self.namespaces]
+        for one in self.namespaces:
+            if one.name == "default" or not _NAME.fullmatch(one.name) or names.count(one.name) > 1:
+                raise ValueError(f"{one.name[:_LONGEST_DEVICE]!r} cannot name a namespace, or does twice")
+            _check(one.memory_bytes, one.threads_percent)
+
+    @property
+    def limits(self) -> Limits:
+        """What the daemon has to say of its limits."""
+        return Limits(self.memory_bytes, self.threads_percent, self.namespaces)
+
+    @property
+    def protocol(self) -> int:
+        """Version of the control interface, 2 or 3."""
+        return 3 if self.namespaces else 2
+
+
+def _check(memory_bytes: int | None, threads_percent: int | None) -> None:
+    if memory_bytes is not None and (memory_bytes < MIB or memory_bytes % MIB):
+        raise ValueError(f"a limit of {memory_bytes} bytes is not in whole MiB")
+    if threads_percent is not None and not 1 <= threads_percent <= 100:
+        raise ValueError(f"{threads_percent} % of the threads is no limit")
 
 
 def is_device(text: str) -> bool:
@@ -96,25 +160,16 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class MpsServer:
-    """One server of a control daemon. uid: whose clients it serves; under multi-user it is root's."""
+    """One server of a control daemon. uid: whose clients it serves; under multi-user it is root's.
+
+    name: of a daemon that has named servers, else empty.
+    """
 
     pid: int
     uid: int | None = None
     status: ServerStatus = ServerStatus.ACTIVE
     clients: tuple[Client, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the daemon allows each client of its next server. None: no limit was asked for, or is set."""
-
-    memory_bytes: int | None = None
-    threads_percent: int | None = None
-
-    def __str__(self) -> str:
-        memory = "any memory" if self.memory_bytes is None else format_bytes(self.memory_bytes)
-        threads = 100 if self.threads_percent is None else self.threads_percent
-        return f"{memory} and {threads} % of threads for each client"
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,12 +63,15 @@ class Mps:
     exclusive_process: whether the GPU is put in exclusive-process mode meanwhile.
     multi_user: one server for the clients of all users; False: users wait for each other. None: where the
     driver can do it.
+    protocol: version of the daemon's control interface. 2; or 3: shares that differ have namespaces, each
+    with limits of its own.
     """
 
     replicas: int
     clients: tuple[MpsClient, ...] = ()
     exclusive_process: bool = True
     multi_user: bool | None = None
+    protocol: int = 2
 
 
 Sharing = Exclusive | TimeSlicing | Mps

@@ -55,6 +55,8 @@ class Offering:
     profile:     of the MIG device, None for a GPU.
     limits_in_env: the share is smaller than what the GPU's MPS daemon lets a client have; its own limits
                  stand in the container's environment.
+    pipe:        where below its daemon's pipe directory the share's clients connect: a namespace of a named
+                 server (MPS v3). Empty: at the directory itself.
     """
 
     device: str
@@ -78,6 +80,7 @@ class Offering:
     profile: str | None = None
     guard: bool = False
     limits_in_env: bool = False
+    pipe: str = ""
 
     @property
     def share_ids(self) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from partage.model.gpu import ComputeMode
-from partage.model.mps import DaemonSpec, Limits
+from partage.model.mps import DaemonSpec
 from partage.model.placement import Placement
 from partage.model.policy import Interval
 
@@ -224,8 +224,7 @@ class StartDaemon:
     spec: DaemonSpec
 
     def __str__(self) -> str:
-        limits = Limits(self.spec.memory_bytes, self.spec.threads_percent)
-        return f"start the MPS daemon{_part(self.gpu, self.spec.device)}: {limits}"
+        return f"start the MPS daemon{_part(self.gpu, self.spec.device)}: {self.spec.limits}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,14 @@ from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
 from partage.model.share import Guarantee, Offer, Offering, resources_of
 from partage.plan.assign import Assignment, PlannedDevice, Target
-from partage.plan.clients import Portions, client_cap, client_offerings, limits_clients, portions
+from partage.plan.clients import (
+    Portions,
+    client_cap,
+    client_offerings,
+    limits_clients,
+    no_namespaces,
+    portions,
+)
 from partage.plan.findings import Findings
 from partage.plan.message import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
 from partage.units import GIB, MIB
@@ -24,8 +31,9 @@ _LARGEST_LIST: Final = MESSAGE_LIMIT_BYTES - SLACK_BYTES
 def advertise(assignment: Assignment, inventory: Inventory, policy: Policy) -> Offer:
     """What every GPU that answers offers, planned MIG devices included (``Offering.planned``).
 
-    Raises Unsatisfiable with all problems: more MPS clients than architecture and driver allow, clients that
-    want more memory or threads than the GPU has, more ids in one resource than one kubelet message holds.
+    Raises Unsatisfiable with all problems: more MPS clients than architecture and driver allow, an MPS
+    protocol that the driver does not have, clients that want more memory or threads than the GPU has, more
+    ids in one resource than one kubelet message holds.
     Raises InputError where the name of a client makes no resource name.
     """
     findings = Findings(policy.source)
@@ -135,6 +143,13 @@ def _mps(
     if sharing.replicas > cap.clients:
         message = f"{sharing.replicas:,} MPS clients, but at most {cap.clients} are possible: {cap.why}"
         findings.add("impossible", _replicas_path(target), message, gpus=gpu)
+        return []
+    if sharing.protocol >= 3 and (
+        why_not := no_namespaces(target.gpu, inventory.driver, mig=target.mig is not None)
+    ):
+        path = f"{_replicas_path(target).rpartition('.')[0]}.protocol"
+        hint = "without 'protocol' smaller shares are held by variables that a tenant can drop"
+        findings.add("impossible", path, why_not, hint, gpu)
         return []
     shares = portions(sharing, whole.memory_bytes)
     if not isinstance(shares, Portions):

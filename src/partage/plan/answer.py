@@ -145,11 +145,17 @@ class Answerer:
         return {key: ",".join(cdi)}
 
     def _add_mps(self, offerings: Sequence[Offering], envs: dict[str, str], mounts: list[Mount]) -> None:
-        """Container side as NVIDIA's, host side of the one daemon of this GPU."""
+        """Container side as NVIDIA's, host side of the one daemon of this GPU.
+
+        Of a daemon with namespaces only the share's own is mounted: what a container cannot see (the other
+        namespaces, the server's default one, the daemon's socket with servers without limits) it cannot
+        connect to. Several shares of one container have the limits of one: all of a resource are equal.
+        """
         inside = f"/mps/{self._name}/pipe"
         host = f"{self._run_dir}/mps/{offerings[0].device}"
+        below = offerings[0].pipe
         envs["CUDA_MPS_PIPE_DIRECTORY"] = inside
-        mounts.append(Mount(inside, f"{host}/pipe"))
+        mounts.append(Mount(inside, f"{host}/pipe/{below}" if below else f"{host}/pipe"))
         mounts.append(Mount("/dev/shm", f"{host}/shm"))  # noqa: S108 - a path in the container
         if any(offering.limits_in_env for offering in offerings):
             threads = min(100, sum(offering.threads_percent or 0 for offering in offerings))

@@ -76,7 +76,7 @@ def settings_of(targets: Iterable[Target]) -> dict[str, Setting]:
 
 
 def _daemon(target: Target, sharing: Mps) -> DaemonSpec | None:
-    """The daemon of a device: its limit is the largest share's. None for a device that does not exist yet."""
+    """The daemon of a device, with the limits of its shares. None for a device that does not exist yet."""
     gpu, mig = target.gpu, target.mig
     if mig is not None and not isinstance(mig, MigDevice):
         return None
@@ -84,8 +84,7 @@ def _daemon(target: Target, sharing: Mps) -> DaemonSpec | None:
     shares = portions(sharing, memory_bytes)
     if not limits_clients(gpu) or not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
-    memory, threads = shares.largest
-    return DaemonSpec(gpu.uuid, device, memory, threads, sharing.multi_user)
+    return DaemonSpec(gpu.uuid, device, *shares.everybody, sharing.multi_user, shares.namespaces)
 
 
 def settle(gpu: Gpu, want: Setting, daemons: Sequence[DaemonState], before: Before) -> Settling:
@@ -118,9 +117,8 @@ def _is_as_asked(one: DaemonState, spec: DaemonSpec) -> bool:
     """A daemon that does not run, or does not say, is made anew as it is wanted."""
     if one.phase in (Phase.DEAD, Phase.STARTING, Phase.SILENT):
         return True
-    limits = (one.limits.memory_bytes, one.limits.threads_percent)
     users = spec.multi_user is None or spec.multi_user is one.multi_user
-    return users and limits == (spec.memory_bytes, spec.threads_percent)
+    return users and one.limits == spec.limits
 
 
 def _stands(one: DaemonState | None) -> bool:
@@ -132,8 +130,10 @@ def _spec(one: DaemonState) -> DaemonSpec | None:
     """What brings a daemon back; None where it does not say."""
     if one.phase in (Phase.DEAD, Phase.SILENT):
         return None
+    limits = one.limits
+    multi_user = one.multi_user or None
     return DaemonSpec(
-        one.gpu, one.device, one.limits.memory_bytes, one.limits.threads_percent, one.multi_user or None
+        one.gpu, one.device, limits.memory_bytes, limits.threads_percent, multi_user, limits.namespaces
     )
 
 

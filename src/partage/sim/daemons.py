@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from partage.errors import GpuInUse, NotThere
-from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase, ServerStatus
+from partage.model.mps import Client, DaemonSpec, DaemonState, MpsServer, Phase, ServerStatus
 from partage.model.step import EndClient, StartDaemon, StopDaemon
 from partage.sim.node import Daemon, NodeState
 
@@ -57,9 +57,8 @@ def _shown(state: NodeState, one: Daemon) -> DaemonState:
     status = ServerStatus.FAULT if one.phase is Phase.FAULT else ServerStatus.ACTIVE
     server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)))
     reason = "a fatal fault of a client: no new ones until all have gone" if one.phase is Phase.FAULT else ""
-    limits = Limits(spec.memory_bytes, spec.threads_percent)
     many = spec.multi_user is not False
-    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), limits, many, reason)
+    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), spec.limits, many, reason)
 
 
 def _clients(state: NodeState, device: str) -> Iterable[Client]:

@@ -16,7 +16,8 @@ NATIVE: dict[str, Any] = {
                 "clients": [
                     {"name": "big", "memory": "8Gi", "threads": "20%"},
                     {"name": "nvidia.com/small", "memory": "4Gi"},
-                ]
+                ],
+                "protocol": 3,
             },
         },
         {

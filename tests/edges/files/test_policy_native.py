@@ -109,7 +109,7 @@ def test_every_key_is_read() -> None:
     assert isinstance(fifth, GpuEntry)
     assert second.select == Where(index=(2,), uuid=("GPU-x",), model=("A100*",), pci=("00000000:07:00.0",))
     assert second.sharing == Mps(
-        2, (MpsClient("big", 8 * GIB, 20), MpsClient("nvidia.com/small", 4 * GIB, None))
+        2, (MpsClient("big", 8 * GIB, 20), MpsClient("nvidia.com/small", 4 * GIB, None)), protocol=3
     )
     assert (fifth.guard, fifth.watch) == (True, Watch.KILL)
 
@@ -200,6 +200,13 @@ def test_a_number_listed_twice_is_a_warning() -> None:
             "not a resource name",
         ),
         ("{select: all, mps: {replicas: 2, exclusive-process: 1}}", "gpus[0].mps.exclusive-process", "not 1"),
+        ("{select: all, mps: {replicas: 2, protocol: 4}}", "gpus[0].mps.protocol", "has to be 2 or 3, not 4"),
+        ("{select: all, mps: {replicas: 2, protocol: v3}}", "gpus[0].mps.protocol", "a whole number"),
+        (
+            "{select: all, mps: {replicas: 2, protocol: 3, users: single}}",
+            "gpus[0].mps.users",
+            "single excludes protocol 3",
+        ),
         ("{select: all, mig: {}}", "gpus[0].mig", "'layout' is missing"),
         ("{select: all, mig: {layout: []}}", "gpus[0].mig.layout", "is empty"),
         ("{select: all, mig: {layout: 1g.10gb}}", "gpus[0].mig.layout", "not the name of a layout"),

@@ -56,6 +56,7 @@ MIG = replace(
     planned=True,
     guard=True,
     limits_in_env=True,
+    pipe="gpu/share0",
 )
 SICK = step(Health(), Xid("GPU-0", 79), 90)
 STATE = State(

@@ -12,15 +12,24 @@ import pytest
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.mps.paths import Driver
 from partage.errors import Unsupported
+from partage.model.gpu import Driver as RealDriver
 from partage.sim.mps.node import CLIENT_PROGRAM, Node, install
 from partage.units import GIB
 from tests.edges.mps.subjects import CUDA_CLIENT, GPUS, Subject, ending, has_driver
 
-SIMULATED = "simulated control program"
-REAL = pytest.param(
-    "the driver's control program",
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not has_driver(), reason="this machine has no NVIDIA driver")],
-)
+NAMED_SINCE = 615
+"""Driver branch from which a control program speaks version 3 of its language."""
+
+_REAL_ONLY = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not has_driver(), reason="this machine has no NVIDIA driver"),
+]
+SUBJECTS = [
+    pytest.param((True, 2), id="simulated control program"),
+    pytest.param((True, 3), id="simulated control program, version 3"),
+    pytest.param((False, 2), marks=_REAL_ONLY, id="the driver's control program"),
+    pytest.param((False, 3), marks=_REAL_ONLY, id="the driver's control program, version 3"),
+]
 
 
 @pytest.fixture
@@ -31,13 +40,13 @@ def short_dir() -> Iterator[Path]:
         yield Path(directory)
 
 
-def simulated_subject(directory: Path, node: Node | None = None) -> Subject:
+def simulated_subject(directory: Path, node: Node | None = None, protocol: int = 2) -> Subject:
     install(directory / "usr/bin", node or Node(dict.fromkeys(GPUS, 80 * GIB)))
     client = (str(directory / "usr/bin" / CLIENT_PROGRAM),)
-    return Subject(directory / "run", directory, GPUS, client, simulated=True)
+    return Subject(directory / "run", directory, GPUS, client, simulated=True, protocol=protocol)
 
 
-async def _real_subject(directory: Path) -> Subject:
+async def _real_subject(directory: Path, protocol: int) -> Subject:
     try:
         Driver().program()
     except Unsupported as absent:
@@ -47,9 +56,13 @@ async def _real_subject(directory: Path) -> Subject:
         inventory = await hardware.observe()
     finally:
         await hardware.close()
+    assert isinstance(inventory.driver, RealDriver)
+    branch = inventory.driver.version.partition(".")[0]
+    if protocol == 3 and int(branch) < NAMED_SINCE:
+        pytest.skip(f"driver branch {branch} speaks version 2")
     client = (sys.executable, str(CUDA_CLIENT))
     devices = tuple(gpu.uuid for gpu in inventory if not gpu.mig_enabled)
-    return Subject(directory / "run", Path("/"), devices, client, simulated=False)
+    return Subject(directory / "run", Path("/"), devices, client, simulated=False, protocol=protocol)
 
 
 @pytest.fixture
@@ -59,9 +72,20 @@ async def simulated(short_dir: Path) -> AsyncIterator[Subject]:
         yield subject
 
 
-@pytest.fixture(params=[SIMULATED, REAL])
+@pytest.fixture
+async def named(short_dir: Path) -> AsyncIterator[Subject]:
+    """The same, told to speak version 3."""
+    async with ending(simulated_subject(short_dir, protocol=3)) as subject:
+        yield subject
+
+
+@pytest.fixture(params=SUBJECTS)
 async def subject(request: pytest.FixtureRequest, short_dir: Path) -> AsyncIterator[Subject]:
-    """Both control programs in turn."""
-    made = simulated_subject(short_dir) if request.param == SIMULATED else await _real_subject(short_dir)
+    """Both control programs in turn, in each version of their language."""
+    simulated, protocol = request.param
+    if simulated:
+        made = simulated_subject(short_dir, protocol=protocol)
+    else:
+        made = await _real_subject(short_dir, protocol)
     async with ending(made) as one:
         yield one

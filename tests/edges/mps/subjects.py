@@ -8,19 +8,20 @@ import ctypes
 import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from partage.edges.mps.keeper import Deadlines, MpsKeeper
 from partage.edges.mps.port import MpsDaemons
 from partage.edges.mps.starting import Host
-from partage.model.mps import DaemonSpec
+from partage.model.mps import SERVER, DaemonSpec, Namespace
 from partage.units import GIB
 
 GPUS = ("GPU-11111111-2222-3333-4444-000000000000", "GPU-11111111-2222-3333-4444-000000000001")
 NOBODY = 65534
 ROOT = os.geteuid() == 0
 LIMIT = 2 * GIB
+SHARE = "share0"
 ANSWER_S = 10.0
 CUDA_CLIENT = Path(__file__).with_name("cuda_client.py")
 
@@ -57,6 +58,7 @@ class Subject:
     """One node with a control program. run_dir: short, passable for everybody.
 
     devices: GPUs that can be shared. client: command line of a client program.
+    protocol: version of the daemons' language; in version 3 all limits are a namespace's.
     """
 
     run_dir: Path
@@ -64,6 +66,7 @@ class Subject:
     devices: tuple[str, ...]
     client: tuple[str, ...]
     simulated: bool
+    protocol: int = 2
     tenants: list[Tenant] = field(default_factory=list)
 
     def keeper(self, *, host: Host | None = None, **deadlines: float) -> MpsDaemons:
@@ -72,15 +75,23 @@ class Subject:
     def spec(self, number: int = 0, **changes: object) -> DaemonSpec:
         wanted: dict[str, object] = {"memory_bytes": LIMIT, "threads_percent": 25} | changes
         device = self.devices[number]
-        return DaemonSpec(device, device, **wanted)  # type: ignore[arg-type]
+        spec = DaemonSpec(device, device, **wanted)  # type: ignore[arg-type]
+        if self.protocol == 2 or spec.namespaces:
+            return spec
+        return replace(spec, namespaces=(Namespace(SHARE, spec.memory_bytes, spec.threads_percent),))
 
     def home(self, number: int = 0) -> Path:
         return self.run_dir / "mps" / self.devices[number]
 
+    def pipe(self, number: int = 0) -> Path:
+        """What a container is given as its pipe directory."""
+        pipe = self.home(number) / "pipe"
+        return pipe if self.protocol == 2 else pipe / SERVER / SHARE
+
     async def begins(self, number: int = 0, *, uid: int | None = None, **env: str) -> Tenant:
         """A client, whether or not it is let in."""
         inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-        pipe = str(self.home(number) / "pipe")
+        pipe = str(self.pipe(number))
         process = await asyncio.create_subprocess_exec(
             *self.client,
             *([] if uid is None else [str(uid)]),

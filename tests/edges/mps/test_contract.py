@@ -205,6 +205,8 @@ async def test_a_fault_on_one_gpu_leaves_the_other_serving(subject: Subject):
 
 @needs_root
 async def test_a_client_without_privileges_is_served(subject: Subject):
+    if subject.protocol == 3:
+        pytest.skip("a server with a name has one owner")
     await subject.keeper().start(subject.spec(multi_user=False))
     tenant = await subject.tenant(uid=NOBODY)
 
@@ -225,6 +227,8 @@ async def test_clients_of_two_users_share_one_server_where_it_serves_several_use
 
 @needs_root
 async def test_otherwise_the_second_user_waits_until_the_first_has_gone(subject: Subject):
+    if subject.protocol == 3:
+        pytest.skip("a server with a name has one owner")
     await subject.keeper().start(subject.spec(multi_user=False))
     first, second = await subject.tenant(uid=0), await subject.begins(uid=NOBODY)
     waits = asyncio.create_task(second.hears())
@@ -243,11 +247,11 @@ STARTER = """
 import asyncio, sys
 from pathlib import Path
 from partage.edges.mps.keeper import MpsKeeper
-from partage.model.mps import DaemonSpec
+from partage.model.mps import DaemonSpec, Namespace
 
-device, run_dir, root = sys.argv[1:]
+spec, run_dir, root = sys.argv[1:]
 async def main():
-    await MpsKeeper(Path(run_dir), Path(root)).start(DaemonSpec(device, device, 2 * 2**30, 25))
+    await MpsKeeper(Path(run_dir), Path(root)).start(eval(spec))
     print("started", flush=True)
     await asyncio.Event().wait()
 asyncio.run(main())
@@ -256,7 +260,7 @@ asyncio.run(main())
 
 async def test_a_daemon_outlives_who_started_it_and_is_taken_over(subject: Subject):
     starter = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", STARTER, subject.devices[0], str(subject.run_dir), str(subject.root)),
+        *(sys.executable, "-c", STARTER, repr(subject.spec()), str(subject.run_dir), str(subject.root)),
         stdout=PIPE,
         start_new_session=True,
     )

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.edges.mps.control import Control, Silence
+from partage.edges.mps.control import Control
+from partage.edges.mps.program import Silence
 from partage.edges.mps.replies import parse_memory, parse_percent, parse_pids, parse_ps, parse_status
 from partage.errors import DaemonError, Unsupported
 from partage.model.mps import Client, ServerStatus

@@ -15,7 +15,8 @@ MOST_ITEMS = 512
 """Clients of one GPU, MIG devices of one layout: far more than there can be."""
 
 _TIME_SLICING = ("replicas", "interval")
-_MPS = ("replicas", "clients", "exclusive-process", "users")
+_MPS = ("replicas", "clients", "exclusive-process", "users", "protocol")
+_PROTOCOLS = (2, 3)
 CLIENT_KEYS = ("name", "memory", "threads")
 _MIG = ("layout", "time-slicing", "mps")
 
@@ -49,16 +50,32 @@ def read_mps(field: Field) -> Mps:
     alone = table.boolean("exclusive-process", default=True)
     users = table.get("users")
     multi_user = users.choice(Users) is Users.MULTI if users else None
+    protocol = _protocol(table.get("protocol"))
+    if users and protocol >= 3 and multi_user is False:
+        users.error(
+            "single excludes protocol 3, whose server has one owner for good and would refuse all others",
+            "leave 'users' out, or take 'protocol: 2'",
+        )
     replicas, clients = table.get("replicas"), table.get("clients")
     if (replicas is None) == (clients is None):
         said = "replicas and clients exclude each other" if replicas else "neither replicas nor clients"
         field.error(said, "replicas: n for even shares, clients: [...] for unequal ones")
     if clients is None:
-        return Mps(_replicas(replicas), exclusive_process=alone, multi_user=multi_user)
+        return Mps(_replicas(replicas), (), alone, multi_user, protocol)
     if replicas is not None:
         _replicas(replicas)
     read = _clients(clients)
-    return Mps(max(2, len(read)), read, alone, multi_user)
+    return Mps(max(2, len(read)), read, alone, multi_user, protocol)
+
+
+def _protocol(field: Field | None) -> int:
+    """Version of the daemon's control interface; nobody gets the new one without asking for it."""
+    version = field.integer() if field else None
+    if field is None or version is None:
+        return _PROTOCOLS[0]
+    if version not in _PROTOCOLS:
+        field.error(f"has to be 2 or 3, not {version}")
+    return version
 
 
 def _clients(field: Field) -> tuple[MpsClient, ...]:

@@ -123,6 +123,7 @@ def _offering(plain: object) -> Offering:
         profile=_optional(row, "profile", str),
         guard=_field(row, "guard", bool),
         limits_in_env=_field(row, "limits_in_env", bool),
+        pipe=_field(row, "pipe", str),
     )
 
 

@@ -1,96 +1,65 @@
-"""Asks one control daemon: the control program is run, with one command on its standard input.
-
-It holds no state and no connection. A daemon that hangs costs its question, never the one who asks.
-"""
+"""Asks one control daemon in version 2 of its language: one command on the program's standard input."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import signal
-from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator, Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 
+from partage.edges.mps.program import Program, Silence
 from partage.edges.mps.replies import (
-    misunderstood,
     parse_memory,
     parse_percent,
     parse_pids,
     parse_ps,
     parse_status,
 )
-from partage.errors import DaemonError, Unsupported
-from partage.model.mps import Client, ServerStatus
-
-DEADLINE_S = 5.0
-"""For one command. They answer within milliseconds; a daemon with a server that hangs may never."""
+from partage.errors import DaemonError
+from partage.model.mps import Client, DaemonSpec, Limits, MpsServer, ServerStatus
+from partage.units import MIB
 
 ORDINAL = "0"
 """The daemon sees one device, so this is its ordinal whatever its index on the node. A limit that was set by
 UUID has been seen without effect (NVIDIA's device plugin, v0.15.0), so limits are set by ordinal, and read
 back by ordinal: the daemon does not translate one into the other."""
 
-_MOST_BYTES = 256 * 2**10
 
-
-class Silence(DaemonError):
-    """The control daemon did not answer in time."""
-
-
-class Control:
-    """One control daemon's command line.
-
-    program: where it is, or Unsupported; asked each time, since drivers come and go.
-    environment: what tells the program which daemon is meant.
-    """
-
-    def __init__(
-        self, program: Callable[[], Path], environment: Mapping[str, str], deadline_s: float = DEADLINE_S
-    ) -> None:
-        self._program = program
-        self._environment = dict(environment)
-        self._deadline_s = deadline_s
+class Control(Program):
+    """One control daemon's command line."""
 
     async def ask(self, command: str, deadline_s: float | None = None) -> str:
         """What the daemon says to one command. Raises Silence, DaemonError, Unsupported."""
-        limit_s = self._deadline_s if deadline_s is None else deadline_s
-        try:
-            async with asyncio.timeout(limit_s):
-                code, reply = await self._run(f"{command}\n".encode("ascii"))
-        except TimeoutError as error:
-            raise Silence(
-                f"the MPS control daemon did not answer {command!r} within {limit_s:g} s",
-                "its control.log may say why; its clients may still work",
-            ) from error
-        text = reply.decode(errors="replace")
-        if code:
-            raise misunderstood(command, text)
-        return text
+        return await self.answer(command, (), f"{command}\n".encode("ascii"), deadline_s)
 
-    async def _run(self, command: bytes) -> tuple[int, bytes]:
-        """Exit code and output of the program. Raises Unsupported, DaemonError (too much of it)."""
-        program = self._program()
-        async with _pipe() as (reader, writing):
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    program,
-                    stdin=PIPE,
-                    stdout=writing,
-                    stderr=STDOUT,
-                    env=self._environment,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise Unsupported(f"{program} cannot be run: {error}") from error
-            finally:
-                os.close(writing)
-            try:
-                reply = await _converse(process, command, reader)
-                return await process.wait(), reply
-            finally:
-                await _end(process)
+    # --- what every version can do ---------------------------------------------------------------
+
+    async def listed(self) -> tuple[MpsServer, ...]:
+        """The servers with their clients. One that ends between two questions is left out."""
+        pids = await self.servers()
+        clients = await self.clients(pids)
+        found = []
+        for pid in pids:
+            status = await self._status_if_there(pid)
+            if status is not None:
+                found.append(MpsServer(pid, None, status, clients.get(pid, ())))
+        return tuple(found)
+
+    async def limits(self, spec: DaemonSpec) -> Limits:
+        """The limits that were asked for, as the daemon has them; the others are not asked after."""
+        wanted_bytes = spec.memory_bytes
+        memory = None if wanted_bytes is None else await self.memory_limit(wanted_bytes)
+        threads = None if spec.threads_percent is None else await self.threads_limit()
+        return Limits(memory, threads)
+
+    async def terminate(self, server: int, client: int, deadline_s: float) -> None:
+        """Have the work of a client ended."""
+        await self.ask(f"terminate_client {server} {client}", deadline_s)
+
+    async def quit(self, deadline_s: float) -> None:
+        """Have the daemon end. It takes no further clients, and waits for those that are there."""
+        await self.ask("quit", deadline_s)
+
+    async def quit_by_force(self) -> None:
+        """Have the daemon end, and not wait for its clients."""
+        await self.ask("quit -t 1")
 
     # --- questions ----------------------------------------------------------------------------
 
@@ -101,6 +70,20 @@ class Control:
     async def status(self, server: int) -> ServerStatus:
         """How one server is."""
         return parse_status(await self.ask(f"get_server_status {server}"))
+
+    async def _status_if_there(self, server: int) -> ServerStatus | None:
+        """None: it has ended since it was listed."""
+        try:
+            status = await self.status(server)
+        except Silence:
+            raise
+        except DaemonError:
+            if server in await self.servers():
+                raise
+            return None
+        if status is ServerStatus.UNKNOWN and server not in await self.servers():
+            return None
+        return status
 
     async def clients(self, servers: tuple[int, ...]) -> Mapping[int, tuple[Client, ...]]:
         """The clients of each of these servers; without namespace and command where the daemon is old."""
@@ -142,6 +125,13 @@ class Control:
 
     # --- orders: what is wrong with them the daemon does not say --------------------------------
 
+    async def set_limits(self, spec: DaemonSpec) -> None:
+        """Those that are asked for, for the clients of servers that start later."""
+        if spec.memory_bytes is not None:
+            await self.set_memory_limit(spec.memory_bytes // MIB)
+        if spec.threads_percent is not None:
+            await self.set_threads_limit(spec.threads_percent)
+
     async def set_memory_limit(self, limit_mib: int) -> None:
         """For the clients of servers that start later."""
         await self.ask(f"set_default_device_pinned_mem_limit {ORDINAL} {limit_mib}M")
@@ -149,40 +139,3 @@ class Control:
     async def set_threads_limit(self, percent: int) -> None:
         """For the clients of servers that start later."""
         await self.ask(f"set_default_active_thread_percentage {percent}")
-
-
-@contextlib.asynccontextmanager
-async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
-    """A pipe for a program's output: ours, to be closed although somebody still holds the other end."""
-    reading, writing = os.pipe()
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
-    )
-    try:
-        yield reader, writing
-    finally:
-        transport.close()
-
-
-async def _converse(process: Process, command: bytes, reader: asyncio.StreamReader) -> bytes:
-    """Say it, and read all that is answered, as far as anybody would."""
-    assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # it ended without reading: what it printed says why
-        process.stdin.write(command)
-        await process.stdin.drain()
-    process.stdin.close()
-    reply = b""
-    while chunk := await reader.read(_MOST_BYTES + 1 - len(reply)):
-        reply += chunk
-        if len(reply) > _MOST_BYTES:
-            raise DaemonError(f"the MPS control program printed more than {_MOST_BYTES // 1024} KiB")
-    return reply
-
-
-async def _end(process: Process) -> None:
-    """Nothing of it stays behind."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()

@@ -14,17 +14,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partage.edges.mps import directories, record, starting
-from partage.edges.mps.control import DEADLINE_S, Control
+from partage.edges.mps.control import Control
 from partage.edges.mps.ending import gone, in_thread, kill, kill_orphans, until
 from partage.edges.mps.locks import held
-from partage.edges.mps.look import Found, answered, ask_limits, ask_servers, find, state, wanted_limits
+from partage.edges.mps.look import AnyControl, Found, answered, ask_servers, find, has_ours, state
+from partage.edges.mps.named import OPTIONS, NamedControl, configuration
 from partage.edges.mps.paths import DaemonPaths, Driver
 from partage.edges.mps.processes import MULTI_USER, Processes
+from partage.edges.mps.program import DEADLINE_S
 from partage.edges.mps.record import Identity, Record
 from partage.edges.mps.starting import Host
 from partage.errors import DaemonError, GpuInUse, HardwareError, NotThere, Unsupported
-from partage.model.mps import DaemonSpec, DaemonState, MpsServer, ServerStatus, is_device
-from partage.units import MIB
+from partage.model.mps import SERVER, DaemonSpec, DaemonState, Limits, MpsServer, ServerStatus, is_device
 
 _ADVICE = "end the clients, or stop it by force: then they lose their work on the GPU"
 
@@ -66,15 +67,15 @@ class MpsKeeper:
 
     async def start(self, spec: DaemonSpec) -> DaemonState:
         paths = DaemonPaths.of(self._run_dir, spec.device)
-        control = self._control(paths)
         async with held(paths.lock, self._deadlines.act_s):
             found = await self._find(paths)
-            if found.identity is not None and found.record is not None and found.record.spec == spec:
+            control = self._control(found)
+            if found.identity is not None and await self._is_as_asked(found, spec, control):
                 return await self._settled(found, control)
             if found.identity is not None:
                 await self._quit(found, control)
             await self._cleared(found)
-            return await self._brought_up(spec, paths, control)
+            return await self._brought_up(spec, paths)
 
     async def stop(self, device: str, *, force: bool = False) -> None:
         paths = self._known(device)
@@ -85,7 +86,7 @@ class MpsKeeper:
             if found.identity is not None and force:
                 await self._force(found)
             elif found.identity is not None:
-                await self._quit(found, self._control(paths))
+                await self._quit(found, self._control(found))
             await self._cleared(found)
 
     async def states(self) -> tuple[DaemonState, ...]:
@@ -97,10 +98,10 @@ class MpsKeeper:
         found = await self._find(paths) if paths is not None else None
         if found is None or found.identity is None:
             raise NotThere(f"there is no MPS daemon of {device}")
-        control = self._control(found.paths)
+        control = self._control(found)
         if not _serves(await ask_servers(control, self._processes), server_pid, client_pid):
             raise NotThere(f"server {server_pid} of {device} has no client {client_pid}")
-        await control.ask(f"terminate_client {server_pid} {client_pid}", self._deadlines.stop_s)
+        await control.terminate(server_pid, client_pid, self._deadlines.stop_s)
 
         async def has_gone() -> bool:
             return not _serves(await ask_servers(control, self._processes), server_pid, client_pid)
@@ -113,8 +114,10 @@ class MpsKeeper:
 
     # --- looking ------------------------------------------------------------------------------
 
-    def _control(self, paths: DaemonPaths) -> Control:
-        return Control(self._driver.program, self._driver.environment(paths), self._deadlines.answer_s)
+    def _control(self, found: Found) -> AnyControl:
+        """In the language of the daemon that is there, whatever it was asked to be."""
+        kind = NamedControl if found.protocol == 3 else Control
+        return kind(self._driver.program, self._driver.environment(found.paths), self._deadlines.answer_s)
 
     def _known(self, device: str) -> DaemonPaths | None:
         """The files of a device's daemon; None for what never had one."""
@@ -132,13 +135,18 @@ class MpsKeeper:
         return await asyncio.to_thread(find, paths, self._processes)
 
     async def _state(self, paths: DaemonPaths) -> DaemonState:
-        return await state(
-            await self._find(paths), self._control(paths), self._processes, self._deadlines.answer_s
-        )
+        found = await self._find(paths)
+        return await state(found, self._control(found), self._processes, self._deadlines.answer_s)
+
+    async def _is_as_asked(self, found: Found, spec: DaemonSpec, control: AnyControl) -> bool:
+        """Whether it only has to be verified. A named server that is gone does not come back by itself."""
+        if found.record is None or found.record.spec != spec:
+            return False
+        return not isinstance(control, NamedControl) or has_ours(await control.listed())
 
     # --- starting -----------------------------------------------------------------------------
 
-    async def _brought_up(self, spec: DaemonSpec, paths: DaemonPaths, control: Control) -> DaemonState:
+    async def _brought_up(self, spec: DaemonSpec, paths: DaemonPaths) -> DaemonState:
         remark = await asyncio.to_thread(
             directories.make,
             paths,
@@ -148,28 +156,36 @@ class MpsKeeper:
         )
         written = Record(spec, remark=remark)
         await self._write(paths, written)
+        if spec.namespaces:
+            await self._configure(paths, spec)
         try:
             await self._launch(written, paths)
             written = replace(written, identity=await self._risen(paths))
             await self._write(paths, written)
-            return await self._settled(Found(paths, written, written.identity), control)
+            found = Found(paths, written, written.identity, spec.protocol)
+            return await self._settled(found, self._control(found))
         except (DaemonError, HardwareError):
             await self._force(await self._find(paths))
             await self._cleared(Found(paths, written, None))
             raise
 
     async def _launch(self, written: Record, paths: DaemonPaths) -> None:
-        """Run the program, with one server for all users where that is asked for, or left to the program."""
-        if written.spec.multi_user is False:
-            return await self._run(written, paths, ())
+        """Run the program, with one server for all users where that is asked for, or left to the program.
+
+        One that has named servers can do that, and without it they would refuse all users but ours.
+        """
+        spec = written.spec
+        options = (*OPTIONS, str(paths.configuration)) if spec.namespaces else ()
+        if spec.multi_user is False:
+            return await self._run(written, paths, options)
         try:
-            return await self._run(written, paths, (MULTI_USER,))
+            return await self._run(written, paths, (*options, MULTI_USER[spec.protocol]))
         except Unsupported:
             raise
         except DaemonError:
-            if written.spec.multi_user:
+            if spec.multi_user or spec.namespaces:
                 raise
-        return await self._run(written, paths, ())
+        return await self._run(written, paths, options)
 
     async def _run(self, written: Record, paths: DaemonPaths, options: tuple[str, ...]) -> None:
         environment = self._driver.environment(paths) | {"CUDA_VISIBLE_DEVICES": written.spec.device}
@@ -191,42 +207,44 @@ class MpsKeeper:
         last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
         raise DaemonError(f"the MPS control daemon ended at its start: {last}")
 
-    async def _settled(self, found: Found, control: Control) -> DaemonState:
-        """The state of a daemon whose limits were set, read back, and are as asked. Raises DaemonError."""
-        spec = found.spec
-        if spec.memory_bytes is not None:
-            await control.set_memory_limit(spec.memory_bytes // MIB)
-        if spec.threads_percent is not None:
-            await control.set_threads_limit(spec.threads_percent)
-        limits = await ask_limits(control, spec)
-        if limits != wanted_limits(spec):
-            raise DaemonError(
-                f"the MPS daemon of {spec.device} was told {wanted_limits(spec)}, and allows {limits}",
-                "it ignores limits that it takes for invalid",
-            )
-        servers = await self._probed(found.paths, control)
+    async def _settled(self, found: Found, control: AnyControl) -> DaemonState:
+        """The state of a daemon whose limits were set, read back, and are as asked. Raises DaemonError.
+
+        In version 2 they are those of servers that start later. In version 3 they stood in the file that it
+        was started with, and are a server's.
+        """
+        if isinstance(control, NamedControl):
+            servers = await self._probed(found.paths, control)
+            limits = await _verified(control, found.spec)
+        else:
+            await control.set_limits(found.spec)
+            limits = await _verified(control, found.spec)
+            servers = await self._probed(found.paths, control)
         if found.record is not None and found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
         return await asyncio.to_thread(answered, found, self._processes, servers, limits)
 
-    async def _probed(self, paths: DaemonPaths, control: Control) -> tuple[MpsServer, ...]:
+    async def _probed(self, paths: DaemonPaths, control: AnyControl) -> tuple[MpsServer, ...]:
         """See a server run: one that cannot start would show only when the first client comes.
 
-        Not before the limits are set, which are those of servers that start later. Without multi-user it is
-        our own user's; a client of another user finds it idle, and it makes room.
+        A named one is there with its daemon, or never. Else, without multi-user, it is our own user's; a
+        client of another user finds it idle, and it makes room.
         """
+        name = SERVER if isinstance(control, NamedControl) else ""
         servers = await ask_servers(control, self._processes)
-        if not servers:
+        if isinstance(control, Control) and not servers:
             await control.start_server(os.geteuid())
 
         async def runs() -> bool:
             nonlocal servers
             servers = await ask_servers(control, self._processes)
-            return bool(servers) and servers[0].status is not ServerStatus.INITIALIZING
+            ours = [server for server in servers if server.name == name]
+            return bool(ours) and ours[0].status is not ServerStatus.INITIALIZING
 
-        if servers or await until(runs, self._deadlines.probe_s):
+        if (servers and not name) or await until(runs, self._deadlines.probe_s):
             return servers
-        last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
+        log = paths.server_log if name and paths.server_log.is_file() else paths.log / "control.log"
+        last = await asyncio.to_thread(starting.tail, log)
         raise DaemonError(
             f"no MPS server of {paths.device} started: {last}",
             "the GPU may be in use without MPS, or be unfit for it; see server.log",
@@ -238,9 +256,17 @@ class MpsKeeper:
         except OSError as error:
             raise DaemonError(f"{paths.record} cannot be written: {error}", "is there space left?") from error
 
+    async def _configure(self, paths: DaemonPaths, spec: DaemonSpec) -> None:
+        try:
+            await asyncio.to_thread(paths.configuration.write_text, configuration(spec), encoding="ascii")
+        except OSError as error:
+            raise DaemonError(
+                f"{paths.configuration} cannot be written: {error}", "is there space left?"
+            ) from error
+
     # --- stopping -----------------------------------------------------------------------------
 
-    async def _quit(self, found: Found, control: Control) -> None:
+    async def _quit(self, found: Found, control: AnyControl) -> None:
         """End a daemon that has no clients. Raises GpuInUse, DaemonError."""
         assert found.identity is not None
         try:
@@ -248,7 +274,7 @@ class MpsKeeper:
             clients = [client for server in servers for client in server.clients]
             if not clients:
                 # A client that came since is waited for; the daemon takes no further ones meanwhile.
-                await control.ask("quit", self._deadlines.stop_s)
+                await control.quit(self._deadlines.stop_s)
         except DaemonError:
             if await asyncio.to_thread(self._processes.lives, found.identity):
                 raise
@@ -268,7 +294,7 @@ class MpsKeeper:
         if found.identity is None:
             return
         with contextlib.suppress(DaemonError, HardwareError):  # signals follow
-            await self._control(found.paths).ask("quit -t 1")
+            await self._control(found).quit_by_force()
             await gone(self._processes, found.identity, self._deadlines.stop_s)
         await kill(self._processes, found.identity, self._deadlines.answer_s)
 
@@ -277,6 +303,17 @@ class MpsKeeper:
         await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)
         await asyncio.to_thread(directories.clear, found.paths)
         await asyncio.to_thread(self._host.remove_cgroup, found.paths)
+
+
+async def _verified(control: AnyControl, spec: DaemonSpec) -> Limits:
+    """The limits as the daemon has them. Raises DaemonError where they are not those that were asked for."""
+    limits = await control.limits(spec)
+    if limits != spec.limits:
+        raise DaemonError(
+            f"the MPS daemon of {spec.device} was told {spec.limits}, and allows {limits}",
+            "it ignores limits that it takes for invalid",
+        )
+    return limits
 
 
 def _serves(servers: Iterable[MpsServer], server_pid: int, client_pid: int) -> bool:

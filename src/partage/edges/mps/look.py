@@ -5,23 +5,32 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from partage.edges.mps.control import Control, Silence
+from partage.edges.mps.control import Control
 from partage.edges.mps.locks import is_held
+from partage.edges.mps.named import NamedControl
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import Processes
 from partage.edges.mps.record import Identity, Record, load
 from partage.edges.mps.starting import tail
 from partage.errors import DaemonError, HardwareError
-from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase, ServerStatus
+from partage.model.mps import SERVER, Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase, ServerStatus
+
+AnyControl = Control | NamedControl
+"""The daemon's own language: that of version 2 or of version 3."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What is there, before the daemon is asked. record: None where nothing readable was written down."""
+    """What is there, before the daemon is asked.
+
+    record: None where nothing readable was written down. protocol: version of the language that the daemon
+    speaks, 2 where there is none.
+    """
 
     paths: DaemonPaths
     record: Record | None
     identity: Identity | None
+    protocol: int = 2
 
     @property
     def spec(self) -> DaemonSpec:
@@ -33,17 +42,19 @@ class Found:
 
 def find(paths: DaemonPaths, processes: Processes) -> Found:
     """Look at a daemon's directory. Blocking."""
-    return Found(paths, load(paths.record), processes.daemon(paths))
+    identity = processes.daemon(paths)
+    protocol = 2 if identity is None else processes.protocol(identity.pid)
+    return Found(paths, load(paths.record), identity, protocol)
 
 
-async def state(found: Found, control: Control, processes: Processes, deadline_s: float) -> DaemonState:
+async def state(found: Found, control: AnyControl, processes: Processes, deadline_s: float) -> DaemonState:
     """How it is; at most deadline_s. Raises nothing for what the daemon does or does not do."""
     if found.identity is None:
         return await asyncio.to_thread(_absent, found)
     try:
         async with asyncio.timeout(deadline_s):
             servers = await ask_servers(control, processes)
-            limits = await ask_limits(control, found.spec)
+            limits = await control.limits(found.spec)
     except TimeoutError:
         return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
     except (DaemonError, HardwareError) as error:
@@ -69,46 +80,20 @@ def _silent(found: Found, reason: str) -> DaemonState:
     return DaemonState(found.spec.gpu, found.paths.device, Phase.SILENT, pid=pid, reason=reason)
 
 
-async def ask_servers(control: Control, processes: Processes) -> tuple[MpsServer, ...]:
-    """The servers with their clients. One that ends between two questions is left out."""
-    pids = await control.servers()
-    clients = await control.clients(pids)
-    found = []
-    for pid in pids:
-        owner = await asyncio.to_thread(processes.owner, pid)
-        status = await _status(control, pid)
-        if status is not None:
-            own = await asyncio.to_thread(_named, processes, clients.get(pid, ()))
-            found.append(MpsServer(pid, owner, status, own))
-    return tuple(found)
+async def ask_servers(control: AnyControl, processes: Processes) -> tuple[MpsServer, ...]:
+    """The servers with their clients, and what /proc adds to what the daemon says of them."""
+    return await asyncio.to_thread(_known, await control.listed(), processes)
 
 
-async def ask_limits(control: Control, spec: DaemonSpec) -> Limits:
-    """The limits that were asked for, as the daemon has them; the others are not asked after."""
-    wanted_bytes = spec.memory_bytes
-    memory = None if wanted_bytes is None else await control.memory_limit(wanted_bytes)
-    threads = None if spec.threads_percent is None else await control.threads_limit()
-    return Limits(memory, threads)
-
-
-def wanted_limits(spec: DaemonSpec) -> Limits:
-    """What ``ask_limits`` is to find."""
-    return Limits(spec.memory_bytes, spec.threads_percent)
-
-
-async def _status(control: Control, server: int) -> ServerStatus | None:
-    """None: it has ended since it was listed."""
-    try:
-        status = await control.status(server)
-    except Silence:
-        raise
-    except DaemonError:
-        if server in await control.servers():
-            raise
-        return None
-    if status is ServerStatus.UNKNOWN and server not in await control.servers():
-        return None
-    return status
+def _known(servers: tuple[MpsServer, ...], processes: Processes) -> tuple[MpsServer, ...]:
+    return tuple(
+        replace(
+            server,
+            uid=processes.owner(server.pid) if server.uid is None else server.uid,
+            clients=_named(processes, server.clients),
+        )
+        for server in servers
+    )
 
 
 def _named(processes: Processes, clients: tuple[Client, ...]) -> tuple[Client, ...]:
@@ -122,14 +107,24 @@ def _named(processes: Processes, clients: tuple[Client, ...]) -> tuple[Client, .
     )
 
 
+def has_ours(servers: tuple[MpsServer, ...]) -> bool:
+    """Whether the server with our name is among them."""
+    return any(server.name == SERVER for server in servers)
+
+
 def _judge(found: Found, servers: tuple[MpsServer, ...], limits: Limits) -> tuple[Phase, str]:
     faults = [server for server in servers if server.status is ServerStatus.FAULT]
     if faults:
         return Phase.FAULT, _fault(faults[0])
     if found.record is None:
         return Phase.STARTING, "nothing is written down of what this daemon was asked to be"
-    if limits != wanted_limits(found.record.spec):
-        return Phase.STARTING, f"it allows {limits}, and was asked for {wanted_limits(found.record.spec)}"
+    if found.record.spec.namespaces and not has_ours(servers):
+        return (
+            Phase.STARTING,
+            "its server is gone: who connects now works without MPS, if compute mode lets him",
+        )
+    if limits != found.record.spec.limits:
+        return Phase.STARTING, f"it allows {limits}, and was asked for {found.record.spec.limits}"
     return Phase.SERVING, found.record.remark
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partage.errors import InputError, Unsupported
+from partage.model.mps import SERVER
 
 PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
@@ -23,7 +24,8 @@ _LIBRARY_DIRECTORIES = (
 )
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _LONGEST_SOCKET_PATH = 107
-_LONGEST_SOCKET = "control_privileged"
+_LONGEST_SOCKET = f"{SERVER}/share00/control"
+"""Longer than any of version 2 (``control_privileged``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,16 @@ class DaemonPaths:
     def record(self) -> Path:
         """What it was asked to be, and which process it is."""
         return self.home / "daemon.json"
+
+    @property
+    def configuration(self) -> Path:
+        """What a daemon with named servers reads when it starts."""
+        return self.home / "mps.toml"
+
+    @property
+    def server_log(self) -> Path:
+        """What our named server says."""
+        return self.log / SERVER / "server.log"
 
     @property
     def lock(self) -> Path:

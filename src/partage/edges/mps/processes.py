@@ -10,12 +10,14 @@ import contextlib
 import os
 import signal
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path, PurePath
 
 from partage.edges.mps.paths import PROGRAM, SERVER_PROGRAM, DaemonPaths
 from partage.edges.mps.record import Identity
 
-MULTI_USER = "-multiuser-server"
+MULTI_USER = {2: "-multiuser-server", 3: "-m"}
+"""One server for all users, by the version of the daemon's language. Source: NVIDIA's MPS guide, r615."""
 
 _DEAD_STATES = frozenset("ZXx")
 _NAME_AMONG = 3
@@ -42,7 +44,12 @@ class Processes:
 
     def multi_user(self, pid: int) -> bool:
         """Whether its command line asks for one server for all users."""
-        return MULTI_USER in self._words(pid, "cmdline")
+        return not set(MULTI_USER.values()).isdisjoint(self._words(pid, "cmdline"))
+
+    def protocol(self, pid: int) -> int:
+        """Version of the language that it was told to speak, 2 or 3."""
+        words = self._words(pid, "cmdline")
+        return 3 if ("-p", "3") in pairwise(words) else 2
 
     def owner(self, pid: int) -> int | None:
         """Effective user of a process; None where there is none.

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from partage.model.mps import DaemonSpec
+from partage.model.mps import DaemonSpec, Namespace
 
 VERSION = 1
 _LARGEST_BYTES = 64 * 2**10
@@ -54,7 +54,9 @@ def load(path: Path) -> Record | None:
             found = json.loads(file.read(_LARGEST_BYTES))
         if found.pop("version") != VERSION:
             return None
-        spec, identity = DaemonSpec(**found.pop("spec")), found.pop("identity")
+        asked, identity = found.pop("spec"), found.pop("identity")
+        namespaces = tuple(Namespace(**one) for one in asked.pop("namespaces", ()))
+        spec = DaemonSpec(**asked, namespaces=namespaces)
         return Record(spec, identity=Identity(**identity) if identity is not None else None, **found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -10,13 +10,15 @@ import re
 from dataclasses import dataclass
 
 from partage.errors import DaemonError
-from partage.model.mps import Client, ServerStatus
+from partage.model.mps import Client, MpsServer, ServerStatus
 from partage.units import GIB, KIB, MIB
 
 _MEMORY = re.compile(r"(0x[0-9a-f]+|\d+)\s*(?:([KMG])(?:i?B)?|B|bytes)?", re.ASCII | re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
 _PERCENT = re.compile(r"\d{1,3}(?:\.\d+)?", re.ASCII)
 _COLUMNS = 6
+_SERVER_COLUMNS, _CLIENT_COLUMNS, _NAMESPACE_COLUMNS = 4, 5, 5
+_ABSENT = "-"
 _QUOTED = 120
 
 
@@ -99,3 +101,69 @@ def parse_ps(reply: str) -> dict[int, tuple[Client, ...]] | None:
         client = Client(int(line[0]), namespace, command=command)
         found.setdefault(int(line[2]), {}).setdefault(client.pid, client)
     return {server: tuple(clients.values()) for server, clients in found.items()}
+
+
+# --- version 3: rows of ``--format=csv,noheader`` ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceRow:
+    """A row of ``namespace list``. memory, threads: as printed, empty for none."""
+
+    name: str
+    server: str
+    memory: str
+    threads: str
+
+
+def parse_server_rows(reply: str) -> tuple[MpsServer, ...]:
+    """``training,1000,48201,Ready,...``: name, user, pid, status; more columns follow. Raises DaemonError."""
+    servers = []
+    for row in _rows(reply):
+        if len(row) < _SERVER_COLUMNS or not (row[1].isdecimal() and row[2].isdecimal()):
+            raise misunderstood("server list", reply)
+        servers.append(MpsServer(int(row[2]), int(row[1]), _named_status(row[3]), name=row[0]))
+    return tuple(servers)
+
+
+def _named_status(word: str) -> ServerStatus:
+    """``Ready`` is documented; the others are looked for in the words of version 2."""
+    text = word.lower()
+    if text in ("ready", "active"):
+        return ServerStatus.ACTIVE
+    known = (ServerStatus.FAULT, ServerStatus.INITIALIZING)
+    return next((status for status in known if status.value in text), ServerStatus.UNKNOWN)
+
+
+def parse_namespace_rows(reply: str) -> tuple[NamespaceRow, ...]:
+    """Name, server, its status, memory, threads; more columns follow. Raises DaemonError.
+
+    What stands for a limit that is not set is not documented: ``-``, as for other things that are not there,
+    or nothing.
+    """
+    rows = _rows(reply)
+    if any(len(row) < _NAMESPACE_COLUMNS for row in rows):
+        raise misunderstood("namespace list", reply)
+    return tuple(
+        NamespaceRow(row[0], row[1], *("" if it == _ABSENT else it for it in row[3:5])) for row in rows
+    )
+
+
+def parse_client_rows(reply: str) -> dict[str, tuple[Client, ...]]:
+    """``51023,training,0,default,python train.py`` by server: pid, server, device, namespace, command.
+
+    A process may stand there more than once. Raises DaemonError.
+    """
+    found: dict[str, dict[int, Client]] = {}
+    for row in _rows(reply, _CLIENT_COLUMNS - 1):
+        if len(row) < _CLIENT_COLUMNS - 1 or not row[0].isdecimal():
+            raise misunderstood("client list", reply)
+        command = row[4] if len(row) == _CLIENT_COLUMNS else ""
+        found.setdefault(row[1], {}).setdefault(int(row[0]), Client(int(row[0]), command=command))
+    return {server: tuple(clients.values()) for server, clients in found.items()}
+
+
+def _rows(reply: str, at_most: int = -1) -> list[list[str]]:
+    """at_most: commas that separate; the rest belongs to the last column. Blanks around a cell are none."""
+    lines = (line for line in reply.splitlines() if line.strip())
+    return [[cell.strip() for cell in line.split(",", at_most)] for line in lines]

@@ -1,4 +1,7 @@
-"""``nvidia-cuda-mps-control``: starts the daemon (-d, -f), or hands it the commands on standard input.
+"""``nvidia-cuda-mps-control``: starts the daemon (-d, -f), or hands it commands.
+
+In version 2 of its language they come on standard input, in version 3 as arguments. Which one counts is the
+daemon's affair, whatever the program is told.
 
 Where the words are known they are NVIDIA's; they are marked where they are ours. Little is imported: the
 program is run for every single command.
@@ -18,20 +21,51 @@ if TYPE_CHECKING:
 
 ASKS = b"control "
 """How a control program begins; its command follows, and a newline. The answer ends with the connection."""
+FAILED = "\x01"
+"""How an answer of version 3 begins that is a complaint; the program then exits with 1, which is ours."""
+MODULES = ("server", "namespace", "client")
+QUIT = "-q"
 
 _PIPE, _LOG = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - NVIDIA's defaults
-_MULTI_USER = "-multiuser-server"
+_MULTI_USER = {2: "-multiuser-server", 3: "-m"}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the program; its exit code."""
-    options = set(argv[1:])
+    words = list(argv[1:])
+    version = _value(words, "-p") or "2"
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _PIPE)
-    if not options:
+    if not words:
         return _command_line(pipe)
-    if options & {"-d", "-f"}:
-        return _start(argv[0], pipe, options - {"-d", "-f"}, background="-d" in options)
-    return _fail("Usage: nvidia-cuda-mps-control [-d | -f] [-multiuser-server]")  # our words
+    if words[0] in (*MODULES, QUIT):
+        return _command(pipe, " ".join(words))
+    if {"-d", "-f"} & set(words):
+        version = os.environ.get("CUDA_MPS_PROTOCOL_VERSION", version)
+        return _start(argv[0], pipe, words, version)
+    return _fail("Usage: nvidia-cuda-mps-control [-d | -f] [-p 2|3] [MODULE VERB]")  # our words
+
+
+def _value(words: list[str], option: str) -> str | None:
+    """The word after an option, both taken out; None where it does not stand there."""
+    if option not in words[:-1]:
+        return None
+    at = words.index(option)
+    value = words[at + 1]
+    del words[at : at + 2]
+    return value
+
+
+def _command(pipe: str, command: str) -> int:
+    """One command of version 3."""
+    try:
+        text = _ask(pipe, command)
+    except OSError:
+        return _fail("Cannot find MPS control daemon process")
+    if text.startswith(FAILED):
+        return _fail(text.removeprefix(FAILED))
+    if text:
+        print(text)  # noqa: T201 - a program's output
+    return 0
 
 
 def _command_line(pipe: str) -> int:
@@ -58,7 +92,7 @@ def _ask(pipe: str, command: str) -> str:
         sock.close()
 
 
-def _start(program: str, pipe: str, options: set[str], *, background: bool) -> int:
+def _start(program: str, pipe: str, words: list[str], version: str) -> int:
     from pathlib import Path
 
     from partage.sim.mps import daemon
@@ -66,8 +100,13 @@ def _start(program: str, pipe: str, options: set[str], *, background: bool) -> i
 
     programs = Path(program).resolve().parent
     node = load(programs)
-    multi_user = _MULTI_USER in options
-    if options - {_MULTI_USER} or (multi_user and not node.multi_user):
+    configuration = _value(words, "-a") if version == "3" else None
+    options = set(words) - {"-d", "-f"}
+    if version not in ("2", "3") or int(version) > node.protocol:
+        return _fail(f"Unknown option: -p {version}")  # our words
+    known = _MULTI_USER[int(version)]
+    multi_user = known in options
+    if options - {known} or (multi_user and not node.multi_user):
         return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
     if listens(pipe):
         return _fail("An instance of this daemon is already running")
@@ -79,8 +118,10 @@ def _start(program: str, pipe: str, options: set[str], *, background: bool) -> i
         devices=node.visible(os.environ.get("CUDA_VISIBLE_DEVICES")),
         multi_user=multi_user,
         environment=dict(os.environ),
+        protocol=int(version),
+        configuration=None if configuration is None else Path(configuration),
     )
-    if background:
+    if "-d" in words:
         return _in_background(lambda report: daemon.main(settings, report))
     return daemon.main(settings, lambda complaint: print(complaint, file=sys.stderr))  # noqa: T201
 

@@ -16,10 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from partage.sim.mps import modules
 from partage.sim.mps.commands import obey
-from partage.sim.mps.control import ASKS
+from partage.sim.mps.control import ASKS, FAILED, QUIT
+from partage.sim.mps.named import NamedState, Wrong
 from partage.sim.mps.node import PROGRAM, SERVER_PROGRAM, Node
-from partage.sim.mps.state import Client, Log, StartServer, State, StopServer, Tell
+from partage.sim.mps.state import (
+    Client,
+    Effect,
+    Log,
+    LogOfServer,
+    Open,
+    Shut,
+    StartServer,
+    State,
+    StopServer,
+    Tell,
+)
 
 _UCRED = struct.Struct("3i")
 _READ_BYTES = 65536
@@ -28,11 +41,12 @@ _MOST_LINE_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """One connection. client: once it has said that it is one; let_in: once it was."""
+    """One connection. client: once it has said that it is one; let_in: once it was. route: see ``Client``."""
 
     sock: socket.socket
     pid: int
     uid: int
+    route: tuple[str, str] = ("", "")
     buffer: bytes = b""
     client: Client | None = None
     let_in: bool = False
@@ -40,7 +54,10 @@ class _Peer:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one daemon was started with. programs: where its own program and the server's are."""
+    """What one daemon was started with. programs: where its own program and the server's are.
+
+    protocol: version of its language. configuration: a file of version 3.
+    """
 
     pipe: Path
     log: Path
@@ -49,15 +66,17 @@ class Settings:
     devices: tuple[str, ...]
     multi_user: bool
     environment: dict[str, str] = field(default_factory=dict)
+    protocol: int = 2
+    configuration: Path | None = None
 
 
 class Daemon:
     """Serves one pipe directory until it is told to quit."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises OSError where the directories cannot be used."""
+        """Raises OSError where the directories cannot be used, Wrong for a bad configuration."""
         self._settings = settings
-        self._state = State(settings.node, settings.devices, uid=os.geteuid(), multi_user=settings.multi_user)
+        self._state = _state(settings)
         self._selector = selectors.DefaultSelector()
         self._peers: dict[Client, _Peer] = {}
         self._servers: dict[int, subprocess.Popen[bytes]] = {}
@@ -65,12 +84,14 @@ class Daemon:
         self._forced_s: float | None = None
         self._log_file = (settings.log / "control.log").open("a", encoding="utf-8", buffering=1)
         self._listener = _listen(settings.pipe / "control")
+        self._doors: dict[tuple[str, str], socket.socket] = {}
         (settings.pipe / f"{PROGRAM}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
 
     def run(self) -> None:
         """Serve until the end."""
         self._say(f"Starting control daemon using socket {self._settings.pipe}/control")
-        self._watch(self._listener, self._accept)
+        self._watch(self._listener, lambda: self._accept(self._listener, ("", "")))
+        self._do()
         while not self._over():
             for key, _ in self._selector.select(timeout=self._patience_s()):
                 key.data()
@@ -82,11 +103,11 @@ class Daemon:
     def _watch(self, source: Any, act: Callable[[], None]) -> None:  # noqa: ANN401 - a socket or a pipe
         self._selector.register(source, selectors.EVENT_READ, act)
 
-    def _accept(self) -> None:
-        sock, _ = self._listener.accept()
+    def _accept(self, listener: socket.socket, route: tuple[str, str]) -> None:
+        sock, _ = listener.accept()
         pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
         self._say("Accepting connection...")
-        peer = _Peer(sock, pid, uid)
+        peer = _Peer(sock, pid, uid, route)
         self._watch(sock, lambda: self._read(peer))
 
     def _read(self, peer: _Peer) -> None:
@@ -126,9 +147,8 @@ class Daemon:
 
     def _serve(self, peer: _Peer, request: dict[str, Any]) -> None:
         if peer.client is None:
-            peer.client = Client(
-                peer.pid, peer.uid, _namespace(peer.pid), _command(peer.pid), dict(request["env"])
-            )
+            known = _namespace(peer.pid), _command(peer.pid), dict(request["env"])
+            peer.client = Client(peer.pid, peer.uid, *known, route=peer.route)
             self._peers[peer.client] = peer
             self._state.arrive(peer.client)
         elif peer.let_in:
@@ -151,6 +171,8 @@ class Daemon:
         if peer.uid not in (0, os.geteuid()):
             return self._print(peer, "Permission denied")  # in what words is not known
         words = command.split()
+        if isinstance(self._state, NamedState):
+            return self._module(self._state, peer, words)
         if words[:1] != ["quit"]:
             return self._print(peer, obey(self._state, command))
         self._state.close()
@@ -159,21 +181,58 @@ class Daemon:
             self._forced_s = time.monotonic() + int(words[2])
         return None
 
+    def _module(self, state: NamedState, peer: _Peer, words: list[str]) -> None:
+        """A command of version 3. Whether a real daemon that has to quit waits for clients is not known."""
+        if words == [QUIT]:
+            state.close()
+            self._quitting, self._forced_s = peer, time.monotonic()
+            return None
+        try:
+            return self._print(peer, modules.obey(state, str(self._settings.pipe), words))
+        except Wrong as wrong:
+            return self._print(peer, f"{FAILED}{wrong}")
+
     # --- servers ------------------------------------------------------------------------------
 
     def _do(self) -> None:
         """What the state wants done, until it wants nothing more."""
         while self._state.effects:
-            effect = self._state.effects.pop(0)
-            match effect:
-                case Tell(client, error):
-                    self._tell(client, error)
-                case StartServer(uid):
-                    self._start_server(uid)
-                case StopServer(pid):
-                    self._stop_server(pid)
-                case Log(text):
-                    self._say(text)
+            self._effect(self._state.effects.pop(0))
+
+    def _effect(self, effect: Effect) -> None:
+        match effect:
+            case Tell(client, error):
+                self._tell(client, error)
+            case StartServer(uid, name, devices):
+                self._start_server(uid, name, devices)
+            case StopServer(pid):
+                self._stop_server(pid)
+            case Log(text):
+                self._say(text)
+            case LogOfServer(name, text):
+                directory = self._settings.log / name
+                directory.mkdir(exist_ok=True)
+                (directory / "server.log").write_text(f"{text}\n", encoding="utf-8")
+            case Open(route):
+                self._open(route)
+            case Shut(route):
+                self._shut(route)
+
+    def _open(self, route: tuple[str, str]) -> None:
+        """A socket in a directory of its own, which somebody may be given and the others not."""
+        directory = self._settings.pipe.joinpath(*route)
+        directory.mkdir(exist_ok=True)
+        listener = self._doors[route] = _listen(directory / "control")
+        self._watch(listener, lambda: self._accept(listener, route))
+
+    def _shut(self, route: tuple[str, str]) -> None:
+        listener = self._doors.pop(route)
+        self._selector.unregister(listener)
+        listener.close()
+        directory = self._settings.pipe.joinpath(*route)
+        (directory / "control").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # somebody has put something in it
+            directory.rmdir()
 
     def _tell(self, client: Client, error: str) -> None:
         peer = self._peers.get(client)
@@ -181,10 +240,10 @@ class Daemon:
             peer.let_in = not error
             self._answer(peer, error=error)
 
-    def _start_server(self, uid: int) -> None:
+    def _start_server(self, uid: int, name: str, devices: int) -> None:
         """A process of the server's program, as the user whose clients it serves."""
         process = subprocess.Popen(  # noqa: S603 - the program beside ours
-            [self._settings.programs / SERVER_PROGRAM, str(uid), str(len(self._settings.devices))],
+            [self._settings.programs / SERVER_PROGRAM, str(uid), str(devices)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -192,7 +251,7 @@ class Daemon:
             env=self._settings.environment,
         )
         self._servers[process.pid] = process
-        self._state.started(process.pid, uid)
+        self._state.started(process.pid, uid, name)
         self._watch(process.stdout, lambda: self._heard(process))
 
     def _heard(self, process: subprocess.Popen[bytes]) -> None:
@@ -230,6 +289,8 @@ class Daemon:
             self._stop_server(pid)
             process.wait()
         self._say("Exit")
+        for route in list(reversed(self._doors)):
+            self._shut(route)
         for name in ("control", f"{PROGRAM}.pid"):
             (self._settings.pipe / name).unlink(missing_ok=True)
         self._log_file.close()
@@ -239,6 +300,21 @@ class Daemon:
         now = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(now_s)) + f".{now_s % 1 * 1000:03.0f}"
         with contextlib.suppress(OSError):  # a full disk does not end the daemon
             self._log_file.write(f"[{now} Control {os.getpid()}] {text}\n")
+
+
+def _state(settings: Settings) -> State:
+    uid, many = os.geteuid(), settings.multi_user
+    if settings.protocol == 2:
+        return State(settings.node, settings.devices, uid=uid, multi_user=many)
+    state = NamedState(settings.node, settings.devices, uid=uid, multi_user=many)
+    if settings.configuration is not None:
+        import tomllib
+
+        try:
+            state.apply(tomllib.loads(settings.configuration.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise Wrong(str(error)) from error
+    return state
 
 
 def _listen(path: Path) -> socket.socket:
@@ -269,7 +345,7 @@ def main(settings: Settings, report: Callable[[str], None]) -> int:
     """Run a daemon in this process. report: told once that it runs (nothing), or why it cannot."""
     try:
         daemon = Daemon(settings)
-    except OSError as error:
+    except (OSError, Wrong) as error:
         # In what words a real one says so is not known.
         report(f"Failed to start the control daemon: {error}")
         return 1

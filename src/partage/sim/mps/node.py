@@ -24,6 +24,7 @@ class Node:
     """gpus: UUID (of a GPU or MIG device) to its memory in bytes, in the order of their ordinals.
 
     clients: how many the server of one device takes. multi_user: whether the program knows that option.
+    protocol: the newest version of its language that the program speaks: 3 from driver branch 615 on.
     deaf_to_limits: it ignores limits even where they are valid: a misbehaviour for tests.
     """
 
@@ -31,6 +32,7 @@ class Node:
     clients: int = MOST_CLIENTS
     multi_user: bool = True
     deaf_to_limits: bool = False
+    protocol: int = 3
 
     def visible(self, variable: str | None) -> tuple[str, ...]:
         """The devices that CUDA_VISIBLE_DEVICES leaves, in its order; unset: all.
@@ -83,6 +85,7 @@ def save(directory: Path, node: Node) -> None:
         "clients": node.clients,
         "multi_user": node.multi_user,
         "deaf_to_limits": node.deaf_to_limits,
+        "protocol": node.protocol,
     }
     (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
 

@@ -35,7 +35,10 @@ class Status(StrEnum):
 
 @dataclass(slots=True, eq=False)
 class Client:
-    """One process and its connection. env: variables it brought. lost: what its calls answer from then on."""
+    """One process and its connection. env: variables it brought. lost: what its calls answer from then on.
+
+    route: server and namespace through whose socket it came, as far as these have names.
+    """
 
     pid: int
     uid: int
@@ -46,6 +49,7 @@ class Client:
     limit_bytes: int | None = None
     threads: float = 100.0
     lost: str = ""
+    route: tuple[str, str] = ("", "")
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +73,11 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class StartServer:
-    """Run a server for a user."""
+    """Run a server for a user. devices: how many it sees."""
 
     uid: int
+    name: str = ""
+    devices: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +94,29 @@ class Log:
     text: str
 
 
-Effect = Tell | StartServer | StopServer | Log
+@dataclass(frozen=True, slots=True)
+class LogOfServer:
+    """Write a line into the log of a named server."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Take connections in a directory below the pipe directory."""
+
+    route: tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Shut:
+    """Take none there any more, and remove the directory."""
+
+    route: tuple[str, str]
+
+
+Effect = Tell | StartServer | StopServer | Log | LogOfServer | Open | Shut
 
 
 class State:
@@ -128,8 +156,9 @@ class State:
         if not self.servers and self._starting is None:
             self._start(uid)
 
-    def started(self, pid: int, uid: int) -> None:
-        """The process of a server exists."""
+    def started(self, pid: int, uid: int, name: str = "") -> None:
+        """The process of a server exists. name: that it was to be started with."""
+        del name
         self._starting = None
         self.servers.append(Server(pid, uid, self.defaults))
         self.effects.append(Log(f"Starting new server {pid} for user {uid}"))
@@ -247,7 +276,7 @@ class State:
 
     def _start(self, uid: int) -> None:
         self._starting = uid
-        self.effects.append(StartServer(uid))
+        self.effects.append(StartServer(uid, devices=len(self.defaults.devices)))
 
     def _admit(self, client: Client, server: Server) -> None:
         devices = self.defaults.devices
@@ -258,11 +287,20 @@ class State:
             return self._tell(client, TOO_MANY)
         device = devices[0]
         variable = client.env.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
-        client.limit_bytes = lowered(server.limits.in_force(device), variable, visible, device)
+        limits = self._limits_for(client, server)
+        client.limit_bytes = lowered(limits.in_force(device), variable, visible, device)
         own = Limits(devices).with_threads(client.env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
-        client.threads = min(server.limits.threads, own.threads)
+        client.threads = self._threads_for(limits, own)
         server.clients.append(client)
         return self._tell(client, "")
+
+    def _limits_for(self, client: Client, server: Server) -> Limits:
+        del client
+        return server.limits
+
+    def _threads_for(self, limits: Limits, own: Limits) -> float:
+        """A client's own variable lowers, and never raises."""
+        return min(limits.threads, own.threads)
 
     def _seen_by(self, client: Client) -> tuple[str, ...]:
         """A client counts among what the daemon sees: its ordinals are the daemon's, not the node's."""

@@ -1,0 +1,123 @@
+"""Runs the control program once, for one question to one daemon. Which words it takes is not known here.
+
+It holds no state and no connection. A daemon that hangs costs its question, never the one who asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from asyncio.subprocess import PIPE, STDOUT, Process
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+
+from partage.edges.mps.replies import misunderstood
+from partage.errors import DaemonError, Unsupported
+
+DEADLINE_S = 5.0
+"""For one command. They answer within milliseconds; a daemon with a server that hangs may never."""
+
+_MOST_BYTES = 256 * 2**10
+
+
+class Silence(DaemonError):
+    """The control daemon did not answer in time."""
+
+
+class Program:
+    """The control program, as it speaks to one daemon.
+
+    program: where it is, or Unsupported; asked each time, since drivers come and go.
+    environment: what tells the program which daemon is meant.
+    """
+
+    def __init__(
+        self, program: Callable[[], Path], environment: Mapping[str, str], deadline_s: float = DEADLINE_S
+    ) -> None:
+        self._program = program
+        self._environment = dict(environment)
+        self._deadline_s = deadline_s
+
+    async def answer(
+        self, command: str, arguments: Sequence[str], said: bytes, deadline_s: float | None = None
+    ) -> str:
+        """What it prints, run with these arguments and told this. command: what errors call it.
+
+        Raises Silence, DaemonError, Unsupported.
+        """
+        limit_s = self._deadline_s if deadline_s is None else deadline_s
+        try:
+            async with asyncio.timeout(limit_s):
+                code, reply = await self._run(arguments, said)
+        except TimeoutError as error:
+            raise Silence(
+                f"the MPS control daemon did not answer {command!r} within {limit_s:g} s",
+                "its control.log may say why; its clients may still work",
+            ) from error
+        text = reply.decode(errors="replace")
+        if code:
+            raise misunderstood(command, text)
+        return text
+
+    async def _run(self, arguments: Sequence[str], said: bytes) -> tuple[int, bytes]:
+        """Exit code and output of the program. Raises Unsupported, DaemonError (too much of it)."""
+        program = self._program()
+        async with _pipe() as (reader, writing):
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    program,
+                    *arguments,
+                    stdin=PIPE,
+                    stdout=writing,
+                    stderr=STDOUT,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise Unsupported(f"{program} cannot be run: {error}") from error
+            finally:
+                os.close(writing)
+            try:
+                reply = await _converse(process, said, reader)
+                return await process.wait(), reply
+            finally:
+                await _end(process)
+
+
+@contextlib.asynccontextmanager
+async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
+    """A pipe for a program's output: ours, to be closed although somebody still holds the other end."""
+    reading, writing = os.pipe()
+    reader = asyncio.StreamReader()
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(reading, "rb", buffering=0)
+    )
+    try:
+        yield reader, writing
+    finally:
+        transport.close()
+
+
+async def _converse(process: Process, command: bytes, reader: asyncio.StreamReader) -> bytes:
+    """Say it, and read all that is answered, as far as anybody would."""
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):  # it ended without reading: what it printed says why
+        process.stdin.write(command)
+        await process.stdin.drain()
+    process.stdin.close()
+    reply = b""
+    while chunk := await reader.read(_MOST_BYTES + 1 - len(reply)):
+        reply += chunk
+        if len(reply) > _MOST_BYTES:
+            raise DaemonError(f"the MPS control program printed more than {_MOST_BYTES // 1024} KiB")
+    return reply
+
+
+async def _end(process: Process) -> None:
+    """Nothing of it stays behind."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

@@ -1,0 +1,197 @@
+"""Daemons with a named server: namespaces with limits of their own, and what goes wrong with those."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from partage.edges.mps.named import configuration
+from partage.errors import DaemonError, GpuInUse
+from partage.model.mps import SERVER, DaemonSpec, DaemonState, Limits, Namespace, Phase
+from partage.sim.mps.node import Node
+from partage.units import GIB
+from tests.edges.mps.conftest import simulated_subject
+from tests.edges.mps.subjects import GPUS, LIMIT, NOBODY, ROOT, SHARE, Subject, Tenant, ending, until
+
+BIG, SMALL = Namespace("share0", 8 * GIB, 60), Namespace("share1", 2 * GIB, 20)
+UNEQUAL = DaemonSpec(GPUS[0], GPUS[0], 2 * GIB, 20, namespaces=(BIG, SMALL))
+
+
+async def only(subject: Subject) -> DaemonState:
+    (state,) = await subject.keeper().states()
+    return state
+
+
+async def joins(subject: Subject, below: str, **env: str) -> Tenant:
+    """A client of this directory below the daemon's pipe directory."""
+    pipe = str(subject.home() / "pipe" / below)
+    return await subject.tenant(0, uid=None, CUDA_MPS_PIPE_DIRECTORY=pipe, **env)
+
+
+# --- limits ------------------------------------------------------------------------------------------
+
+
+async def test_each_namespace_holds_its_own_clients(named: Subject):
+    """Whatever variables they bring, or drop; and the largest share is no loophole for the small one."""
+    state = await named.keeper().start(UNEQUAL)
+    assert state.limits == Limits(2 * GIB, 20, (BIG, SMALL))
+
+    big, small = await joins(named, "gpu/share0"), await joins(named, "gpu/share1")
+    raised = await joins(
+        named, "gpu/share1", CUDA_MPS_PINNED_DEVICE_MEM_LIMIT="0=8G", CUDA_VISIBLE_DEVICES="0"
+    )
+    assert await big.says(f"allocate {8 * GIB}") == "ok"
+    for tenant in (small, raised):
+        assert await tenant.says(f"allocate {2 * GIB + 1}") == "CUDA_ERROR_OUT_OF_MEMORY"
+        assert await tenant.says(f"allocate {2 * GIB}") == "ok"
+
+
+async def test_who_is_in_no_namespace_gets_what_the_smallest_share_has(named: Subject):
+    await named.keeper().start(UNEQUAL)
+    stray = await joins(named, SERVER)
+    assert await stray.says(f"allocate {2 * GIB + 1}") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+async def test_a_namespaces_directory_leads_to_no_other(named: Subject):
+    """It is all that a container is given of the daemon."""
+    await named.keeper().start(UNEQUAL)
+    pipe = named.home() / "pipe"
+    for name in ("share0", "share1"):
+        assert [path.name for path in (pipe / SERVER / name).iterdir()] == ["control"]
+        assert (pipe / SERVER / name).stat().st_mode & 0o777 == 0o755
+    assert {path.name for path in (pipe / SERVER).iterdir()} == {"control", "default", "share0", "share1"}
+
+
+async def test_a_limit_that_the_daemon_does_not_have_is_found_out(short_dir: Path):
+    node = Node(dict.fromkeys(GPUS, 80 * GIB), deaf_to_limits=True)
+    async with ending(simulated_subject(short_dir, node, protocol=3)) as subject:
+        with pytest.raises(DaemonError, match=r"told 2 GiB and 25 % of threads in share0.*allows any memory"):
+            await subject.keeper().start(subject.spec())
+        assert await subject.keeper().states() == ()
+
+
+async def test_a_client_is_of_its_server_and_has_a_name(named: Subject):
+    await named.keeper().start(named.spec())
+    tenant = await named.tenant()
+    (server,) = (await only(named)).servers
+    assert (server.name, server.uid, [one.pid for one in server.clients]) == (
+        "gpu",
+        os.geteuid(),
+        [tenant.pid],
+    )
+    assert server.clients[0].command
+    assert server.clients[0].namespace_pid == tenant.pid
+
+
+# --- versions ----------------------------------------------------------------------------------------
+
+
+async def test_another_version_of_the_language_replaces_an_idle_daemon(named: Subject):
+    keeper, plain = named.keeper(), DaemonSpec(GPUS[0], GPUS[0], LIMIT, 25)
+    old = await keeper.start(plain)
+    new = await keeper.start(named.spec())
+    assert new.pid != old.pid
+    assert [server.name for server in new.servers] == ["gpu"]
+    back = await keeper.start(plain)
+    assert [server.name for server in back.servers] == [""]
+    assert back.limits == Limits(LIMIT, 25)
+
+
+async def test_another_version_waits_for_the_clients_of_the_one_that_is_there(named: Subject):
+    first = await named.keeper().start(named.spec())
+    tenant = await named.tenant()
+    with pytest.raises(GpuInUse, match=str(tenant.pid)):
+        await named.keeper().start(DaemonSpec(GPUS[0], GPUS[0], LIMIT, 25))
+    assert (await only(named)).pid == first.pid
+    assert await tenant.says("launch") == "ok"
+
+
+async def test_a_program_that_knows_no_version_3_says_so_and_nothing_runs(short_dir: Path):
+    node = Node(dict.fromkeys(GPUS, 80 * GIB), protocol=2)
+    async with ending(simulated_subject(short_dir, node, protocol=3)) as subject:
+        with pytest.raises(DaemonError, match="Unknown option: -p 3"):
+            await subject.keeper().start(subject.spec())
+        assert await subject.keeper().states() == ()
+
+
+async def test_a_record_of_before_there_were_namespaces_is_understood(simulated: Subject):
+    first = await simulated.keeper().start(simulated.spec())
+    record = simulated.home() / "daemon.json"
+    written = json.loads(record.read_text())
+    del written["spec"]["namespaces"]
+    record.write_text(json.dumps(written))
+    assert await simulated.keeper().start(simulated.spec()) == first
+
+
+# --- a server that is not there -----------------------------------------------------------------------
+
+
+async def test_a_server_for_a_gpu_that_is_not_there_is_found_out_at_once(named: Subject):
+    """The daemon takes it without a word; its clients would have no MPS and no limits."""
+    absent = "GPU-99999999-0000-0000-0000-000000000000"
+    spec = DaemonSpec(absent, absent, LIMIT, 25, namespaces=(Namespace(SHARE, LIMIT, 25),))
+    with pytest.raises(DaemonError, match=r"no MPS server .* started: no CUDA-capable device is detected"):
+        await named.keeper(probe_s=1.0).start(spec)
+    assert await named.keeper().states() == ()
+
+
+async def test_a_daemon_whose_server_has_gone_does_not_serve_until_it_was_made_anew(named: Subject):
+    keeper = named.keeper()
+    before = await keeper.start(named.spec())
+    os.kill(before.servers[0].pid, signal.SIGKILL)
+
+    async def is_gone() -> bool:
+        return (await only(named)).servers == ()
+
+    await until(is_gone)
+    state = await only(named)
+    assert (state.phase, state.pid) == (Phase.STARTING, before.pid)
+    assert "its server is gone" in state.reason
+
+    anew = await keeper.start(named.spec())
+    assert (anew.phase, anew.limits) == (Phase.SERVING, before.limits)
+    assert await (await named.tenant()).says("launch") == "ok"
+
+
+async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_finished(named: Subject):
+    keeper = named.keeper()
+    state = await keeper.start(named.spec())
+    record = named.home() / "daemon.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"identity": None}))
+    assert (await keeper.start(named.spec())).pid == state.pid
+    assert json.loads(record.read_text())["identity"]["pid"] == state.pid
+
+
+# --- users -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not ROOT, reason="other users' processes can be started by root only")
+async def test_a_server_with_one_owner_refuses_everybody_else(named: Subject):
+    """So ``users: single`` is no choice for a policy in version 3."""
+    await named.keeper().start(named.spec(multi_user=False))
+    stranger = await named.begins(uid=NOBODY)
+    assert await stranger.hears() == "CUDA_ERROR_NOT_PERMITTED"
+
+
+# --- what is written ---------------------------------------------------------------------------------
+
+
+def test_the_file_has_a_limit_for_everybody_and_each_namespace():
+    assert (
+        configuration(UNEQUAL)
+        == """schema_version = "1.0"
+[servers.gpu]
+pinned_memory_limit = "2048M"
+active_thread_percentage = "20"
+[servers.gpu.namespaces.share0]
+pinned_memory_limit = "8192M"
+active_thread_percentage = "60"
+[servers.gpu.namespaces.share1]
+pinned_memory_limit = "2048M"
+active_thread_percentage = "20"
+"""
+    )
