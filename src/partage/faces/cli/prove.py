@@ -44,6 +44,7 @@ class Options:
     run_dir: str | None
     driver_root: Path
     pod_resources: str | None
+    only: tuple[str, ...]
     engine: str
     python: str | None
     faults: bool
@@ -55,11 +56,17 @@ class Options:
         return Path(self.run_dir or common.DEFAULT_RUN_DIR)
 
 
+def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
+    del ctx, parameter
+    return tuple(part.strip() for part in value.split(",")) if value is not None else ()
+
+
 @click.command(name="prove")
 @click.option("--policy", metavar="FILE", help="What is promised, in place of what an agent has reported.")
 @click.option("--config", metavar="NAME", help="Which of the policy file's named configurations.")
 @common.machine_option
 @click.option("--gpu", metavar="INDEX|UUID", help="This GPU alone; without it, all.")
+@click.option("--only", metavar="ATTACK,...", callback=_names, help="These attacks alone.")
 @click.option(
     "--faults", is_flag=True, help="Faults, too: they end the work of whoever shares the GPU's fate."
 )
@@ -124,9 +131,10 @@ async def _prove(options: Options) -> Report:
     from partage.faces.prove.chosen import free_gpus, holders
     from partage.faces.prove.model import Report
     from partage.faces.prove.share import shares_of
-    from partage.faces.prove.walk import walk
+    from partage.faces.prove.walk import named, walk
     from partage.model.gpu import Driver
 
+    attacks = named(options.only)
     async with _node(options) as node:
         inventory, uses = await node.look()
         driver = common.need_driver(inventory).driver
@@ -137,7 +145,7 @@ async def _prove(options: Options) -> Report:
         offer, remark = await _offer(options, inventory, agent)
         shares = shares_of(offer, inventory, {gpu.uuid for gpu in gpus})
         async with _engine(options, node) as engine:
-            rows = [row async for row in walk(engine, shares, lambda text: click.echo(text, err=True))]
+            rows = [row async for row in walk(engine, shares, attacks, _tell)]
             versions = await asyncio.to_thread(_versions, engine)
     return Report(
         at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
@@ -150,6 +158,10 @@ async def _prove(options: Options) -> Report:
         rows=tuple(rows),
         remarks=(remark,),
     )
+
+
+def _tell(text: str) -> None:
+    click.echo(text, err=True)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from partage.edges.mps.ending import until
 from partage.faces.bench.daemon import Daemon
 from partage.faces.bench.model import Mode
 from partage.faces.bench.places import Place
@@ -24,7 +25,7 @@ MEMORY_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 THREADS_VARIABLE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 Changes = Mapping[str, str | None]
 UNCHANGED: Changes = {}
-_GONE_S, _AGAIN_S = 10.0, 0.02
+_GONE_S = 10.0
 _PIECES = 16
 
 
@@ -144,18 +145,16 @@ class Stage:
         await asyncio.gather(*(one.end() for one in leaving))
 
     async def others(self) -> int | None:
-        """How many clients the daemon has that are not ours, while we have none; None: it cannot be asked.
+        """How many clients the daemon has while we have none; None: it cannot be asked."""
+        return 0 if self._daemon is None else await self._daemon.clients()
 
-        One of ours that has just ended may still be counted for a moment.
-        """
-        if self._daemon is None:
-            return 0
-        end = asyncio.get_running_loop().time() + _GONE_S
-        while count := await self._daemon.clients():
-            if asyncio.get_running_loop().time() > end:
-                break
-            await asyncio.sleep(_AGAIN_S)
-        return count
+    async def settled(self) -> None:
+        """Wait until the daemon has noticed that ours have gone; not for ever, for others may have come."""
+
+        async def nobody() -> bool:
+            return not await self.others()
+
+        await until(nobody, _GONE_S)
 
 
 async def fill(tenant: Tenant, limit_bytes: int, most_bytes: int) -> Got:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 
+from partage.errors import InputError
 from partage.faces.prove import exclusive, mig, mps_bypass, mps_faults, mps_memory, mps_tenants, slicing
 from partage.faces.prove.attack import Attack
 from partage.faces.prove.model import Evidence, Outcome, Row, Verdict, not_tried
 from partage.faces.prove.share import Share
 from partage.faces.prove.stage import Engine, Ground, Need, Stage
 from partage.faces.prove.tenant import Lost, NotLetIn
+from partage.faces.words import count_of
 
 CATALOGUE: tuple[Attack, ...] = (
     *exclusive.ATTACKS,
@@ -25,23 +27,33 @@ CATALOGUE: tuple[Attack, ...] = (
 NOT_OFFERED = not_tried("nothing that is offered here makes this promise")
 
 
-async def walk(engine: Engine, shares: Sequence[Share], tell: Callable[[str], None]) -> AsyncIterator[Row]:
+def named(names: Sequence[str]) -> tuple[Attack, ...]:
+    """The attacks of these names, all for none. Raises InputError for a name that is none."""
+    known = {attack.name: attack for attack in CATALOGUE}
+    if wrong := [name for name in names if name not in known]:
+        raise InputError(f"no attack is called {wrong[0]!r}", f"there are {', '.join(known)}")
+    return tuple(attack for attack in CATALOGUE if not names or attack.name in names)
+
+
+async def walk(
+    engine: Engine, shares: Sequence[Share], attacks: Sequence[Attack], tell: Callable[[str], None]
+) -> AsyncIterator[Row]:
     """A row for each promise of each share, then one for each promise that nothing here makes."""
     for share in shares:
-        async for row in _on(engine, share, tell):
+        async for row in _on(engine, share, [attack for attack in attacks if attack.on(share)], tell):
             yield row
-    for attack in CATALOGUE:
+    for attack in attacks:
         if not any(attack.on(share) for share in shares):
             yield _row(attack, NOT_OFFERED, Evidence.DOCUMENTED)
 
 
-async def _on(engine: Engine, share: Share, tell: Callable[[str], None]) -> AsyncIterator[Row]:
+async def _on(
+    engine: Engine, share: Share, attacks: Sequence[Attack], tell: Callable[[str], None]
+) -> AsyncIterator[Row]:
     """All that can be tried on one share. What surrounds it is set up once, and only if it is needed."""
     async with AsyncExitStack() as around:
         ground: Ground | str | None = None
-        for attack in CATALOGUE:
-            if not attack.on(share):
-                continue
+        for attack in attacks:
             lack = lacking(engine, attack, share)
             if not lack:
                 tell(f"GPU {share.offering.gpu_index}, {share.offering.resource}: {attack.name}")
@@ -78,17 +90,19 @@ async def attempt(attack: Attack, stage: Stage) -> Outcome:
         return not_tried(f"{holder} has come to the GPU")
     others = await stage.others()
     if others:
-        return not_tried(f"the daemon has {others} other clients")
+        return not_tried(f"the daemon has {count_of(others, 'other client')}")
     if others is None and Need.FAULTS in attack.needs:
         return not_tried("the daemon cannot be asked whether it has other clients")
     try:
-        return await attack.act(stage)
+        outcome = await attack.act(stage)
     except NotLetIn as refused:
-        return not_tried(f"a tenant got no context: {refused}")
+        outcome = not_tried(f"a tenant got no context: {refused}")
     except Lost as lost:
-        return not_tried(str(lost))
+        outcome = not_tried(str(lost))
     finally:
         await stage.leave()
+    await stage.settled()
+    return outcome
 
 
 def _row(attack: Attack, outcome: Outcome, evidence: Evidence, share: Share | None = None) -> Row:
