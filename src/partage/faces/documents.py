@@ -57,6 +57,7 @@ def _device_row(offering: Offering) -> dict[str, Any]:
         "memoryBytes": offering.memory_bytes,
         "guarantee": str(offering.guarantee),
         "threadsPercent": offering.threads_percent,
+        "pipe": offering.pipe or None,
         "interval": None if offering.interval is None else str(offering.interval),
         "oneShareOnly": offering.single,
         "planned": offering.planned,

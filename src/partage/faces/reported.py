@@ -113,6 +113,7 @@ def _offering(name: str, gpu: Mapping[str, Any], device: Mapping[str, Any]) -> O
         single=device["oneShareOnly"],
         planned=device["planned"],
         profile=device.get("profile"),
+        pipe=device.get("pipe", ""),
     )
 
 

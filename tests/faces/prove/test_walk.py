@@ -1,6 +1,7 @@
 """Every attack on the simulated control program: what holds, what does not, and what takes a GPU."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from partage.faces.prove.share import shares_of
 from partage.faces.prove.simulated import simulation
 from partage.faces.prove.stage import Need
 from partage.faces.prove.walk import CATALOGUE, named, walk
+from partage.model.gpu import Driver
 
 ROOT = os.geteuid() == 0
 KEPT, WEAKER, BROKEN, NOT_TRIED = Verdict
@@ -32,8 +34,9 @@ IN_MPS = {
 }
 
 
-async def _walked(policy=IN_FOUR, *, machine="1xh100-sxm5-80gb", only=(), faults=True, deaf=False):
+async def _walked(policy=IN_FOUR, *, machine="1xh100-sxm5-80gb", only=(), faults=True, deaf=False, driver=""):
     inventory, _ = await _look(machine)
+    inventory = replace(inventory, driver=Driver(driver, "13.4")) if driver else inventory
     shares = shares_of(by_policy(policy, inventory), inventory, {gpu.uuid for gpu in inventory})
     async with simulation(faults=faults, deaf=deaf) as engine:
         return [row async for row in walk(engine, shares, named(only), lambda _text: None)]
@@ -86,6 +89,16 @@ async def test_a_smaller_share_is_held_by_its_variable_alone(tmp_path):
         ("mps-drop-variable", 8, "advisory", KEPT),
     ]
     assert rows[-1].outcome.seen.startswith("it got 40 GiB, then CUDA_ERROR_OUT_OF_MEMORY")
+
+
+async def test_a_smaller_share_in_a_namespace_is_held_by_the_daemon(tmp_path):
+    clients = "{name: big, memory: 40Gi}, {name: small, memory: 8Gi}"
+    policy = _policy(tmp_path, f"  - select: all\n    mps: {{protocol: 3, clients: [{clients}]}}\n")
+    only = ["mps-over-limit", "mps-raise-memory", "mps-drop-variable", "mps-neighbours-fault"]
+    rows = await _walked(policy, only=only, driver="615.71")
+    on_shares = [(row.attack, row.outcome.verdict) for row in rows if row.share is not None]
+    assert on_shares == [(attack, KEPT) for attack in only if "drop" not in attack] * 2
+    assert {row.guarantee for row in rows if row.share is not None} == {"guarded"}
 
 
 async def test_equal_shares_are_tried_once_and_other_strategies_say_what_they_take():

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partage.faces.applying import Node
-from partage.faces.bench.daemon import Daemon
 from partage.faces.bench.node import computes, guard_directory
 from partage.faces.bench.places import Place
+from partage.faces.prove.daemon import Daemon
 from partage.faces.prove.model import Evidence
 from partage.faces.prove.share import Share
 from partage.faces.prove.stage import Ground, Need, in_container, pipe_of
@@ -75,11 +75,12 @@ class Real:
         place = Place(
             device=device,
             mig=share.mig,
-            pipe=pipe,
+            pipe=None if pipe is None else pipe / share.offering.pipe,
             guard=guard_directory(),
             memory_bytes=share.device_bytes,
             share_bytes=share.bytes,
             driver_root=self.driver_root,
             exclusive=share.exclusive,
         )
-        yield Ground(place, None if pipe is None else Daemon(pipe, self.driver_root))
+        named = bool(share.offering.pipe)
+        yield Ground(place, None if pipe is None else Daemon(pipe, self.driver_root, named=named))

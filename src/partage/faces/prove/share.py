@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from partage.faces.prove.model import Which
 from partage.model.gpu import ComputeMode, Gpu, Inventory
+from partage.model.mps import Namespace
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee, Offer, Offering
 
@@ -16,9 +17,10 @@ class Share:
     """A share that is promised, as an attack needs to know it.
 
     device_bytes: memory of the whole GPU or MIG device. largest_bytes: of the largest share of the device,
-    which is what its MPS daemon lets every client have; largest_threads: percent, likewise.
+    which is what its MPS daemon lets every client have, or its own where it has a namespace there;
+    largest_threads: percent, likewise.
     exclusive: the GPU is in exclusive-process mode now. mig: UUIDs of MIG devices of the same GPU, its own
-    first; empty on a whole GPU.
+    first; empty on a whole GPU. namespaces: those of its daemon's server, if shares have some.
     """
 
     offering: Offering
@@ -27,6 +29,7 @@ class Share:
     largest_threads: int | None = None
     exclusive: bool = False
     mig: tuple[str, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -35,7 +38,7 @@ class Share:
 
     @property
     def by_variable(self) -> bool:
-        """Its limit stands in the container's environment: the daemon's own is larger."""
+        """Its limit stands in the container's environment: the daemon's own is larger. Not in a namespace."""
         return self.offering.shared is Strategy.MPS and self.bytes < self.largest_bytes
 
     @property
@@ -74,6 +77,7 @@ def _kind(share: Share) -> object:
         offering.planned,
         bool(share.mig),
         share.exclusive,
+        offering.pipe,
     )
 
 
@@ -83,13 +87,18 @@ def _on(gpu: Gpu, offerings: tuple[Offering, ...]) -> Iterator[Share]:
         own = [one for one in offerings if one.device == offering.device]
         threads = [one.threads_percent for one in own if one.threads_percent is not None]
         others = tuple(uuid for uuid in sizes if uuid != offering.device)
-        largest = max(one.memory_bytes for one in own)
+        largest = offering.memory_bytes if offering.pipe else max(one.memory_bytes for one in own)
         whole = gpu.memory_bytes if offering.profile is None else largest * offering.replicas
         yield Share(
             offering=offering,
             device_bytes=sizes.get(offering.device, whole),
             largest_bytes=largest,
-            largest_threads=max(threads, default=None),
+            largest_threads=offering.threads_percent if offering.pipe else max(threads, default=None),
             exclusive=gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS,
             mig=(offering.device, *others) if offering.profile is not None else (),
+            namespaces=tuple(dict.fromkeys(map(_namespace, own))) if offering.pipe else (),
         )
+
+
+def _namespace(offering: Offering) -> Namespace:
+    return Namespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from partage.edges.mps.control import Control
+from partage.edges.mps.ending import until
+from partage.edges.mps.named import OPTIONS, NamedControl, configuration
 from partage.edges.mps.paths import Driver
+from partage.edges.mps.processes import MULTI_USER
 from partage.errors import DaemonError
 from partage.faces import child
-from partage.faces.bench.daemon import Daemon
 from partage.faces.bench.places import Place
+from partage.faces.prove.daemon import Daemon
 from partage.faces.prove.model import Evidence
 from partage.faces.prove.share import Share
 from partage.faces.prove.stage import Ground, Need
 from partage.faces.prove.tenant import Lost
+from partage.model.mps import DaemonSpec
 from partage.model.policy import Strategy
 from partage.sim.mps.node import CLIENT_PROGRAM, Node, install
 from partage.units import MIB
 
 _PROGRAMS = "usr/bin"
-_UP_S, _AGAIN_S = 20.0, 0.02
+_UP_S = 20.0
 
 
 class Simulation:
@@ -65,39 +68,67 @@ class Simulation:
     async def _with_daemon(self, share: Share) -> AsyncIterator[Ground]:
         if share.offering.shared is not Strategy.MPS:
             raise Lost("the simulation has nothing but MPS to try")
-        device, home = share.offering.device, _directory("daemon-", self._root)
+        home = _directory("daemon-", self._root)
         pipe, log = _directory("pipe-", home), _directory("log-", home)
-        node = Node({device: share.device_bytes}, deaf_to_limits=self._deaf)
-        program = install(self._root / _PROGRAMS, node)
+        spec = _spec(share)
+        program = install(
+            self._root / _PROGRAMS, Node({spec.device: share.device_bytes}, deaf_to_limits=self._deaf)
+        )
         environment = {
             "PATH": os.defpath,
             "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(log),
-            "CUDA_VISIBLE_DEVICES": device,
+            "CUDA_VISIBLE_DEVICES": spec.device,
         }
-        daemon = await child.begin([str(program), "-f", "-multiuser-server"], environment)
+        daemon = await child.begin([str(program), "-f", *_options(spec, home)], environment)
         try:
-            await _limited(Control(Driver(self._root).program, environment), share)
-            yield Ground(_place(share, pipe, self._root), Daemon(pipe, self._root))
+            await _serving(spec, Driver(self._root), environment)
+            known = Daemon(pipe, self._root, named=bool(spec.namespaces))
+            yield Ground(_place(share, pipe / share.offering.pipe, self._root), known)
         finally:
             await daemon.end()
             shutil.rmtree(home)
 
 
-async def _limited(control: Control, share: Share) -> None:
-    """The daemon runs, and was told what the agent's would be told. Raises Lost."""
-    end = asyncio.get_running_loop().time() + _UP_S
-    while True:
+def _spec(share: Share) -> DaemonSpec:
+    """What the agent's daemon would be asked to be."""
+    offering = share.offering
+    return DaemonSpec(
+        offering.gpu,
+        offering.device,
+        share.largest_bytes // MIB * MIB,
+        share.largest_threads,
+        namespaces=share.namespaces,
+    )
+
+
+def _options(spec: DaemonSpec, home: Path) -> list[str]:
+    """One server for all users; with namespaces what it is told stands in a file."""
+    if not spec.namespaces:
+        return [MULTI_USER[spec.protocol]]
+    path = home / "mps.toml"
+    path.write_text(configuration(spec), encoding="utf-8")
+    return [*OPTIONS, str(path), MULTI_USER[spec.protocol]]
+
+
+async def _serving(spec: DaemonSpec, driver: Driver, environment: Mapping[str, str]) -> None:
+    """The daemon answers, and was told its limits. Raises Lost."""
+    problem = ""
+
+    async def answers() -> bool:
+        nonlocal problem
         try:
-            await control.set_memory_limit(share.largest_bytes // MIB)
-            if share.largest_threads is not None:
-                await control.set_threads_limit(share.largest_threads)
+            if spec.namespaces:
+                await NamedControl(driver.program, environment).listed()
+            else:
+                await Control(driver.program, environment).set_limits(spec)
         except DaemonError as error:
-            if asyncio.get_running_loop().time() > end:
-                raise Lost(f"the simulated control daemon does not answer: {error}") from error
-            await asyncio.sleep(_AGAIN_S)
-        else:
-            return
+            problem = str(error)
+            return False
+        return True
+
+    if not await until(answers, _UP_S):
+        raise Lost(f"the simulated control daemon does not answer: {problem}")
 
 
 def _place(share: Share, pipe: Path, root: Path) -> Place:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Protocol
 
 from partage.edges.mps.ending import until
-from partage.faces.bench.daemon import Daemon
 from partage.faces.bench.model import Mode
 from partage.faces.bench.places import Place
+from partage.faces.prove.daemon import Daemon
 from partage.faces.prove.model import Evidence
 from partage.faces.prove.share import Share
 from partage.faces.prove.tenant import OK, Tenant, begin
