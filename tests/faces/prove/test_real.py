@@ -10,7 +10,7 @@ import pytest
 
 from partage.model.gpu import ComputeMode
 from partage.model.layout import LayoutItem
-from partage.sim.faults import Occupy, SetMig, TimedFault
+from partage.sim.faults import Blind, DriverGone, Occupy, SetMig, TimedFault
 from tests.faces.prove.conftest import client, row_of, verdicts
 
 EXCLUSIVE_PROCESS = pytest.mark.parametrize(
@@ -154,11 +154,29 @@ def test_where_somebody_is_on_a_gpu_another_one_has_to_be_named(real):
 
 
 def test_who_comes_meanwhile_ends_the_trying(real):
-    after_the_first_look = real.hardware._calls + 3
+    after_the_first_look = real.hardware._calls + 4
     real.hardware._timed.append(TimedFault(Occupy(0), after_calls=after_the_first_look))
     code, document, _ = real.proves(*real.policy("time-slicing: {replicas: 4}"))
     assert code == 0
     assert row_of(document, "slicing-over-share")["reason"] == "process python has come to the GPU"
+
+
+def test_when_nobody_can_say_who_else_is_there_nothing_is_tried(real):
+    after_the_first_look = real.hardware._calls + 4
+    gone = DriverGone("failed", "the driver was unloaded")
+    real.hardware._timed.append(TimedFault(gone, after_calls=after_the_first_look))
+    code, document, _ = real.proves(*real.policy("time-slicing: {replicas: 4}"))
+    assert code == 0
+    reason = row_of(document, "slicing-over-share")["reason"]
+    assert reason == "who else is on the GPU could not be asked: the driver was unloaded"
+
+
+def test_where_others_cannot_be_seen_somebody_has_to_say_that_nobody_is_there(real):
+    asyncio.run(real.hardware.misbehave(Blind()))
+    code, document, said = real.proves("--only", "exclusive-sees-its-own")
+    assert (code, document) == (3, None)
+    assert "--alone" in said
+    assert real.proves("--alone", "--only", "exclusive-sees-its-own")[0] == 0
 
 
 def test_no_setting_of_the_gpu_and_no_daemon_is_changed(real):

@@ -6,7 +6,6 @@ import asyncio
 import datetime as dt
 import json
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -48,6 +47,7 @@ class Options:
     engine: str
     python: str | None
     faults: bool
+    alone: bool
     deadline_s: float
 
     @property
@@ -69,6 +69,11 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option("--only", metavar="ATTACK,...", callback=_names, help="These attacks alone.")
 @click.option(
     "--faults", is_flag=True, help="Faults, too: they end the work of whoever shares the GPU's fate."
+)
+@click.option(
+    "--alone",
+    is_flag=True,
+    help="Nobody else is on the GPUs: for containers, from which others cannot be seen.",
 )
 @click.option("--report", type=_DIRECTORY, metavar="DIR", help="Write prove.json and prove.md there.")
 @click.option("--read", metavar="FILE", help="Show a report that was written; nothing is tried.")
@@ -128,7 +133,7 @@ def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> Options:
 
 async def _prove(options: Options) -> Report:
     """Look, choose, walk. Raises Unsatisfiable where somebody could be hit."""
-    from partage.faces.prove.chosen import free_gpus, holders
+    from partage.faces.prove.chosen import free_gpus, holders, refuse_blind
     from partage.faces.prove.model import Report
     from partage.faces.prove.share import shares_of
     from partage.faces.prove.walk import named, walk
@@ -140,13 +145,16 @@ async def _prove(options: Options) -> Report:
         driver = common.need_driver(inventory).driver
         assert isinstance(driver, Driver), "need_driver has seen to it"
         agent = common.agent_report(options.machine, options.run_dir)
-        held = {} if options.machine is not None else holders(inventory, uses, agent)
+        simulated = options.machine is not None
+        if not simulated and not options.alone:
+            refuse_blind((await node.hardware.processes()).blind)
+        held = {} if simulated else holders(inventory, uses, agent)
         gpus = free_gpus(inventory, options.gpu, held)
         offer, remark = await _offer(options, inventory, agent)
         shares = shares_of(offer, inventory, {gpu.uuid for gpu in gpus})
         async with _engine(options, node) as engine:
             rows = [row async for row in walk(engine, shares, attacks, _tell)]
-            versions = await asyncio.to_thread(_versions, engine)
+            versions = {"partage": __version__, **await asyncio.to_thread(engine.versions)}
     return Report(
         at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         command=("partage", *sys.argv[1:]),
@@ -220,20 +228,6 @@ async def _engine(options: Options, node: Node) -> AsyncIterator[Engine]:
         driver_root=options.driver_root,
         deadline_s=options.deadline_s,
     )
-
-
-def _versions(engine: Engine) -> dict[str, str]:
-    """Partage's, and PyTorch's where tenants have used it."""
-    from partage.faces.prove.real import Real
-
-    found = {"partage": __version__}
-    if isinstance(engine, Real) and engine.engine == "torch":
-        program = "import importlib.metadata as m; print(m.version('torch'))"
-        asked = subprocess.run(  # noqa: S603 - the operator's own interpreter
-            [engine.python, "-c", program], capture_output=True, text=True, timeout=60, check=False
-        )
-        found["torch"] = asked.stdout.strip() or "unknown"
-    return found
 
 
 def _is_tried(gpu: Gpu, shares: tuple[Share, ...]) -> bool:

@@ -42,3 +42,11 @@ def free_gpus(inventory: Inventory, wanted: str | None, held: Mapping[str, list[
                 hint or "wait until somebody's GPU is idle",
             )
     return found
+
+
+def refuse_blind(why: str) -> None:
+    """Raises Unsatisfiable where other processes may be there and not be seen. why: empty: they are seen."""
+    if why:
+        raise Unsatisfiable(
+            f"who else is on the GPUs cannot be seen from here: {why}", "--alone says that nobody is"
+        )

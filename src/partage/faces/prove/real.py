@@ -6,11 +6,13 @@ It starts no daemon, sets nothing on a GPU, and asks before each attack whether 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+import subprocess
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from partage.errors import DriverUnavailable
 from partage.faces.applying import Node
 from partage.faces.bench.node import computes, guard_directory
 from partage.faces.bench.places import Place
@@ -19,8 +21,11 @@ from partage.faces.prove.model import Evidence
 from partage.faces.prove.share import Share
 from partage.faces.prove.stage import Ground, Need, in_container, pipe_of
 from partage.faces.prove.tenant import Lost
+from partage.model.gpu import NoDriver
 from partage.model.policy import Strategy
 
+_TORCH_VERSION = "import importlib.metadata as m; print(m.version('torch'))"
+_VERSION_S = 20
 PROGRAM = Path(__file__).with_name("program.py")
 
 
@@ -58,8 +63,22 @@ class Real:
         return ""
 
     async def holder(self, gpu: str) -> str:
-        _, uses = await self.node.look()
+        inventory, uses = await self.node.look()
+        if isinstance(inventory.driver, NoDriver):
+            raise DriverUnavailable(inventory.driver.reason)
         return next((str(use) for use in uses if use.gpu == gpu and computes(use)), "")
+
+    def versions(self) -> Mapping[str, str]:
+        if self.engine != "torch":
+            return {}
+        try:
+            asked = subprocess.run(  # noqa: S603 - the operator's own interpreter
+                [self.python, "-c", _TORCH_VERSION],
+                capture_output=True, text=True, timeout=_VERSION_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return {"torch": "unknown"}
+        return {"torch": asked.stdout.strip() or "unknown"}
 
     def ground(self, share: Share) -> AbstractAsyncContextManager[Ground]:
         return self._found(share)

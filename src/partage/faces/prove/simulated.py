@@ -61,6 +61,9 @@ class Simulation:
         del gpu
         return ""
 
+    def versions(self) -> Mapping[str, str]:
+        return {}
+
     def ground(self, share: Share) -> AbstractAsyncContextManager[Ground]:
         return self._with_daemon(share)
 

@@ -75,7 +75,14 @@ class Engine(Protocol):
         ...
 
     async def holder(self, gpu: str) -> str:
-        """Who works on a GPU (UUID) or holds a share of it, other than we; empty: nobody."""
+        """Who works on a GPU (UUID) or holds a share of it, other than we; empty: nobody.
+
+        Raises PartageError where that cannot be asked.
+        """
+        ...
+
+    def versions(self) -> Mapping[str, str]:
+        """Of what tenants use. Blocking."""
         ...
 
     def ground(self, share: Share) -> AbstractAsyncContextManager[Ground]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 
-from partage.errors import InputError
+from partage.errors import InputError, PartageError
 from partage.faces.prove import exclusive, mig, mps_bypass, mps_faults, mps_memory, mps_tenants, slicing
 from partage.faces.prove.attack import Attack
 from partage.faces.prove.model import Evidence, Outcome, Row, Verdict, not_tried
@@ -86,8 +86,11 @@ def lacking(engine: Engine, attack: Attack, share: Share) -> str:
 
 async def attempt(attack: Attack, stage: Stage) -> Outcome:
     """One attack, where nobody else can be hit; none of its tenants is left."""
-    if holder := await stage.engine.holder(stage.share.offering.gpu):
-        return not_tried(f"{holder} has come to the GPU")
+    try:
+        if holder := await stage.engine.holder(stage.share.offering.gpu):
+            return not_tried(f"{holder} has come to the GPU")
+    except PartageError as error:
+        return not_tried(f"who else is on the GPU could not be asked: {error}")
     others = await stage.others()
     if others:
         return not_tried(f"the daemon has {count_of(others, 'other client')}")
