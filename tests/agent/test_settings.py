@@ -118,6 +118,48 @@ def test_limits_are_those_of_the_shares(
         assert one.limits.threads_percent == 25
 
 
+SEVERAL = "{name: big, memory: 40Gi, threads: 60%}, {name: small, memory: 16Gi, threads: 20%}"
+
+
+def test_unequal_clients_are_guarded_by_namespaces_where_the_driver_has_them(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    machine = node.root / "machine.json"
+    gpu = {"name": "NVIDIA H100 80GB HBM3"}
+    machine.write_text(
+        json.dumps({"version": "partage/v1", "kind": "Machine", "driver": "615.71.09", "gpus": [gpu]}),
+        encoding="utf-8",
+    )
+    with simulated_helper(node, str(machine)) as helper:
+        with running(agent_of(node, ONE.format("mps: {replicas: 2}"))):
+            offered(kubelet, SHARED, 2)
+            pid = daemons(helper)[0].pid
+            node.write_policy(native(ONE.format(f"mps: {{protocol: 3, clients: [{SEVERAL}]}}")))
+            offered(kubelet, "nvidia.com/gpu.big", 1)
+            offered(kubelet, "nvidia.com/gpu.small", 1)
+            assert [str(one) for one in daemons(helper)[0].limits.namespaces] == [
+                "40 GiB and 60 % of threads in share0",
+                "16 GiB and 20 % of threads in share1",
+            ]
+            calls = registered(kubelet, "nvidia.com/gpu.small").calls
+            assert calls is not None
+            answer = calls.allocate(ids(kubelet, "nvidia.com/gpu.small"))
+            assert answer.envs["PARTAGE_GUARANTEE"] == "guarded"
+            assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in answer.envs
+            assert answer.mounts[0].host_path.endswith("/pipe/gpu/share1")
+            assert daemons(helper)[0].pid != pid
+
+
+def test_a_driver_that_has_no_namespaces_is_told_so_and_serves_as_before(
+    node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
+) -> None:
+    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+        offered(kubelet, SHARED, 2)
+        node.write_policy(native(ONE.format("mps: {replicas: 2, protocol: 3}")))
+        agent.wait(lambda: "branch 615" in json.dumps(agent.report()), "the reason told")
+        assert len(healthy(kubelet, SHARED)) == 2
+
+
 def test_a_daemon_is_there_before_its_shares_are_offered(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase
+from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Namespace, Phase
 from partage.units import GIB, MIB
 
 GPU = "GPU-11111111-2222-3333-4444-000000000000"
@@ -27,7 +27,37 @@ def test_a_limit_that_the_daemon_would_ignore_is_refused(limits: dict[str, int])
         DaemonSpec(GPU, GPU, **limits)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    "namespaces",
+    [
+        (Namespace("Big"),),
+        (Namespace("a-b"),),
+        (Namespace(""),),
+        (Namespace("n" * 65),),
+        (Namespace("../x"),),
+        (Namespace("default"),),
+        (Namespace("one"), Namespace("one")),
+        (Namespace("one", MIB + 1),),
+        (Namespace("one", MIB, 101),),
+    ],
+)
+def test_a_namespace_that_the_daemon_would_refuse_is_refused(namespaces: tuple[Namespace, ...]):
+    """By its name, which is a directory's too, or by its limits."""
+    with pytest.raises(ValueError, match=r"cannot name a namespace|limit"):
+        DaemonSpec(GPU, GPU, namespaces=namespaces)
+
+
+def test_with_namespaces_a_daemon_speaks_version_3():
+    assert DaemonSpec(GPU, GPU, GIB, 25).protocol == 2
+    assert DaemonSpec(GPU, GPU, GIB, 25, namespaces=(Namespace("share0"),)).protocol == 3
+
+
 def test_limits_are_told_in_words():
+    several = Limits(GIB, 10, (Namespace("share0", 3 * GIB, 50), Namespace("share1", GIB, 10)))
+    assert str(several) == (
+        "3 GiB and 50 % of threads in share0, 1 GiB and 10 % of threads in share1, "
+        "else 1 GiB and 10 % of threads for each client"
+    )
     assert str(Limits(3 * GIB, 25)) == "3 GiB and 25 % of threads for each client"
     assert str(Limits()) == "any memory and 100 % of threads for each client"
 

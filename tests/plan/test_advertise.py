@@ -187,6 +187,63 @@ def test_unequal_clients_have_names_figures_and_guarantees_of_their_own() -> Non
     assert rows[1].share_ids == (f"{gpu(0).uuid}::1", f"{gpu(0).uuid}::2")
 
 
+def _apart(*clients: MpsClient, replicas: int = 0, **more: object) -> Mps:
+    return replace(Mps(replicas or len(clients), clients, protocol=3), **more)  # type: ignore[arg-type]
+
+
+def test_under_protocol_3_each_kind_of_client_has_a_namespace_and_its_limits_are_guarded() -> None:
+    """Equal clients share one: a namespace limits each of its clients. Nothing is left to variables."""
+    clients = (
+        MpsClient("small", 2 * GIB, 20),
+        MpsClient("big", 8 * GIB, 50),
+        MpsClient("small", 2 * GIB, 20),
+    )
+    of = gpu(0, memory_bytes=24 * GIB)
+    rows = _offer(target(of, _apart(*clients)), inventory=node(of, driver="615.71.09"))
+    assert [(row.resource.rpartition(".")[2], row.first, row.pipe) for row in rows] == [
+        ("small", 0, "gpu/share0"),
+        ("big", 1, "gpu/share1"),
+        ("small", 2, "gpu/share0"),
+    ]
+    assert [row.guarantee for row in rows] == [Guarantee.GUARDED] * 3
+    assert [row.limits_in_env for row in rows] == [False] * 3
+
+
+def test_under_protocol_3_even_shares_have_one_namespace() -> None:
+    (one,) = _offer(target(gpu(0), _apart(replicas=4)), inventory=node(gpu(0), driver="615.71.09"))
+    assert (one.count, one.pipe, one.guarantee) == (4, "gpu/share0", Guarantee.GUARDED)
+
+
+def test_under_protocol_3_shares_are_advisory_where_they_are_under_2() -> None:
+    outside = target(gpu(0), _apart(replicas=2, exclusive_process=False))
+    (one,) = _offer(outside, inventory=node(gpu(0), driver="615.71.09"))
+    (open_,) = _offer(
+        target(gpu(0), _apart(replicas=2)), inventory=node(gpu(0), driver="615.71.09", open_to_env=True)
+    )
+    assert (one.guarantee, open_.guarantee) == (Guarantee.ADVISORY, Guarantee.ADVISORY)
+
+
+@pytest.mark.parametrize(
+    ("driver", "capability", "mig", "said"),
+    [
+        ("610.43.02", (9, 0), None, "takes a driver of branch 615 or newer, and it is of branch 610"),
+        ("what", (9, 0), None, "takes a driver of branch 615 or newer, and its version is not known"),
+        ("615.71.09", (6, 1), None, "takes a GPU that limits its clients, Volta or newer"),
+        ("615.71.09", (9, 0), 0, "is for whole GPUs: NVIDIA asks for MIG to be off"),
+    ],
+)
+def test_protocol_3_is_refused_where_nobody_speaks_it(
+    driver: str, capability: tuple[int, int], mig: int | None, said: str
+) -> None:
+    of = gpu(0, migs=0 if mig is None else 1, capability=capability)
+    ((path, message, hint),) = _problems(
+        Unsatisfiable, target(of, _apart(replicas=2), mig=mig), driver=driver
+    )
+    where = "gpus[0].mps.protocol" if mig is None else "gpus[0].mig.mps.protocol"
+    assert (path, message) == (where, f"GPU 0: MPS protocol 3 {said}")
+    assert "without 'protocol'" in hint
+
+
 def test_clients_without_figures_share_what_the_others_leave() -> None:
     clients = (MpsClient("big", 16 * GIB, 70), MpsClient("a"), MpsClient("b"))
     _, a, b = _offer(target(gpu(0, memory_bytes=24 * GIB), Mps(3, clients)))

@@ -152,6 +152,20 @@ def test_a_smaller_mps_share_brings_its_own_limits() -> None:
     assert three["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
 
 
+def test_a_share_with_a_namespace_is_given_nothing_else_of_its_daemon() -> None:
+    """What is not mounted cannot be connected to: other shares' namespaces, the daemon's own socket."""
+    small = _mps(0, memory_bytes=2 * GIB, threads_percent=20, pipe="gpu/share1")
+    answer = _answer([share(0, 0)], small)
+    assert _nvidias(answer) == {
+        "NVIDIA_VISIBLE_DEVICES": gpu(0).uuid,
+        "CUDA_MPS_PIPE_DIRECTORY": "/mps/nvidia.com/gpu/pipe",
+    }
+    assert answer.mounts == (
+        Mount("/mps/nvidia.com/gpu/pipe", f"/run/partage/mps/{gpu(0).uuid}/pipe/gpu/share1"),
+        Mount("/dev/shm", f"/run/partage/mps/{gpu(0).uuid}/shm"),
+    )
+
+
 @pytest.mark.parametrize("other", [_mps(1), offering(1), offering(1, 4)], ids=["mps", "whole", "sliced"])
 def test_mps_shares_stand_alone_on_one_gpu(other: Offering) -> None:
     """One pipe directory leads to one daemon, and that one serves one GPU."""

@@ -46,6 +46,11 @@ def test_mps_needs_its_compute_mode_and_a_daemon():
     assert [change.act for change in found] == [Act.COMPUTE_MODE, Act.MPS_DAEMON]
 
 
+def test_a_daemon_that_speaks_another_version_is_told_apart():
+    found = _changes(_target(gpu(0), Mps(4, protocol=3)))
+    assert found[-1].detail == "an MPS control daemon for 4 clients, protocol 3"
+
+
 @pytest.mark.parametrize(
     ("mode", "wanted"), [(ComputeMode.EXCLUSIVE_PROCESS, True), (ComputeMode.DEFAULT, False)]
 )

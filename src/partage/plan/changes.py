@@ -51,6 +51,7 @@ def _sharing_changes(target: Target) -> Iterator[Change]:
         if sharing.exclusive_process and gpu.compute_mode is not ComputeMode.EXCLUSIVE_PROCESS:
             mode = gpu.compute_mode.name.lower().replace("_", "-")
             yield Change(gpu, Act.COMPUTE_MODE, f"compute mode from {mode} to exclusive-process")
-        yield Change(gpu, Act.MPS_DAEMON, f"an MPS control daemon for {sharing.replicas} clients")
+        language = f", protocol {sharing.protocol}" if sharing.protocol > 2 else ""
+        yield Change(gpu, Act.MPS_DAEMON, f"an MPS control daemon for {sharing.replicas} clients{language}")
     if isinstance(sharing, TimeSlicing) and sharing.interval not in (None, Interval.DEFAULT):
         yield Change(gpu, Act.TIME_SLICE, f"time slice to {sharing.interval}")

@@ -138,16 +138,23 @@ def _branch(driver: Driver | NoDriver) -> int:
     return int(branch) if branch.isdecimal() else 0
 
 
+def too_old_for_namespaces(driver: Driver | NoDriver) -> str:
+    """Why this driver's control program cannot have them; empty where it can."""
+    branch = _branch(driver)
+    if branch >= _NAMESPACES_SINCE:
+        return ""
+    has = f"it is of branch {branch}" if branch else "its version is not known"
+    return f"MPS protocol 3 takes a driver of branch {_NAMESPACES_SINCE} or newer, and {has}"
+
+
 def no_namespaces(gpu: Gpu, driver: Driver | NoDriver, *, mig: bool) -> str:
     """Why a daemon cannot have namespaces for this device, MPS v3's; empty where it can.
 
     mig: the device is a MIG device. NVIDIA's guide for limits by namespace asks for MIG to be off, and how
     such a server sees a MIG device is not documented.
     """
-    branch = _branch(driver)
-    if branch < _NAMESPACES_SINCE:
-        has = f"it is of branch {branch}" if branch else "its version is not known"
-        return f"MPS protocol 3 takes a driver of branch {_NAMESPACES_SINCE} or newer, and {has}"
+    if old := too_old_for_namespaces(driver):
+        return old
     if not limits_clients(gpu):
         return "MPS protocol 3 takes a GPU that limits its clients, Volta or newer"
     return "MPS protocol 3 is for whole GPUs: NVIDIA asks for MIG to be off" if mig else ""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partage.errors import GpuInUse, NotThere
-from partage.model.mps import Client, DaemonSpec, DaemonState, MpsServer, Phase, ServerStatus
+from partage.errors import GpuInUse, NotThere, Unsupported
+from partage.model.mps import SERVER, Client, DaemonSpec, DaemonState, MpsServer, Phase, ServerStatus
 from partage.model.step import EndClient, StartDaemon, StopDaemon
+from partage.plan.clients import too_old_for_namespaces
 from partage.sim.node import Daemon, NodeState
 
 _FIRST_PID = 900_000
@@ -15,9 +16,11 @@ _FIRST_PID = 900_000
 
 
 def start_daemon(state: NodeState, step: StartDaemon) -> NodeState:
-    """Raises GpuInUse, NotThere."""
+    """Raises GpuInUse, NotThere, Unsupported (namespaces, and the control program is too old)."""
     spec = step.spec
     _known(state, spec)
+    if spec.namespaces and (too_old := too_old_for_namespaces(state.driver)):
+        raise Unsupported(f"cannot {step}: {too_old}")
     now = state.daemons.get(spec.device)
     if now is not None and now.phase is not Phase.DEAD:
         if now.spec == spec:
@@ -55,7 +58,8 @@ def _shown(state: NodeState, one: Daemon) -> DaemonState:
     if one.phase is Phase.DEAD:
         return DaemonState(spec.gpu, spec.device, Phase.DEAD, reason="its MPS daemon has ended")
     status = ServerStatus.FAULT if one.phase is Phase.FAULT else ServerStatus.ACTIVE
-    server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)))
+    name = SERVER if spec.namespaces else ""
+    server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)), name)
     reason = "a fatal fault of a client: no new ones until all have gone" if one.phase is Phase.FAULT else ""
     many = spec.multi_user is not False
     return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), spec.limits, many, reason)

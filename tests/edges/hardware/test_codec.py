@@ -30,7 +30,16 @@ from partage.model.gpu import (
     RecoveryAction,
 )
 from partage.model.health import Condition, Xid
-from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase, ServerStatus
+from partage.model.mps import (
+    Client,
+    DaemonSpec,
+    DaemonState,
+    Limits,
+    MpsServer,
+    Namespace,
+    Phase,
+    ServerStatus,
+)
 from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
@@ -116,6 +125,12 @@ events = st.builds(
     changed=st.booleans(),
 )
 optional_numbers = st.none() | numbers
+namespaces = st.builds(
+    Namespace,
+    st.from_regex(r"share[0-9]{1,2}", fullmatch=True),
+    st.none() | st.integers(1, 2**20).map(lambda mib: mib * MIB),
+    st.none() | st.integers(1, 100),
+)
 specs = st.builds(
     DaemonSpec,
     texts,
@@ -123,6 +138,7 @@ specs = st.builds(
     st.none() | st.integers(1, 2**20).map(lambda mib: mib * MIB),
     st.none() | st.integers(1, 100),
     st.none() | st.booleans(),
+    st.lists(namespaces, max_size=2, unique_by=lambda one: one.name).map(tuple),
 )
 daemons = st.builds(
     DaemonState,
@@ -139,10 +155,11 @@ daemons = st.builds(
             st.lists(st.builds(Client, numbers, optional_numbers, optional_numbers, texts), max_size=2).map(
                 tuple
             ),
+            texts,
         ),
         max_size=2,
     ).map(tuple),
-    st.builds(Limits, optional_numbers, optional_numbers),
+    st.builds(Limits, optional_numbers, optional_numbers, st.lists(namespaces, max_size=2).map(tuple)),
     st.booleans(),
     texts,
 )

@@ -13,9 +13,18 @@ from hypothesis import strategies as st
 
 from partage.edges.mps.control import Control
 from partage.edges.mps.program import Silence
-from partage.edges.mps.replies import parse_memory, parse_percent, parse_pids, parse_ps, parse_status
+from partage.edges.mps.replies import (
+    parse_client_rows,
+    parse_memory,
+    parse_namespace_rows,
+    parse_percent,
+    parse_pids,
+    parse_ps,
+    parse_server_rows,
+    parse_status,
+)
 from partage.errors import DaemonError, Unsupported
-from partage.model.mps import Client, ServerStatus
+from partage.model.mps import Client, MpsServer, ServerStatus
 from partage.units import GIB, MIB
 
 GUIDE_PS = """PID       ID    SERVER    DEVICE             NAMESPACE      COMMAND
@@ -98,6 +107,66 @@ def test_pids_stand_one_a_line():
     assert parse_pids("list", "12\n\n 13 \n12\n") == (12, 13)
     with pytest.raises(DaemonError, match="'list' with 'Cannot find MPS control daemon process'"):
         parse_pids("list", "Cannot find MPS control daemon process")
+
+
+GUIDE_SERVERS = "training,1000,48201,Ready,/run/nvidia-mps/training,GPU-abcd-1234,-\n"
+GUIDE_CLIENTS = "51023,training,0,default,python train.py\n51087,training,0,high_priority,python eval.py\n"
+
+
+def test_servers_of_version_3_have_names():
+    """The guide's own lines. More than one GPU makes more commas, behind what is read."""
+    assert parse_server_rows(GUIDE_SERVERS) == (MpsServer(48201, 1000, ServerStatus.ACTIVE, name="training"),)
+    assert parse_server_rows("a, 0, 7, Fault\nb,0,8,Initializing,x,y,z\nc,0,9,Odd\n") == (
+        MpsServer(7, 0, ServerStatus.FAULT, name="a"),
+        MpsServer(8, 0, ServerStatus.INITIALIZING, name="b"),
+        MpsServer(9, 0, ServerStatus.UNKNOWN, name="c"),
+    )
+    assert parse_server_rows("") == ()
+
+
+def test_clients_of_version_3_are_listed_by_server_with_their_command_as_it_is():
+    assert parse_client_rows(GUIDE_CLIENTS + "51023,training,0,default,python train.py\n") == {
+        "training": (Client(51023, command="python train.py"), Client(51087, command="python eval.py"))
+    }
+    assert parse_client_rows("7,a,0,default,sh -c a,b") == {"a": (Client(7, command="sh -c a,b"),)}
+    assert parse_client_rows("\n") == {}
+
+
+def test_a_namespace_has_limits_as_they_are_printed_or_none():
+    rows = parse_namespace_rows("small,shared,Ready,20G,30.00,0,/run/x\ndefault,shared,Ready,-,-,0,/run/y\n")
+    assert [(row.name, row.server, row.memory, row.threads) for row in rows] == [
+        ("small", "shared", "20G", "30.00"),
+        ("default", "shared", "", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("parse", "reply"),
+    [
+        (parse_server_rows, "unknown module"),
+        (parse_server_rows, "training,root,48201,Ready"),
+        (parse_client_rows, "training,51023,0,default,python"),
+        (parse_client_rows, "51023"),
+        (parse_namespace_rows, "small,shared,Ready"),
+    ],
+)
+def test_rows_that_are_none_are_an_error(parse: Callable[[str], object], reply: str):
+    with pytest.raises(DaemonError, match="answered"):
+        parse(reply)
+
+
+@given(
+    st.text(st.sampled_from("a1,- \n"), max_size=60),
+    st.sampled_from([parse_server_rows, parse_client_rows, parse_namespace_rows]),
+)
+def test_rows_are_understood_or_refused_whatever_they_are(reply: str, parse: Callable[[str], object]):
+    try:
+        parse(reply)
+    except DaemonError as error:
+        message = str(error)
+    else:
+        return
+    assert message.startswith("the MPS control daemon answered ")
 
 
 @given(st.text(max_size=200), st.sampled_from([parse_pids, parse_percent, parse_memory]))
