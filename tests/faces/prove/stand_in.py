@@ -61,6 +61,10 @@ def main():
 
 
 def connected():
+    if (marker := os.environ.get("STAND_IN_SHM")) and not Path("/dev/shm", marker).exists():
+        raise Refused("CUDA_ERROR_MPS_CONNECTION_FAILED")
+    if os.environ.get("STAND_IN_LOST"):  # it does not reach the daemon, and nobody says so
+        return Bare()
     try:
         return Connection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
     except NoDaemon:

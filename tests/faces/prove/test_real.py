@@ -8,6 +8,7 @@ import os
 
 import pytest
 
+from partage.edges.mps import launch
 from partage.model.gpu import ComputeMode
 from partage.model.layout import LayoutItem
 from partage.sim.faults import Blind, DriverGone, Occupy, SetMig, TimedFault
@@ -64,6 +65,43 @@ def test_a_daemon_that_enforces_nothing_breaks_the_promise(real):
     assert code == 1
     assert row_of(document, "mps-over-limit")["verdict"] == "broken"
     assert document["summary"]["broken"] == 1
+
+
+def test_a_tenant_that_does_not_reach_the_daemon_proves_nothing(real, monkeypatch):
+    monkeypatch.setenv("STAND_IN_LOST", "yes")
+    real.starts_daemon()
+    code, document, _ = real.proves("--only", "mps-over-limit", *real.policy(MPS))
+    assert code == 0
+    assert "no client of the daemon" in row_of(document, "mps-over-limit")["reason"]
+
+
+def test_tenants_see_the_shared_memory_of_the_daemon_as_containers_do(real, monkeypatch):
+    real.starts_daemon()
+    shm = real.pipe.with_name("shm")
+    shm.mkdir()
+    try:
+        launch.mount("shm", str(shm), "tmpfs", launch.MS_NOSUID)
+    except PermissionError:
+        pytest.skip("to mount takes a privilege")
+    try:
+        (shm / "of-this-daemon").touch()
+        monkeypatch.setenv("STAND_IN_SHM", "of-this-daemon")
+        _, document, _ = real.proves("--only", "mps-below-limit", *real.policy(MPS))
+    finally:
+        launch.unmount(str(shm))
+    assert row_of(document, "mps-below-limit")["verdict"] == "kept"
+
+
+@pytest.mark.parametrize(("deaf", "verdict"), [(False, "kept"), (True, "not-tried")])
+def test_where_the_daemon_cannot_be_asked_only_what_holds_is_known(real, tmp_path, deaf, verdict):
+    real.starts_daemon(deaf=deaf)
+    nothing = ("--driver-root", str(tmp_path))
+    _, document, _ = real.proves("--only", "mps-over-limit,mps-neighbours-fault", "--faults", *nothing,
+                                 *real.policy(MPS))  # fmt: skip
+    row = row_of(document, "mps-over-limit")
+    assert row["verdict"] == verdict
+    assert "nobody can say whether" in row["reason"] or not deaf
+    assert "cannot be asked" in row_of(document, "mps-neighbours-fault")["reason"]
 
 
 def test_without_policy_and_agent_the_daemon_itself_says_what_a_share_is(real):

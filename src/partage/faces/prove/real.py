@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from partage.edges.mps import launch
 from partage.errors import DriverUnavailable
 from partage.faces.applying import Node
 from partage.faces.bench.node import computes, guard_directory
@@ -101,5 +103,18 @@ class Real:
             driver_root=self.driver_root,
             exclusive=share.exclusive,
         )
-        named = bool(share.offering.pipe)
-        yield Ground(place, None if pipe is None else Daemon(pipe, self.driver_root, named=named))
+        if pipe is None:
+            yield Ground(place)
+            return
+        daemon = Daemon(pipe, self.driver_root, named=bool(share.offering.pipe))
+        yield Ground(place, daemon, _with_shared_memory(pipe.with_name("shm")))
+
+
+def _with_shared_memory(shm: Path) -> tuple[str, ...]:
+    """A program that becomes a tenant which sees the daemon's own /dev/shm, as containers of its shares do.
+
+    Empty where the daemon has none of its own, or where nobody may mount.
+    """
+    if os.geteuid() != 0 or not shm.is_mount():
+        return ()
+    return (sys.executable, "-I", "-S", launch.__file__, "", str(shm))

@@ -17,7 +17,7 @@ from partage.faces.bench.places import Place
 from partage.faces.prove.daemon import Daemon
 from partage.faces.prove.model import Evidence
 from partage.faces.prove.share import Share
-from partage.faces.prove.tenant import OK, Tenant, begin
+from partage.faces.prove.tenant import OK, Lost, Tenant, begin
 from partage.model.policy import Strategy
 from partage.units import MIB
 
@@ -47,10 +47,15 @@ class Need(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What an engine has set up for one share. daemon: of its MPS, None where the share has none."""
+    """What an engine has set up for one share.
+
+    daemon: of its MPS, None where the share has none. before: a program with its arguments that becomes the
+    tenant's, which comes after it.
+    """
 
     place: Place
     daemon: Daemon | None = None
+    before: tuple[str, ...] = ()
 
 
 class Engine(Protocol):
@@ -99,12 +104,18 @@ class Got:
 
 
 class Stage:
-    """One attack's tenants on one share."""
+    """One attack's tenants on one share.
+
+    unverified: nobody could be asked whether tenants were clients of the daemon. CUDA does not say: one that
+    cannot reach it works without it, and without its limits.
+    """
 
     def __init__(self, engine: Engine, share: Share, ground: Ground) -> None:
         self.engine, self.share = engine, share
-        self._place, self._daemon = ground.place, ground.daemon
+        self.unverified = False
+        self._ground = ground
         self._tenants: list[Tenant] = []
+        self._clients: set[Tenant] = set()
 
     async def tenant(
         self, changes: Changes = UNCHANGED, *, mode: Mode | None = None, number: int = 0
@@ -112,6 +123,9 @@ class Stage:
         """One that has a context. Raises NotLetIn, Lost. See ``begins``."""
         tenant = await self.begins(changes, mode=mode, number=number)
         await tenant.entered()
+        if self._mode(mode) is Mode.MPS:
+            self._clients.add(tenant)
+            await self._verify()
         return tenant
 
     async def begins(
@@ -129,17 +143,15 @@ class Stage:
         """
         whole = {**self.environment(mode, number), **changes}
         environment = {name: value for name, value in whole.items() if value is not None}
-        tenant = await begin(self.engine.argv(uid), environment, self.engine.deadline_s)
+        argv = (*self._ground.before, *self.engine.argv(uid))
+        tenant = await begin(argv, environment, self.engine.deadline_s)
         self._tenants.append(tenant)
         return tenant
 
     def environment(self, mode: Mode | None = None, number: int = 0) -> dict[str, str]:
         """As a container of the share has it."""
-        share = self.share
-        if mode is None:
-            mode = Mode.MPS if share.offering.shared is Strategy.MPS else Mode.ALONE
-            mode = Mode.MIG if share.mig and mode is Mode.ALONE else mode
-        found = self._place.environment(mode, number)
+        share, mode = self.share, self._mode(mode)
+        found = self._ground.place.environment(mode, number)
         if share.by_variable and mode is Mode.MPS:
             found[MEMORY_VARIABLE] = f"0={share.bytes // MIB}M"
             found[THREADS_VARIABLE] = str(share.offering.threads_percent or 100)
@@ -149,11 +161,12 @@ class Stage:
         """These, or all, are gone afterwards."""
         leaving = tenants or tuple(self._tenants)
         self._tenants = [one for one in self._tenants if one not in leaving]
+        self._clients.difference_update(leaving)
         await asyncio.gather(*(one.end() for one in leaving))
 
     async def others(self) -> int | None:
         """How many clients the daemon has while we have none; None: it cannot be asked."""
-        return 0 if self._daemon is None else await self._daemon.clients()
+        return 0 if self._ground.daemon is None else await self._ground.daemon.clients()
 
     async def settled(self) -> None:
         """Wait until the daemon has noticed that ours have gone; not for ever, for others may have come."""
@@ -162,6 +175,21 @@ class Stage:
             return not await self.others()
 
         await until(nobody, _GONE_S)
+
+    def _mode(self, mode: Mode | None) -> Mode:
+        """How tenants work: as they are told, or as the share's containers do."""
+        if mode is not None:
+            return mode
+        if self.share.offering.shared is Strategy.MPS:
+            return Mode.MPS
+        return Mode.MIG if self.share.mig else Mode.ALONE
+
+    async def _verify(self) -> None:
+        """Raises Lost where a tenant is no client of the daemon, though it should be."""
+        found = await self.others()
+        self.unverified = self.unverified or found is None
+        if found is not None and found < len(self._clients):
+            raise Lost("a tenant is no client of the daemon: it did not reach it, and works beside it")
 
 
 async def fill(tenant: Tenant, limit_bytes: int, most_bytes: int) -> Got:

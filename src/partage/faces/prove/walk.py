@@ -105,6 +105,9 @@ async def attempt(attack: Attack, stage: Stage) -> Outcome:
     finally:
         await stage.leave()
     await stage.settled()
+    if stage.unverified and outcome.verdict in (Verdict.BROKEN, Verdict.WEAKER):
+        # Who is held by the daemon is its client for certain; who is not may have worked beside it.
+        return not_tried(f"nobody can say whether the tenants were clients of the daemon: {outcome.seen}")
     return outcome
 
 
