@@ -130,24 +130,26 @@ def test_unequal_clients_are_guarded_by_namespaces_where_the_driver_has_them(
         json.dumps({"version": "partage/v1", "kind": "Machine", "driver": "615.71.09", "gpus": [gpu]}),
         encoding="utf-8",
     )
-    with simulated_helper(node, str(machine)) as helper:
-        with running(agent_of(node, ONE.format("mps: {replicas: 2}"))):
-            offered(kubelet, SHARED, 2)
-            pid = daemons(helper)[0].pid
-            node.write_policy(native(ONE.format(f"mps: {{protocol: 3, clients: [{SEVERAL}]}}")))
-            offered(kubelet, "nvidia.com/gpu.big", 1)
-            offered(kubelet, "nvidia.com/gpu.small", 1)
-            assert [str(one) for one in daemons(helper)[0].limits.namespaces] == [
-                "40 GiB and 60 % of threads in share0",
-                "16 GiB and 20 % of threads in share1",
-            ]
-            calls = registered(kubelet, "nvidia.com/gpu.small").calls
-            assert calls is not None
-            answer = calls.allocate(ids(kubelet, "nvidia.com/gpu.small"))
-            assert answer.envs["PARTAGE_GUARANTEE"] == "guarded"
-            assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in answer.envs
-            assert answer.mounts[0].host_path.endswith("/pipe/gpu/share1")
-            assert daemons(helper)[0].pid != pid
+    with (
+        simulated_helper(node, str(machine)) as helper,
+        running(agent_of(node, ONE.format("mps: {replicas: 2}"))),
+    ):
+        offered(kubelet, SHARED, 2)
+        pid = daemons(helper)[0].pid
+        node.write_policy(native(ONE.format(f"mps: {{protocol: 3, clients: [{SEVERAL}]}}")))
+        offered(kubelet, "nvidia.com/gpu.big", 1)
+        offered(kubelet, "nvidia.com/gpu.small", 1)
+        assert [str(one) for one in daemons(helper)[0].limits.namespaces] == [
+            "40 GiB and 60 % of threads in share0",
+            "16 GiB and 20 % of threads in share1",
+        ]
+        calls = registered(kubelet, "nvidia.com/gpu.small").calls
+        assert calls is not None
+        answer = calls.allocate(ids(kubelet, "nvidia.com/gpu.small"))
+        assert answer.envs["PARTAGE_GUARANTEE"] == "guarded"
+        assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in answer.envs
+        assert answer.mounts[0].host_path.endswith("/pipe/gpu/share1")
+        assert daemons(helper)[0].pid != pid
 
 
 def test_a_driver_that_has_no_namespaces_is_told_so_and_serves_as_before(
