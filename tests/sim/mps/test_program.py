@@ -14,6 +14,7 @@ import pytest
 from partage.sim.mps.client import Connection, NoDaemon, Refused
 from partage.sim.mps.node import Node, install
 from partage.units import GIB
+from tests.kubelet_script import wait_for
 
 GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
 ROOT = os.geteuid() == 0
@@ -151,3 +152,64 @@ def test_nonsense_on_the_socket_ends_the_connection_and_not_the_daemon(program: 
             while sock.recv(4096):
                 pass
     Connection(program.pipe, {}).close()
+
+
+# --- version 3 of its language -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def named(program: Program) -> Iterator[Program]:
+    """A daemon of version 3, without a server."""
+    assert program.run("-d", "-p", "3").returncode == 0
+    yield program
+    program.run("-q")
+
+
+def test_a_command_is_its_arguments_and_a_server_has_a_directory_of_its_own(named: Program):
+    assert named.run("server", "create", "training", "--uid=" + str(os.geteuid())).returncode == 0
+    listed = named.run("server", "list", "training", "--format=csv,noheader").stdout
+    assert listed.split(",")[:2] == ["training", str(os.geteuid())]
+    assert (named.pipe / "training/default/control").is_socket()
+    Connection(named.pipe / "training/default", {}).close()
+    assert named.run("server", "delete", "training").returncode == 0
+    wait_for(lambda: named.run("server", "list", "training").returncode, what="the end of its process")
+    with pytest.raises(NoDaemon):
+        Connection(named.pipe / "training/default", {})
+
+
+def test_a_complaint_is_an_exit_code_and_words_on_standard_error(named: Program):
+    refused = named.run("server", "delete", "nobody")
+    assert (refused.returncode, refused.stdout, "nobody" in refused.stderr) == (1, "", True)
+
+
+def test_the_running_daemon_decides_which_language_counts(named: Program):
+    assert named.run("-p", "2", "server", "list").returncode == 0
+    assert named.run(says="get_server_list\n").returncode == 1
+
+
+def test_the_variable_outranks_the_option(program: Program):
+    assert program.run("-d", "-p", "2", CUDA_MPS_PROTOCOL_VERSION="3").returncode == 0
+    assert program.run("server", "list").returncode == 0
+    assert program.run("-q").returncode == 0
+    assert list(program.pipe.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("-d", "-p", "4"),
+        ("-d", "-p", "3", "-multiuser-server"),
+        ("-d", "-m"),
+        ("-d", "-p", "3", "-a", "/nowhere"),
+        ("-d", "-p"),
+    ],
+)
+def test_options_of_another_version_keep_it_from_starting(program: Program, options: tuple[str, ...]):
+    assert program.run(*options).returncode == 1
+    assert not (program.pipe / "control").exists()
+
+
+def test_a_file_that_is_no_configuration_keeps_it_from_starting(program: Program, tmp_path: Path):
+    (tmp_path / "mps.toml").write_text("servers = {")
+    refused = program.run("-d", "-p", "3", "-a", str(tmp_path / "mps.toml"))
+    assert (refused.returncode, bool(refused.stderr)) == (1, True)

@@ -75,6 +75,8 @@ def _command_line(pipe: str) -> int:
             text = _ask(pipe, line.strip())
         except OSError:
             return _fail("Cannot find MPS control daemon process")
+        if text.startswith(FAILED):
+            return _fail(text.removeprefix(FAILED))
         if text:
             print(text)  # noqa: T201 - a program's output
         sys.stdout.flush()
