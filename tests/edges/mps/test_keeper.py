@@ -179,6 +179,32 @@ async def test_servers_that_a_dead_daemon_left_are_ended_at_the_next_start(simul
     orphan.communicate()
 
 
+async def test_a_daemon_that_is_made_anew_is_found_where_running_containers_have_it_mounted(
+    simulated: Subject,
+):
+    """A bind mount holds on to the directory itself: one of the same name in its place nobody would see."""
+    first = await simulated.keeper().start(simulated.spec())
+    home = simulated.home()
+    opened = {part: os.open(home / part, os.O_DIRECTORY) for part in ("pipe", "shm")}
+    try:
+        assert first.pid is not None
+        os.kill(first.pid, signal.SIGKILL)
+
+        async def is_dead() -> bool:
+            return (await only(simulated)).phase is Phase.DEAD
+
+        await until(is_dead)
+        again = await simulated.keeper().start(simulated.spec())
+        assert again.phase is Phase.SERVING
+        for part, descriptor in opened.items():
+            assert os.fstat(descriptor).st_ino == (home / part).stat().st_ino, part
+            assert os.fstat(descriptor).st_dev == (home / part).stat().st_dev, part
+        assert (home / "pipe" / "nvidia-cuda-mps-control.pid").exists()
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+
 async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_finished(simulated: Subject):
     keeper = simulated.keeper()
     pid = (await keeper.start(simulated.spec(threads_percent=20))).pid

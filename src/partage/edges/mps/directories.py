@@ -61,6 +61,18 @@ def clear(paths: DaemonPaths) -> None:
             shutil.rmtree(paths.home)
 
 
+def empty(paths: DaemonPaths) -> None:
+    """Remove what a dead daemon left in them, and keep them: containers that run have them mounted, and would
+    go on with directories that nobody else has. Raises NotPermitted, DaemonError."""
+    with _translated(paths.home):
+        for directory in (paths.pipe, paths.shm):
+            for entry in directory.iterdir() if directory.is_dir() else ():
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
+                else:
+                    entry.unlink(missing_ok=True)
+
+
 def is_own_shm(paths: DaemonPaths) -> bool:
     """Whether shm is a file system of its own."""
     return paths.shm.is_mount()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -74,8 +74,9 @@ class MpsKeeper:
                 return await self._settled(found, control)
             if found.identity is not None:
                 await self._quit(found, control)
-            await self._cleared(found)
-            return await self._brought_up(spec, paths)
+            end = self._emptied if paths.home.is_dir() else self._cleared
+            await end(found)
+            return await self._brought_up(spec, paths, end)
 
     async def stop(self, device: str, *, force: bool = False) -> None:
         paths = self._known(device)
@@ -146,7 +147,10 @@ class MpsKeeper:
 
     # --- starting -----------------------------------------------------------------------------
 
-    async def _brought_up(self, spec: DaemonSpec, paths: DaemonPaths) -> DaemonState:
+    async def _brought_up(
+        self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[Found], Awaitable[None]]
+    ) -> DaemonState:
+        """end: what is done where it does not come up."""
         remark = await asyncio.to_thread(
             directories.make,
             paths,
@@ -166,7 +170,7 @@ class MpsKeeper:
             return await self._settled(found, self._control(found))
         except (DaemonError, HardwareError):
             await self._force(await self._find(paths))
-            await self._cleared(Found(paths, written, None))
+            await end(Found(paths, written, None))
             raise
 
     async def _launch(self, written: Record, paths: DaemonPaths) -> None:
@@ -300,8 +304,15 @@ class MpsKeeper:
 
     async def _cleared(self, found: Found) -> None:
         """Nothing of a daemon that has ended is left."""
+        await self._ended(found, directories.clear)
+
+    async def _emptied(self, found: Found) -> None:
+        """Only its directories are left, for the next one: containers that run have them mounted."""
+        await self._ended(found, directories.empty)
+
+    async def _ended(self, found: Found, remove: Callable[[DaemonPaths], None]) -> None:
         await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)
-        await asyncio.to_thread(directories.clear, found.paths)
+        await asyncio.to_thread(remove, found.paths)
         await asyncio.to_thread(self._host.remove_cgroup, found.paths)
 
 
