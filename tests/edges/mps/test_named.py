@@ -157,6 +157,26 @@ async def test_a_daemon_whose_server_has_gone_does_not_serve_until_it_was_made_a
     assert await (await named.tenant()).says("launch") == "ok"
 
 
+async def test_a_container_that_has_its_namespace_mounted_finds_the_next_daemon_there(named: Subject):
+    """A mount is of the directory, not of its path."""
+    keeper = named.keeper()
+    pid = (await keeper.start(named.spec())).pid
+    mounted = os.open(named.pipe(), os.O_PATH | os.O_DIRECTORY)
+    os.kill(pid or 0, signal.SIGKILL)
+
+    async def is_dead() -> bool:
+        return (await only(named)).phase is Phase.DEAD
+
+    try:
+        await until(is_dead)
+        await keeper.start(named.spec())
+        assert os.path.samestat(os.fstat(mounted), named.pipe().stat())
+        seen = f"/proc/{os.getpid()}/fd/{mounted}"
+        assert await (await named.tenant(CUDA_MPS_PIPE_DIRECTORY=seen)).says("launch") == "ok"
+    finally:
+        os.close(mounted)
+
+
 async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_finished(named: Subject):
     keeper = named.keeper()
     state = await keeper.start(named.spec())

@@ -63,14 +63,19 @@ def clear(paths: DaemonPaths) -> None:
 
 def empty(paths: DaemonPaths) -> None:
     """Remove what a dead daemon left in them, and keep them: containers that run have them mounted, and would
-    go on with directories that nobody else has. Raises NotPermitted, DaemonError."""
+    go on with directories that nobody else has. So with the directories of namespaces, below ``pipe``.
+
+    Raises NotPermitted, DaemonError.
+    """
     with _translated(paths.home):
-        for directory in (paths.pipe, paths.shm):
-            for entry in directory.iterdir() if directory.is_dir() else ():
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink(missing_ok=True)
+        for directory, _, names in os.walk(paths.pipe):
+            for name in names:
+                Path(directory, name).unlink(missing_ok=True)
+        for entry in paths.shm.iterdir() if paths.shm.is_dir() else ():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
 
 
 def is_own_shm(paths: DaemonPaths) -> bool:
