@@ -16,7 +16,7 @@ from partage.sim.behaviour import Behaviour
 from partage.sim.faults import Fault, HealCall, ResetGpu, Vacate
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.machine import Machine
-from partage.sim.node import NodeState
+from partage.sim.state import NodeState
 from tests.agent.harness import Place
 from tests.node.loops import Loop
 from tests.node.sharing import Share, Sharing, Terms

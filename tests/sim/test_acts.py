@@ -30,7 +30,7 @@ from partage.sim.fault_words import parse_fault
 from partage.sim.faults import DriverGone, FailCall, LoseGpu, Occupy, Reboot, ResetGpu, SetMig, Vacate
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.machine import parse_machine
-from partage.sim.node import switched_on
+from partage.sim.state import switched_on
 
 HALF, WHOLE = Placement(4, 4), Placement(0, 8)
 HOPPER, AMPERE = "2xh100-sxm5-80gb", "2xNVIDIA A100 80GB PCIe"

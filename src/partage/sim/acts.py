@@ -38,8 +38,9 @@ from partage.model.step import (
 from partage.plan.resets import reset_sets
 from partage.sim.machine import derived_uuid
 from partage.sim.mig import ci_minor, compute_seats, free_seat, gi_minor, instance_id, instance_memory
-from partage.sim.node import NodeState, after_reset, observed, with_gpu
+from partage.sim.node import after_reset
 from partage.sim.settings import ended, set_up
+from partage.sim.state import NodeState, observed, with_gpu
 
 _IN_A_VM = "turn its MIG mode on or off with nvidia-smi -mig, reboot the virtual machine, and try again"
 

@@ -9,7 +9,7 @@ from partage.errors import GpuInUse, NotThere, Unsupported
 from partage.model.mps import SERVER, Client, DaemonSpec, DaemonState, MpsServer, Phase, ServerStatus
 from partage.model.step import EndClient, StartDaemon, StopDaemon
 from partage.plan.clients import too_old_for_namespaces
-from partage.sim.node import Daemon, NodeState
+from partage.sim.state import Daemon, NodeState
 
 _FIRST_PID = 900_000
 """Above those of most nodes: nobody takes a simulated daemon for a process of this machine."""

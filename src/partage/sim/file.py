@@ -17,7 +17,7 @@ from partage.sim.fault_words import parse_timed_fault
 from partage.sim.faults import TimedFault
 from partage.sim.gpu_words import pci_bus_id, read_gpu, read_time_slice
 from partage.sim.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
-from partage.sim.node import after, switched_on
+from partage.sim.node import after
 from partage.sim.reading import (
     Place,
     any_text,
@@ -29,6 +29,7 @@ from partage.sim.reading import (
     uuid,
     whole_number,
 )
+from partage.sim.state import switched_on
 from partage.sim.topology import has_nvswitch, links_between
 
 VERSION, KIND = "partage/v1", "Machine"

@@ -28,8 +28,9 @@ from partage.sim.faults import (
     TimedFault,
 )
 from partage.sim.machine import Machine
-from partage.sim.node import NodeState, after, conditions_of, known_gpu, observed, picture, switched_on
+from partage.sim.node import after
 from partage.sim.settings import processes_of, time_slices_of
+from partage.sim.state import NodeState, conditions_of, known_gpu, observed, picture, switched_on
 
 
 @dataclass(slots=True)

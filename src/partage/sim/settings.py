@@ -27,7 +27,7 @@ from partage.model.step import (
     UseKind,
 )
 from partage.sim.daemons import end_client, start_daemon, stop_daemon
-from partage.sim.node import NodeState, Tenant, with_gpu
+from partage.sim.state import NodeState, Tenant, with_gpu
 
 _KEEPS = "this GPU keeps the length of its time slice to itself"
 
