@@ -45,7 +45,7 @@ async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
     stage = Stage(story, folder, 0, lambda status: None)
     try:
         await stage.open()
-        assert await stage.eventually(lambda: sum(one.listed for one in _report(stage).resources) == 9)
+        assert await stage.eventually(lambda: sum(stage.kubelet.allocatable().values()) == 9)
         for pod in PODS:
             await stage.admit(pod, may_wait=False)
         assert await stage.eventually(stage.holders_known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -54,7 +55,16 @@ def test_it_goes_to_the_background_and_leaves_its_pid(program: Program):
     pid = int((program.pipe / "nvidia-cuda-mps-control.pid").read_text())
     assert b"nvidia-cuda-mps-control" in Path(f"/proc/{pid}/cmdline").read_bytes()
     assert os.getsid(pid) != os.getsid(0)
-    assert "Starting control daemon using socket" in (program.log / "control.log").read_text()
+    said = "Starting control daemon using socket"
+    wait_for(lambda: said in (program.log / "control.log").read_text(), what="its first line")
+
+
+def has_ended(pid: int) -> bool:
+    """A killed process whose parent has not looked yet holds nothing any more."""
+    try:
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except FileNotFoundError:
+        return True
 
 
 def test_several_commands_are_answered_in_turn(program: Program):
@@ -79,7 +89,9 @@ def test_a_second_daemon_does_not_start(program: Program):
 
 def test_a_killed_daemon_is_in_nobodys_way(program: Program):
     program.run("-d")
-    os.kill(int((program.pipe / "nvidia-cuda-mps-control.pid").read_text()), 9)
+    pid = int((program.pipe / "nvidia-cuda-mps-control.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: has_ended(pid), what="the daemon's end")
     assert program.run("-d").returncode == 0
 
 
