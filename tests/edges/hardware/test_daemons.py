@@ -1,0 +1,87 @@
+"""What every simulated hardware promises of MPS daemons; the real ones are kept by ``edges.mps``."""
+
+from __future__ import annotations
+
+import pytest
+
+from partage.edges.hardware.keeping import keep
+from partage.edges.hardware.port import Hardware
+from partage.errors import GpuInUse, NotThere, Unsupported
+from partage.model.mps import DaemonSpec, DaemonState, Phase
+from partage.model.step import EndClient, SetMode, StartDaemon, StopDaemon
+from partage.sim.faults import MpsTurns, Occupy
+from partage.sim.hardware import SimulatedHardware
+from partage.sim.machine import load_machine
+from partage.units import GIB
+
+
+@pytest.fixture
+def hardware() -> SimulatedHardware:
+    return SimulatedHardware(load_machine("2xh100-sxm5-80gb"))
+
+
+async def started(hardware: Hardware, **more: object) -> StartDaemon:
+    gpu = (await hardware.observe()).gpus[0].uuid
+    step = StartDaemon(gpu, DaemonSpec(gpu, gpu, 2 * GIB, 25, **more))  # type: ignore[arg-type]
+    await hardware.perform(step)
+    return step
+
+
+async def only(hardware: Hardware) -> DaemonState:
+    (state,) = await hardware.daemons()
+    return state
+
+
+async def test_a_daemon_that_was_started_serves_with_the_limits_that_were_asked_for(
+    hardware: SimulatedHardware,
+) -> None:
+    step = await started(hardware)
+    state = await only(hardware)
+    assert (state.phase, state.gpu, state.device) == (Phase.SERVING, step.gpu, step.gpu)
+    assert (state.limits.memory_bytes, state.limits.threads_percent) == (2 * GIB, 25)
+
+
+async def test_one_that_is_as_asked_is_left_alone_and_a_dead_one_is_made_anew(
+    hardware: SimulatedHardware,
+) -> None:
+    step = await started(hardware)
+    first = await only(hardware)
+    await hardware.perform(step)
+    assert await only(hardware) == first
+    await hardware.misbehave(MpsTurns(0, Phase.DEAD))
+    assert (await only(hardware)).phase is Phase.DEAD
+    await hardware.perform(step)
+    again = await only(hardware)
+    assert again.phase is Phase.SERVING
+    assert again.pid != first.pid
+
+
+async def test_clients_keep_a_daemon_until_their_work_is_ended(hardware: SimulatedHardware) -> None:
+    step = await started(hardware)
+    await hardware.misbehave(Occupy(0, "python3", pid=4711, mps=True))
+    with pytest.raises(GpuInUse, match="4711"):
+        await hardware.perform(StopDaemon(step.gpu, step.gpu))
+    (server,) = (await only(hardware)).servers
+    assert [client.pid for client in server.clients] == [4711]
+    await hardware.perform(EndClient(step.gpu, step.gpu, server.pid, 4711))
+    with pytest.raises(NotThere):
+        await hardware.perform(EndClient(step.gpu, step.gpu, server.pid, 4711))
+    await hardware.perform(StopDaemon(step.gpu, step.gpu))
+    assert await hardware.daemons() == ()
+
+
+async def test_a_gpu_with_a_daemon_does_not_change_its_mig_mode(hardware: SimulatedHardware) -> None:
+    step = await started(hardware)
+    with pytest.raises(GpuInUse, match="nvidia-cuda-mps-server"):
+        await hardware.perform(SetMode(step.gpu, enabled=True))
+
+
+async def test_there_is_no_daemon_for_a_gpu_that_is_not_there(hardware: SimulatedHardware) -> None:
+    spec = DaemonSpec("GPU-none", "GPU-none")
+    with pytest.raises(NotThere):
+        await hardware.perform(StartDaemon("GPU-none", spec))
+
+
+async def test_where_nobody_keeps_daemons_that_is_said() -> None:
+    with pytest.raises(Unsupported, match="nobody keeps MPS daemons"):
+        await keep(None, StopDaemon("GPU-1", "GPU-1"))
