@@ -15,6 +15,7 @@ from partage.model.policy import Interval, Mps, TimeSlicing
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
 from partage.plan.assign import Target
 from partage.plan.clients import Portions, limits_clients, portions
+from partage.units import MIB
 
 _EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 
@@ -80,11 +81,17 @@ def _daemon(target: Target, sharing: Mps) -> DaemonSpec | None:
     gpu, mig = target.gpu, target.mig
     if mig is not None and not isinstance(mig, MigDevice):
         return None
-    device, memory_bytes = (gpu.uuid, gpu.memory_bytes) if mig is None else (mig.uuid, mig.memory_bytes)
+    device, memory_bytes = (gpu.uuid, gpu.memory_bytes) if mig is None else (mig.uuid, _memory(gpu, mig))
     shares = portions(sharing, memory_bytes)
     if not limits_clients(gpu) or not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
     return DaemonSpec(gpu.uuid, device, *shares.everybody, sharing.multi_user, shares.namespaces)
+
+
+def _memory(gpu: Gpu, mig: MigDevice) -> int:
+    """What a MIG device has: an even part where several live in one GPU instance (``plan.advertise``)."""
+    holders = sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
+    return mig.memory_bytes if holders == 1 else mig.memory_bytes // holders // MIB * MIB
 
 
 def settle(gpu: Gpu, want: Setting, daemons: Sequence[DaemonState], before: Before) -> Settling:
