@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +18,8 @@ from partage.model.policy import Interval
 from partage.model.step import UseKind
 from partage.sim.faults import FailCall, MpsTurns, Occupy, Reboot, Vacate
 from tests.agent.harness import (
+    MACHINE,
+    REPOSITORY,
     AgentProcess,
     Place,
     SimulatedHelper,
@@ -83,6 +87,13 @@ def modes(helper: SimulatedHelper) -> list[ComputeMode]:
 
 def slices(helper: SimulatedHelper) -> list[Interval]:
     return [one.interval for one in asked(helper, "time_slices")]
+
+
+def shown(node: Place) -> str:
+    """What ``partage show`` says beside the agent, in one line."""
+    command = [sys.executable, "-m", "partage", "show", f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, cwd=REPOSITORY)
+    return " ".join(answer.stdout.split())
 
 
 def test_four_cards_of_eight_under_mps_have_four_daemons_and_a_fault_leaves_three_serving(
@@ -275,6 +286,7 @@ def test_a_context_in_the_way_is_named_and_waited_for(
     with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
         agent.wait(lambda: "python3" in (agent.gpu(0)["pending"] or ""), "the context named")
         assert not ids(kubelet, SHARED)
+        agent.wait(lambda: "! GPU 0: " in shown(node) and "python3 (pid 4711)" in shown(node), "and shown")
         helper.misbehave(Vacate(0, "python3"))
         offered(kubelet, SHARED, 2)
 

@@ -30,6 +30,7 @@ class Reported:
 
     at: RFC 3339. policy: its source, empty for none. reasons: why the agent is not well, or degraded.
     troubles: GPU UUID to what is wrong with it. waited_for: rows of GPUs that wait for their holders.
+    pending: GPU UUID to what keeps it from being as the policy wants it.
     """
 
     at: str
@@ -40,6 +41,7 @@ class Reported:
     reasons: tuple[str, ...] = ()
     troubles: Mapping[str, str] = field(default_factory=dict)
     waited_for: tuple[Mapping[str, Any], ...] = ()
+    pending: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def holders(self) -> dict[str, str]:
@@ -81,6 +83,7 @@ def _reported(document: Mapping[str, Any]) -> Reported:
         reasons=tuple(str(row["message"]) for row in (*document["reasons"], *document["degraded"])),
         troubles={row["uuid"]: said for row in gpus if (said := _trouble(row))},
         waited_for=tuple(_waiting(row) for row in gpus if row["waiting"]),
+        pending={row["uuid"]: str(said) for row in gpus if (said := row.get("pending"))},
     )
 
 

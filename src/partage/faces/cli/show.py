@@ -107,6 +107,7 @@ def node_document(node: Node) -> dict[str, Any]:
                 "reasons": list(report.reasons),
                 "troubles": dict(report.troubles),
                 "waitedFor": [dict(row) for row in report.waited_for],
+                "pending": dict(report.pending),
             },
         },
     )
@@ -131,7 +132,13 @@ def _draw(node: Node, path: str) -> None:
 
 def _print(node: Node, console: Console) -> None:
     from partage.faces.render.picture import legend, picture
-    from partage.faces.render.rows import gpu_lines, holder_lines, links_sentence, waiting_lines
+    from partage.faces.render.rows import (
+        gpu_lines,
+        holder_lines,
+        links_sentence,
+        pending_lines,
+        waiting_lines,
+    )
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.model.gpu import Driver
 
@@ -157,5 +164,6 @@ def _print(node: Node, console: Console) -> None:
         if report.held:
             console.print()
             console.print(holders_table(holder_lines(report.held, node.offer)))
-        for line in (*waiting_lines(report.waited_for), *report.reasons):
+        pending = pending_lines(inventory, report.pending)
+        for line in (*waiting_lines(report.waited_for), *pending, *report.reasons):
             console.print(f"! {line}", style="yellow", markup=False)

@@ -100,6 +100,12 @@ def holder_lines(held: Sequence[HeldShare], offer: Offer) -> list[HolderLine]:
     ]
 
 
+def pending_lines(inventory: Inventory, pending: Mapping[str, str]) -> list[str]:
+    """What keeps GPUs from being as the policy wants them, a line for each."""
+    found = ((gpu, pending[gpu.uuid]) for gpu in inventory if gpu.uuid in pending)
+    return [text if text.startswith("GPU ") else f"GPU {gpu.index}: {text}" for gpu, text in found]
+
+
 def waiting_lines(waited_for: Sequence[Mapping[str, Any]]) -> list[str]:
     """GPUs that wait for their holders before they change, a sentence each."""
     lines = []
