@@ -111,6 +111,7 @@ def test_a_pod_with_a_guarded_share_has_the_guard() -> None:
         assert answer.envs["PYTHONPATH"] == mount.container_path
         assert answer.envs["PARTAGE_GUARANTEE"] == "advisory"
         assert agent.degraded() == []
+        assert not calls.options().pre_start_required, "nothing has to be set before it starts"
 
 
 def test_an_agent_that_cannot_write_the_guard_promises_less_and_says_so() -> None:

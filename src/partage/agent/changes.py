@@ -32,6 +32,7 @@ from partage.model.step import (
     Reset,
     SetMode,
     Step,
+    Use,
     gpus_of,
 )
 from partage.plan.assign import GeometryOf
@@ -149,14 +150,18 @@ class Changes:
         modes = {gpu.uuid: gpu.compute_mode for gpu in wish.inventory if gpu.uuid not in lost}
         self.before = still_ours(self.before, wish.settings, modes, self.looks.slices)
         now = Set(self.looks.daemons, self.looks.slices, self.before)
-        held = (*self.looks.others(), *entry_uses(self._entries, wish.inventory))
         same = self._base is not None and self._base[0] is wish and self._base[1] == lost
-        key = (now, self._serving, None if self._found is None or not self._found.changing else held)
+        key = (now, self._serving, self._held(wish) if self._waits() else None)
         if self._found is None or not same or key != self._key:
+            held = self._held(wish)
             found = relayout(wish, lost, self.geometry_of, held, self.failures.renew)
             self._base, self._found = (wish, lost), way(found, now, self._serving, lost)
             self._key = (now, self._serving, held if self._found.changing else None)
         return self._found
+
+    def _held(self, wish: Wish) -> tuple[Use, ...]:
+        """Who holds what, pods and others."""
+        return (*self.looks.others(), *entry_uses(self._entries, wish.inventory))
 
     def _said(self) -> dict[str, str]:
         wants = self._base[0].settings if self._base is not None else {}

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from partage.agent.board import Board
 from partage.agent.cdi import CdiSpecs
@@ -119,7 +119,7 @@ class Loop:
             parts.changes.booted()
         entries, serving = parts.ledger.entries(), self.standing.serving
         wish = parts.changes.meanwhile(parts.policies.wish, sensed.node, entries, serving)
-        seen = replace(self._seen(sensed, wish, began_s), booted=booted)
+        seen = self._seen(sensed, wish, began_s, booted=booted)
         done = turn(seen, self.standing, self.rows, self._settle_s, parts.rules)
         is_new = _shares(done.standing) != _shares(self.standing)
         self.standing, self.rows, self._due_s = done.standing, done.rows, done.due_s
@@ -139,7 +139,7 @@ class Loop:
     def _pause_s(self) -> float | None:
         return None if self._due_s is None else max(0.0, self._due_s - self.parts.clock())
 
-    def _seen(self, sensed: Sensed, wish: Wish | None, now_s: float) -> Seen:
+    def _seen(self, sensed: Sensed, wish: Wish | None, now_s: float, *, booted: bool) -> Seen:
         ledger = self.parts.ledger
         return Seen(
             now_s=now_s,
@@ -149,6 +149,7 @@ class Loop:
             xids=sensed.xids,
             conditions=sensed.conditions,
             silent=sensed.silent,
+            booted=booted,
             held=ledger.held(),
             held_version=ledger.version,
             entries=ledger.entries(),

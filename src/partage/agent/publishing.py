@@ -101,5 +101,4 @@ class Plugins:
                 cdi_classes=terms.cdi_classes,
                 guard_dir=terms.guard_dir,
             )
-        guarded = any(offering.guard for offering in resource.offerings)
-        return Served(tuple(listed), chooser, answerer, late, guarded)
+        return Served(tuple(listed), chooser, answerer, late)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any, TypeVar
 
-from partage.errors import InputError, Problem
 from partage.faces.bench.model import (
     Bench,
     Cell,
@@ -23,11 +20,11 @@ from partage.faces.bench.model import (
     Turn,
 )
 from partage.faces.bench.summary import Finding, findings
+from partage.faces.recorded import API_VERSION, Recorded
 
 _T = TypeVar("_T")
 _Flat = TypeVar("_Flat", Machine, Settings)
 
-_API_VERSION, _KIND = "partage/v1", "Bench"
 _SMALLEST, _LARGEST = 1e-7, 1e15
 _LARGEST_BYTES = 256 * 2**20
 
@@ -35,8 +32,8 @@ _LARGEST_BYTES = 256 * 2**20
 def to_document(bench: Bench) -> dict[str, Any]:
     """All of it. ``summary`` repeats what the samples say, for readers that do not compute."""
     return {
-        "apiVersion": _API_VERSION,
-        "kind": _KIND,
+        "apiVersion": API_VERSION,
+        "kind": "Bench",
         "at": bench.at,
         "command": list(bench.command),
         "versions": dict(bench.versions),
@@ -108,34 +105,6 @@ def _camel(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # --- back --------------------------------------------------------------------------------------
-
-
-def read_bench(file: str) -> Bench:
-    """A recorded run. Raises InputError for a file that is none."""
-    try:
-        path = Path(file)
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise _wrong(file, f"is larger than {_LARGEST_BYTES >> 20} MiB")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise _wrong(file, f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise _wrong(file, f"is no JSON: {error}") from error
-    return from_document(document, file)
-
-
-def from_document(document: object, file: str = "") -> Bench:
-    """The run of a document. Raises InputError for anything else."""
-    if not isinstance(document, dict) or document.get("kind") != _KIND:
-        raise _wrong(file, "is no recorded run of partage bench", "partage bench --save FILE writes one")
-    if document.get("apiVersion") != _API_VERSION:
-        raise _wrong(file, f"is of apiVersion {document.get('apiVersion')!r}, not {_API_VERSION!r}")
-    try:
-        return _bench(document)
-    except KeyError as error:
-        raise _wrong(file, f"lacks the key {error.args[0]!r}") from error
-    except (TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise _wrong(file, f"is not as a recorded run is: {error}") from error
 
 
 def _bench(document: Mapping[str, Any]) -> Bench:
@@ -219,5 +188,8 @@ def _memory(row: Mapping[str, Any]) -> MemoryTry:
     )
 
 
-def _wrong(file: str, message: str, hint: str = "") -> InputError:
-    return InputError([Problem(file, "", "error", message, hint)])
+_RECORDED = Recorded(
+    "Bench", "recorded run of partage bench", "partage bench --save FILE writes one", _LARGEST_BYTES, _bench
+)
+read_bench = _RECORDED.read
+from_document = _RECORDED.from_document

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from partage.errors import InputError, Problem
 from partage.faces.prove.model import Evidence, Outcome, Report, Row, Verdict, Which
+from partage.faces.recorded import API_VERSION, Recorded
 from partage.model.share import Guarantee
 
-_API_VERSION, _KIND = "partage/v1", "Proof"
 _LARGEST_BYTES = 16 * 2**20
 
 
 def to_document(report: Report) -> dict[str, Any]:
     """All of it. ``summary`` counts the verdicts, for readers that do not."""
     return {
-        "apiVersion": _API_VERSION,
-        "kind": _KIND,
+        "apiVersion": API_VERSION,
+        "kind": "Proof",
         "at": report.at,
         "command": list(report.command),
         "versions": dict(report.versions),
@@ -61,34 +58,6 @@ def _share(share: Which) -> dict[str, Any]:
 # --- back --------------------------------------------------------------------------------------
 
 
-def read_report(file: str) -> Report:
-    """A report that was written down. Raises InputError for a file that is none."""
-    try:
-        path = Path(file)
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise _wrong(file, f"is larger than {_LARGEST_BYTES >> 20} MiB")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise _wrong(file, f"cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise _wrong(file, f"is no JSON: {error}") from error
-    return from_document(document, file)
-
-
-def from_document(document: object, file: str = "") -> Report:
-    """The report of a document. Raises InputError for anything else."""
-    if not isinstance(document, dict) or document.get("kind") != _KIND:
-        raise _wrong(file, "is no report of partage prove", "partage prove --report DIR writes one")
-    if document.get("apiVersion") != _API_VERSION:
-        raise _wrong(file, f"is of apiVersion {document.get('apiVersion')!r}, not {_API_VERSION!r}")
-    try:
-        return _report(document)
-    except KeyError as error:
-        raise _wrong(file, f"lacks the key {error.args[0]!r}") from error
-    except (TypeError, ValueError, AttributeError) as error:
-        raise _wrong(file, f"is not as a report is: {error}") from error
-
-
 def _report(document: Mapping[str, Any]) -> Report:
     return Report(
         at=str(document["at"]),
@@ -127,5 +96,8 @@ def _which(share: Mapping[str, Any]) -> Which:
     )
 
 
-def _wrong(file: str, message: str, hint: str = "") -> InputError:
-    return InputError([Problem(file, "", "error", message, hint)])
+_RECORDED = Recorded(
+    "Proof", "report of partage prove", "partage prove --report DIR writes one", _LARGEST_BYTES, _report
+)
+read_report = _RECORDED.read
+from_document = _RECORDED.from_document
