@@ -8,8 +8,8 @@ from partage.errors import InputError
 from partage.faces.story.judge import Snapshot, shortcomings
 from partage.faces.story.model import ChangePolicy, Expect, Misfortune, RestartKubelet, Run, Say
 from partage.faces.story.read import read_story
-from partage.sim.faults import RaiseXid
-from partage.sim.pod import Container, ContainerStatus, Phase, Pod, PodStatus
+from partage.sim.kubelet.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
+from partage.sim.node.faults import RaiseXid
 
 HEAD = "machine: 2xl4\nsteps:\n"
 
@@ -120,7 +120,7 @@ POD = Pod(
 )
 RUNNING = PodStatus(
     POD,
-    Phase.RUNNING,
+    PodPhase.RUNNING,
     containers=(
         ContainerStatus("init"),
         ContainerStatus("main", env={"A": "GPU-1"}),

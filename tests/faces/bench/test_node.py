@@ -10,7 +10,7 @@ from partage.faces.bench.interpreter import find_python
 from partage.faces.bench.model import Settings
 from partage.faces.cli import common
 from partage.model.gpu import ComputeMode
-from partage.model.step import Use, UseKind
+from partage.model.step import GpuUse, UseKind
 from partage.units import GIB
 from tests.faces.nodes import gpu
 from tests.faces.nodes import node as inventory_of
@@ -73,10 +73,10 @@ def test_a_named_pipe_directory_has_to_be_there(tmp_path):
 def test_what_disturbs_a_measurement_is_remarked():
     here = gpu(0)
     uses = [
-        Use(here.uuid, UseKind.PROCESS, "python", 7),
-        Use(here.uuid, UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
-        Use(here.uuid, UseKind.MONITOR, "dcgm", 9),
-        Use("GPU-elsewhere", UseKind.PROCESS, "python", 10),
+        GpuUse(here.uuid, UseKind.PROCESS, "python", 7),
+        GpuUse(here.uuid, UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
+        GpuUse(here.uuid, UseKind.MONITOR, "dcgm", 9),
+        GpuUse("GPU-elsewhere", UseKind.PROCESS, "python", 10),
     ]
     machine = node.gpu_machine(inventory_of(here), here, uses)
     assert machine.others == 1

@@ -14,7 +14,7 @@ from partage.faces.bench.model import Machine, Settings
 from partage.faces.bench.places import Place
 from partage.faces.words import count_of
 from partage.model.gpu import ComputeMode, Driver, Gpu, Inventory
-from partage.model.step import Use, UseKind
+from partage.model.step import GpuUse, UseKind
 
 _ASSUMED_REPLICAS = 2
 """A share is half the device where nothing says otherwise, as in the articles whose experiment this is."""
@@ -35,7 +35,7 @@ def cpu_machine() -> Machine:
     )
 
 
-def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[Use]) -> Machine:
+def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[GpuUse]) -> Machine:
     """This computer and the GPU that is measured on."""
     driver = inventory.driver
     assert isinstance(driver, Driver), "need_driver has seen to it"
@@ -55,7 +55,7 @@ def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[Use]) -> Machine:
     )
 
 
-def computes(use: Use) -> bool:
+def computes(use: GpuUse) -> bool:
     """Neither a monitor nor the MPS daemon's server, which only does what its clients do."""
     return use.kind is not UseKind.MONITOR and "nvidia-cuda-mps" not in use.name
 

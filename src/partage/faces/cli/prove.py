@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from partage.faces.prove.stage import Engine
     from partage.faces.reported import Reported
     from partage.model.gpu import Gpu, Inventory
-    from partage.model.share import Offer
+    from partage.model.share import NodeOffer
 
 _OTHERWISE = "--engine cuda needs none; --machine 1xh100-sxm5-80gb tries MPS on a simulated control daemon"
 _DIRECTORY = click.Path(path_type=Path, file_okay=False)
@@ -190,7 +190,7 @@ async def _node(options: Options) -> AsyncIterator[Node]:
         await hardware.close()
 
 
-async def _offer(options: Options, inventory: Inventory, agent: Reported | None) -> tuple[Offer, str]:
+async def _offer(options: Options, inventory: Inventory, agent: Reported | None) -> tuple[NodeOffer, str]:
     """What is promised, and a sentence that says who promises it."""
     from partage.faces.prove.offered import IN_FOUR, by_daemons, by_policy
 

@@ -9,12 +9,12 @@ from partage.faces.bench.node import chosen, computes
 from partage.faces.reported import Reported
 from partage.faces.words import gpus, listed
 from partage.model.gpu import Gpu, Inventory
-from partage.model.step import Use
+from partage.model.step import GpuUse
 
 _MOST_NAMES = 3
 
 
-def holders(inventory: Inventory, uses: Iterable[Use], report: Reported | None) -> dict[str, list[str]]:
+def holders(inventory: Inventory, uses: Iterable[GpuUse], report: Reported | None) -> dict[str, list[str]]:
     """GPU UUID to who works on it or holds a share of it, by driver, kubelet and the agent's report."""
     found: dict[str, list[str]] = {}
     for use in uses:

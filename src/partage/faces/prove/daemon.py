@@ -7,7 +7,7 @@ from pathlib import Path
 
 from partage.edges.mps.control import Control
 from partage.edges.mps.named import NamedControl
-from partage.edges.mps.paths import Driver
+from partage.edges.mps.paths import DriverFiles
 from partage.errors import DaemonError, Unsupported
 
 _DEADLINE_S = 5.0
@@ -19,7 +19,7 @@ class Daemon:
     def __init__(self, pipe: Path, driver_root: Path, *, named: bool = False) -> None:
         environment = {"PATH": os.environ.get("PATH", os.defpath), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
         language = NamedControl if named else Control
-        self._control = language(Driver(driver_root).program, environment, _DEADLINE_S)
+        self._control = language(DriverFiles(driver_root).program, environment, _DEADLINE_S)
 
     async def clients(self) -> int | None:
         """How many clients its servers have; None where that cannot be asked."""

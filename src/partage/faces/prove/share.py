@@ -9,7 +9,7 @@ from partage.faces.prove.model import Which
 from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.mps import Namespace
 from partage.model.policy import Strategy
-from partage.model.share import Guarantee, Offer, Offering
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Share:
     first; empty on a whole GPU. namespaces: those of its daemon's server, if shares have some.
     """
 
-    offering: Offering
+    offering: DeviceOffer
     device_bytes: int
     largest_bytes: int
     largest_threads: int | None = None
@@ -54,7 +54,7 @@ class Share:
         )
 
 
-def shares_of(offer: Offer, inventory: Inventory, gpus: Collection[str]) -> tuple[Share, ...]:
+def shares_of(offer: NodeOffer, inventory: Inventory, gpus: Collection[str]) -> tuple[Share, ...]:
     """One share of each kind that is offered on these GPUs (UUIDs), of the lowest GPU that has it."""
     found: dict[object, Share] = {}
     for gpu in inventory:
@@ -81,7 +81,7 @@ def _kind(share: Share) -> object:
     )
 
 
-def _on(gpu: Gpu, offerings: tuple[Offering, ...]) -> Iterator[Share]:
+def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[Share]:
     sizes = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
     for offering in offerings:
         own = [one for one in offerings if one.device == offering.device]
@@ -100,5 +100,5 @@ def _on(gpu: Gpu, offerings: tuple[Offering, ...]) -> Iterator[Share]:
         )
 
 
-def _namespace(offering: Offering) -> Namespace:
+def _namespace(offering: DeviceOffer) -> Namespace:
     return Namespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)

@@ -12,7 +12,7 @@ from pathlib import Path
 from partage.edges.mps.control import Control
 from partage.edges.mps.ending import until
 from partage.edges.mps.named import OPTIONS, NamedControl, configuration
-from partage.edges.mps.paths import Driver
+from partage.edges.mps.paths import DriverFiles
 from partage.edges.mps.processes import MULTI_USER
 from partage.errors import DaemonError
 from partage.faces import child
@@ -24,7 +24,7 @@ from partage.faces.prove.stage import Ground, Need
 from partage.faces.prove.tenant import Lost
 from partage.model.mps import DaemonSpec
 from partage.model.policy import Strategy
-from partage.sim.mps.node import CLIENT_PROGRAM, Node, install
+from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install
 from partage.units import MIB
 
 _PROGRAMS = "usr/bin"
@@ -75,7 +75,7 @@ class Simulation:
         pipe, log = _directory("pipe-", home), _directory("log-", home)
         spec = _spec(share)
         program = install(
-            self._root / _PROGRAMS, Node({spec.device: share.device_bytes}, deaf_to_limits=self._deaf)
+            self._root / _PROGRAMS, MpsNode({spec.device: share.device_bytes}, deaf_to_limits=self._deaf)
         )
         environment = {
             "PATH": os.defpath,
@@ -85,7 +85,7 @@ class Simulation:
         }
         daemon = await child.begin([str(program), "-f", *_options(spec, home)], environment)
         try:
-            await _serving(spec, Driver(self._root), environment)
+            await _serving(spec, DriverFiles(self._root), environment)
             known = Daemon(pipe, self._root, named=bool(spec.namespaces))
             yield Ground(_place(share, pipe / share.offering.pipe, self._root), known)
         finally:
@@ -114,7 +114,7 @@ def _options(spec: DaemonSpec, home: Path) -> list[str]:
     return [*OPTIONS, str(path), MULTI_USER[spec.protocol]]
 
 
-async def _serving(spec: DaemonSpec, driver: Driver, environment: Mapping[str, str]) -> None:
+async def _serving(spec: DaemonSpec, driver: DriverFiles, environment: Mapping[str, str]) -> None:
     """The daemon answers, and was told its limits. Raises Lost."""
     problem = ""
 

@@ -15,7 +15,7 @@ from partage.faces.story.model import Story, short_key
 from partage.faces.story.play import Ending, Scene
 from partage.faces.story.telling import got_by
 from partage.faces.words import count_of, product_word
-from partage.sim.pod import ContainerStatus, PodStatus
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 
 _STYLES = {
     "ready": "green",

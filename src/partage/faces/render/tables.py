@@ -11,8 +11,8 @@ from rich.text import Text
 
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
 from partage.faces.words import gpus, guarantee_words
-from partage.model.share import Guarantee, Offer
-from partage.plan.changes import Change
+from partage.model.share import Guarantee, NodeOffer
+from partage.plan.reconcile.changes import Change
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",
@@ -43,7 +43,7 @@ def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
     return table
 
 
-def resources_table(offer: Offer) -> Table:
+def resources_table(offer: NodeOffer) -> Table:
     """What is offered: one row per name, and one per way and size where a name has several."""
     table = plain_table(
         "What is offered", "Resource", "Count", "GPUs", "How", "Each share", "Memory", right=("Count",)
@@ -63,7 +63,7 @@ def resources_table(offer: Offer) -> Table:
     return table
 
 
-def guarantees_used(offer: Offer) -> Text:
+def guarantees_used(offer: NodeOffer) -> Text:
     """What the words in the last column mean."""
     used = {offering.guarantee for offerings in offer.values() for offering in offerings}
     ordered = sorted(used, key=lambda guarantee: -guarantee.strength)

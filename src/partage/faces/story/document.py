@@ -7,7 +7,7 @@ from typing import Any
 from partage.faces.documents import node_rows, resource_rows
 from partage.faces.story.model import Story
 from partage.faces.story.play import Ending, Scene
-from partage.sim.pod import ContainerStatus, PodStatus
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 
 
 def ending_document(story: Story, ending: Ending) -> dict[str, Any]:

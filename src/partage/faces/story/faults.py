@@ -1,13 +1,13 @@
-"""What goes wrong in a story: read in the simulation's words (``sim.fault_words``), told in a sentence."""
+"""What goes wrong in a story: read in the simulation's words (``sim.node.fault_syntax``), told in a sentence."""
 
 from __future__ import annotations
 
 from partage.edges.files.fields import Field
 from partage.faces.story.model import Misfortune
 from partage.model.layout import LayoutItem
-from partage.model.mps import Phase
-from partage.sim.fault_words import parse_fault
-from partage.sim.faults import (
+from partage.model.mps import DaemonPhase
+from partage.sim.node.fault_syntax import parse_fault
+from partage.sim.node.faults import (
     Ailing,
     Blind,
     DriverGone,
@@ -42,10 +42,10 @@ def read_fault(place: Field) -> Misfortune | None:
 
 
 _TURNS = {
-    Phase.DEAD: "dies",
-    Phase.FAULT: "faults",
-    Phase.SILENT: "hangs",
-    Phase.SERVING: "takes clients again",
+    DaemonPhase.DEAD: "dies",
+    DaemonPhase.FAULT: "faults",
+    DaemonPhase.SILENT: "hangs",
+    DaemonPhase.SERVING: "takes clients again",
 }
 
 

@@ -34,7 +34,7 @@ from partage.faces.story.model import (
 from partage.faces.story.stage import Stage
 from partage.faces.story.telling import expected, got, refusal, waits
 from partage.model.gpu import Inventory
-from partage.sim.pod import Phase, PodStatus
+from partage.sim.kubelet.pod import PodPhase, PodStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class Player:
         self._tell_pod(status, ", which waited")
 
     def _tell_refusal(self, status: PodStatus, wanted: str) -> None:
-        if status.phase is Phase.RUNNING:
+        if status.phase is PodPhase.RUNNING:
             self._tell("refused", status.pod.key, False, ("runs, and should have been refused",))
             return
         good = wanted.lower() in status.message.lower()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.agent.report import Report
 from partage.faces.shares import Share
 from partage.faces.story.model import Expect, short_key
 from partage.faces.words import count_of, gpus, listed
-from partage.sim.pod import ContainerStatus, PodStatus
+from partage.plan.report import Report
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 
 
 def got(status: PodStatus, shares: Mapping[str, Share]) -> list[str]:
