@@ -12,9 +12,9 @@ import pytest
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
-from partage.edges.kubelet.port import DeviceRow
 from partage.model.gpu import RecoveryAction
 from partage.model.health import HealthState
+from partage.model.share import DeviceRow
 from partage.sim.node.faults import (
     Ailing,
     DriverGone,

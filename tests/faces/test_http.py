@@ -93,7 +93,7 @@ def a_report(now_s: float) -> Report:
     """Four GPUs, two of them shared; a share of the first is held, the last has a fault."""
     inventory = asyncio.run(SimulatedHardware(load_machine("4xa100-sxm4-40gb")).observe())
     node = recognise(None, inventory)
-    wish = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of, Path("/dp"))
+    wish = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
     uuids = [gpu.uuid for gpu in inventory]
     ledger = Ledger()
     ledger.allocated(SHARED, [f"{uuids[0]}::0", f"{uuids[0]}::1"], now_s - 10)

@@ -20,14 +20,14 @@ from google.protobuf.json_format import MessageToDict
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.edges.kubelet.messages import answer_message, device_list_message
-from partage.edges.kubelet.port import DeviceList, DeviceRow
+from partage.edges.kubelet.port import DeviceList
 from partage.edges.kubelet.server import PluginServer
 from partage.errors import InputError
 from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName, ShareId, plugin_socket_name
 from partage.model.policy import Policy
-from partage.model.share import Resource, resources_of
+from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.plan.serve.allocate import PreferredAllocator

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.errors import InputError
 from partage.model.gpu import Inventory, LostGpu, NoDriver
 from partage.model.health import Condition, HealthState, Xid
 from partage.model.ids import ResourceName
@@ -39,7 +37,7 @@ def policy(text: str) -> Policy:
 
 
 def wish(text: str, inventory: Inventory) -> DesiredState:
-    return resolve(policy(text), inventory, geometry_of, Path("/var/lib/kubelet/device-plugins"))
+    return resolve(policy(text), inventory, geometry_of)
 
 
 class Turning:
@@ -244,11 +242,6 @@ def test_shares_whose_daemon_takes_no_clients_are_unhealthy_until_it_does() -> N
     assert node.healthy(SHARED) == [False, False, True, True]
     node.turn()
     assert node.healthy(SHARED) == [True] * 4
-
-
-def test_a_resource_whose_socket_has_too_long_a_path_is_refused() -> None:
-    with pytest.raises(InputError, match="107"):
-        resolve(policy(EXCLUSIVE), observed(), geometry_of, Path("/" + "d" * 100))
 
 
 def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> None:

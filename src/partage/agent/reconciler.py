@@ -1,8 +1,8 @@
 """Does to GPUs what the policy needs: a part of the turn decides, this task acts, one unit after the other.
 
-The turn withdraws what has to go and says which units of steps stand ready (``plan.reconcile.way``). They are executed
-here, beside the loop: a reset takes seconds, and the other GPUs go on meanwhile. A GPU in hand keeps what it
-serves until it was looked at again.
+The turn withdraws what has to go and says which units of steps stand ready (``plan.reconcile.way``). They are
+executed here, beside the loop: a reset takes seconds, and the other GPUs go on meanwhile. A GPU in hand
+keeps what it serves until it was looked at again.
 """
 
 from __future__ import annotations

@@ -110,6 +110,15 @@ class Resource:
         return sum(offering.count for offering in self.offerings)
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One device in a ListAndWatch message to the kubelet. numa_node: None sends no topology."""
+
+    id: str
+    healthy: bool
+    numa_node: int | None = None
+
+
 def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     """Group an offer by resource name; names in the order of the first GPU that has them."""
     rows: dict[ResourceName, list[DeviceOffer]] = {}

@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from partage.edges.kubelet.port import DeviceRow
 from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
 from partage.model.ids import ResourceName
 from partage.model.mps import DaemonState
 from partage.model.policy import Strategy
-from partage.model.share import GpuOffer, NodeOffer
+from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.transition import GpuServing

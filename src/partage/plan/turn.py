@@ -10,12 +10,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from partage.edges.kubelet.port import DeviceRow
 from partage.model.gpu import Gpu
 from partage.model.health import Booted, Condition, Event, Health, Silent, Xid, keep_instances, step
 from partage.model.ids import ResourceName
 from partage.model.policy import MigStrategy
-from partage.model.share import GpuOffer, NodeOffer
+from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import GONE, KnownNode

@@ -272,11 +272,11 @@ def test_a_link_in_the_way_is_not_followed(state_dir: StateDir, tmp_path: Path):
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from partage.edges.files.state import SavedPolicy, State, StateDir
+from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 opened = StateDir(Path(sys.argv[1]))
-assert opened.save(State(boot_id="old"), 0) is None
+assert opened.save(SavedState(boot_id="old"), 0) is None
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-print(opened.save(State(boot_id="new", policy=SavedPolicy("x" * 100_000, "p")), 0))
+print(opened.save(SavedState(boot_id="new", policy=SavedPolicy("x" * 100_000, "p")), 0))
 print(opened.load(0).state.boot_id, sorted(path.name for path in Path(sys.argv[1]).iterdir()))
 """
 
@@ -308,10 +308,10 @@ SAVE_FOR_EVER = """
 import sys
 from itertools import cycle
 from pathlib import Path
-from partage.edges.files.state import SavedPolicy, State, StateDir
+from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 opened = StateDir(Path(sys.argv[1]))
 for letter in cycle("ab"):
-    assert opened.save(State(boot_id=letter, policy=SavedPolicy(letter * 300_000, "p")), 0) is None
+    assert opened.save(SavedState(boot_id=letter, policy=SavedPolicy(letter * 300_000, "p")), 0) is None
     print(letter, flush=True)
 """
 

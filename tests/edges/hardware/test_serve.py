@@ -129,7 +129,14 @@ async def test_a_wait_that_is_no_reasonable_number_is_refused(
 
 @pytest.mark.parametrize(
     "step",
-    [None, "SetMode", {}, {"is": "SetMode"}, {"is": "Use"}, {"is": "SetMode", "gpu": ["x"], "enabled": True}],
+    [
+        None,
+        "SetMigMode",
+        {},
+        {"is": "SetMigMode"},
+        {"is": "GpuUse"},
+        {"is": "SetMigMode", "gpu": ["x"], "enabled": True},
+    ],
 )
 async def test_what_is_no_act_is_not_performed(
     simulation: SimulatedHardware, short_dir: Path, step: Any

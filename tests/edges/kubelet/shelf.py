@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
-from partage.edges.kubelet.port import DeviceList, DeviceRow
+from partage.edges.kubelet.port import DeviceList
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ResourceName
+from partage.model.share import DeviceRow
 
 
 class Shelf:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -44,7 +43,7 @@ def policy(*layouts: str, single: bool = False) -> str:
 
 
 def wish(text: str, inventory: Inventory) -> DesiredState:
-    return resolve(parse_policy(text, "policy.yaml").policy, inventory, geometry_of, Path("/dp"))
+    return resolve(parse_policy(text, "policy.yaml").policy, inventory, geometry_of)
 
 
 def as_a_way(found: Relayout) -> Way:

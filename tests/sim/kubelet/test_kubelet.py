@@ -13,12 +13,12 @@ import pytest
 from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.port import DeviceRow
 from partage.edges.kubelet.registration import register
 from partage.edges.kubelet.server import PluginServer
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerAllocation, ContainerHold, DeviceNode, Mount
 from partage.model.ids import ResourceName
+from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import Container, ContainerState, Pod, PodPhase

@@ -13,7 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.port import DeviceRow
+from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import Container, Pod, PodPhase

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 
 from partage.agent.endpoints.resource_plugin import Hooks, ResourcePlugin, ServedResource
 from partage.agent.status.status import RequestCounts
-from partage.edges.kubelet.port import DeviceRow
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
 from partage.model.policy import Options
-from partage.model.share import Resource, resources_of
+from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.guarantees import believed
 from partage.plan.serve.allocate import PreferredAllocator
 from partage.plan.serve.answer import AllocateResponder

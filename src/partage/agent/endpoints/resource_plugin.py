@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from partage.agent.status.status import RequestCounts
-from partage.edges.kubelet.port import DeviceList, DeviceRow
+from partage.edges.kubelet.port import DeviceList
 from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused, ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName
+from partage.model.share import DeviceRow
 from partage.plan.serve.allocate import PreferredAllocator
 from partage.plan.serve.answer import AllocateResponder
 from partage.plan.serve.ledger import Ledger

@@ -13,6 +13,7 @@ from pathlib import Path
 from partage.agent.options import AgentOptions
 from partage.edges.files.policy import LoadedPolicy, load_policy, parse_policy
 from partage.edges.files.state import SavedPolicy
+from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.policy import ALL_EXCLUSIVE
@@ -216,7 +217,9 @@ class PolicyObserver:
 
     def _lay(self, loaded: LoadedPolicy, node: KnownNode) -> DesiredState:
         policy = with_driver_root(loaded.policy, self.settings.driver_root)
-        return resolve(policy, node.inventory, self.geometry_of, self.settings.kubelet_dir)
+        desired = resolve(policy, node.inventory, self.geometry_of)
+        check_plugin_sockets(self.settings.kubelet_dir, desired.names)
+        return desired
 
     # --- telling ---
 

@@ -8,15 +8,7 @@ from typing import Protocol
 
 from partage.model.allocation import ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
-    """One device in ListAndWatch. numa_node: None sends no topology."""
-
-    id: str
-    healthy: bool
-    numa_node: int | None = None
+from partage.model.share import DeviceRow
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,7 +150,7 @@ def _compute(profiles: Iterable[str]) -> int:
 
 
 def _planned_placement(offering: DeviceOffer, geometry: Geometry | None) -> Placement | None:
-    """Where a MIG device will sit: ``plan.offer.advertise`` calls it ``<gpu>/<profile>@<start>#<position>``."""
+    """Where a MIG device will sit: a planned device is named ``<gpu>/<profile>@<start>#<position>``."""
     if not offering.planned or geometry is None or offering.profile is None:
         return None
     spec = geometry.spec(MigProfile.parse(offering.profile))

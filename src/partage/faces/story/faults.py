@@ -1,4 +1,4 @@
-"""What goes wrong in a story: read in the simulation's words (``sim.node.fault_syntax``), told in a sentence."""
+"""What goes wrong in a story: read in the simulation's words (``sim.node.fault_syntax``), told as text."""
 
 from __future__ import annotations
 

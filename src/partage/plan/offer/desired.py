@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
-from partage.errors import InputError, Problem
+from partage.errors import Problem
 from partage.model.gpu import Inventory
-from partage.model.ids import plugin_socket_name
+from partage.model.ids import ResourceName
 from partage.model.policy import DesiredMig, Policy, Strategy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer, resources_of
 from partage.plan.offer.advertise import advertise
@@ -22,15 +20,16 @@ from partage.plan.reconcile.settings import GpuSettings, settings_of
 class DesiredState:
     """What ``policy`` offers on ``inventory``.
 
-    offer: live devices only. pending: GPU UUID to what has still to be done before all of it can be offered.
-    strategies: of every GPU that answers. layouts: the MIG layout, or none, that a GPU shall have; GPUs
-    without one are left as they are. settings: what GPUs have to be set to before they can offer it.
-    watch_of: what happens to a container that exceeds its share.
+    offer: live devices only. names: all resources, those of planned devices too.
+    pending: GPU UUID to what has still to be done before all of it can be offered. strategies: of every GPU
+    that answers. layouts: the MIG layout, or none, that a GPU shall have; GPUs without one are left as they
+    are. settings: what GPUs have to be set to before they can offer it. watch_of: what happens to a container that exceeds its share.
     """
 
     policy: Policy
     inventory: Inventory
     offer: NodeOffer
+    names: tuple[ResourceName, ...] = ()
     pending: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
@@ -39,21 +38,18 @@ class DesiredState:
     watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
 
 
-def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubelet_dir: Path) -> DesiredState:
+def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> DesiredState:
     """Lay ``policy`` over ``inventory``.
 
-    Raises InputError or Unsatisfiable: what ``assign`` and ``advertise`` find, a resource whose socket's path
-    would be too long.
+    Raises InputError or Unsatisfiable: what ``assign`` and ``advertise`` find.
     """
     assignment = assign(policy, inventory, geometry_of)
     planned = advertise(assignment, inventory, policy)
-    problems = _long_paths(policy, planned, kubelet_dir)
-    if problems:
-        raise InputError(problems)
     return DesiredState(
         policy=policy,
         inventory=inventory,
         offer=live(planned),
+        names=tuple(resources_of(planned)),
         pending=assignment.pending,
         warnings=assignment.warnings,
         strategies=assignment.strategies,
@@ -66,19 +62,6 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf, kubel
 def live(offer: NodeOffer) -> dict[str, GpuOffer]:
     """Those devices of an offer that exist."""
     return {gpu: tuple(one for one in offerings if not one.planned) for gpu, offerings in offer.items()}
-
-
-def _long_paths(policy: Policy, offer: NodeOffer, kubelet_dir: Path) -> list[Problem]:
-    problems = []
-    for name in resources_of(offer):
-        path = kubelet_dir / plugin_socket_name(name)
-        size = len(str(path).encode())
-        if size > LONGEST_SOCKET_PATH:
-            limit = LONGEST_SOCKET_PATH
-            message = f"the path of the socket of {name}, {path}, has {size} bytes; the system takes {limit}"
-            hint = "choose a shorter --kubelet-dir or a shorter resource name"
-            problems.append(Problem(policy.source, "", "error", message, hint))
-    return problems
 
 
 def with_driver_root(policy: Policy, driver_root: str | None) -> Policy:

@@ -89,7 +89,7 @@ def _daemon(target: Target, sharing: Mps) -> DaemonSpec | None:
 
 
 def _memory(gpu: Gpu, mig: MigDevice) -> int:
-    """What a MIG device has: an even part where several live in one GPU instance (``plan.offer.advertise``)."""
+    """What a MIG device has: an even part where several live in one GPU instance."""
     holders = sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
     return mig.memory_bytes if holders == 1 else mig.memory_bytes // holders // MIB * MIB
 

@@ -41,7 +41,10 @@ _MOST_LINE_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """One connection. client: once it has said that it is one; let_in: once it was. route: see ``SimulatedClient``."""
+    """One connection.
+
+    client: once it has said that it is one; let_in: once it was. route: see ``SimulatedClient``.
+    """
 
     sock: socket.socket
     pid: int
