@@ -20,10 +20,11 @@ from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig, GpuEntry, Options, Policy, Where
 from partage.model.step import GpuUse, UseKind
-from partage.plan.offer.advertise import advertise
-from partage.plan.offer.assign import assign
-from partage.plan.reconcile.holders import wishes_of
-from partage.plan.reconcile.mig_plan import MigPlan, node_steps
+from partage.plan.offer.desired import resolve
+from partage.plan.reconcile.known_node import recognise
+from partage.plan.reconcile.mig_plan import MigPlan
+from partage.plan.reconcile.node_plan import Observed, Snapshot
+from partage.plan.reconcile.planner import plan_node
 from partage.sim.node.machine import named_gpus, simulated_inventory
 from partage.sim.node.mig import lay_out
 from tests.oracle import enumerate_mig as oracle
@@ -89,10 +90,9 @@ def _entry(index: int, layout: list[str]) -> GpuEntry:
 
 def decide(case: Case) -> MigPlan:
     """Everything between looking and answering."""
-    assignment = assign(case.policy, case.inventory, geometry_of)
-    advertise(assignment, case.inventory, case.policy)
-    wishes = wishes_of(case.policy, case.inventory, geometry_of)
-    return node_steps(case.inventory, wishes, geometry_of, case.uses)
+    desired = resolve(case.policy, case.inventory, geometry_of)
+    observed = Observed(recognise(None, case.inventory), daemons=(), uses=tuple(case.uses))
+    return plan_node(desired, Snapshot(0.0, observed), geometry_of).mig
 
 
 def measure(count: int = CASES) -> Spent:
@@ -109,7 +109,7 @@ def measure(count: int = CASES) -> Spent:
         spent.append(1000 * (time.process_time() - begun))
     gc.unfreeze()
     planned = sum(len(plan.planned) for plan in plans)
-    return Spent(statistics.median(spent), max(spent), planned, sum(len(plan.refused) for plan in plans))
+    return Spent(statistics.median(spent), max(spent), planned, sum(len(plan.blocked) for plan in plans))
 
 
 def line(spent: Spent) -> str:

@@ -103,7 +103,7 @@ def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: Sc
 
     with running(spawn(node, policy=HALF)) as agent:
         registered(kubelet, SHARED)
-        agent.wait(lambda: agent.gpu(0).get("waiting"), "the held GPU waits after a restart, too")
+        agent.wait(lambda: agent.gpu(0).get("phase") == "waiting", "the held GPU waits after a restart, too")
         waiting = agent.gpu(0)
         assert waiting["strategy"] == "exclusive"
         assert waiting["wantedStrategy"] == "time-slicing"
@@ -137,7 +137,7 @@ def test_a_reload_changes_free_gpus_and_leaves_streams_of_others_alone(
         agent.wait(lambda: len(ids(kubelet, SHARED)) == 3 * 2 + 1, "three GPUs in two, one share still held")
         assert share in healthy(kubelet, SHARED)
         assert len(ids(kubelet, GPU)) == 3
-        assert agent.gpu(0)["waiting"]
+        assert agent.gpu(0)["phase"] == "waiting"
         assert agent.metric('partage_policy_reloads_total{result="ok"}') == 2.0
 
         kubelet.pod_resources = held({})

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from partage.agent.executor import Executor, JournalFailed, TransactionEnd, before
+from partage.agent.reconciler.executor import Executor, JournalFailed, TransactionEnd, layouts_before
 from partage.edges.files.catalogue import load
 from partage.edges.files.journal import Journal, JournalHeader, Unfinished, UnreadableJournal, read_journal
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, NoRoom, NotThere
@@ -14,7 +14,7 @@ from partage.model.gpu import Driver, Inventory, LostGpu
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
 from partage.model.step import gpus_of
-from partage.plan.reconcile.mig_plan import node_steps
+from partage.plan.reconcile.mig_plan import plan_mig
 from tests.plan.reconcile.mig_card import Card
 
 MODELS = sorted(
@@ -101,16 +101,17 @@ def wish(rng, card):
 
 
 async def plan_of(node, wishes):
-    return node_steps(await node.observe(), wishes, node.geometry_of)
+    return plan_mig(await node.observe(), wishes, node.geometry_of)
 
 
 async def go(node, wishes, state_dir, was=None, told=None):
     """Plan and execute; the outcomes."""
     plan = await plan_of(node, wishes)
-    assert not plan.refused
+    assert not plan.blocked
     executor = Executor(node, Journal(state_dir), node.geometry_of, told or (lambda *_: None))
-    living = before(await node.observe(), plan.units)
-    return await executor.execute(plan.units, JournalHeader("boot", "digest", {**living, **(was or {})}))
+    living = layouts_before(await node.observe(), plan.transactions)
+    header = JournalHeader("boot", "digest", {**living, **(was or {})})
+    return await executor.execute(plan.transactions, header)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -124,7 +125,7 @@ async def test_any_layout_becomes_any_other_and_what_fits_lives_on(model, tmp_pa
         assert all(outcome.ending is TransactionEnd.DONE for outcome in outcomes)
         assert node.cards["GPU-0"].content() == sorted(planned.layout)
         assert set(planned.kept) <= {one.uuid for one in node.cards["GPU-0"].gpu().mig_devices}
-        assert (await plan_of(node, wanted)).units == ()
+        assert (await plan_of(node, wanted)).transactions == ()
         assert read_journal(tmp_path) is None
 
 
@@ -177,14 +178,14 @@ async def test_killed_at_any_step_the_next_run_goes_on_or_back(model, when, back
             assert isinstance(unfinished, Unfinished)
             assert unfinished.done == number - 1
             assert unfinished.open
-            was = unfinished.beginning.before
+            was = unfinished.header.before
             outcomes = await go(node, was if back else wanted, tmp_path, was)
             assert all(outcome.ending is TransactionEnd.DONE for outcome in outcomes)
             assert read_journal(tmp_path) is None
             if back:
                 assert node.content() == old
             else:
-                assert (await plan_of(node, wanted)).units == ()
+                assert (await plan_of(node, wanted)).transactions == ()
         number += 1
     assert number > 5
 
@@ -220,8 +221,10 @@ async def test_a_gpu_that_dies_between_two_steps_keeps_no_other_from_its_layout(
 
 async def test_nothing_is_done_that_cannot_be_written_down(tmp_path):
     node = Cards(Card("h100-sxm5-80gb"))
-    with pytest.raises(JournalFailed, match="cannot be written"):
-        await go(node, {"GPU-0": DesiredMig((LayoutItem.parse("7g.80gb"),))}, tmp_path / "missing")
+    (outcome,) = await go(node, {"GPU-0": DesiredMig((LayoutItem.parse("7g.80gb"),))}, tmp_path / "missing")
+    assert outcome.ending is TransactionEnd.NOT_BEGUN
+    assert isinstance(outcome.error, JournalFailed)
+    assert "cannot be written" in outcome.reason
     assert node.steps == 0
 
 
@@ -241,12 +244,12 @@ async def test_a_torn_last_line_is_no_line(tmp_path):
     content = path.read_bytes()
     whole = read_journal(tmp_path)
     assert isinstance(whole, Unfinished)
-    assert whole.beginning.before == {"GPU-0": DesiredMig((LayoutItem.parse("3g.40gb@4"),))}
+    assert whole.header.before == {"GPU-0": DesiredMig((LayoutItem.parse("3g.40gb@4"),))}
     for length in range(content.index(b"\n") + 1, len(content)):
         path.write_bytes(content[:length])
         found = read_journal(tmp_path)
         assert isinstance(found, Unfinished)
-        assert found.beginning == whole.beginning
+        assert found.header == whole.header
         assert found.done <= whole.done
 
 

@@ -170,7 +170,7 @@ async def fast_agent(
         intervals=Intervals(conditions_s=0.05, observe_s=0.5, retry_s=0.05, **intervals),
     )
     stop = asyncio.Event()
-    agent = asyncio.create_task(run(settings, hardware, stop=stop, board=board))
+    agent = asyncio.create_task(run(settings, hardware, stop=stop, status=board))
     try:
         yield board
     finally:

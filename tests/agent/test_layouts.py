@@ -144,7 +144,7 @@ def test_a_layout_waits_for_the_pod_that_is_in_its_way(node: Place, kubelet: Scr
         kubelet.pod_resources = held({"default/train": {"main": {LARGE: [mine]}}})
         node.write_policy(native(only.format("2g.20gb, 2g.20gb, 2g.20gb")))
         wait_for(lambda: ids(kubelet, LARGE) == [mine], what="the free device withdrawn, the held one not")
-        agent.wait(lambda: "default/train" in (agent.gpu(0)["pending"] or ""), "the pod in its way named")
+        agent.wait(lambda: "default/train" in (agent.gpu(0)["reason"] or ""), "the pod in its way named")
         assert made(agent) == 1, "what is in use was touched"
         kubelet.pod_resources = held({})
         offered(kubelet, MIDDLE, 3)
@@ -160,7 +160,7 @@ def test_a_process_that_is_no_pod_is_waited_for_and_named(node: Place, kubelet: 
         offered(kubelet, "nvidia.com/mig-7g.80gb", 1)
         helper.misbehave(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
         node.write_policy(native(only.format("1g.10gb")))
-        agent.wait(lambda: "python3 (pid 4711)" in (agent.gpu(0)["pending"] or ""), "the process named")
+        agent.wait(lambda: "python3 (pid 4711)" in (agent.gpu(0)["reason"] or ""), "the process named")
         assert made(agent) == 1
         helper.misbehave(Vacate(0, "python3"))
         offered(kubelet, SMALL, 1)
@@ -188,7 +188,7 @@ def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_aga
         offered(kubelet, LARGE, 1)
         helper.misbehave(FailCall("perform", NoRoom("no room, says the driver")))
         node.write_policy(native(only.format("1g.10gb")))
-        agent.wait(lambda: "no room, says the driver" in (agent.gpu(0)["pending"] or ""), "the failure told")
+        agent.wait(lambda: "no room, says the driver" in (agent.gpu(0)["reason"] or ""), "the failure told")
         offered(kubelet, SMALL, 1)
         assert (made(agent), made(agent, "back")) == (2, 1)
 
@@ -222,5 +222,5 @@ def test_killed_in_the_middle_the_next_agent_goes_on(node: Place, kubelet: Scrip
         with running(spawn(node, machine=None, policy=policy)) as agent:
             offered(kubelet, SMALL, 56)
             agent.wait(
-                lambda: not any(gpu["pending"] for gpu in agent.report()["gpus"]), "nothing left to do"
+                lambda: not any(gpu["reason"] for gpu in agent.report()["gpus"]), "nothing left to do"
             )

@@ -112,9 +112,9 @@ def test_a_directory_in_the_files_place_is_noticed_and_a_pipe_is_not_waited_for(
 def test_without_a_file_every_gpu_is_exclusive() -> None:
     one = policies(None)
     one.start()
-    one.lay_on(node_of())
+    one.resolve_on(node_of())
     assert state(one) is PolicyState.BUILT_IN
-    assert one.wish is not None
+    assert one.desired is not None
     assert one.saved is None
 
 
@@ -134,7 +134,7 @@ def test_a_file_that_does_not_fit_the_node_is_an_error_at_the_start(path: Path) 
     write(path, NOT_HERE)
     one = policies(path)
     one.start()
-    one.lay_on(node_of())
+    one.resolve_on(node_of())
     with pytest.raises(InputError, match="3"):
         one.must_hold()
 
@@ -144,7 +144,7 @@ def test_the_last_good_policy_stands_in(path: Path, text: str) -> None:
     write(path, text)
     one = policies(path, SavedPolicy(GOOD, "old.yaml"))
     one.start()
-    one.lay_on(node_of())
+    one.resolve_on(node_of())
     one.must_hold()
     assert state(one) is PolicyState.LAST_GOOD
     assert one.report.problems
@@ -161,7 +161,7 @@ def test_a_last_good_policy_that_does_not_fit_leaves_the_files_error(path: Path)
     write(path, "version: partage/v1\ngpus:\n  - {select: all, mps: {replicas: 49}}\n")
     one = policies(path, SavedPolicy(NOT_HERE, "old.yaml"))
     one.start()
-    one.lay_on(node_of())
+    one.resolve_on(node_of())
     with pytest.raises(Unsatisfiable):
         one.must_hold()
 
@@ -170,10 +170,10 @@ def test_nothing_is_judged_without_a_driver(path: Path) -> None:
     write(path, NOT_HERE)
     one = policies(path)
     one.start()
-    one.lay_on(NOBODY)
+    one.resolve_on(NOBODY)
     one.must_hold()
     assert state(one) is PolicyState.NONE
-    one.lay_on(node_of())
+    one.resolve_on(node_of())
     assert state(one) is PolicyState.NONE
     assert one.report.problems
 
@@ -182,9 +182,9 @@ def test_a_policy_that_was_refused_for_a_missing_gpu_holds_when_the_gpu_comes(pa
     write(path, NOT_HERE)
     one = policies(path, SavedPolicy(GOOD, "old.yaml"))
     one.start()
-    one.lay_on(node_of())
+    one.resolve_on(node_of())
     assert state(one) is PolicyState.LAST_GOOD
-    one.lay_on(node_of("4xa100-sxm4-40gb"))
+    one.resolve_on(node_of("4xa100-sxm4-40gb"))
     assert state(one) is PolicyState.FILE
     assert one.report.problems == ()
 
@@ -194,12 +194,12 @@ def test_a_node_that_no_longer_fits_keeps_what_was_wanted(path: Path) -> None:
     one = policies(path)
     one.start()
     whole = node_of("4xa100-sxm4-40gb")
-    one.lay_on(whole)
-    wanted = one.wish
-    one.lay_on(replace(whole, inventory=replace(whole.inventory, gpus=whole.inventory.gpus[:2])))
-    assert one.wish is wanted
+    one.resolve_on(whole)
+    wanted = one.desired
+    one.resolve_on(replace(whole, inventory=replace(whole.inventory, gpus=whole.inventory.gpus[:2])))
+    assert one.desired is wanted
     assert one.report.problems
-    one.lay_on(whole)
+    one.resolve_on(whole)
     assert one.report.problems == ()
 
 
@@ -208,7 +208,7 @@ async def test_a_reload_counts_once_and_a_repaired_file_holds_again(path: Path) 
     one = policies(path)
     one.start()
     node = await asyncio.to_thread(node_of)
-    one.lay_on(node)
+    one.resolve_on(node)
     watching = asyncio.create_task(one.watch())
     try:
         write(path, WRONG, time.time())
@@ -219,7 +219,7 @@ async def test_a_reload_counts_once_and_a_repaired_file_holds_again(path: Path) 
         write(path, GOOD, time.time())
 
         def repaired() -> bool:
-            one.lay_on(node)
+            one.resolve_on(node)
             return not one.problems
 
         await until(repaired)

@@ -184,7 +184,7 @@ def test_a_daemon_is_there_before_its_shares_are_offered(
     helper.misbehave(FailCall("perform", Unsupported("no control program"), times=2))
     with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
         offered(kubelet, GPU, 7)
-        agent.wait(lambda: "no control program" in (agent.gpu(0)["pending"] or ""), "the failure told")
+        agent.wait(lambda: "no control program" in (agent.gpu(0)["reason"] or ""), "the failure told")
         assert not ids(kubelet, SHARED)
         offered(kubelet, SHARED, 2)
 
@@ -209,7 +209,7 @@ def test_daemons_outlive_the_agent_and_are_given_back_by_the_next_one(
         agent.kill()
     with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
         offered(kubelet, SHARED, 2)
-        agent.wait(lambda: not agent.gpu(0)["pending"], "all is as wanted")
+        agent.wait(lambda: not agent.gpu(0)["reason"], "all is as wanted")
         assert daemons(helper)[0].pid == pid, "the daemon was started anew"
         agent.kill()
     with running(agent_of(node)):
@@ -288,7 +288,7 @@ def test_a_context_in_the_way_is_named_and_waited_for(
 ) -> None:
     helper.misbehave(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
     with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
-        agent.wait(lambda: "python3" in (agent.gpu(0)["pending"] or ""), "the context named")
+        agent.wait(lambda: "python3" in (agent.gpu(0)["reason"] or ""), "the context named")
         assert not ids(kubelet, SHARED)
         agent.wait(lambda: "! GPU 0: " in shown(node) and "python3 (pid 4711)" in shown(node), "and shown")
         helper.misbehave(Vacate(0, "python3"))
@@ -316,7 +316,7 @@ def test_a_gpu_that_keeps_its_slice_is_offered_all_the_same_and_says_so(
     policy = native(ONE.format("time-slicing: {replicas: 2, interval: short}"))
     with running(spawn(node, machine=str(path), policy=policy)) as agent:
         offered(kubelet, SHARED, 2)
-        agent.wait(lambda: "time slice" in (agent.gpu(0)["pending"] or ""), "it is said")
+        agent.wait(lambda: "time slice" in (agent.gpu(0)["reason"] or ""), "it is said")
 
 
 def test_after_a_reboot_daemons_are_there_again(

@@ -69,7 +69,7 @@ async def looking_often(node: Place) -> AsyncIterator[AgentStatus]:
     )
     hardware, stop, board = RemoteHardware(node.hardware_socket), asyncio.Event(), AgentStatus(time.monotonic)
     hardware.start()
-    agent = asyncio.create_task(run(settings, hardware, stop=stop, board=board))
+    agent = asyncio.create_task(run(settings, hardware, stop=stop, status=board))
     try:
         yield board
     finally:

@@ -166,13 +166,15 @@ def test_plan_says_the_steps_and_how_far_they_reach(node):
     node.start("2xa100-40gb")
     code, plan = node.verb("plan", "--policy", node.policy({0: ["3g.20gb"]}))
     assert code == 0
-    (row,) = plan["steps"]
-    assert (row["gpu"], row["act"]) == (0, "mig-layout")
-    reset = row["steps"][1]
+    first, second = plan["gpus"]
+    assert (first["index"], first["phase"], first["layout"]) == (0, "ready", ["3g.20gb@4"])
+    assert (second["phase"], second["reason"], second["steps"]) == ("settled", None, [])
+    assert first["steps"] == plan["steps"]
+    reset = plan["steps"][1]
     assert (reset["act"], reset["gpus"], reset["idle"], reset["reboot"]) == ("reset", [0], [0], False)
     node.file.write_text(json.dumps({**node.machine, "fabric_manager": False, "virtual": None}))
     _, plan = node.verb("plan", "--policy", node.policy({0: ["3g.20gb"]}))
-    reset = plan["steps"][0]["steps"][1]
+    reset = plan["steps"][1]
     assert (reset["act"], reset["gpus"], reset["idle"], reset["reboot"]) == ("reset", [0, 1], [0, 1], None)
 
 
@@ -276,7 +278,7 @@ def test_a_step_that_fails_is_taken_back(node, done):
         node.suffer({"after-calls": 1 + number, **fault})
         code, answer = node.apply({0: ["7g.80gb"]})
         assert (code, answer["gpus"][0]["outcome"]) == (4, "back"), number
-        assert "all of it was taken back" in node.stderr
+        assert "all of it was rolled back" in node.stderr
         assert sorted(node.devices().values()) == old
 
 
@@ -361,7 +363,7 @@ def test_two_never_change_a_node_at_a_time(helper, short_dir, capsys):
     state = StateDir(short_dir / "state")
     options = ["--hardware-socket", str(helper), "--state-dir", str(short_dir / "state")]
     assert run(["apply", "--undo", *options]) == 2
-    assert "the agent of this node" in capsys.readouterr().err
+    assert "the agent owns the node" in capsys.readouterr().err
     state.close()
 
 
@@ -373,7 +375,7 @@ def test_a_journal_that_cannot_be_read_takes_nothing_back_and_is_no_obstacle(hel
     (short_dir / "state" / "journal.jsonl").write_text("nonsense\n")
     assert run(["apply", "--undo", *options]) == 2
     assert run(["apply", "--policy", str(policy), *options]) == 0
-    assert "planned anew" in capsys.readouterr().err
+    assert "planned again" in capsys.readouterr().err
     assert run(["apply", "--undo", *options]) == 0
 
 
@@ -394,7 +396,7 @@ def test_who_stops_listening_stops_nothing(helper, short_dir):
 def test_nothing_to_take_back_is_no_error(helper, short_dir, capsys):
     options = ["--hardware-socket", str(helper), "--state-dir", str(short_dir / "state")]
     assert run(["apply", "--undo", *options]) == 0
-    assert "nothing to take back" in capsys.readouterr().err
+    assert "nothing to undo" in capsys.readouterr().err
 
 
 # --- the boot ------------------------------------------------------------------------------------------

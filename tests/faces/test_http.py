@@ -35,10 +35,13 @@ from partage.model.gpu import NoDriver
 from partage.model.health import Xid
 from partage.model.ids import ResourceName
 from partage.plan.offer.desired import resolve
-from partage.plan.reconcile.known_node import recognise
+from partage.plan.reconcile.known_node import UNSEEN, recognise
+from partage.plan.reconcile.node_plan import Observed, Snapshot
+from partage.plan.reconcile.planner import Planner
 from partage.plan.report import Dependencies, PolicyReport, PolicyState, Report, gpu_reports, resource_reports
+from partage.plan.serve.kubelet_view import EMPTY_VIEW
 from partage.plan.serve.ledger import Ledger
-from partage.plan.turn import NO_ROWS, NodeState, TurnInput, turn
+from partage.plan.turn import NodeState, TurnInput, turn
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import load_machine
 
@@ -93,33 +96,26 @@ def a_report(now_s: float) -> Report:
     """Four GPUs, two of them shared; a share of the first is held, the last has a fault."""
     inventory = asyncio.run(SimulatedHardware(load_machine("4xa100-sxm4-40gb")).observe())
     node = recognise(None, inventory)
-    wish = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
+    desired = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
     uuids = [gpu.uuid for gpu in inventory]
     ledger = Ledger()
     ledger.allocated(SHARED, [f"{uuids[0]}::0", f"{uuids[0]}::1"], now_s - 10)
     ledger.observed([ContainerHold("default", "pod", "main", SHARED, (f"{uuids[0]}::0",))], now_s - 5)
-    seen = TurnInput(
-        now_s=now_s,
-        node=node,
-        wish=wish,
-        xids=(Xid(uuids[3], 79),),
-        held=ledger.held(),
-        held_version=ledger.version,
-        entries=ledger.entries(),
-    )
-    done = turn(seen, NodeState(), NO_ROWS, 1.0)
+    now = Snapshot(now_s, Observed(node, daemons=()), held=ledger.held(), entries=ledger.entries())
+    seen = TurnInput(now, desired, xids=(Xid(uuids[3], 79),), held_version=ledger.version)
+    done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
     return Report(
         at_s=1_700_000_000.0,
         clock_s=now_s,
         number=12,
         took_s=0.001,
         node=node,
-        offer=done.rows.offer,
-        gpus=gpu_reports(node, done, wish, ledger.entries()),
-        resources=resource_reports(done.rows.by_resource, ledger.entries()),
+        offer=done.view.offer,
+        gpus=gpu_reports(node, done, desired, ledger.entries()),
+        resources=resource_reports(done.view.by_resource, ledger.entries()),
         entries=ledger.entries(),
         policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
-        neighbours=Dependencies(),
+        dependencies=Dependencies(),
     )
 
 
@@ -150,9 +146,9 @@ def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
         (lambda agent: _unregister(agent, attempts=0, since=999.0), "not-registered"),
         (lambda agent: _unregister(agent, attempts=3, since=900.0), "kubelet-silent"),
         (lambda agent: agent.states.clear(), "not-registered"),
-        (lambda agent: agent.say(neighbours=Dependencies(hardware="the helper is away")), "helper-down"),
+        (lambda agent: agent.say(dependencies=Dependencies(hardware="the helper is away")), "helper-down"),
         (lambda agent: setattr(agent.board, "helper_trouble", lambda: "it has ended"), "helper-down"),
-        (lambda agent: agent.say(node=None), "helper-down"),
+        (lambda agent: agent.say(node=UNSEEN), "helper-down"),
         (lambda agent: agent.say(node=without_driver(agent)), "driver-missing"),
         (lambda agent: setattr(agent.clock, "now_s", 1016.0), "loop-stalled"),
         (lambda agent: setattr(agent.board, "report", None), "starting"),
@@ -181,7 +177,6 @@ def test_what_keeps_gpus_from_pods_is_503_with_its_reason(
 
 
 def without_driver(agent: Agent) -> Any:
-    assert agent.report.node is not None
     return recognise(
         agent.report.node,
         replace(agent.report.node.inventory, driver=NoDriver("driver-missing", "no driver", "load it")),
@@ -189,7 +184,7 @@ def without_driver(agent: Agent) -> Any:
 
 
 def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
-    agent.say(neighbours=Dependencies(hardware="away"))
+    agent.say(dependencies=Dependencies(hardware="away"))
     assert agent.get("/livez")[0] == 200
     agent.clock.now_s += INTERVALS.stalled_s + 1
     assert agent.get("/livez")[0] == 503

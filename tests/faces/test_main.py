@@ -87,10 +87,10 @@ def test_no_driver_is_explained_with_what_to_do(capsys, tmp_path):
 
 
 def test_ctrl_c_ends_with_130(monkeypatch):
-    def interrupted(_machine, _socket=None):
+    def interrupted(*_arguments, **_named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partage.faces.cli.common.look", interrupted)
+    monkeypatch.setattr("partage.faces.cli.common.look_at", interrupted)
     assert _partage("plan") == 130
 
 

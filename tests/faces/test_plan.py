@@ -60,14 +60,23 @@ def test_a_mixed_policy_gives_every_gpu_its_row(capsys, policy):
 
 def test_the_steps_name_what_has_to_be_done_to_which_gpu(capsys, policy):
     _, plan = _plan(capsys, "--policy", policy(MIXED))
-    assert [(step["gpu"], step["act"]) for step in plan["steps"]] == [
-        (0, "compute-mode"),
-        (0, "mps-daemon"),
-        (1, "compute-mode"),
-        (1, "mps-daemon"),
-        (2, "time-slice"),
-        (3, "mig-layout"),
+    steps = [(*step["gpus"], step["act"]) for step in plan["steps"]]
+    assert steps[:5] == [
+        (0, "set-compute-mode"),
+        (0, "start-daemon"),
+        (1, "set-compute-mode"),
+        (1, "start-daemon"),
+        (2, "set-time-slice"),
     ]
+    assert [act for gpu, act in steps[5:] if gpu == 3] == [
+        "set-mig-mode",
+        "create-instance",
+        "create-compute",
+        "create-instance",
+        "create-compute",
+        "verify",
+    ]
+    assert [gpu["phase"] for gpu in plan["gpus"]] == ["ready"] * 4 + ["settled"] * 4
 
 
 @pytest.mark.parametrize(
@@ -93,8 +102,8 @@ def test_the_table_says_the_guarantees_in_words(capsys, policy):
     assert "guarded: the MPS daemon refuses more" in text
     assert "none: a neighbour can take it all" in text
     assert "hard: the hardware holds it" in text
-    assert "compute mode from default to exclusive-process" in text
-    assert "GPUs 0-1" in text
+    assert "set the compute mode to exclusive-process" in text
+    assert "0-1" in text
 
 
 def test_an_incomplete_cdi_specification_is_called_so(capsys, policy):

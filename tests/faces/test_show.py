@@ -51,7 +51,7 @@ async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
         assert await stage.eventually(stage.holders_known)
         if drain:
             stage.write_policy(PolicyText("p.yaml", b"version: partage/v1"))
-            assert await stage.eventually(lambda: any(gpu.draining for gpu in _report(stage).gpus))
+            assert await stage.eventually(lambda: any(gpu.waits for gpu in _report(stage).gpus))
         return report_document(_report(stage), stage.board, assess(stage.board, INTERVALS))
     finally:
         await stage.close()

@@ -230,7 +230,7 @@ class LayoutTruth(Truth):
             return []
         agent = self._node.agent
         said = agent.board.report.gpus if agent and agent.board.report else ()
-        why = [f"{one.pending} (waits for {one.waiting})" for one in said if one.uuid == gpu]
+        why = [f"{one.plan}" for one in said if one.uuid == gpu]
         return [f"{gpu} has not its layout, and nobody is in the way: {why}"]
 
     def _restless(self) -> list[str]:
@@ -238,14 +238,16 @@ class LayoutTruth(Truth):
         complaints = super()._restless()
         agent = self._node.agent
         if agent is not None and agent.board.report is not None:
-            complaints += [f"pending: {one.pending}" for one in agent.board.report.gpus if one.pending]
+            complaints += [
+                f"unsettled: {one.plan}" for one in agent.board.report.gpus if one.plan and one.plan.reason
+            ]
         return complaints + self._unfinished()
 
     def _unfinished(self) -> list[str]:
         """A journal without an end, unless the policy has nothing to say of one of its GPUs."""
         last, gpus = read_journal(self._node.place.state_dir), self._node.hardware.state.gpus
         planned = {gpus[n].uuid for n, one in enumerate(self._node.plan) if isinstance(one, Layout)}
-        is_left = isinstance(last, Unfinished) and not set(last.beginning.before) <= planned
+        is_left = isinstance(last, Unfinished) and not set(last.header.before) <= planned
         return [f"journal: {last}"] if last is not None and not is_left else []
 
 

@@ -219,7 +219,7 @@ def test_while_the_kubelet_does_not_say_who_holds_what_nobody_is_said_to_hold_no
     async def story(world: World) -> None:
         await admitted(world, "train")
         world.behave(pod_resources=PodResourcesMode.REFUSES)
-        await until(lambda: (report := board(world).report) and report.neighbours.pod_resources)
+        await until(lambda: (report := board(world).report) and report.dependencies.pod_resources)
         await works_on(world, 21, container=NOTEBOOK)
         await works_on(world, 11, each=30)
         (verdict,) = (await looks_again(world)).watched.verdicts
@@ -279,7 +279,7 @@ def undisturbed(world: World) -> bool:
     """Nothing is withdrawn, and no GPU waits for its holders."""
     report = board(world).report
     assert report is not None
-    return world.kubelet.allocatable() == {SHARED: 2} and not any(gpu.draining for gpu in report.gpus)
+    return world.kubelet.allocatable() == {SHARED: 2} and not any(gpu.waits for gpu in report.gpus)
 
 
 def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_is_withdrawn() -> None:

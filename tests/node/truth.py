@@ -145,7 +145,7 @@ class Truth:
         agent = self._world.agent
         if agent is None or agent.board.report is None:
             return []
-        does = any(one.uuid == gpu and one.waiting is not None for one in agent.board.report.gpus)
+        does = any(one.uuid == gpu and one.waits for one in agent.board.report.gpus)
         return [] if does is should else [f"{gpu} {'waits' if does else 'does not wait'}"]
 
     async def comes_to_rest(self) -> None:

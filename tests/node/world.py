@@ -149,7 +149,7 @@ class World:
             policy=self.place.policy,
         )
         stop, board = asyncio.Event(), AgentStatus(self.loop.time)
-        task = self.loop.create_task(run(settings, self.hardware, stop=stop, board=board))
+        task = self.loop.create_task(run(settings, self.hardware, stop=stop, status=board))
         self.agent = Agent(task, stop, board, self.loop.time())
 
     async def stop_agent(self) -> None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import ResourceName
 from partage.model.policy import Strategy
+from partage.plan.reconcile.known_node import UNSEEN
+from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import Dependencies, GpuReport, PolicyReport, PolicyState, Report, ResourceReport
 from partage.plan.report_events import diff_reports
 from partage.plan.serve.ledger import Degree, Entry, Holder
@@ -21,9 +23,7 @@ ONE = GpuReport(
     lost="",
     strategy=Strategy.EXCLUSIVE,
     wanted=Strategy.EXCLUSIVE,
-    draining=False,
-    waiting=None,
-    pending="",
+    plan=GpuPlan(Phase.SETTLED),
     offer=(),
     held=0,
 )
@@ -32,13 +32,13 @@ FIRST = Report(
     clock_s=0.0,
     number=1,
     took_s=0.0,
-    node=None,
+    node=UNSEEN,
     offer={},
     gpus=(ONE,),
     resources=(ResourceReport(GPU, 1, 1, 0),),
     entries=(),
     policy=PolicyReport(PolicyState.BUILT_IN),
-    neighbours=Dependencies(),
+    dependencies=Dependencies(),
 )
 
 
@@ -62,7 +62,7 @@ def test_a_fault_is_grave_and_a_recovery_is_not() -> None:
 
 def test_a_gpu_that_waits_names_the_pods_once() -> None:
     entry = Entry(GPU, "GPU-a", Degree.OBSERVED, (Holder("default", "trainer", "main"),), 0.0)
-    waits = replace(FIRST, gpus=(replace(ONE, draining=True, waiting=(entry,), held=1),))
+    waits = replace(FIRST, gpus=(replace(ONE, plan=GpuPlan(Phase.WAITING, waiting_for=(entry,)), held=1),))
     [one] = diff_reports(FIRST, waits)
     assert one.event == "gpu waits"
     assert one.facts["for"] == ["default/trainer"]
@@ -70,7 +70,7 @@ def test_a_gpu_that_waits_names_the_pods_once() -> None:
 
 
 def test_a_gpu_that_waits_for_nobody_is_no_news() -> None:
-    settles = replace(FIRST, gpus=(replace(ONE, draining=True, waiting=()),))
+    settles = replace(FIRST, gpus=(replace(ONE, plan=GpuPlan(Phase.WITHDRAWING)),))
     assert events(FIRST, settles) == []
 
 

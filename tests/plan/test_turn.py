@@ -9,14 +9,19 @@ import pytest
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.model.gpu import Inventory, LostGpu, NoDriver
+from partage.model.gpu import ComputeMode, Inventory, LostGpu, NoDriver
 from partage.model.health import Condition, HealthState, Xid
 from partage.model.ids import ResourceName
+from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Policy
-from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
+from partage.model.step import StartDaemon
+from partage.plan.offer.desired import DesiredState, live, resolve, with_driver_root
 from partage.plan.reconcile.known_node import GONE, KnownNode, recognise
+from partage.plan.reconcile.node_plan import Observed, Snapshot
+from partage.plan.reconcile.planner import Planner
+from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
-from partage.plan.turn import NO_ROWS, KubeletView, NodeState, TurnInput, TurnResult, after_restart, turn
+from partage.plan.turn import NodeState, TurnInput, TurnResult, after_restart, turn
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import load_machine
 
@@ -36,50 +41,54 @@ def policy(text: str) -> Policy:
     return parse_policy(text, "policy.yaml").policy
 
 
-def wish(text: str, inventory: Inventory) -> DesiredState:
+def desired(text: str, inventory: Inventory) -> DesiredState:
     return resolve(policy(text), inventory, geometry_of)
 
 
 class Turning:
-    """Turns one after the other, as the loop does."""
+    """Turns one after the other, as the loop does. ``turn`` takes fields of TurnInput and of its Snapshot."""
 
     def __init__(self, text: str = EXCLUSIVE, inventory: Inventory | None = None) -> None:
         self.inventory = inventory or observed()
         self.node = recognise(None, self.inventory)
-        self.wish = wish(text, self.inventory)
+        self.desired = desired(text, self.inventory)
         self.ledger = Ledger()
-        self.standing = NodeState()
-        self.rows: KubeletView = NO_ROWS
+        self.state = NodeState()
+        self.view: KubeletView = EMPTY_VIEW
         self.now_s = 100.0
+        self.planner = Planner(geometry_of, SETTLE_S)
 
-    def turn(self, **seen: object) -> TurnResult:
-        values = TurnInput(
+    def turn(self, holders_known: bool = True, **seen: object) -> TurnResult:
+        of_snapshot = {name: seen.pop(name) for name in [*seen] if name in Snapshot.__dataclass_fields__}
+        snapshot = Snapshot(
             now_s=self.now_s,
-            node=self.node,
-            wish=self.wish,
+            observed=Observed(self.node, daemons=(), slices={}),
+            served=self.state.serving,
             held=self.ledger.held(),
-            held_version=self.ledger.version,
             entries=self.ledger.entries(),
+            unknown=frozenset() if holders_known else self.state.restored,
         )
-        done = turn(replace(values, **seen), self.standing, self.rows, SETTLE_S)  # type: ignore[arg-type]
-        self.standing, self.rows = done.standing, done.rows
+        snapshot = replace(snapshot, **of_snapshot)  # type: ignore[arg-type]
+        values = TurnInput(snapshot, self.desired, held_version=self.ledger.version)
+        done = turn(replace(values, **seen), self.state, self.view, self.planner)  # type: ignore[arg-type]
+        self.state, self.view = done.state, done.view
         return done
 
     def healthy(self, name: ResourceName = GPU) -> list[bool]:
-        return [row.healthy for row in self.rows.by_resource.get(name, ())]
+        return [row.healthy for row in self.view.by_resource.get(name, ())]
 
 
 def test_a_node_that_nobody_served_starts_with_what_is_wanted() -> None:
     node = Turning(SHARED_ONES)
     node.turn()
-    assert {name: len(rows) for name, rows in node.rows.by_resource.items()} == {SHARED: 4, GPU: 2}
+    assert {name: len(rows) for name, rows in node.view.by_resource.items()} == {SHARED: 4, GPU: 2}
 
 
 def test_a_turn_in_which_nothing_happened_keeps_the_very_rows() -> None:
     node = Turning(SHARED_ONES)
-    first = node.turn().rows
+    first = node.turn().view
     node.now_s += 60
-    assert node.turn().rows is first
+    assert node.turn().view is first
 
 
 def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
@@ -87,42 +96,42 @@ def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
     node.turn()
     uuid = node.inventory.gpus[0].uuid
     node.ledger.allocated(GPU, [uuid], node.now_s)
-    node.wish = wish(SHARED_ONES, node.inventory)
+    node.desired = desired(SHARED_ONES, node.inventory)
     done = node.turn()
-    assert [entry.id for entry in done.waiting[uuid]] == [uuid]
-    assert node.rows.by_resource[GPU][0].id == uuid
+    assert [entry.id for entry in done.plan.waiting[uuid]] == [uuid]
+    assert node.view.by_resource[GPU][0].id == uuid
     node.ledger.offered_as_free(GPU, [uuid], node.now_s)
     done = node.turn()
-    assert done.due_s == node.now_s + SETTLE_S
-    assert SHARED not in node.rows.by_resource or len(node.rows.by_resource[SHARED]) < 4
+    assert done.plan.due_s == node.now_s + SETTLE_S
+    assert SHARED not in node.view.by_resource or len(node.view.by_resource[SHARED]) < 4
     node.now_s += SETTLE_S
     node.turn()
-    assert len(node.rows.by_resource[SHARED]) == 4
+    assert len(node.view.by_resource[SHARED]) == 4
 
 
 def test_an_id_that_was_just_withdrawn_is_still_answered_for_a_moment() -> None:
     node = Turning()
     node.turn()
-    node.wish = wish(SHARED_ONES, node.inventory)
+    node.desired = desired(SHARED_ONES, node.inventory)
     node.turn()
     uuid = node.inventory.gpus[1].uuid
-    assert uuid not in {row.id for row in node.rows.by_resource[GPU]}
-    assert node.rows.late[uuid] == node.now_s + SETTLE_S
+    assert uuid not in {row.id for row in node.view.by_resource[GPU]}
+    assert node.view.late[uuid] == node.now_s + SETTLE_S
 
 
 def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
     node = Turning()
     node.turn()
-    node.standing = after_restart(node.standing)
-    node.wish = wish(SHARED_ONES, node.inventory)
+    node.state = after_restart(node.state)
+    node.desired = desired(SHARED_ONES, node.inventory)
     for _ in range(3):
         node.turn(holders_known=False)
         node.now_s += 2 * SETTLE_S
-    assert SHARED not in node.rows.by_resource
+    assert SHARED not in node.view.by_resource
     node.turn()
     node.now_s += SETTLE_S
     node.turn()
-    assert len(node.rows.by_resource[SHARED]) == 4
+    assert len(node.view.by_resource[SHARED]) == 4
 
 
 def test_an_xid_of_one_gpu_takes_it_away_and_one_of_nobody_makes_all_suspect() -> None:
@@ -133,7 +142,7 @@ def test_an_xid_of_one_gpu_takes_it_away_and_one_of_nobody_makes_all_suspect() -
     assert node.healthy() == [True, True, False, True]
     node.turn(xids=(Xid(None, 79),))
     assert node.healthy() == [True, True, False, True]
-    states = [node.standing.health[uuid].phase().state for uuid in uuids]
+    states = [node.state.health[uuid].phase().state for uuid in uuids]
     assert states == [HealthState.SUSPECT, HealthState.SUSPECT, HealthState.UNHEALTHY, HealthState.SUSPECT]
 
 
@@ -142,7 +151,7 @@ def test_silence_takes_no_gpu_away() -> None:
     node.turn()
     node.turn(silent="the helper is away")
     assert node.healthy() == [True] * 4
-    assert {health.phase().state for health in node.standing.health.values()} == {HealthState.SUSPECT}
+    assert {health.phase().state for health in node.state.health.values()} == {HealthState.SUSPECT}
 
 
 def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:
@@ -155,7 +164,7 @@ def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:
         lost=(LostGpu(1, None, gone.pci_bus_id, "GPU is lost"),),
     )
     node.node = recognise(node.node, without)
-    node.wish = wish(EXCLUSIVE, node.node.inventory)
+    node.desired = desired(EXCLUSIVE, node.node.inventory)
     node.turn(fresh=True)
     assert node.healthy() == [True, False, True, True]
 
@@ -167,11 +176,11 @@ def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> 
     gone, *others = node.inventory.gpus
     moved = tuple(replace(gpu, index=index) for index, gpu in enumerate(others))
     node.node = recognise(node.node, replace(node.inventory, gpus=moved))
-    node.wish = wish(SHARED_ONES, node.node.inventory)
+    node.desired = desired(SHARED_ONES, node.node.inventory)
     node.turn(fresh=True)
-    shares = {row.id: row.healthy for row in node.rows.by_resource[SHARED]}
+    shares = {row.id: row.healthy for row in node.view.by_resource[SHARED]}
     assert shares[f"{gone.uuid}::0"] is False
-    assert node.standing.health[gone.uuid].phase().state is HealthState.UNHEALTHY
+    assert node.state.health[gone.uuid].phase().state is HealthState.UNHEALTHY
 
 
 # --- recognising GPUs --------------------------------------------------------------------------
@@ -235,20 +244,29 @@ def test_a_condition_of_a_lost_gpu_alone_makes_it_unhealthy() -> None:
 
 
 def test_shares_whose_daemon_takes_no_clients_are_unhealthy_until_it_does() -> None:
-    node = Turning(SHARED_ONES)
-    node.turn()
-    uuid = node.inventory.gpus[0].uuid
-    node.turn(unwell={uuid: "its MPS daemon is dead"})
-    assert node.healthy(SHARED) == [False, False, True, True]
-    node.turn()
-    assert node.healthy(SHARED) == [True] * 4
+    policy_text = "version: partage/v1\ngpus:\n  - {select: {index: [0]}, mps: {replicas: 2}}\n"
+    plain = observed()
+    first = replace(plain.gpus[0], compute_mode=ComputeMode.EXCLUSIVE_PROCESS)
+    node = Turning(policy_text, replace(plain, gpus=(first, *plain.gpus[1:])))
+    (spec,) = node.desired.settings[first.uuid].daemons
+    serving = DaemonState(
+        first.uuid, first.uuid, DaemonPhase.SERVING, 7, (), spec.limits, multi_user=bool(spec.multi_user)
+    )
+    well, dead = (Observed(node.node, (one,)) for one in (serving, replace(serving, phase=DaemonPhase.DEAD)))
+    node.turn(observed=well)
+    assert node.healthy(SHARED) == [True, True]
+    done = node.turn(observed=dead)
+    assert node.healthy(SHARED) == [False, False], "they stay listed, and its daemon is started under them"
+    assert [type(step) for step in done.plan.ready[0].steps] == [StartDaemon]
+    node.turn(observed=well)
+    assert node.healthy(SHARED) == [True, True]
 
 
 def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> None:
     inventory = observed()
     text = "version: partage/v1\ngpus:\n  - {select: {index: [0]}, mig: {layout: [3g.20gb, 3g.20gb]}}\n"
-    found = wish(text, inventory)
-    assert found.offer[inventory.gpus[0].uuid] == ()
+    found = desired(text, inventory)
+    assert live(found.offer)[inventory.gpus[0].uuid] == ()
     assert found.pending[inventory.gpus[0].uuid]
 
 

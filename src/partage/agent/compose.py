@@ -21,8 +21,10 @@ from partage.agent.observers.pod_resources import OurNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
 from partage.agent.options import AgentOptions
-from partage.agent.reconciler import Reconciler
-from partage.agent.retries import Retries
+from partage.agent.originals import Originals
+from partage.agent.reconciler.node_port import NodePort
+from partage.agent.reconciler.reconciler import Reconciler
+from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
@@ -36,6 +38,8 @@ from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.xid import XidRules
+from partage.plan.reconcile.node_plan import NodePlan, Phase
+from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import answerable
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
@@ -55,34 +59,34 @@ Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
 
 async def run(
-    settings: AgentOptions,
+    options: AgentOptions,
     hardware: Hardware,
     *,
     stop: asyncio.Event,
-    board: AgentStatus | None = None,
+    status: AgentStatus | None = None,
     beside: Beside | None = None,
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
-    board: where reports are published, for those who want to watch. beside: a task of the caller's, run
+    status: where reports are published, for those who want to watch. beside: a task of the caller's, run
     along; it ends with the agent. The hardware is the caller's to close.
 
     Raises InputError or Unsatisfiable, with nothing registered, where the policy cannot hold and no last good
     one stands in; InputError for a socket's path that is too long, where another agent has the state
     directory, and where the helper refuses what it was started with.
     """
-    board = board or AgentStatus(time.monotonic)
-    _check_paths(settings)
-    memory = StateWriter(StateDir(settings.state_dir), board.clock)
+    status = status or AgentStatus(time.monotonic)
+    _check_paths(options)
+    state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
-        agent = _Agent(settings, hardware, board, memory)
+        agent = _Agent(options, hardware, status, state_writer)
         await agent.run(stop, beside)
     finally:
-        memory.directory.close()
+        state_writer.directory.close()
 
 
-def _check_paths(settings: AgentOptions) -> None:
-    sockets = {"--kubelet-dir": settings.kubelet_socket, "--pod-resources": settings.pod_resources}
+def _check_paths(options: AgentOptions) -> None:
+    sockets = {"--kubelet-dir": options.kubelet_socket, "--pod-resources": options.pod_resources}
     for option, path in sockets.items():
         size = len(str(path).encode())
         if size > LONGEST_SOCKET_PATH:
@@ -94,129 +98,140 @@ class _Agent:
     """The parts, wired."""
 
     def __init__(
-        self, settings: AgentOptions, hardware: Hardware, board: AgentStatus, memory: StateWriter
+        self, options: AgentOptions, hardware: Hardware, status: AgentStatus, state_writer: StateWriter
     ) -> None:
-        self._settings = settings
-        self._board = board
-        self._memory = memory
+        self._options = options
+        self._status = status
+        self._state_writer = state_writer
         self._requests = Requests()
         self._ledger = Ledger()
-        self._pod_resources = PodResourcesClient(settings.pod_resources)
+        self._kubelet = PodResourcesClient(options.pod_resources)
         self._endpoints: list[ResourceEndpoint] = []
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[str] = set()
-        ask, clock = self._requests.ask, board.clock
-        self._sense = HardwareObserver(hardware, ask, settings.intervals)
-        self._holders = PodResourcesPoller(
-            pod_resources=self._pod_resources,
+        ask, clock, intervals = self._requests.ask, status.clock, options.intervals
+        self._hardware = HardwareObserver(hardware, ask, intervals)
+        self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
+        self._pod_resources = PodResourcesPoller(
+            pod_resources=self._kubelet,
             ledger=self._ledger,
             clock=clock,
             ask=ask,
-            intervals=settings.intervals,
+            intervals=intervals,
             names=self._names,
-            checkpoint=lambda: held_in_checkpoint(settings.kubelet_dir),
-            there=settings.pod_resources.exists,
+            checkpoint=lambda: held_in_checkpoint(options.kubelet_dir),
+            there=options.pod_resources.exists,
         )
-        hooks = Hooks(self._ledger, clock, self._holders.question, self._holders.soon)
+        hooks = Hooks(self._ledger, clock, self._pod_resources.question, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
-        self._policies = PolicyObserver(settings, geometry_of, ask)
+        self._policies = PolicyObserver(options, geometry_of, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
-        self._changes = Reconciler(
-            sense=self._sense,
-            failures=Retries(clock, settings.intervals.retry_s),
-            looks=SettingsObserver(hardware, clock, settings.intervals.observe_s),
-            state_dir=settings.state_dir,
+        self._originals = Originals(state_writer.keep)
+        self._unfinished = UnfinishedChange(options.state_dir)
+        port = NodePort(
+            hardware=self._hardware,
+            settings=self._settings,
+            policies=self._policies,
+            originals=self._originals,
+            unfinished=self._unfinished,
             geometry_of=geometry_of,
-            ask=ask,
-            intervals=settings.intervals,
-            digest=self._policies.digest,
+            intervals=intervals,
+            planned=self._plan,
             fit=self._cdi.fit,
-            remember=memory.keep,
+            ask=ask,
         )
+        self._reconciler = Reconciler(port, clock, ask, intervals.retry_s)
         self._watchdog = Watchdog(
             hardware=hardware,
             ledger=self._ledger,
-            holders_known=lambda: self._holders.known and not self._holders.trouble,
-            directory=settings.container_logs,
+            holders_known=lambda: self._pod_resources.known and not self._pod_resources.trouble,
+            directory=options.container_logs,
             clock=clock,
             ask=ask,
-            intervals=settings.intervals,
-            counts=board.counts,
+            intervals=intervals,
+            counts=status.counts,
         )
-        board.look = lambda: self._watchdog.look
-        board.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
-        board.counts.asked = self._plugins.asked
-        board.counts.xids = self._sense.xid_counts
-        board.counts.changes = self._changes.made
+        self._loop = self._loop_of()
+        status.look = lambda: self._watchdog.look
+        status.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
+        status.counts.asked = self._plugins.asked
+        status.counts.xids = self._hardware.xid_counts
+        status.counts.changes = self._reconciler.endings
 
     async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
         """Start, run, stop."""
-        look = asyncio.create_task(self._sense.observe(), name="first look")
+        look = asyncio.create_task(self._hardware.observe(), name="first look")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
-            remembered = self._memory.load()
-            self._policies.fallback = remembered.policy
-            self._changes.before = remembered.before
-            self._served_before = {
-                offering.device for offer in answerable(remembered.serving).values() for offering in offer
-            }
-            self._changes.begin()
+            saved = self._restore()
             self._policies.start()
             await asyncio.wait({look, stopped}, timeout=FIRST_LOOK_S, return_when=FIRST_COMPLETED)
             if look.done():
                 look.result()
-            self._policies.lay_on(self._sense.node)
+            self._policies.resolve_on(self._hardware.node)
             self._policies.must_hold()
-            self._watchdog.stand(self._policies.wish, answerable(remembered.serving))
-            async with self._running(self._loop(remembered), beside):
+            self._watchdog.stand(self._policies.desired, answerable(saved.serving))
+            async with self._running(beside):
                 await stopped
             log.info("stopped")
         finally:
             look.cancel()
             stopped.cancel()
-            self._pod_resources.close()
-        await asyncio.to_thread(self._memory.save)
+            self._kubelet.close()
+        await asyncio.to_thread(self._state_writer.save)
 
-    def _loop(self, remembered: SavedState) -> Loop:
-        environ = self._settings.environ
+    def _restore(self) -> SavedState:
+        """Take over from the agent before us."""
+        saved = self._state_writer.load()
+        self._policies.fallback = saved.policy
+        self._originals.by_gpu = saved.original
+        self._served_before = {
+            one.device for devices in answerable(saved.serving).values() for one in devices
+        }
+        self._loop.state = after_restart(NodeState(saved.serving, saved.health))
+        self._loop.boot_id = saved.boot_id
+        self._reconciler.in_hand = dict.fromkeys(self._unfinished.read(), Phase.VERIFYING)
+        return saved
+
+    def _loop_of(self) -> Loop:
+        environ = self._options.environ
         disabled, enabled = (environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
         parts = Parts(
-            settings=self._settings,
-            clock=self._board.clock,
-            board=self._board,
+            options=self._options,
+            clock=self._status.clock,
+            status=self._status,
             requests=self._requests,
             ledger=self._ledger,
-            sense=self._sense,
-            holders=self._holders,
+            hardware=self._hardware,
+            settings=self._settings,
+            pod_resources=self._pod_resources,
             policies=self._policies,
-            changes=self._changes,
+            originals=self._originals,
+            planner=Planner(geometry_of, self._options.intervals.settle_s),
+            reconciler=self._reconciler,
             plugins=self._plugins,
-            memory=self._memory,
+            state_writer=self._state_writer,
             cdi=self._cdi,
-            guard=GuardFiles(self._settings.run_dir),
+            guard=GuardFiles(self._options.run_dir),
             watchdog=self._watchdog,
             serve=self._serve,
             rules=XidRules.parse(disabled, enabled),
         )
-        return Loop(
-            parts,
-            standing=after_restart(NodeState(remembered.serving, remembered.health)),
-            boot_id=remembered.boot_id,
-        )
+        return Loop(parts)
 
     @contextlib.asynccontextmanager
-    async def _running(self, loop: Loop, beside: Beside | None) -> AsyncIterator[None]:
+    async def _running(self, beside: Beside | None) -> AsyncIterator[None]:
         """All tasks, for the length of a block. A task that fails has a bug, and ends the agent."""
         tasks: dict[str, Coroutine[Any, Any, None]] = {
-            "holders": self._holders.run(),
-            "pulse": loop.pulse(),
-            "observe": self._sense.observe_for_ever(),
-            "conditions": self._sense.conditions_for_ever(),
-            "events": self._sense.events_for_ever(),
+            "pod resources": self._pod_resources.run(),
+            "pulse": self._loop.pulse(),
+            "observe": self._hardware.observe_for_ever(),
+            "conditions": self._hardware.conditions_for_ever(),
+            "events": self._hardware.events_for_ever(),
             "policy": self._policies.watch(),
-            "changes": self._changes.run(),
-            "state": self._memory.run(),
+            "reconciler": self._reconciler.run(),
+            "state": self._state_writer.run(),
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
         }
@@ -225,23 +240,26 @@ class _Agent:
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WORD_S):
-                    await self._holders.asked_once.wait()
+                    await self._pod_resources.asked_once.wait()
                     await self._watchdog.looked_once.wait()
-            await loop.turn()
-            self._tasks.append(group.create_task(loop.run(), name="turns"))
+            await self._loop.turn()
+            self._tasks.append(group.create_task(self._loop.run(), name="turns"))
             if beside is not None:
-                self._tasks.append(group.create_task(beside(self._board), name="beside"))
+                self._tasks.append(group.create_task(beside(self._status), name="beside"))
             try:
                 yield
             finally:
                 for task in self._tasks:
                     task.cancel()
 
+    def _plan(self) -> NodePlan:
+        return self._loop.plan()
+
     def _serve(self, plugin: ResourcePlugin) -> None:
         """Serve and register one more resource."""
         assert self._group is not None
         try:
-            endpoint = ResourceEndpoint(plugin, self._settings.kubelet_dir, clock=self._board.clock)
+            endpoint = ResourceEndpoint(plugin, self._options.kubelet_dir, clock=self._status.clock)
         except InputError as error:
             # Only a name that an earlier policy or another plugin gave; those of ours were checked before.
             log.warning(
@@ -252,11 +270,11 @@ class _Agent:
         self._tasks.append(self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}"))
 
     def _names(self) -> OurNames:
-        node = self._sense.node
+        node = self._hardware.node
         gpus = node.known.values() if node else ()
         devices = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
         return OurNames(self._plugins.by_name.keys(), devices | self._served_before)
 
     def _cdi_dir(self, inventory: Inventory) -> Path:
         """A simulated node's specs shall not reach a real container runtime."""
-        return self._settings.run_dir / "cdi" if inventory.simulated else self._settings.cdi_dir
+        return self._options.run_dir / "cdi" if inventory.simulated else self._options.cdi_dir

@@ -15,20 +15,26 @@ from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.observers.hardware import HardwareObserver, Observation
 from partage.agent.observers.pod_resources import PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
+from partage.agent.observers.settings import SettingsObserver
 from partage.agent.options import AgentOptions
-from partage.agent.reconciler import Reconciler
+from partage.agent.originals import Originals
+from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
 from partage.model.gpu import NoDriver
+from partage.model.policy import Policy
 from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
-from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.guarantees import believed
+from partage.plan.reconcile.known_node import UNSEEN, KnownNode
+from partage.plan.reconcile.node_plan import NodePlan, Snapshot
+from partage.plan.reconcile.planner import Planner
 from partage.plan.report import Dependencies, Report, gpu_reports, resource_reports
 from partage.plan.report_events import diff_reports
+from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
-from partage.plan.turn import NO_ROWS, KubeletView, NodeState, TurnInput, TurnResult, turn
+from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +50,7 @@ class Requests:
         self._asked.set()
 
     async def wait(self, longest_s: float | None) -> None:
-        """Wait until somebody asks, at most so long; all requests until now are taken."""
+        """Wait until a turn is asked for, at most so long; all requests until now are taken."""
         try:
             async with asyncio.timeout(longest_s):
                 await self._asked.wait()
@@ -57,17 +63,20 @@ class Requests:
 class Parts:
     """What the loop turns: everything that it reads and writes."""
 
-    settings: AgentOptions
+    options: AgentOptions
     clock: Callable[[], float]
-    board: AgentStatus
+    status: AgentStatus
     requests: Requests
     ledger: Ledger
-    sense: HardwareObserver
-    holders: PodResourcesPoller
+    hardware: HardwareObserver
+    settings: SettingsObserver
+    pod_resources: PodResourcesPoller
     policies: PolicyObserver
-    changes: Reconciler
+    originals: Originals
+    planner: Planner
+    reconciler: Reconciler
     plugins: PluginSet
-    memory: StateWriter
+    state_writer: StateWriter
     cdi: CdiSpecs
     guard: GuardFiles
     watchdog: Watchdog
@@ -83,16 +92,17 @@ class Loop:
     """
 
     parts: Parts
-    standing: NodeState = field(default_factory=NodeState)
-    rows: KubeletView = NO_ROWS
+    state: NodeState = field(default_factory=NodeState)
+    view: KubeletView = EMPTY_VIEW
     boot_id: str = ""
     _terms: AnswerTerms | None = None
     _due_s: float | None = None
     _number: int = 0
+    _policy: Policy | None = None
 
     async def run(self) -> None:
         """Turn whenever it is asked for or due, for ever."""
-        intervals = self.parts.settings.intervals
+        intervals = self.parts.options.intervals
         while True:
             await self.parts.requests.wait(self._pause_s())
             await self.turn()
@@ -101,88 +111,104 @@ class Loop:
     async def pulse(self) -> None:
         """Say that the loop is alive, for ever; a thread looks whether this is recent."""
         while True:
-            self.parts.board.pulse_s = self.parts.clock()
-            await asyncio.sleep(self.parts.settings.intervals.policy_s)
+            self.parts.status.pulse_s = self.parts.clock()
+            await asyncio.sleep(self.parts.options.intervals.policy_s)
 
     async def turn(self) -> None:
-        """One pass: see, decide, remember, publish, report.
+        """One turn: observe, decide, save, publish, report.
 
-        Shares that are new are on disk before anybody can have them: an agent that comes after us has to know
-        what a held id was a share of, and the kubelet cannot tell it.
+        Shares that are new are on disk before they can be allocated: the next agent has to know what a held
+        id was a share of, and the kubelet cannot tell it.
         """
         parts, began_s = self.parts, self.parts.clock()
-        sensed = parts.sense.take()
-        parts.policies.lay_on(sensed.node)
-        parts.memory.has_seen(sensed.node)
-        booted = self._has_booted(sensed)
-        if booted:
-            parts.changes.booted()
-        entries, serving = parts.ledger.entries(), self.standing.serving
-        wish = parts.changes.meanwhile(parts.policies.wish, sensed.node, entries, serving)
-        seen = self._seen(sensed, wish, began_s, booted=booted)
-        done = turn(seen, self.standing, self.rows, self._settle_s, parts.rules)
-        is_new = _shares(done.standing) != _shares(self.standing)
-        self.standing, self.rows, self._due_s = done.standing, done.rows, done.due_s
-        parts.holders.waited_for(waited=any(done.waiting.values()))
-        parts.memory.remember(self.standing, parts.policies.saved, parts.changes.before)
+        seen = self._seen()
+        done = turn(seen, self.state, self.view, parts.planner, parts.rules)
+        is_new = _shares(done.state) != _shares(self.state)
+        self.state, self.view, self._due_s = done.state, done.view, done.plan.due_s
+        parts.pod_resources.waited_for(waited=any(done.plan.waiting.values()))
+        parts.state_writer.remember(self.state, parts.policies.saved, parts.originals.by_gpu)
         if is_new:
-            await parts.memory.written()
-        parts.watchdog.stand(parts.policies.wish, self.rows.offer)
-        self._publish(sensed)
-        parts.changes.stand(self.standing.serving, self.standing.restored)
-        self._report(sensed, wish, done, began_s)
+            await parts.state_writer.written()
+        parts.watchdog.stand(parts.policies.desired, self.view.offer)
+        self._publish(seen.node)
+        parts.reconciler.published(done.plan)
+        self._report(seen, done, began_s)
 
-    @property
-    def _settle_s(self) -> float:
-        return self.parts.settings.intervals.settle_s
+    def snapshot(self) -> Snapshot:
+        """The node at this moment, as the planner looks at it."""
+        parts = self.parts
+        observed = parts.settings.observed(parts.hardware.node or UNSEEN)
+        if parts.policies.desired is not None:
+            parts.originals.prune(parts.policies.desired, observed)
+        return Snapshot(
+            now_s=parts.clock(),
+            observed=observed,
+            served=self.state.serving,
+            held=parts.ledger.held(),
+            entries=parts.ledger.entries(),
+            unknown=frozenset() if parts.pod_resources.known else self.state.restored,
+            original=parts.originals.by_gpu,
+            attempts=parts.reconciler.attempts,
+            in_hand=parts.reconciler.in_hand,
+        )
+
+    def plan(self) -> NodePlan:
+        """A plan of this moment."""
+        return self.parts.planner.plan(self.parts.policies.desired, self.snapshot())
 
     def _pause_s(self) -> float | None:
         return None if self._due_s is None else max(0.0, self._due_s - self.parts.clock())
 
-    def _seen(
-        self, sensed: Observation, wish: DesiredState | None, now_s: float, *, booted: bool
-    ) -> TurnInput:
-        ledger = self.parts.ledger
+    def _seen(self) -> TurnInput:
+        parts = self.parts
+        news = parts.hardware.take()
+        parts.policies.resolve_on(news.node)
+        parts.state_writer.has_seen(news.node)
+        booted = self._has_booted(news)
+        if booted:
+            parts.originals.forget()
+            parts.settings.forget()
+        self._note_policy()
         return TurnInput(
-            now_s=now_s,
-            node=sensed.node,
-            fresh=sensed.fresh,
-            wish=wish,
-            xids=sensed.xids,
-            conditions=sensed.conditions,
-            silent=sensed.silent,
+            snapshot=self.snapshot(),
+            desired=parts.policies.desired,
+            fresh=news.fresh,
+            xids=news.xids,
+            conditions=news.conditions,
+            silent=news.silent,
             booted=booted,
-            held=ledger.held(),
-            held_version=ledger.version,
-            entries=ledger.entries(),
-            holders_known=self.parts.holders.known,
-            unwell=self.parts.changes.unwell,
-            in_hand=self.parts.changes.in_hand,
+            held_version=parts.ledger.version,
         )
 
-    def _has_booted(self, sensed: Observation) -> bool:
-        """Whether the node has booted since it was last seen. A simulated one may do so under our feet."""
-        boot_id = sensed.node.inventory.boot_id if sensed.node else ""
+    def _has_booted(self, news: Observation) -> bool:
+        """Whether the node has booted since it was last seen. A simulated one may do so while we run."""
+        boot_id = news.node.inventory.boot_id if news.node else ""
         before, self.boot_id = self.boot_id, boot_id or self.boot_id
         return bool(before) and before != self.boot_id
 
-    def _publish(self, sensed: Observation) -> None:
+    def _note_policy(self) -> None:
+        """What failed under another policy is tried at once."""
+        desired = self.parts.policies.desired
+        if desired is not None and desired.policy != self._policy:
+            self._policy = desired.policy
+            self.parts.reconciler.forget_failures()
+            self.parts.settings.slices_changed()
+
+    def _publish(self, node: KnownNode) -> None:
         """Serve the new rows. Without a driver, answers stay what they were when there was one."""
-        parts, wish = self.parts, self.parts.policies.wish
-        if sensed.node and wish and not isinstance(sensed.node.inventory.driver, NoDriver):
-            inventory, options = sensed.node.inventory, wish.policy.options
+        parts, desired = self.parts, self.parts.policies.desired
+        if desired and not isinstance(node.inventory.driver, NoDriver):
+            inventory, options = node.inventory, desired.policy.options
             parts.cdi.want(inventory, options)
-            parts.guard.want(offering for rows in self.rows.offer.values() for offering in rows)
-            run_dir, guard_dir = str(parts.settings.run_dir), parts.guard.directory
+            parts.guard.want(one for devices in self.view.offer.values() for one in devices)
+            run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unwatched = parts.watchdog.unwatched
             self._terms = AnswerTerms(inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched)
         if self._terms is not None:
-            for plugin in parts.plugins.publish(self.rows, self._terms):
+            for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.serve(plugin)
 
-    def _report(
-        self, sensed: Observation, wish: DesiredState | None, done: TurnResult, began_s: float
-    ) -> None:
+    def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:
         parts = self.parts
         self._number += 1
         entries = parts.ledger.entries()
@@ -193,32 +219,32 @@ class Loop:
             clock_s=now_s,
             number=self._number,
             took_s=now_s - began_s,
-            node=sensed.node,
-            offer=believed(done.rows.offer, parts.watchdog.unwatched),
-            gpus=gpu_reports(sensed.node, done, wish, entries, parts.changes.looks.daemons or ()),
+            node=seen.node,
+            offer=believed(done.view.offer, parts.watchdog.unwatched),
+            gpus=gpu_reports(seen.node, done, seen.desired, entries, parts.settings.daemons or ()),
             resources=resource_reports(listed, entries),
             entries=entries,
             policy=parts.policies.report,
-            neighbours=self._neighbours(),
+            dependencies=self._dependencies(),
         )
-        for one in diff_reports(parts.board.report, report):
+        for one in diff_reports(parts.status.report, report):
             log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))
-        counts = parts.board.counts
+        counts = parts.status.counts
         counts.turns = self._number
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed
-        parts.board.publish(report)
+        parts.status.publish(report)
 
-    def _neighbours(self) -> Dependencies:
+    def _dependencies(self) -> Dependencies:
         parts = self.parts
         return Dependencies(
-            hardware=parts.sense.trouble,
-            pod_resources=parts.holders.trouble,
-            state_dir=parts.memory.trouble,
+            hardware=parts.hardware.trouble,
+            pod_resources=parts.pod_resources.trouble,
+            state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,
         )
 
 
-def _shares(standing: NodeState) -> dict[str, GpuOffer]:
+def _shares(state: NodeState) -> dict[str, GpuOffer]:
     """What containers can have, or have, by GPU."""
-    return {gpu: (*now.offer, *now.leaving) for gpu, now in standing.serving.items()}
+    return {gpu: (*now.offer, *now.leaving) for gpu, now in state.serving.items()}

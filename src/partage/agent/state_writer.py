@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.reconcile.settings import OriginalSettings
+from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.turn import NodeState
 
 log = logging.getLogger(__name__)
@@ -60,22 +60,22 @@ class StateWriter:
 
     def remember(
         self,
-        standing: NodeState,
+        state: NodeState,
         policy: SavedPolicy | None,
-        before: Mapping[str, OriginalSettings] = _NOTHING,
+        original: Mapping[str, OriginalSettings] = _NOTHING,
     ) -> None:
         """Have this written, if it says something new. Timers of health alone are nothing new."""
-        phases = {gpu: (health.gpu, health.instances) for gpu, health in standing.health.items()}
-        key = (self._boot_id, policy, standing.serving, phases, before)
-        self._latest = SavedState(self._boot_id, policy, standing.serving, standing.health, before)
+        phases = {gpu: (health.gpu, health.instances) for gpu, health in state.health.items()}
+        key = (self._boot_id, policy, state.serving, phases, original)
+        self._latest = SavedState(self._boot_id, policy, state.serving, state.health, original)
         if key != self._key:
             self._key = key
             self._asked += 1
             self._changed.set()
 
-    async def keep(self, before: Mapping[str, OriginalSettings]) -> None:
+    async def keep(self, original: Mapping[str, OriginalSettings]) -> None:
         """Have on disk how GPUs were set, before they are set otherwise."""
-        self._latest = replace(self._latest or SavedState(self._boot_id), before=before)
+        self._latest = replace(self._latest or SavedState(self._boot_id), original=original)
         self._key = None
         self._asked += 1
         self._changed.set()

@@ -77,11 +77,11 @@ class Watchdog:
 
     # --- the loop's side ---
 
-    def stand(self, wish: DesiredState | None, offer: NodeOffer) -> None:
+    def stand(self, desired: DesiredState | None, offer: NodeOffer) -> None:
         """What is wanted, and what can be held now. What is about to be offered is watched already."""
-        if wish is not None:
-            self._watch_of = wish.watch_of
-        wanted = wish.offer if wish else {}
+        if desired is not None:
+            self._watch_of = desired.watch_of
+        wanted = desired.offer if desired else {}
         self._offer = offer
         self._promised = {gpu: (*offer.get(gpu, ()), *wanted.get(gpu, ())) for gpu in {**wanted, **offer}}
         watched = to_watch(self._promised, self._watch_of)

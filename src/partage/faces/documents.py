@@ -8,7 +8,6 @@ from typing import Any
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
-from partage.plan.reconcile.changes import Change
 
 
 def resource_rows(offer: NodeOffer) -> list[dict[str, Any]]:
@@ -72,19 +71,6 @@ def _strategy(offerings: Sequence[DeviceOffer]) -> str:
 
 def _weakest(offerings: Sequence[DeviceOffer]) -> Guarantee:
     return weakest(offering.guarantee for offering in offerings)
-
-
-def step_rows(changes: Sequence[Change]) -> list[dict[str, Any]]:
-    """What would have to be done, in order."""
-    return [
-        {
-            "gpu": change.gpu.index,
-            "uuid": change.gpu.uuid,
-            "act": str(change.act),
-            "detail": change.detail,
-        }
-        for change in changes
-    ]
 
 
 # --- the node ----------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from partage.agent.status.readiness import Readiness, Reason, assess
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.edges.kubelet.port import EndpointState
 from partage.faces.documents import node_rows, resource_rows
-from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import HealthStatus
 from partage.model.mps import DaemonState
+from partage.plan.reconcile.node_plan import GpuPlan
 from partage.plan.report import GpuReport, PolicyReport, Report
 from partage.plan.serve.ledger import Entry
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind
@@ -26,7 +26,6 @@ from partage.plan.serve.watchdog import ContainerUsage, GrantKind
 def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> dict[str, Any]:
     """Everything that the agent knows, as one document."""
     at = _Times(report)
-    inventory = report.node.inventory if report.node else Inventory(NoDriver("unknown", "not observed yet"))
     return {
         "apiVersion": "partage/v1",
         "kind": "Report",
@@ -36,7 +35,7 @@ def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> d
         "reasons": _reasons(verdict.not_well),
         "degraded": _reasons(verdict.degraded),
         "policy": _policy(report.policy),
-        "node": node_rows(inventory),
+        "node": node_rows(report.node.inventory),
         "gpus": [_gpu(gpu, at) for gpu in report.gpus],
         "resources": _resources(report, board.endpoints()),
         "held": [_entry(entry, at) for entry in report.entries],
@@ -148,11 +147,22 @@ def _gpu(gpu: GpuReport, at: _Times) -> dict[str, Any]:
         "health": _phase(gpu.health),
         "instances": {str(gi_id): _phase(phase) for gi_id, phase in gpu.instances.items()},
         "lost": gpu.lost or None,
-        "waiting": gpu.draining,
-        "waitingFor": [_entry(entry, at) for entry in gpu.waiting or ()],
-        "pending": gpu.pending or None,
+        **_plan(gpu.plan, at),
         "mpsDaemons": [_daemon(one) for one in gpu.daemons],
         "held": gpu.held,
+    }
+
+
+def _plan(plan: GpuPlan | None, at: _Times) -> dict[str, Any]:
+    """Where the GPU stands between what it is and what the policy wants."""
+    if plan is None:
+        return {"phase": None, "reason": None, "steps": [], "waitingFor": [], "retryAt": None}
+    return {
+        "phase": str(plan.phase),
+        "reason": plan.reason or None,
+        "steps": [str(step) for step in plan.steps],
+        "waitingFor": [_entry(entry, at) for entry in plan.waiting_for],
+        "retryAt": None if plan.again_s is None else at.said(plan.again_s),
     }
 
 

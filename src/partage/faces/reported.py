@@ -82,8 +82,8 @@ def _reported(document: Mapping[str, Any]) -> Reported:
         held=tuple(_held(row, _gpu_indexes(offer)) for row in document["held"]),
         reasons=tuple(str(row["message"]) for row in (*document["reasons"], *document["degraded"])),
         troubles={row["uuid"]: said for row in gpus if (said := _trouble(row))},
-        waited_for=tuple(_waiting(row) for row in gpus if row["waiting"]),
-        pending={row["uuid"]: str(said) for row in gpus if (said := row.get("pending"))},
+        waited_for=tuple(_waiting(row) for row in gpus if row["phase"] in ("waiting", "withdrawing")),
+        pending={row["uuid"]: str(said) for row in gpus if (said := row["reason"])},
     )
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from partage.model.gpu import ComputeMode
-from partage.model.mps import DaemonSpec
+from partage.model.mps import ClientLimits, DaemonSpec
 from partage.model.placement import Placement
 from partage.model.policy import Interval
 
@@ -274,7 +274,39 @@ Step = (
     | StopDaemon
     | EndClient
 )
-"""One act."""
+"""One step. Every step can be performed by the hardware port."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartDaemonAt:
+    """Start the MPS daemon of a MIG device that an earlier step makes. Only planned: once the device is
+    there, and has a UUID, a new plan says ``StartDaemon``.
+
+    profile: of the MIG device. placement: of its GPU instance. limits: of the daemon's clients.
+    """
+
+    gpu: str
+    profile: str
+    placement: Placement
+    limits: ClientLimits
+
+    def __str__(self) -> str:
+        return f"start the MPS daemon of {self.profile} at {self.placement}: {self.limits}"
+
+
+PlannedStep = Step | StartDaemonAt
+"""A step as a plan lists it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Steps that are done in this order, and rolled back together if one of them fails.
+
+    gpus: UUIDs of the GPUs that are touched, by index. Transactions are independent of each other.
+    """
+
+    gpus: tuple[str, ...]
+    steps: tuple[Step, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +327,7 @@ class Created:
     uuid: str = ""
 
 
-def gpus_of(step: Step) -> tuple[str, ...]:
+def gpus_of(step: PlannedStep) -> tuple[str, ...]:
     """The GPUs that a step acts on."""
     return step.gpus if isinstance(step, Reset) else (step.gpu,)
 
@@ -363,7 +395,7 @@ class Blast:
     reboot: bool | None = False
 
 
-def blast(step: Step) -> Blast:
+def blast(step: PlannedStep) -> Blast:
     """The blast radius of a step. Instances are isolated: to make or destroy one touches no other."""
     match step:
         case SetMigMode(gpu):

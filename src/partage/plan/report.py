@@ -15,6 +15,7 @@ from partage.model.policy import Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
+from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import Entry
 from partage.plan.turn import TurnResult
@@ -51,9 +52,8 @@ class GpuReport:
     """One GPU.
 
     lost: why it does not answer, empty where it does. strategy: of what it serves, wanted: of what it should;
-    None for nothing. draining: it waits to change. waiting: the held ids that it waits for, None where it
-    does not. pending: what has to be done before all that is wanted can be offered. held: shares.
-    daemons: its MPS daemons, those of its MIG devices too.
+    None for nothing. plan: its phase, why, the steps that remain, what it waits for; None: there is no plan.
+    held: number of shares that are held. daemons: its MPS daemons, those of its MIG devices too.
     """
 
     uuid: str
@@ -64,12 +64,15 @@ class GpuReport:
     lost: str
     strategy: Strategy | None
     wanted: Strategy | None
-    draining: bool
-    waiting: tuple[Entry, ...] | None
-    pending: str
+    plan: GpuPlan | None
     offer: GpuOffer
     held: int
     daemons: tuple[DaemonState, ...] = ()
+
+    @property
+    def waits(self) -> bool:
+        """It changes its offer once what it waits for is over."""
+        return self.plan is not None and self.plan.phase in (Phase.WAITING, Phase.WITHDRAWING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class ResourceReport:
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Why a neighbour does not answer; empty where it does.
+    """Why something that the agent depends on does not answer; empty where it does.
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. state_dir: the state directory.
     cdi: the CDI spec. guard: the guard's files.
@@ -108,34 +111,33 @@ class Report:
     clock_s: float = field(compare=False)
     number: int = field(compare=False)
     took_s: float = field(compare=False)
-    node: KnownNode | None
+    node: KnownNode
     offer: NodeOffer
     gpus: tuple[GpuReport, ...]
     resources: tuple[ResourceReport, ...]
     entries: tuple[Entry, ...]
     policy: PolicyReport
-    neighbours: Dependencies
+    dependencies: Dependencies
 
 
 def gpu_reports(
-    node: KnownNode | None,
+    node: KnownNode,
     done: TurnResult,
-    wish: DesiredState | None,
+    desired: DesiredState | None,
     entries: Sequence[Entry],
     daemons: Sequence[DaemonState] = (),
 ) -> tuple[GpuReport, ...]:
     """One per GPU that is known or served, ordered by index."""
-    known = dict(node.known) if node else {}
-    serving = done.standing.serving
+    serving = done.state.serving
     held = _held_by_gpu(entries, done)
     reports = []
-    for uuid in dict.fromkeys((*known, *serving)):
+    for uuid in dict.fromkeys((*node.known, *serving)):
         now = serving.get(uuid, GpuServing(()))
         offer = (*now.offer, *now.leaving)
-        if uuid not in known and not offer:
+        if uuid not in node.known and not offer:
             continue
-        gpu = known.get(uuid)
-        health = done.standing.health.get(uuid, Health())
+        gpu = node.known.get(uuid)
+        health = done.state.health.get(uuid, Health())
         reports.append(
             GpuReport(
                 uuid=uuid,
@@ -143,12 +145,10 @@ def gpu_reports(
                 product=gpu.product if gpu else "",
                 health=health.phase(),
                 instances=health.instances,
-                lost=node.lost.get(uuid, "") if node else "",
+                lost=node.lost.get(uuid, ""),
                 strategy=offer[0].strategy if offer else None,
-                wanted=wish.strategies.get(uuid) if wish else None,
-                draining=now.draining or bool(now.leaving),
-                waiting=done.waiting.get(uuid),
-                pending=wish.pending.get(uuid, "") if wish else "",
+                wanted=desired.strategies.get(uuid) if desired else None,
+                plan=done.plan.gpus.get(uuid),
                 offer=offer,
                 held=held[uuid],
                 daemons=tuple(one for one in daemons if one.gpu == uuid),
@@ -158,11 +158,11 @@ def gpu_reports(
 
 
 def _held_by_gpu(entries: Sequence[Entry], done: TurnResult) -> Counter[str]:
-    gpu_of = dict(done.rows.gpu_of)
-    for offerings in done.rows.offer.values():
-        gpu_of |= {offering.device: offering.gpu for offering in offerings}
-    devices = (entry.id.partition("::")[0] for entry in entries)
-    return Counter(gpu_of.get(device, device) for device in devices)
+    gpu_of = dict(done.view.gpu_of)
+    for devices in done.view.offer.values():
+        gpu_of |= {one.device: one.gpu for one in devices}
+    held = (entry.id.partition("::")[0] for entry in entries)
+    return Counter(gpu_of.get(device, device) for device in held)
 
 
 def resource_reports(

@@ -54,9 +54,10 @@ def _gpu(before: GpuReport, now: GpuReport) -> Iterator[ReportEvent]:
     """What befell one GPU, without saying which."""
     if before.strategy is not now.strategy:
         yield ReportEvent("gpu changed", {"from": before.strategy, "to": now.strategy})
-    if now.waiting and before.waiting != now.waiting:
-        holders = {f"{who.namespace}/{who.pod}" for entry in now.waiting for who in entry.holders}
-        yield ReportEvent("gpu waits", {"for": sorted(holders) or None, "held": len(now.waiting)})
+    waiting_for = now.plan.waiting_for if now.plan else ()
+    if waiting_for and (before.plan is None or before.plan.waiting_for != waiting_for):
+        holders = {f"{who.namespace}/{who.pod}" for entry in waiting_for for who in entry.holders}
+        yield ReportEvent("gpu waits", {"for": sorted(holders) or None, "held": len(waiting_for)})
     yield from _health("gpu health changed", {}, before.health, now.health)
     for gi in sorted({*before.instances, *now.instances}):
         phases = before.instances.get(gi, HealthStatus()), now.instances.get(gi, HealthStatus())

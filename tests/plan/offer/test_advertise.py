@@ -116,7 +116,7 @@ def test_compute_instances_of_one_gpu_instance_share_its_memory_without_a_guaran
     whole = gpu(0, migs=3)
     placements = (Placement(0, 4), Placement(0, 4), Placement(4, 4))
     devices = tuple(
-        replace(device, placement=at, memory_bytes=40 * GIB)
+        replace(device, gi_id=at.start, placement=at, memory_bytes=40 * GIB)
         for device, at in zip(whole.mig_devices, placements, strict=True)
     )
     of = replace(whole, mig_devices=devices)
@@ -128,7 +128,7 @@ def test_compute_instances_of_one_gpu_instance_share_its_memory_without_a_guaran
 def test_planned_compute_instances_of_one_gpu_instance_have_names_of_their_own() -> None:
     profile = MigProfile.parse("1c.3g.40gb")
     spec = ProfileSpec(MigProfile.parse("3g.40gb"), 2, 9, 3, 4, (0, 4), (4, 0), 2, memory_bytes=40 * GIB)
-    planned = PlannedDevice(LayoutItem(profile), spec, Placement(4, 4))
+    planned = PlannedDevice(LayoutItem(profile), spec, Placement(4, 4), siblings=2)
     two = [replace(target(gpu(0)), mig=planned, strategy=Strategy.MIG)] * 2
     offered = _offer(*two)
     assert len({one.device for one in offered}) == 2

@@ -580,13 +580,17 @@ def test_switching_mig_off_is_fine_where_there_is_none_and_pending_where_it_is_o
     assert assignment.pending[on.uuid] == "MIG mode has to be turned off"
 
 
-def test_a_gpu_whose_layout_is_being_made_presents_those_of_its_devices_that_live_on() -> None:
+def test_a_gpu_whose_layout_has_still_to_be_made_says_what_its_devices_are_meanwhile() -> None:
     busy = with_devices(gpu(0), "3g.40gb", "1g.10gb", "1g.10gb")
-    stay = {busy.uuid: [busy.mig_devices[0].uuid]}
-    policy = mig_parted("{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 2}}")
-    assignment = assign(policy, node(busy, gpu(1)), geometry_of, stay)
-    assert rows(assignment)[0] == ("0:0", "nvidia.com/mig-3g.40gb", "-")
-    assert [target.gpu.index for target in assignment.targets] == [0, 1, 1]
+    assignment = lay(
+        mig_parted("{devices: all, mig-enabled: true, mig-devices: {3g.40gb: 2}}"), node(busy, gpu(1))
+    )
+    assert [target.gpu.index for target in assignment.targets] == [0, 0, 1, 1]
+    assert [(one.gpu.index, one.resource) for one in assignment.existing] == [
+        (0, "nvidia.com/mig-3g.40gb"),
+        (0, "nvidia.com/mig-1g.10gb"),
+        (0, "nvidia.com/mig-1g.10gb"),
+    ]
 
 
 def test_gpus_that_no_entry_matches_are_left_with_a_warning() -> None:

@@ -41,7 +41,7 @@ from partage.model.step import (
     undo,
 )
 from partage.plan.reconcile.blocked import Blocked, BlockKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, steps_between
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, plan_gpu_mig
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry
 
@@ -64,7 +64,7 @@ def has_gpu(name="default/train", kind=UseKind.POD):
 
 def way(*args, **more):
     """Either answer: which of the two a test expects, it says by what it reads."""
-    return steps_between(*args, **more)
+    return plan_gpu_mig(*args, **more)
 
 
 def uses_of(card):

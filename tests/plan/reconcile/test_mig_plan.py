@@ -24,7 +24,7 @@ from partage.model.step import (
     gpus_of,
 )
 from partage.plan.reconcile.blocked import BlockKind
-from partage.plan.reconcile.mig_plan import NOTHING, node_steps
+from partage.plan.reconcile.mig_plan import NOTHING, plan_mig
 from partage.plan.reconcile.resets import reset_sets
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry
@@ -53,7 +53,7 @@ def node(cards, nvlinks=12, fabric_manager=None, virtual=None):
 def plan(cards, wishes, uses=(), renew=NOTHING, **facts):
     known = {card.gpu().uuid: card.geometry for card in cards}
     named = {f"GPU-{index}": one for index, one in wishes.items()}
-    return node_steps(node(cards, **facts), named, lambda gpu: known[gpu.uuid], uses, renew=renew)
+    return plan_mig(node(cards, **facts), named, lambda gpu: known[gpu.uuid], uses, renew=renew)
 
 
 def run(cards, steps):
@@ -78,7 +78,7 @@ def test_only_gpus_with_a_wish_are_touched_and_only_where_something_differs():
     some[0].live("3g.40gb", 0)
     some[1].live("3g.40gb", 0)
     answer = plan(some, {0: wish("3g.40gb"), 2: wish("1g.10gb")})
-    assert [unit.gpus for unit in answer.units] == [("GPU-2",)]
+    assert [unit.gpus for unit in answer.transactions] == [("GPU-2",)]
     assert [one.gpu for one in answer.planned] == ["GPU-0", "GPU-2"]
     assert answer.planned[0].steps == ()
 
@@ -86,16 +86,16 @@ def test_only_gpus_with_a_wish_are_touched_and_only_where_something_differs():
 def test_a_gpu_without_a_way_does_not_keep_the_others_from_theirs():
     some = cards(H100, 2)
     answer = plan(some, {0: wish("9g.90gb"), 1: wish("1g.10gb")})
-    assert [(one.gpu, one.kind) for one in answer.refused] == [("GPU-0", BlockKind.DOES_NOT_FIT)]
-    assert [unit.gpus for unit in answer.units] == [("GPU-1",)]
+    assert [(one.gpu, one.kind) for one in answer.blocked] == [("GPU-0", BlockKind.DOES_NOT_FIT)]
+    assert [unit.gpus for unit in answer.transactions] == [("GPU-1",)]
 
 
 def test_a_gpu_that_needs_no_reset_changes_its_mode_beside_busy_neighbours():
     some = cards(H100, 8, mode=OFF)
     answer = plan(some, {3: wish("7g.80gb")}, [pod(gpu) for gpu in range(8) if gpu != 3])
-    assert [unit.gpus for unit in answer.units] == [("GPU-3",)]
-    assert SetMigMode in kinds(answer.units[0].steps)
-    assert Reset not in kinds(answer.units[0].steps)
+    assert [unit.gpus for unit in answer.transactions] == [("GPU-3",)]
+    assert SetMigMode in kinds(answer.transactions[0].steps)
+    assert Reset not in kinds(answer.transactions[0].steps)
 
 
 # --- GPUs that share a reset ---------------------------------------------------------------------
@@ -106,7 +106,7 @@ def test_gpus_that_share_a_reset_are_reset_once_between_what_goes_and_what_comes
     some[2].mode = (True, True)
     some[2].live("3g.20gb", 4)
     answer = plan(some, {0: wish("7g.40gb"), 1: wish("7g.40gb"), 2: wish("3g.20gb")})
-    (unit,) = answer.units
+    (unit,) = answer.transactions
     assert unit.gpus == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     counted = (DestroyInstance, SetMigMode, Reset, CreateInstance)
     assert [kind for kind in kinds(unit.steps) if kind in counted] == [
@@ -124,32 +124,32 @@ def test_interrupted_anywhere_a_shared_reset_ends_in_what_is_wanted():
     some[2].mode = (True, True)
     some[2].live("3g.20gb", 4)
     wishes = {0: wish("3g.20gb", "3g.20gb"), 1: wish(), 2: wish("3g.20gb", "1g.5gb")}
-    steps = plan(some, wishes).units[0].steps
+    steps = plan(some, wishes).transactions[0].steps
     for done in range(len(steps) + 1):
         copy = deepcopy(some)
         run(copy, steps[:done])
-        for unit in plan(copy, wishes).units:
+        for unit in plan(copy, wishes).transactions:
             run(copy, unit.steps)
-        assert plan(copy, wishes).units == ()
+        assert plan(copy, wishes).transactions == ()
         assert [len(card.content()) for card in copy] == [2, 0, 2]
 
 
 def test_a_peer_in_use_keeps_the_set_from_its_reset_and_is_named():
     some = cards(A100, 4, mode=OFF)
     answer = plan(some, {0: wish("7g.40gb")}, [pod(2), pod(3)])
-    (refused,) = answer.refused
+    (refused,) = answer.blocked
     assert (refused.gpu, refused.kind) == ("GPU-0", BlockKind.HELD)
     assert [one.gpu for one in refused.blockers] == ["GPU-2", "GPU-3"]
     assert "spans 2 of the GPUs to be reset" in refused.reason
-    assert answer.units == ()
+    assert answer.transactions == ()
 
 
 def test_a_peer_that_waits_for_nothing_goes_its_own_way_meanwhile():
     some = cards(A100, 3, mode=OFF)
     some[1].mode = (True, True)
     answer = plan(some, {0: wish("7g.40gb"), 1: wish("1g.5gb")}, [pod(2)])
-    assert [one.gpu for one in answer.refused] == ["GPU-0"]
-    assert [unit.gpus for unit in answer.units] == [("GPU-1",)]
+    assert [one.gpu for one in answer.blocked] == ["GPU-0"]
+    assert [unit.gpus for unit in answer.transactions] == [("GPU-1",)]
 
 
 @pytest.mark.parametrize("lost", ["instances", "mode", "empty"])
@@ -158,7 +158,7 @@ def test_a_peer_that_nobody_has_a_wish_for_loses_nothing(lost):
     some[1].mode = (False, True) if lost == "mode" else (True, True)
     if lost != "mode":
         some[1].live("3g.20gb", 0, computes=[] if lost == "empty" else None)
-    (refused,) = plan(some, {0: wish("7g.40gb")}).refused
+    (refused,) = plan(some, {0: wish("7g.40gb")}).blocked
     assert refused.kind is BlockKind.SHARED
     assert refused.reason.startswith("GPU 0 cannot be reset without GPU 1: its ")
 
@@ -168,27 +168,27 @@ def test_a_peer_whose_wish_is_impossible_keeps_its_instances():
     some[1].mode = (True, True)
     some[1].live("3g.20gb", 0)
     answer = plan(some, {0: wish("7g.40gb"), 1: wish("8g.40gb")})
-    assert [one.kind for one in answer.refused] == [BlockKind.SHARED, BlockKind.DOES_NOT_FIT]
+    assert [one.kind for one in answer.blocked] == [BlockKind.SHARED, BlockKind.DOES_NOT_FIT]
 
 
 def test_with_the_fabric_manager_each_gpu_is_reset_by_itself():
     answer = plan(cards(A100, 4, mode=OFF), {0: wish("7g.40gb")}, [pod(2)], fabric_manager=True)
-    assert [unit.gpus for unit in answer.units] == [("GPU-0",)]
+    assert [unit.gpus for unit in answer.transactions] == [("GPU-0",)]
 
 
 def test_a_reset_says_what_it_takes():
-    (unit,) = plan(cards(A100, 4, mode=OFF), {0: wish("7g.40gb")}).units
+    (unit,) = plan(cards(A100, 4, mode=OFF), {0: wish("7g.40gb")}).transactions
     assert str(next(step for step in unit.steps if isinstance(step, Reset))) == (
         "reset the GPU, so that its MIG mode comes into force; 3 GPUs that share its NVLinks are reset along "
         "with it; in a virtual machine that may take a reboot"
     )
-    (pair,) = plan(cards(A100, 2, mode=OFF), {0: wish("7g.40gb")}).units
+    (pair,) = plan(cards(A100, 2, mode=OFF), {0: wish("7g.40gb")}).transactions
     assert "1 GPU that shares its NVLinks is reset along with it" in " ".join(map(str, pair.steps))
 
 
 @pytest.mark.parametrize(("virtual", "reboot"), [(True, None), (None, None), (False, False)])
 def test_only_where_nothing_is_virtual_a_reset_is_known_to_do_without_a_reboot(virtual, reboot):
-    (unit,) = plan(cards(A100, 1, mode=OFF), {0: wish("7g.40gb")}, virtual=virtual).units
+    (unit,) = plan(cards(A100, 1, mode=OFF), {0: wish("7g.40gb")}, virtual=virtual).transactions
     (reset,) = [step for step in unit.steps if isinstance(step, Reset)]
     assert reset.reboot is reboot
 
@@ -199,7 +199,7 @@ def test_a_gpu_instance_that_is_to_be_renewed_goes_and_comes_again_on_that_gpu_a
         card.live("3g.40gb", 4)
     gi_id = some[0].gpu().mig_devices[0].gi_id
     wishes = {0: wish("3g.40gb@4"), 1: wish("3g.40gb@4")}
-    (unit,) = plan(some, wishes, renew={"GPU-0": {gi_id}}).units
+    (unit,) = plan(some, wishes, renew={"GPU-0": {gi_id}}).transactions
     assert unit.gpus == ("GPU-0",)
     assert DestroyInstance in kinds(unit.steps)
     run(some, unit.steps)
@@ -237,7 +237,7 @@ def test_eight_gpus_are_planned_within_fifty_milliseconds(model_id):
     spent = []
     for _ in range(5):
         begun = process_time()
-        answer = node_steps(inventory, wishes, lambda gpu: known)
+        answer = plan_mig(inventory, wishes, lambda gpu: known)
         spent.append(process_time() - begun)
-    assert all(isinstance(unit.steps[-1], Verify) for unit in answer.units)
+    assert all(isinstance(unit.steps[-1], Verify) for unit in answer.transactions)
     assert min(spent) < 0.05, spent

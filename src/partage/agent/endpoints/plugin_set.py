@@ -14,7 +14,7 @@ from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.guarantees import believed
 from partage.plan.serve.allocate import PreferredAllocator
 from partage.plan.serve.answer import AllocateResponder
-from partage.plan.turn import KubeletView
+from partage.plan.serve.kubelet_view import KubeletView
 
 
 @dataclass(frozen=True, slots=True)

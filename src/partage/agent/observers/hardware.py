@@ -95,12 +95,12 @@ class HardwareObserver:
             self.ask()
         return True
 
-    async def observe_now(self) -> None:
-        """Look, and look again until somebody answers; the next turn hears of it, be it nothing new."""
+    async def observe_now(self) -> Inventory:
+        """Observe, again and again until there is an answer; the next turn takes it for news."""
         while True:
-            if await self.observe():
+            if await self.observe() and self.node is not None:
                 self._fresh = True
-                return
+                return self.node.inventory
             await asyncio.sleep(self.intervals.retry_s)
 
     async def conditions_for_ever(self) -> None:

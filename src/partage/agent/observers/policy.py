@@ -17,6 +17,7 @@ from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.policy import ALL_EXCLUSIVE
+from partage.model.share import resources_of
 from partage.plan.offer.assign import GeometryOf
 from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
 from partage.plan.reconcile.known_node import KnownNode
@@ -69,7 +70,7 @@ class PolicyFile:
 class PolicyObserver:
     """The policy that holds, and what became of the others.
 
-    good: holds; wish: the same, laid over the node. stands_in: it is not what the file says now.
+    good: holds; desired: what it wants of the node. stands_in: it is not what the file says now.
     problems: why the file's content does not hold; misfit: why the policy that holds no longer fits the node.
     ask: asks for a turn.
     """
@@ -79,7 +80,7 @@ class PolicyObserver:
     ask: Callable[[], None]
     fallback: SavedPolicy | None = None
     good: LoadedPolicy | None = None
-    wish: DesiredState | None = None
+    desired: DesiredState | None = None
     stands_in: bool = False
     problems: tuple[Problem, ...] = ()
     misfit: tuple[Problem, ...] = ()
@@ -141,7 +142,7 @@ class PolicyObserver:
 
     # --- laying it over the node ---
 
-    def lay_on(self, node: KnownNode | None) -> None:
+    def resolve_on(self, node: KnownNode | None) -> None:
         """Lay the newest policy over the node as it is now, else the one that holds, else the last good one.
 
         Without a driver nothing can be judged, and nothing changes.
@@ -152,7 +153,7 @@ class PolicyObserver:
         if self._newest is not None and self._take(self._newest, node):
             return
         if self.good is not None:
-            self._lay_again(self.good, node)
+            self._resolve_again(self.good, node)
         elif (last := self._last_good()) is not None:
             self._stand_in(last, node)
 
@@ -164,20 +165,20 @@ class PolicyObserver:
     def _take(self, loaded: LoadedPolicy, node: KnownNode) -> bool:
         """Let it hold, where it can."""
         try:
-            wish = self._lay(loaded, node)
+            desired = self._resolve(loaded, node)
         except (InputError, Unsatisfiable) as error:
             self._error = error
             self._refuse(error)
             return False
         if loaded is not self.good:
-            self._adopted(loaded, wish)
-        self.good, self.wish, self.stands_in = loaded, wish, False
+            self._adopted(loaded, desired)
+        self.good, self.desired, self.stands_in = loaded, desired, False
         self.problems = self.misfit = ()
         return True
 
-    def _adopted(self, loaded: LoadedPolicy, wish: DesiredState) -> None:
+    def _adopted(self, loaded: LoadedPolicy, desired: DesiredState) -> None:
         self.reloads_ok += 1
-        for problem in (*loaded.warnings, *wish.warnings):
+        for problem in (*loaded.warnings, *desired.warnings):
             log.warning("policy is doubtful", extra={"problem": str(problem)})
         source = loaded.policy.source or "built-in"
         log.info("policy holds", extra={"source": source, "digest": loaded.digest[:12] or None})
@@ -196,18 +197,18 @@ class PolicyObserver:
 
     def _stand_in(self, last: LoadedPolicy, node: KnownNode) -> None:
         try:
-            self.wish = self._lay(last, node)
+            self.desired = self._resolve(last, node)
         except (InputError, Unsatisfiable) as error:
             log.warning("last good policy does not fit either", extra={"problem": str(error)})
             return
         self.good, self.stands_in = last, True
         log.warning("last good policy holds", extra={"source": last.policy.source})
 
-    def _lay_again(self, loaded: LoadedPolicy, node: KnownNode) -> None:
+    def _resolve_again(self, loaded: LoadedPolicy, node: KnownNode) -> None:
         """The node has changed. Where the policy no longer fits, what it wanted before is still wanted."""
         self.stands_in = loaded is not self._newest
         try:
-            self.wish = self._lay(loaded, node)
+            self.desired = self._resolve(loaded, node)
         except (InputError, Unsatisfiable) as error:
             if error.problems != self.misfit:
                 log.warning("policy no longer fits the node", extra={"problem": str(error)})
@@ -215,10 +216,10 @@ class PolicyObserver:
             return
         self.misfit = ()
 
-    def _lay(self, loaded: LoadedPolicy, node: KnownNode) -> DesiredState:
+    def _resolve(self, loaded: LoadedPolicy, node: KnownNode) -> DesiredState:
         policy = with_driver_root(loaded.policy, self.settings.driver_root)
         desired = resolve(policy, node.inventory, self.geometry_of)
-        check_plugin_sockets(self.settings.kubelet_dir, desired.names)
+        check_plugin_sockets(self.settings.kubelet_dir, resources_of(desired.offer))
         return desired
 
     # --- telling ---
@@ -240,14 +241,14 @@ class PolicyObserver:
     @property
     def report(self) -> PolicyReport:
         """How it stands."""
-        loaded, wish = self.good or self._newest, self.wish
+        loaded, desired = self.good or self._newest, self.desired
         return PolicyReport(
             state=self._state(),
             source=loaded.policy.source if loaded else "",
             config=self.settings.config,
             digest=loaded.digest if loaded else "",
             problems=(*self.problems, *self.misfit),
-            warnings=(*(loaded.warnings if loaded else ()), *(wish.warnings if wish else ())),
+            warnings=(*(loaded.warnings if loaded else ()), *(desired.warnings if desired else ())),
         )
 
     def _state(self) -> PolicyState:

@@ -1,4 +1,4 @@
-"""What is asked of the hardware only where something has to be done: who uses GPUs, how they are set."""
+"""What is asked of the hardware only where it matters: how GPUs are set, and what uses them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from partage.edges.hardware.port import Hardware
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.step import GpuUse
+from partage.plan.reconcile.known_node import KnownNode
+from partage.plan.reconcile.node_plan import Observed
 
 _AT_ONCE = -math.inf
 
@@ -19,8 +21,8 @@ class SettingsObserver:
     """The last answers.
 
     slices_s: how often time slices are asked for: nvidia-smi takes seconds on a node of many GPUs.
-    daemons: None: nobody has asked yet. uses: processes; pods are known from elsewhere.
-    slices: by GPU UUID; sliceless: why a GPU has none that could be set.
+    daemons: None: not asked yet. uses: processes and monitors; pods are in the ledger.
+    slices: by GPU UUID; fixed_slices: why a GPU's time slice cannot be set.
     """
 
     hardware: Hardware
@@ -29,24 +31,28 @@ class SettingsObserver:
     daemons: tuple[DaemonState, ...] | None = None
     uses: tuple[GpuUse, ...] = ()
     slices: Mapping[str, Interval] = field(default_factory=dict)
-    sliceless: Mapping[str, str] = field(default_factory=dict)
+    fixed_slices: Mapping[str, str] = field(default_factory=dict)
     _slices_due_s: float = _AT_ONCE
 
     async def look(self, *, users: bool, slices: bool) -> bool:
-        """Ask how GPUs are set, and who uses them, what of that matters. Whether an answer is another one.
+        """Ask how GPUs are set, and what uses them. users, slices: whether that matters.
 
-        Raises HardwareError.
+        Returns whether an answer has changed. Raises HardwareError.
         """
-        seen = self.uses, self.daemons, self.slices
+        last = self.uses, self.daemons, self.slices
         self.daemons = await self.hardware.daemons()
         if slices and self.clock() >= self._slices_due_s:
             found = await self.hardware.time_slices()
             self.slices = {one.gpu: one.interval for one in found if one.interval is not None}
-            self.sliceless = {one.gpu: one.reason for one in found if one.interval is None}
+            self.fixed_slices = {one.gpu: one.reason for one in found if one.interval is None}
             self._slices_due_s = self.clock() + self.slices_s
         if users:
-            self.uses = await self.hardware.uses()
-        return (self.uses, self.daemons, self.slices) != seen
+            self.uses = without_daemons(await self.hardware.uses(), self.daemons)
+        return (self.uses, self.daemons, self.slices) != last
+
+    def observed(self, node: KnownNode) -> Observed:
+        """The node with the last answers."""
+        return Observed(node, self.daemons, self.slices, self.fixed_slices, self.uses)
 
     def slices_changed(self) -> None:
         """They are out of date."""
@@ -54,7 +60,7 @@ class SettingsObserver:
 
     @property
     def slices_are_old(self) -> bool:
-        """Nobody has asked since they changed."""
+        """They were not asked for since they changed."""
         return self._slices_due_s == _AT_ONCE
 
     def forget(self) -> None:
@@ -62,8 +68,9 @@ class SettingsObserver:
         self.daemons = None
         self.slices_changed()
 
-    def others(self) -> tuple[GpuUse, ...]:
-        """Who uses the GPUs, our own MPS daemons left out: they go when they are told to."""
-        pids = {server.pid for one in self.daemons or () for server in one.servers}
-        pids |= {one.pid for one in self.daemons or () if one.pid is not None}
-        return tuple(use for use in self.uses if use.pid is None or use.pid not in pids)
+
+def without_daemons(uses: tuple[GpuUse, ...], daemons: tuple[DaemonState, ...]) -> tuple[GpuUse, ...]:
+    """What uses the GPUs, our own MPS daemons left out: they stop when they are told to."""
+    pids = {server.pid for one in daemons for server in one.servers}
+    pids |= {one.pid for one in daemons if one.pid is not None}
+    return tuple(use for use in uses if use.pid is None or use.pid not in pids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -20,6 +21,7 @@ from partage.model.gpu import NoDriver
 from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Strategy
+from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import PolicyState, Report
 from partage.plan.serve.ledger import Degree
 from partage.plan.serve.watchdog import GrantKind
@@ -43,10 +45,10 @@ def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]
 
 
 class ReportCollector(Collector):
-    """Reads the board at every scrape. helper: None where the hardware is in the agent's own process."""
+    """Reads the status at every scrape. helper: None where the hardware is in the agent's own process."""
 
-    def __init__(self, board: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> None:
-        self._board = board
+    def __init__(self, status: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> None:
+        self._status = status
         self._intervals = intervals
         self._helper = helper
 
@@ -54,10 +56,10 @@ class ReportCollector(Collector):
         """All families."""
         yield from self._agent()
         yield from self._counts()
-        report = self._board.report
+        report = self._status.report
         if report is None:
             return
-        yield from _watch(self._board.look())
+        yield from _watch(self._status.look())
         yield from _node(report)
         yield from _gpus(report)
         yield from _daemons(report)
@@ -66,18 +68,18 @@ class ReportCollector(Collector):
             "seconds_since_turn",
             "Seconds since the last turn of the agent's loop.",
             (),
-            [((), max(0.0, self._board.clock() - report.clock_s))],
+            [((), max(0.0, self._status.clock() - report.clock_s))],
         )
 
     def _agent(self) -> Iterator[Metric]:
-        board = self._board
+        status = self._status
         info = ((__version__, platform.python_version()), 1.0)
         yield _gauge("build_info", "Version of Partage and of Python.", ("version", "python"), [info])
-        well = not assess(board, self._intervals).not_well
+        well = not assess(status, self._intervals).not_well
         yield _gauge("healthy", "1 while /healthz answers 200.", (), [((), float(well))])
-        alive = stalled(board, self._intervals) is None
+        alive = stalled(status, self._intervals) is None
         yield _gauge("loop_alive", "1 while the agent's loop moves.", (), [((), float(alive))])
-        states = board.endpoints()
+        states = status.endpoints()
         yield _gauge(
             "registered",
             "1 while the kubelet has the resource registered.",
@@ -98,7 +100,7 @@ class ReportCollector(Collector):
             )
 
     def _counts(self) -> Iterator[Metric]:
-        counts = self._board.counts
+        counts = self._status.counts
         yield _counter("turns", "Turns of the agent's loop.", (), [((), counts.turns)])
         reloads = [(("ok",), counts.reloads_ok), (("failed",), counts.reloads_failed)]
         yield _counter(
@@ -175,10 +177,10 @@ def _watch(look: WatchObservation | None) -> Iterator[Metric]:
 
 
 def _node(report: Report) -> Iterator[Metric]:
-    driver = report.node.inventory.driver if report.node else None
-    works = driver is not None and not isinstance(driver, NoDriver)
+    driver = report.node.inventory.driver
+    works = not isinstance(driver, NoDriver)
     yield _gauge("driver_up", "1 while there is a driver that works.", (), [((), float(works))])
-    if driver is not None and not isinstance(driver, NoDriver):
+    if not isinstance(driver, NoDriver):
         row = ((driver.version, driver.cuda), 1.0)
         yield _gauge("driver_info", "The driver.", ("version", "cuda"), [row])
     policy = report.policy
@@ -190,17 +192,14 @@ def _node(report: Report) -> Iterator[Metric]:
         ("state",),
         [((str(state),), float(state is policy.state)) for state in PolicyState],
     )
-    neighbours = report.neighbours
-    answers = {
-        "hardware": neighbours.hardware,
-        "pod-resources": neighbours.pod_resources,
-        "state-dir": neighbours.state_dir,
-    }
     yield _gauge(
-        "neighbour_up",
-        "1 while a neighbour of the agent does what it is asked.",
-        ("neighbour",),
-        [((name,), float(not trouble)) for name, trouble in answers.items()],
+        "dependency_up",
+        "1 while something that the agent depends on does what it is asked.",
+        ("dependency",),
+        [
+            ((one.name.replace("_", "-"),), float(not getattr(report.dependencies, one.name)))
+            for one in fields(report.dependencies)
+        ],
     )
 
 
@@ -227,10 +226,10 @@ def _gpus(report: Report) -> Iterator[Metric]:
         "gpu_info", "The GPU.", (*labels, "product"), [((*who, gpu.product), 1.0) for who, gpu in gpus]
     )
     yield _gauge(
-        "gpu_waiting",
-        "1 while the GPU waits for its shares to be given back before it changes.",
-        labels,
-        [(who, float(gpu.draining)) for who, gpu in gpus],
+        "gpu_phase",
+        "1 for the phase that the GPU is in between what it is and what the policy wants.",
+        (*labels, "phase"),
+        [((*who, phase), float(gpu.plan.phase is phase)) for who, gpu in gpus if gpu.plan for phase in Phase],
     )
     yield _gauge(
         "gpu_shares_held", "Shares of the GPU that are held.", labels, [(who, gpu.held) for who, gpu in gpus]
@@ -271,9 +270,9 @@ def _shares(report: Report) -> Iterator[Metric]:
     )
 
 
-def exposition(board: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> Callable[[], bytes]:
+def exposition(status: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> Callable[[], bytes]:
     """A function that writes all metrics in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(ReportCollector(board, intervals, helper))
+    registry.register(ReportCollector(status, intervals, helper))
     ProcessCollector(registry=registry)
     return lambda: generate_latest(registry)

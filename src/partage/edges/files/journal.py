@@ -41,7 +41,7 @@ class JournalHeader:
 class Unfinished:
     """A journal without an end. done: steps that were done. open: the one that was under way, in words."""
 
-    beginning: JournalHeader
+    header: JournalHeader
     done: int = 0
     open: str = ""
 
@@ -81,7 +81,7 @@ class Journal:
         self._file: int | None = None
         self._number = 0
 
-    def begin(self, beginning: JournalHeader) -> None:
+    def begin(self, header: JournalHeader) -> None:
         """Replace the last journal."""
         self.close()
         beside = self._path.with_name(f"{self._path.name}.new")
@@ -90,10 +90,10 @@ class Journal:
         self._write(
             {
                 "version": VERSION,
-                "bootId": beginning.boot_id,
-                "policy": beginning.policy,
-                "back": beginning.back,
-                "before": {uuid: _wish_to_plain(wish) for uuid, wish in beginning.before.items()},
+                "bootId": header.boot_id,
+                "policy": header.policy,
+                "back": header.back,
+                "before": {uuid: _wish_to_plain(wish) for uuid, wish in header.before.items()},
             }
         )
         beside.replace(self._path)
@@ -159,10 +159,10 @@ def _unfinished(content: bytes) -> Unfinished | None:
         return None
     head = rows[0]
     before = {str(uuid): _wish_from_plain(plain) for uuid, plain in head["before"].items()}
-    beginning = JournalHeader(str(head["bootId"]), str(head["policy"]), before, bool(head["back"]))
+    header = JournalHeader(str(head["bootId"]), str(head["policy"]), before, bool(head["back"]))
     last = rows[-1]
     done = sum("done" in row for row in rows)
-    return Unfinished(beginning, done, str(last["says"]) if "doing" in last else "")
+    return Unfinished(header, done, str(last["says"]) if "doing" in last else "")
 
 
 def _wish_to_plain(wish: DesiredMig) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from partage.edges.files.state_codec import (
 )
 from partage.errors import InputError
 from partage.model.health import Health
-from partage.plan.reconcile.settings import OriginalSettings
+from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 
 VERSION = "partage-state/1"
@@ -59,14 +59,14 @@ class SavedPolicy:
 class SavedState:
     """What is remembered. boot_id: of the node, when it was written. serving, health: by GPU UUID.
 
-    before: how GPUs were set before they were changed, by UUID.
+    original: how GPUs were set before they were changed, by UUID.
     """
 
     boot_id: str = ""
     policy: SavedPolicy | None = None
     serving: Mapping[str, GpuServing] = field(default_factory=dict)
     health: Mapping[str, Health] = field(default_factory=dict)
-    before: Mapping[str, OriginalSettings] = field(default_factory=dict)
+    original: Mapping[str, OriginalSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ def _encode(state: SavedState, now_s: float) -> bytes:
             "config": policy.config,
             "sha256": policy.digest,
         },
-        "before": {gpu: before_to_plain(one, now_s) for gpu, one in state.before.items()},
+        "before": {gpu: before_to_plain(one, now_s) for gpu, one in state.original.items()},
         "serving": {gpu: serving_to_plain(one, now_s) for gpu, one in state.serving.items()},
         "health": {gpu: health_to_plain(one, now_s) for gpu, one in state.health.items()},
     }
@@ -215,7 +215,7 @@ def _decode(content: bytes, now_s: float) -> SavedState:
         return SavedState(
             boot_id=_text(plain["bootId"]),
             policy=None if plain["policy"] is None else _policy(plain["policy"]),
-            before=mapping_from_plain(plain.get("before", {}), before_from_plain, now_s),
+            original=mapping_from_plain(plain.get("before", {}), before_from_plain, now_s),
             serving=mapping_from_plain(plain["serving"], serving_from_plain, now_s),
             health=mapping_from_plain(plain["health"], health_from_plain, now_s),
         )

@@ -17,7 +17,7 @@ from partage.model.health import Health, HealthStatus
 from partage.model.ids import parse_resource_name
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, Guarantee
-from partage.plan.reconcile.settings import OriginalSettings
+from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 
 MOST_SHARES = 1_000_000

@@ -1,15 +1,15 @@
-"""``partage apply``: bring the node's MIG layouts about, once, without the agent."""
+"""``partage apply``: change the node once, without the agent."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,10 +18,17 @@ from partage.errors import DaemonError, InputError, Problem
 from partage.faces.cli import common
 
 if TYPE_CHECKING:
+    from partage.agent.reconciler.executor import StepStatus
+    from partage.agent.reconciler.one_shot import Applied, Resolve
     from partage.edges.files.journal import Journal, Unfinished
+    from partage.edges.files.state import SavedState, StateDir
     from partage.edges.hardware.port import Hardware
     from partage.edges.kubelet.pod_resources import PodResourcesClient
-    from partage.faces.applying import Applied, Goal
+    from partage.model.gpu import Inventory
+    from partage.model.policy import Policy
+    from partage.model.step import Step
+    from partage.plan.reconcile.node_plan import NodePlan
+    from partage.plan.reconcile.settings_steps import OriginalSettings
 
 POD_RESOURCES = KUBELET_DIR.parent / "pod-resources" / "kubelet.sock"
 NOBODY = "none"
@@ -42,6 +49,7 @@ class Options:
     dry_run: bool
     write: str | None
     undo: bool
+    run_dir: str | None
 
 
 @click.command(name="apply")
@@ -74,7 +82,8 @@ class Options:
     help="How long holders may take to go, with --drain.",
 )
 @click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--undo", is_flag=True, help="Take back what a run that was cut off has done.")
+@click.option("--undo", is_flag=True, help="Undo what a run that was cut off has done to MIG layouts.")
+@common.run_dir_option
 @click.option("--write", metavar="FILE", help="With --machine: write the machine down as it is afterwards.")
 @common.output_option("table", "json", "yaml")
 def command(
@@ -89,23 +98,25 @@ def command(
     timeout: float,
     dry_run: bool,
     undo: bool,
+    run_dir: str | None,
     write: str | None,
     output: str,
 ) -> int:
-    """Bring MIG modes and layouts about as the policy wants them, by difference.
+    """Change the node once, by difference: MIG layouts, MPS daemons, compute modes, time slices.
 
     MIG devices that fit stay, those in use are never touched, only GPUs whose MIG mode is pending are reset.
-    Every step is written to the journal before it is done, and taken back if a later one fails. After a run
-    that was cut off, run it again: it goes on, or back with --undo.
+    Every MIG step is written to the journal before it is done, and rolled back if a later one fails. After a
+    run that was cut off, run it again: it goes on, or back with --undo. MPS daemons go on running. Only an
+    agent watches what containers use: what is applied without one is not guarded.
 
-    Exit code 2: the policy is wrong; 3: impossible here, or somebody holds what is in the way (he is named);
+    Exit code 2: the policy is wrong; 3: impossible here, or a pod or process is in the way (it is named);
     4: no usable driver, or a step failed; 5: the kubelet does not say who holds what.
     """
     if write is not None and machine is None:
         raise InputError("--write writes a simulated node down", "say which with --machine")
     if undo == (policy is not None):
         raise InputError(
-            "apply needs either --policy or --undo", "say with --policy what the node shall become"
+            "apply needs either --policy or --undo", "say with --policy what the node has to become"
         )
     options = Options(
         machine=machine,
@@ -117,27 +128,55 @@ def command(
         dry_run=dry_run,
         write=write,
         undo=undo,
+        run_dir=run_dir,
     )
-    with _journal(options) as (journal, unfinished):
-        goal = _goal(policy, config, unfinished, undo=undo)
-        applied = asyncio.run(_apply(options, goal, journal, unfinished))
-    common.print_problems([*applied.warnings, *applied.problems()])
-    _answer(applied, goal, unfinished, output)
-    return applied.exit_code
+    with _kept(options) as kept:
+        goal = _goal(policy, config, kept.unfinished, undo=undo)
+        applied = asyncio.run(_apply(options, goal, kept))
+    return _answer(applied, goal, kept.unfinished, output)
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the node has to become. policy: None with ``--undo``. digest: of the policy's text."""
+
+    resolve: Resolve
+    policy: Policy | None = None
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What outlives the process: nothing of it on a simulated node.
+
+    journal: None where nothing is written. unfinished: what the last run left undone. directory, saved: the
+    state that is shared with the agent.
+    """
+
+    journal: Journal | None = None
+    unfinished: Unfinished | None = None
+    directory: StateDir | None = None
+    saved: SavedState | None = None
 
 
 def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> Goal:
-    from partage.faces.applying import Goal
+    from partage.agent.reconciler.one_shot import as_before
+    from partage.edges.files.catalogue import geometry_of
+    from partage.plan.offer.desired import resolve
 
     if not undo:
         loaded = common.read_policy(policy, config)
         common.print_problems(loaded.warnings)
-        return Goal(loaded.policy, loaded.digest)
+        wanted = loaded.policy
+        return Goal(
+            lambda found: resolve(wanted, common.need_driver(found), geometry_of), wanted, loaded.digest
+        )
     if config is not None:
         raise InputError("--config names a configuration of a policy file", "leave it away with --undo")
     if unfinished is None:
-        click.echo("nothing to take back: the last run came to its end", err=True)
-    return Goal(back={} if unfinished is None else unfinished.beginning.before)
+        click.echo("nothing to undo: the last run came to its end", err=True)
+    layouts = {} if unfinished is None else unfinished.header.before
+    return Goal(lambda found: as_before(common.need_driver(found), layouts))
 
 
 def _command(drain: str | None) -> str | None:
@@ -161,22 +200,22 @@ def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
 
 
 @contextmanager
-def _journal(options: Options) -> Iterator[tuple[Journal | None, Unfinished | None]]:
-    """The journal, and what the last one left undone. The state directory is ours alone meanwhile."""
+def _kept(options: Options) -> Iterator[Kept]:
+    """The journal, and what the last one left undone. The state directory is locked meanwhile."""
     from partage.edges.files.journal import Journal, UnreadableJournal, read_journal
     from partage.edges.files.state import StateDir
 
     if options.state_dir is None:
-        yield None, None
+        yield Kept()
         return
     if options.dry_run:
         last = read_journal(options.state_dir)
-        yield None, None if isinstance(last, UnreadableJournal) else last
+        yield Kept(unfinished=None if isinstance(last, UnreadableJournal) else last)
         return
     try:
         state = StateDir(options.state_dir)
     except InputError as error:
-        hint = "stop the agent of this node while layouts are made without it"
+        hint = "the agent owns the node: give it the policy, or stop it; partage plan says what it would do"
         raise InputError(error.problems[0].message, hint) from error
     try:
         if state.problem is not None:
@@ -184,12 +223,14 @@ def _journal(options: Options) -> Iterator[tuple[Journal | None, Unfinished | No
         last = read_journal(options.state_dir)
         if isinstance(last, UnreadableJournal):
             if options.undo:
-                raise InputError(last.reason, "say with --policy what the node shall become")
-            common.print_problems([Problem("", "", "warning", f"{last.reason}; planned anew")])
+                raise InputError(last.reason, "say with --policy what the node has to become")
+            common.print_problems([Problem("", "", "warning", f"{last.reason}; planned again")])
             last = None
         if last is not None:
-            common.print_problems([Problem("", "", "warning", f"{last}; going on from what lives now")])
-        yield Journal(options.state_dir), last
+            common.print_problems([Problem("", "", "warning", f"{last}; going on from what is there now")])
+        loaded = state.load(0.0)
+        common.print_problems(Problem("", "", "warning", problem) for problem in loaded.problems)
+        yield Kept(Journal(options.state_dir), last, state, loaded.state)
     finally:
         state.close()
 
@@ -197,24 +238,30 @@ def _journal(options: Options) -> Iterator[tuple[Journal | None, Unfinished | No
 # --- doing it ------------------------------------------------------------------------------------
 
 
-async def _apply(
-    options: Options, goal: Goal, journal: Journal | None, unfinished: Unfinished | None
-) -> Applied:
-    from partage.faces.applying import Applying, Node
+async def _apply(options: Options, goal: Goal, kept: Kept) -> Applied:
+    from partage.agent.reconciler.one_shot import Apply
+    from partage.edges.files.catalogue import geometry_of
 
-    hardware = common.open_hardware(options.machine, options.hardware_socket)
+    hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
     pods = _pods(options.pod_resources)
+    originals = _Originals(kept)
     try:
-        return await Applying(
-            node=Node(hardware, pods),
-            goal=goal,
-            journal=journal,
-            unfinished=unfinished,
-            tell=_tell,
+        boot_id = (await hardware.observe()).boot_id
+        return await Apply(
+            hardware=hardware,
+            resolve=goal.resolve,
+            geometry_of=geometry_of,
+            progress=_progress,
+            pod_resources=pods,
+            journal=kept.journal,
+            unfinished=kept.unfinished,
+            digest=goal.digest,
+            original=originals.of(boot_id),
+            save=originals.save,
             drain=None if options.drain is None else Command(options.drain),
             timeout_s=options.timeout_s,
             dry_run=options.dry_run,
-            check=common.need_driver,
+            only_layouts=options.undo,
         ).run()
     finally:
         if pods is not None:
@@ -222,6 +269,48 @@ async def _apply(
         if options.write is not None:
             await _write(hardware, options.write)
         await hardware.close()
+
+
+class _Originals:
+    """How GPUs were set before Partage changed them, in the state that is shared with the agent."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._directory = kept.directory
+        self._saved = kept.saved
+        self._boot_id = ""
+
+    def of(self, boot_id: str) -> Mapping[str, OriginalSettings]:
+        """What was saved during this boot: compute modes and time slices do not survive a reboot."""
+        self._boot_id = boot_id
+        same_boot = self._saved is not None and self._saved.boot_id == boot_id
+        return self._saved.original if self._saved is not None and same_boot else {}
+
+    async def save(self, original: Mapping[str, OriginalSettings]) -> None:
+        """Raises DaemonError where it cannot be written: then nothing may be changed."""
+        from partage.edges.files.state import SavedState
+
+        if self._directory is None:
+            return
+        saved = replace(self._saved or SavedState(), boot_id=self._boot_id, original=original)
+        failure = await asyncio.to_thread(self._directory.save, saved, 0.0)
+        if failure is not None:
+            raise DaemonError(failure.reason, "nothing is changed that could not be given back")
+
+
+def _progress(inventory: Inventory) -> Callable[[Step, StepStatus, str], None]:
+    """``GPU 3: taking back: destroy the GPU instance 3g.40gb at 4:4``, a line for each step."""
+    from partage.agent.reconciler.executor import StepStatus
+    from partage.model.step import gpus_of
+    from partage.plan.offer.findings import name_gpus
+
+    def progress(step: Step, status: StepStatus, reason: str) -> None:
+        if status is StepStatus.DONE:
+            return
+        where = name_gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
+        said = "" if status is StepStatus.DOING else f"{status}: "
+        _tell(f"{where}: {said}{step}{f': {reason}' if reason else ''}")
+
+    return progress
 
 
 def _pods(socket: Path | None) -> PodResourcesClient | None:
@@ -245,9 +334,12 @@ class Command:
 
     line: str
 
-    async def __call__(self, holders: Sequence[Mapping[str, Any]], left_s: float) -> None:
+    async def __call__(self, plan: NodePlan, inventory: Inventory, left_s: float) -> None:
         """Raises InputError where there is no such command. One that fails is told of, and tried again."""
-        document = json.dumps(common.document("Holders", {"holders": list(holders)})).encode()
+        from partage.faces.plan_rows import blocked_of, holder_rows
+
+        holders = holder_rows(blocked_of(plan), inventory)
+        document = json.dumps(common.document("Holders", {"holders": holders})).encode()
         began = asyncio.get_running_loop().time()
         trouble = await self._run(document, left_s)
         if trouble:
@@ -280,21 +372,24 @@ def _tell(sentence: str) -> None:
 # --- the answer ----------------------------------------------------------------------------------
 
 
-def _answer(applied: Applied, goal: Goal, unfinished: Unfinished | None, output: str) -> None:
-    rows = applied.rows()
+def _answer(applied: Applied, goal: Goal, unfinished: Unfinished | None, output: str) -> int:
+    from partage.faces.apply_rows import exit_code, problems, rows
+
+    found = [*applied.first.desired.warnings, *problems(applied)]
+    common.print_problems(found)
+    gpus = rows(applied)
     if output == "table":
         from partage.faces.render.tables import applied_table
 
-        common.console().print(applied_table(rows))
-        return
-    problems = [*applied.warnings, *applied.problems()]
+        common.console().print(applied_table(gpus))
+        return exit_code(applied)
+    policy = None if goal.policy is None else {"source": goal.policy.source, "format": goal.policy.format}
     body = {
-        "policy": None
-        if goal.policy is None
-        else {"source": goal.policy.source, "format": goal.policy.format},
+        "policy": policy,
         "dryRun": applied.dry_run,
         "resumed": None if unfinished is None else str(unfinished),
-        "gpus": rows,
-        "problems": [common.problem_row(problem) for problem in problems],
+        "gpus": gpus,
+        "problems": [common.problem_row(problem) for problem in found],
     }
     common.print_document(common.document("Apply", body), output)
+    return exit_code(applied)

@@ -11,8 +11,9 @@ import click
 from partage.faces.cli import common
 
 if TYPE_CHECKING:
-    from partage.model.gpu import Gpu, Inventory
-    from partage.model.policy import DesiredMig
+    from partage.agent.reconciler.one_shot import Look
+    from partage.model.gpu import Gpu
+    from partage.plan.reconcile.node_plan import NodePlan
 
 _FALSE = 1
 
@@ -21,55 +22,70 @@ _FALSE = 1
 @common.policy_options
 @common.machine_option
 @common.hardware_socket_option
+@common.run_dir_option
 @common.output_option("table", "json", "yaml")
 def command(
-    policy: str | None, config: str | None, machine: str | None, hardware_socket: Path | None, output: str
+    *,
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    hardware_socket: Path | None,
+    run_dir: str | None,
+    output: str,
 ) -> int:
-    """Whether the node's MIG modes and layouts are as the policy wants them; nothing is changed.
+    """Compare the node with the policy: MIG layouts, MPS daemons, compute modes, time slices.
 
-    Exit code 0: they are; 1: they are not, and what differs is said; 2: the policy is wrong; 3: this node can
-    never be so; 4: no usable driver.
+    Nothing is changed.
+
+    Exit code 0: all GPUs are as the policy wants them; 1: some are not, and what differs is printed; 2: the
+    policy is wrong; 3: this node can never be so; 4: no usable driver.
     """
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.offer.assign import assign
-    from partage.plan.reconcile.holders import wishes_of
+    from partage.plan.reconcile.planner import plan_node
 
     loaded = common.read_policy(policy, config)
-    inventory, _ = common.look(machine, hardware_socket)
-    warnings = assign(loaded.policy, common.need_driver(inventory), geometry_of).warnings
-    common.print_problems([*loaded.warnings, *warnings])
-    rows = list(_differences(inventory, wishes_of(loaded.policy, inventory, geometry_of)))
+    found = common.look_at(machine, loaded.policy, hardware_socket, run_dir)
+    common.print_problems([*loaded.warnings, *found.desired.warnings])
+    rows = list(_differences(found, plan_node(found.desired, found.now, geometry_of)))
     if output == "table":
         for row in rows:
             click.echo(f"GPU {row['index']}: {row['detail']}")
     else:
-        problems = [common.problem_row(problem) for problem in (*loaded.warnings, *warnings)]
+        problems = [common.problem_row(one) for one in (*loaded.warnings, *found.desired.warnings)]
         answer = {"asWanted": not rows, "differences": rows, "problems": problems}
         common.print_document(common.document("Assertion", answer), output)
     return _FALSE if rows else 0
 
 
-def _differences(inventory: Inventory, wishes: dict[str, DesiredMig]) -> Iterator[dict[str, Any]]:
-    from partage.edges.files.catalogue import geometry_of
-    from partage.plan.reconcile.blocked import Blocked
-    from partage.plan.reconcile.gpu_mig_plan import as_found, steps_between
+def _differences(found: Look, plan: NodePlan) -> Iterator[dict[str, Any]]:
+    from partage.faces.plan_rows import step_row
 
-    for gpu in inventory:
-        wish = wishes.get(gpu.uuid)
-        way = None if wish is None else steps_between(gpu, wish, geometry_of(gpu))
-        if wish is None or way is None or (not isinstance(way, Blocked) and not way.steps):
+    for gpu in found.inventory:
+        one = plan.gpus[gpu.uuid]
+        if gpu.uuid not in plan.unsettled:
             continue
-        found = as_found(gpu)
-        wanted = [str(item) for item in wish.items] if isinstance(way, Blocked) else list(way.layout)
-        reason = way.reason if isinstance(way, Blocked) else ""
-        live = [str(item) for item in found.items]
-        yield {
-            "index": gpu.index,
-            "uuid": gpu.uuid,
-            "wanted": {"mig": wish.enabled, "layout": wanted},
-            "found": {"mig": found.enabled, "layout": live},
-            "detail": reason or _told(gpu, wanted, live, enabled=wish.enabled),
-        }
+        layout = _layout(gpu, found, plan)
+        detail = layout.pop("detail", None) or one.reason
+        steps = [step_row(step, found.inventory) for step in one.steps]
+        yield {"index": gpu.index, "uuid": gpu.uuid, **layout, "detail": detail, "steps": steps}
+
+
+def _layout(gpu: Gpu, found: Look, plan: NodePlan) -> dict[str, Any]:
+    """How its MIG layout differs; nothing where it does not."""
+    from partage.plan.reconcile.blocked import Blocked
+    from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found
+
+    desired, mig = found.desired.layouts.get(gpu.uuid), plan.mig.of(gpu.uuid)
+    if desired is None or mig is None or (isinstance(mig, GpuMigPlan) and not mig.steps):
+        return {}
+    live = as_found(gpu)
+    layout = [str(item) for item in live.items]
+    wanted = [str(item) for item in desired.items] if isinstance(mig, Blocked) else list(mig.layout)
+    return {
+        "wanted": {"mig": desired.enabled, "layout": wanted},
+        "found": {"mig": live.enabled, "layout": layout},
+        "detail": _told(gpu, wanted, layout, enabled=desired.enabled),
+    }
 
 
 def _told(gpu: Gpu, wanted: list[str], live: list[str], *, enabled: bool) -> str:

@@ -19,6 +19,7 @@ from partage.errors import Problem
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.agent.reconciler.one_shot import Look
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
     from partage.faces.reported import Reported
@@ -163,8 +164,16 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
     return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
-def open_hardware(machine: str | None, socket: Path | None = None, driver_root: Path = Path("/")) -> Hardware:
-    """The real node, by its driver below a root or by a helper at ``socket``, or the simulated one."""
+def open_hardware(
+    machine: str | None,
+    socket: Path | None = None,
+    driver_root: Path = Path("/"),
+    run_dir: str | None = None,
+) -> Hardware:
+    """The real node, by its driver below a root or by a helper at ``socket``, or the simulated one.
+
+    run_dir: MPS daemons have their directories below it.
+    """
     from partage.errors import InputError
 
     if machine is not None and socket is not None:
@@ -179,8 +188,9 @@ def open_hardware(machine: str | None, socket: Path | None = None, driver_root: 
 
         return SimulatedHardware(load_machine(machine))
     from partage.edges.hardware.nvml import NvmlHardware
+    from partage.edges.mps.keeper import MpsKeeper
 
-    return NvmlHardware(driver_root)
+    return NvmlHardware(driver_root, keeper=MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root))
 
 
 def observe(machine: str | None) -> Inventory:
@@ -212,6 +222,26 @@ def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tu
             await hardware.close()
 
     return asyncio.run(both())
+
+
+def look_at(
+    machine: str | None, policy: Policy, socket: Path | None = None, run_dir: str | None = None
+) -> Look:
+    """One look at the node and at what the policy wants of it. Raises whatever makes that impossible."""
+    import asyncio
+
+    from partage.agent.reconciler.one_shot import look
+    from partage.edges.files.catalogue import geometry_of
+    from partage.plan.offer.desired import resolve
+
+    async def once() -> Look:
+        hardware = open_hardware(machine, socket, run_dir=run_dir)
+        try:
+            return await look(hardware, lambda found: resolve(policy, need_driver(found), geometry_of))
+        finally:
+            await hardware.close()
+
+    return asyncio.run(once())
 
 
 def need_driver(inventory: Inventory) -> Inventory:

@@ -20,22 +20,21 @@ if TYPE_CHECKING:
     from partage.model.policy import Policy
     from partage.model.share import NodeOffer
     from partage.plan.offer.caveats import Caveat
-    from partage.plan.reconcile.changes import Change
-    from partage.plan.reconcile.mig_plan import MigPlan
+    from partage.plan.reconcile.node_plan import NodePlan
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PolicyOnNode:
     """A policy, thought through to the end on one node.
 
-    moves: the steps under MIG. report: of the agent that runs there, None: none.
+    offer: once everything is done. plan: what has to be done for that. report: of the agent that runs there,
+    None: none.
     """
 
     inventory: Inventory
     policy: Policy
     offer: NodeOffer
-    changes: Sequence[Change]
-    moves: MigPlan
+    plan: NodePlan
     warnings: Sequence[Problem]
     caveats: Sequence[Caveat]
     report: Reported | None
@@ -108,70 +107,63 @@ def command(
     return 0
 
 
-def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) -> Plan:
-    """Lay the policy over the node. Raises whatever makes it impossible, with all problems."""
+def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) -> PolicyOnNode:
+    """Resolve the policy on the node and plan. Raises whatever makes it impossible, with all problems."""
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.offer.advertise import advertise
-    from partage.plan.offer.assign import assign
     from partage.plan.offer.caveats import caveats
     from partage.plan.offer.guarantees import promised
-    from partage.plan.reconcile.changes import changes
-    from partage.plan.reconcile.holders import wishes_of
-    from partage.plan.reconcile.mig_plan import node_steps
+    from partage.plan.reconcile.planner import plan_node
 
     policy = loaded.policy
-    inventory, uses = common.look(machine)
-    common.need_driver(inventory)
-    assignment = assign(policy, inventory, geometry_of)
-    offer = promised(advertise(assignment, inventory, policy), assignment.watch_of)
-    return Plan(
+    found = common.look_at(machine, policy, run_dir=run_dir)
+    desired, inventory = found.desired, found.inventory
+    offer = promised(desired.offer, desired.watch_of)
+    return PolicyOnNode(
         inventory=inventory,
         policy=policy,
         offer=offer,
-        changes=changes(assignment, inventory),
-        moves=node_steps(inventory, wishes_of(policy, inventory, geometry_of), geometry_of, uses),
-        warnings=(*loaded.warnings, *assignment.warnings),
+        plan=plan_node(desired, found.now, geometry_of),
+        warnings=(*loaded.warnings, *desired.warnings),
         caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
         report=common.agent_report(machine, run_dir),
     )
 
 
-def plan_document(plan: Plan) -> dict[str, Any]:
+def plan_document(thought: PolicyOnNode) -> dict[str, Any]:
     """The JSON answer."""
     from partage.faces.documents import driver_row, resource_rows
-    from partage.faces.moves import change_rows
+    from partage.faces.plan_rows import gpu_rows, step_rows
 
+    report, inventory = thought.report, thought.inventory
     return common.document(
         "Plan",
         {
-            "policy": {"source": plan.policy.source, "format": plan.policy.format},
-            "driver": driver_row(plan.inventory),
-            "resources": resource_rows(plan.offer),
-            "steps": change_rows(plan.changes, plan.moves, plan.inventory),
-            "waitedFor": [] if plan.report is None else [dict(row) for row in plan.report.waited_for],
-            "caveats": [caveat.sentence for caveat in plan.caveats],
-            "problems": [common.problem_row(problem) for problem in plan.warnings],
+            "policy": {"source": thought.policy.source, "format": thought.policy.format},
+            "driver": driver_row(inventory),
+            "resources": resource_rows(thought.offer),
+            "gpus": gpu_rows(thought.plan, inventory),
+            "steps": step_rows(thought.plan, inventory),
+            "waitedFor": [] if report is None else [dict(row) for row in report.waited_for],
+            "caveats": [caveat.sentence for caveat in thought.caveats],
+            "problems": [common.problem_row(problem) for problem in thought.warnings],
         },
     )
 
 
-def _print(plan: Plan, console: Console) -> None:
-    from partage.faces.moves import unit_rows
-    from partage.faces.render.rows import waiting_lines
-    from partage.faces.render.tables import changes_table, guarantees_used, moves_table, resources_table
+def _print(thought: PolicyOnNode, console: Console) -> None:
+    from partage.faces.plan_rows import changing_steps
+    from partage.faces.render.rows import unsettled_lines, waiting_lines
+    from partage.faces.render.tables import guarantees_used, resources_table, steps_table
 
-    console.print(resources_table(plan.offer))
-    console.print(guarantees_used(plan.offer))
-    if plan.changes:
+    console.print(resources_table(thought.offer))
+    console.print(guarantees_used(thought.offer))
+    if steps := changing_steps(thought.plan, thought.inventory):
         console.print()
-        console.print(changes_table(plan.changes))
-    if plan.moves.units:
-        console.print()
-        console.print(moves_table(unit_rows(plan.moves, plan.inventory)))
+        console.print(steps_table(steps))
     console.print()
-    for line in waiting_lines(plan.report.waited_for if plan.report else ()):
+    for line in waiting_lines(thought.report.waited_for if thought.report else ()):
         console.print(f"! {line}", style="yellow", markup=False)
-    for refused in plan.moves.refused:
-        console.print(f"! not now: {refused.reason}", style="yellow", markup=False)
-    for caveat in plan.caveats:
+    for line in unsettled_lines(thought.plan, thought.inventory):
+        console.print(f"! {line}", style="yellow", markup=False)
+    for caveat in thought.caveats:
         console.print(f"! {caveat.sentence}", style="yellow", markup=False)

@@ -19,8 +19,8 @@ from partage import __version__
 from partage.faces.cli import common
 
 if TYPE_CHECKING:
+    from partage.agent.reconciler.one_shot import NodeAccess
     from partage.edges.files.policy import LoadedPolicy
-    from partage.faces.applying import Node
     from partage.faces.prove.model import Report
     from partage.faces.prove.share import Share
     from partage.faces.prove.stage import Engine
@@ -173,17 +173,17 @@ def _tell(text: str) -> None:
 
 
 @asynccontextmanager
-async def _node(options: Options) -> AsyncIterator[Node]:
+async def _node(options: Options) -> AsyncIterator[NodeAccess]:
     """The node, and whoever can be asked of pods there."""
+    from partage.agent.reconciler.one_shot import NodeAccess
     from partage.edges.kubelet.pod_resources import PodResourcesClient
-    from partage.faces.applying import Node
     from partage.faces.cli.apply import pod_resources_socket
 
     socket = pod_resources_socket(options.pod_resources, options.machine)
     pods = None if socket is None else PodResourcesClient(socket)
     hardware = common.open_hardware(options.machine, driver_root=options.driver_root)
     try:
-        yield Node(hardware, pods)
+        yield NodeAccess(hardware, pods)
     finally:
         if pods is not None:
             pods.close()
@@ -206,7 +206,7 @@ async def _offer(options: Options, inventory: Inventory, agent: Reported | None)
 
 
 @asynccontextmanager
-async def _engine(options: Options, node: Node) -> AsyncIterator[Engine]:
+async def _engine(options: Options, node: NodeAccess) -> AsyncIterator[Engine]:
     """Raises InputError, HardwareError where tenants cannot be begun."""
     if options.machine is not None:
         from partage.faces.prove.simulated import simulation

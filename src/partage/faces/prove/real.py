@@ -13,9 +13,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from partage.agent.reconciler.one_shot import NodeAccess
 from partage.edges.mps import launch
 from partage.errors import DriverUnavailable
-from partage.faces.applying import Node
 from partage.faces.bench.node import computes, guard_directory
 from partage.faces.bench.places import Place
 from partage.faces.prove.daemon import Daemon
@@ -40,7 +40,7 @@ class Real:
 
     python: str
     engine: str
-    node: Node
+    node: NodeAccess
     run_dir: Path
     faults: bool
     pipe: Path | None = None

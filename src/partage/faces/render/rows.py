@@ -11,6 +11,7 @@ from partage.faces.shares import shares_of
 from partage.faces.words import listed, numbers, product_word, way
 from partage.model.gpu import Gpu, Inventory, Link
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
+from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.units import format_bytes
 
 
@@ -104,6 +105,13 @@ def pending_lines(inventory: Inventory, pending: Mapping[str, str]) -> list[str]
     """What keeps GPUs from being as the policy wants them, a line for each."""
     found = ((gpu, pending[gpu.uuid]) for gpu in inventory if gpu.uuid in pending)
     return [text if text.startswith("GPU ") else f"GPU {gpu.index}: {text}" for gpu, text in found]
+
+
+def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
+    """GPUs whose steps cannot be carried out now, and why, a line for each."""
+    stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN, Phase.FAILED)
+    reasons = {uuid: one.reason for uuid, one in plan.gpus.items() if one.phase in stuck}
+    return [f"not now: {line}" for line in pending_lines(inventory, reasons)]
 
 
 def waiting_lines(waited_for: Sequence[Mapping[str, Any]]) -> list[str]:

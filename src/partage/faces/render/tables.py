@@ -12,7 +12,6 @@ from rich.text import Text
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
 from partage.faces.words import gpus, guarantee_words
 from partage.model.share import Guarantee, NodeOffer
-from partage.plan.reconcile.changes import Change
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",
@@ -70,26 +69,16 @@ def guarantees_used(offer: NodeOffer) -> Text:
     return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
 
 
-def changes_table(changes: Sequence[Change]) -> Table:
-    """What would have to be done, equal things of several GPUs in one row."""
-    table = plain_table("What would change", "GPUs", "Change")
-    by_detail: dict[str, list[int]] = {}
-    for change in changes:
-        by_detail.setdefault(change.detail, []).append(change.gpu.index)
-    for detail, indexes in by_detail.items():
-        table.add_row(gpus(indexes), detail)
-    return table
-
-
 _INSTEAD = dict.fromkeys(("refused", "untouched", "back"), "as before") | {"torn": "uncertain"}
 """What is said in place of a layout that did not come about."""
 
 
 def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What ``apply`` did, or would do, GPU by GPU."""
-    table = plain_table("MIG layouts", "GPU", "Outcome", "MIG devices", "Steps", right=("GPU",))
+    """What ``apply`` did, or would do, GPU by GPU; those on which there was nothing to do are left out."""
+    table = plain_table("GPUs", "GPU", "Outcome", "MIG devices", "Steps", right=("GPU",))
+    rows = [row for row in rows if row["outcome"] != "unchanged"]
     for row in rows:
-        layout = _INSTEAD.get(row["outcome"], ", ".join(row.get("layout", ())) or "none")
+        layout = _INSTEAD.get(row["outcome"], ", ".join(row.get("layout", ())) or "-")
         steps = row.get("reason") or "\n".join(step["detail"] for step in row.get("steps", ()))
         bad = row["outcome"] in ("refused", "back", "torn")
         table.add_row(
@@ -104,12 +93,14 @@ def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def moves_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The steps under MIG, and how far each reaches beyond what it names."""
-    table = plain_table("Steps under MIG", "GPUs", "Step", "Must be idle meanwhile")
+def steps_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The steps in their order, equal ones of several GPUs in one row, and how far each reaches."""
+    table = plain_table("What would change", "GPUs", "Step", "Must be idle meanwhile")
+    alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
     for row in rows:
-        idle = gpus(row["idle"]) if row["idle"] else ""
-        table.add_row(gpus(row["gpus"]), Text(row["detail"]), idle)
+        alike.setdefault((row["detail"], tuple(row["idle"])), []).extend(row["gpus"])
+    for (detail, idle), indexes in alike.items():
+        table.add_row(gpus(sorted(set(indexes))), Text(detail), gpus(idle) if idle else "")
     return table
 
 

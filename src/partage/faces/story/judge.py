@@ -90,7 +90,7 @@ def _health(expect: Expect, report: Report | None) -> Iterator[str]:
 def _waiting(expect: Expect, report: Report | None) -> Iterator[str]:
     if expect.waiting is None:
         return
-    found = tuple(gpu.index for gpu in report.gpus if gpu.draining) if report else ()
+    found = tuple(gpu.index for gpu in report.gpus if gpu.waits) if report else ()
     if found != tuple(sorted(expect.waiting)):
         yield f"GPUs {list(found)} wait for their holders, not {list(expect.waiting)}"
 

@@ -110,7 +110,7 @@ class Stage:
     async def start_agent(self) -> None:
         """Raises what keeps the agent from starting, and Unreachable if the kubelet does not take it."""
         self.board, self._stop = AgentStatus(self.clock), asyncio.Event()
-        running = compose.run(self.settings, self.hardware, stop=self._stop, board=self.board)
+        running = compose.run(self.settings, self.hardware, stop=self._stop, status=self.board)
         self._agent = asyncio.create_task(running, name="agent")
         if not await self.eventually(self.settled):
             missing = [state for state in self.board.endpoints() if not state.registered]

@@ -45,9 +45,11 @@ def waits(report: Report) -> list[str]:
     lines = []
     for gpu in report.gpus:
         holders = {
-            short_key(f"{one.namespace}/{one.pod}") for entry in gpu.waiting or () for one in entry.holders
+            short_key(f"{one.namespace}/{one.pod}")
+            for entry in (gpu.plan.waiting_for if gpu.plan else ())
+            for one in entry.holders
         }
-        if gpu.draining and holders:
+        if gpu.waits and holders:
             lines.append(f"GPU {gpu.index} waits for {listed(sorted(holders), 4)}")
     return lines
 

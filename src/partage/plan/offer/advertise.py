@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, assert_never
 
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
-from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
-from partage.model.share import DeviceOffer, Guarantee, NodeOffer, resources_of
+from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, resources_of
 from partage.plan.offer.assign import Assignment, PlannedDevice, Target
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.list_size import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
@@ -23,7 +21,8 @@ from partage.plan.offer.mps_shares import (
     no_namespaces,
     portions,
 )
-from partage.units import GIB, MIB
+from partage.plan.offer.presented import device_memory
+from partage.units import MIB
 
 _LARGEST_LIST: Final = MESSAGE_LIMIT_BYTES - SLACK_BYTES
 
@@ -37,19 +36,30 @@ def advertise(assignment: Assignment, inventory: Inventory, policy: Policy) -> N
     Raises InputError where the name of a client makes no resource name.
     """
     findings = Findings(policy.source)
-    holders = Counter(_instance(target) for target in assignment.targets)
-    rows: dict[str, list[DeviceOffer]] = {
-        gpu.uuid: [] for gpu in inventory if gpu.uuid in assignment.strategies
-    }
-    for target in assignment.targets:
-        gpu_rows = rows.setdefault(target.gpu.uuid, [])
-        whole = _whole_device(target, len(gpu_rows), holders[_instance(target)])
-        gpu_rows.extend(_offerings(target, whole, inventory, findings))
-    offer = {gpu: tuple(offerings) for gpu, offerings in rows.items()}
+    gpus = [gpu.uuid for gpu in inventory if gpu.uuid in assignment.strategies]
+    offer = _offer(gpus, assignment.targets, inventory, findings)
     origins = {target.resource: _replicas_path(target) for target in reversed(assignment.targets)}
     _refuse_too_long_lists(offer, origins, findings)
     findings.raise_any()
     return offer
+
+
+def advertise_existing(assignment: Assignment, inventory: Inventory, policy: Policy) -> NodeOffer:
+    """What the MIG devices that live on GPUs with a layout still to be made are offered as until then.
+
+    ``advertise`` has judged the policy: nothing is raised here.
+    """
+    return _offer((), assignment.existing, inventory, Findings(policy.source))
+
+
+def _offer(
+    gpus: Iterable[str], targets: Iterable[Target], inventory: Inventory, findings: Findings
+) -> dict[str, GpuOffer]:
+    rows: dict[str, list[DeviceOffer]] = {gpu: [] for gpu in gpus}
+    for target in targets:
+        gpu_rows = rows.setdefault(target.gpu.uuid, [])
+        gpu_rows.extend(_offerings(target, _whole_device(target, len(gpu_rows)), inventory, findings))
+    return {gpu: tuple(offers) for gpu, offers in rows.items()}
 
 
 def _refuse_too_long_lists(offer: NodeOffer, origins: Mapping[ResourceName, str], findings: Findings) -> None:
@@ -64,11 +74,6 @@ def _refuse_too_long_lists(offer: NodeOffer, origins: Mapping[ResourceName, str]
 
 
 # --- one device -------------------------------------------------------------------------------
-
-
-def _instance(target: Target) -> tuple[str, Placement | None]:
-    """The GPU, or the GPU instance, whose memory a device has."""
-    return target.gpu.uuid, target.mig.placement if target.mig is not None else None
 
 
 def _offerings(
@@ -88,22 +93,18 @@ def _offerings(
     return [_at_most_advisory(row) for row in offerings] if inventory.open_to_env else offerings
 
 
-def _whole_device(target: Target, position: int, holders: int) -> DeviceOffer:
-    """The device in one share. position: among the rows of its GPU.
-
-    holders: devices that live in the same GPU instance. Compute instances have multiprocessors of their own,
-    and the memory in common: each is given an even part of it, and no guarantee.
-    """
+def _whole_device(target: Target, position: int) -> DeviceOffer:
+    """The device in one share. position: among the rows of its GPU. Shared memory is not guaranteed."""
     gpu, mig = target.gpu, target.mig
+    memory = device_memory(gpu, mig)
     nodes: tuple[str, ...] = (f"/dev/nvidia{gpu.minor}",)
     if mig is None:
-        device, index, memory, profile = gpu.uuid, str(gpu.index), gpu.memory_bytes, None
+        device, index, profile = gpu.uuid, str(gpu.index), None
     elif isinstance(mig, PlannedDevice):
         device = f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}#{position}"
         index, profile, nodes = f"{gpu.index}:{position}", str(mig.item.profile), ()
-        memory = mig.spec.memory_bytes or mig.item.profile.gigabytes * GIB
     else:
-        device, index, memory, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.memory_bytes, mig.profile
+        device, index, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.profile
         minors = (minor for minor in (mig.gi_minor, mig.ci_minor) if minor is not None)
         nodes += tuple(f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors)
     return DeviceOffer(
@@ -115,8 +116,8 @@ def _whole_device(target: Target, position: int, holders: int) -> DeviceOffer:
         strategy=target.strategy,
         shared=Strategy.EXCLUSIVE,
         replicas=1,
-        memory_bytes=memory if holders == 1 else memory // holders // MIB * MIB,
-        guarantee=Guarantee.HARD if holders == 1 else Guarantee.NONE,
+        memory_bytes=memory.memory_bytes,
+        guarantee=Guarantee.HARD if memory.alone else Guarantee.NONE,
         numa_node=gpu.numa_node,
         nodes=nodes,
         single=target.single,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from partage.errors import Problem
 from partage.model.gpu import Gpu, Inventory, MigDevice, NoDriver
 from partage.model.ids import VENDOR, ResourceName, parse_resource_name
 from partage.model.policy import (
+    DesiredMig,
     Exclusive,
     GpuEntry,
     MigStrategy,
@@ -59,13 +60,17 @@ class Assignment:
 
     targets: ordered by GPU index, then MIG index or placement.
     strategies: of every GPU that answers, by UUID (a MIG GPU without instances has no target).
-    pending: GPU UUID to a sentence: what has still to be done by hand or by a later step (a layout to make).
+    pending: GPU UUID to a sentence: what has still to be done (a layout to make).
+    existing: the MIG devices that live on GPUs with something pending, as the policy shares them.
+    layouts: GPU UUID to the MIG layout, or none, that the policy asks for; other GPUs stay as they are.
     warnings: doubtful things, each with file and path.
     """
 
     targets: tuple[Target, ...]
     strategies: Mapping[str, Strategy]
     pending: Mapping[str, str]
+    existing: tuple[Target, ...] = ()
+    layouts: Mapping[str, DesiredMig] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
 
     @property
@@ -74,16 +79,8 @@ class Assignment:
         return {target.gpu.uuid: target.watch for target in self.targets}
 
 
-def assign(
-    policy: Policy,
-    inventory: Inventory,
-    geometry_of: GeometryOf,
-    stay: Mapping[str, Collection[str]] | None = None,
-) -> Assignment:
+def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Assignment:
     """Lay ``policy`` over ``inventory``.
-
-    stay: GPUs, by UUID, whose MIG layout is being made, and those of their MIG devices that live on: what is
-    offered meanwhile. The policy is to be laid over the node without ``stay`` before: that judges it.
 
     Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG
     layout that does not fit, MIG strategy ``single`` on unequal devices), each with *all* problems found;
@@ -97,12 +94,10 @@ def assign(
     owners = select(policy, inventory, geometry_of, findings)
     strategy = policy.options.mig_strategy
     presented = {
-        gpu.uuid: present(
-            gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings, stay=(stay or {}).get(gpu.uuid)
-        )
+        gpu.uuid: present(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
         for gpu in inventory
     }
-    if strategy is MigStrategy.SINGLE and not stay:
+    if strategy is MigStrategy.SINGLE:
         _check_single(policy, inventory, presented, findings)
     devices = [
         ClaimableDevice(gpu, mig, _default_name(gpu, mig, policy.options), position)
@@ -120,8 +115,28 @@ def assign(
         targets=tuple(targets),
         strategies=_strategies(inventory, presented, targets),
         pending={uuid: shown.pending for uuid, shown in presented.items() if shown.pending},
+        existing=tuple(_existing(inventory, presented, owners, policy.options)),
+        layouts=_layouts(owners, strategy),
         warnings=findings.warnings(),
     )
+
+
+def _existing(
+    inventory: Inventory, presented: Mapping[str, Presented], owners: Mapping[str, GpuEntry], options: Options
+) -> Iterator[Target]:
+    """Only an entry of GPUs asks for a layout, so no entry of resources concerns these devices."""
+    for gpu in inventory:
+        for position, mig in enumerate(presented[gpu.uuid].existing):
+            device = ClaimableDevice(gpu, mig, _default_name(gpu, mig, options), position)
+            yield _of_gpu(device, owners[gpu.uuid], options)
+
+
+def _layouts(owners: Mapping[str, GpuEntry], strategy: MigStrategy) -> dict[str, DesiredMig]:
+    """Under MIG strategy ``none`` a GPU is only ever taken out of MIG mode."""
+    layouts = {uuid: entry.mig for uuid, entry in owners.items() if entry.mig is not None}
+    if strategy is MigStrategy.NONE:
+        return {uuid: layout for uuid, layout in layouts.items() if not layout.enabled}
+    return layouts
 
 
 # --- names -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A policy laid over the node: what it shall offer now, and what keeps the rest. Pure."""
+"""The desired state of a node: a policy, resolved on an inventory. Pure."""
 
 from __future__ import annotations
 
@@ -7,61 +7,65 @@ from dataclasses import dataclass, field, replace
 
 from partage.errors import Problem
 from partage.model.gpu import Inventory
-from partage.model.ids import ResourceName
 from partage.model.policy import DesiredMig, Policy, Strategy, WatchAction
-from partage.model.share import GpuOffer, NodeOffer, resources_of
-from partage.plan.offer.advertise import advertise
+from partage.model.share import GpuOffer, NodeOffer
+from partage.plan.offer.advertise import advertise, advertise_existing
 from partage.plan.offer.assign import GeometryOf, assign
-from partage.plan.reconcile.holders import wishes_of
-from partage.plan.reconcile.settings import GpuSettings, settings_of
+from partage.plan.offer.settings import GpuSettings, PlannedDaemon, planned_daemons, settings_of
 
 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
-    """What ``policy`` offers on ``inventory``.
+    """What ``policy`` wants of ``inventory``. All mappings are by GPU UUID.
 
-    offer: live devices only. names: all resources, those of planned devices too.
-    pending: GPU UUID to what has still to be done before all of it can be offered. strategies: of every GPU
-    that answers. layouts: the MIG layout, or none, that a GPU shall have; GPUs without one are left as they
-    are. settings: what GPUs have to be set to before they can offer it. watch_of: what happens to a container that exceeds its share.
+    offer: what is offered once everything is done; MIG devices that have still to be made are ``planned``.
+    existing: what the MIG devices of a GPU are offered as as long as its layout has still to be made.
+    pending: what has still to be done before all of ``offer`` is there, one sentence.
+    strategies: of every GPU that answers. layouts: the MIG layout, or none, of GPUs that the policy names;
+    others stay as they are. settings, existing_settings: what GPUs have to be set to for ``offer`` and
+    ``existing``. planned_daemons: of MIG devices that have still to be made.
+    watch_of: what happens to a container that exceeds its share.
     """
 
     policy: Policy
     inventory: Inventory
     offer: NodeOffer
-    names: tuple[ResourceName, ...] = ()
+    existing: NodeOffer = field(default_factory=dict)
     pending: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     layouts: Mapping[str, DesiredMig] = field(default_factory=dict)
     settings: Mapping[str, GpuSettings] = field(default_factory=dict)
+    existing_settings: Mapping[str, GpuSettings] = field(default_factory=dict)
+    planned_daemons: Mapping[str, tuple[PlannedDaemon, ...]] = field(default_factory=dict)
     watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
 
 
 def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> DesiredState:
-    """Lay ``policy`` over ``inventory``.
+    """Resolve ``policy`` on ``inventory``.
 
     Raises InputError or Unsatisfiable: what ``assign`` and ``advertise`` find.
     """
     assignment = assign(policy, inventory, geometry_of)
-    planned = advertise(assignment, inventory, policy)
     return DesiredState(
         policy=policy,
         inventory=inventory,
-        offer=live(planned),
-        names=tuple(resources_of(planned)),
+        offer=advertise(assignment, inventory, policy),
+        existing=advertise_existing(assignment, inventory, policy),
         pending=assignment.pending,
         warnings=assignment.warnings,
         strategies=assignment.strategies,
-        layouts=wishes_of(policy, inventory, geometry_of),
+        layouts=assignment.layouts,
         settings=settings_of(assignment.targets),
+        existing_settings=settings_of(assignment.existing),
+        planned_daemons=planned_daemons(assignment.targets),
         watch_of=assignment.watch_of,
     )
 
 
 def live(offer: NodeOffer) -> dict[str, GpuOffer]:
-    """Those devices of an offer that exist."""
-    return {gpu: tuple(one for one in offerings if not one.planned) for gpu, offerings in offer.items()}
+    """The devices of an offer that exist."""
+    return {gpu: tuple(one for one in devices if not one.planned) for gpu, devices in offer.items()}
 
 
 def with_driver_root(policy: Policy, driver_root: str | None) -> Policy:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from partage.model.geometry import Geometry, ProfileSpec
@@ -13,15 +12,20 @@ from partage.model.named_layouts import meant
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
+from partage.units import GIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """A MIG device that a layout asks for and that does not exist yet."""
+    """A MIG device that a layout asks for and that does not exist yet.
+
+    spec, placement: of its GPU instance. siblings: MIG devices that the GPU instance will have, this one too.
+    """
 
     item: LayoutItem
     spec: ProfileSpec
     placement: Placement
+    siblings: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,39 @@ class Presented:
 
     mig: the GPU is a MIG GPU, even where it has no device. pending: what has still to be done, or empty.
     judged: False where the layout is impossible, and nothing more is to be said about the GPU.
+    existing: MIG devices that exist while something is pending; some of them may stay.
     """
 
     devices: tuple[MigDevice | PlannedDevice | None, ...]
     mig: bool
     pending: str = ""
     judged: bool = True
+    existing: tuple[MigDevice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Memory of one device. alone: no other device lives in the same GPU instance."""
+
+    memory_bytes: int
+    alone: bool
+
+
+def device_memory(gpu: Gpu, mig: MigDevice | PlannedDevice | None) -> DeviceMemory:
+    """What a whole GPU or a MIG device has. mig: None for the whole GPU.
+
+    Compute instances of one GPU instance have multiprocessors of their own and the memory in common: each is
+    given an even part of it, in whole MiB, and the hardware does not hold it to that.
+    """
+    if mig is None:
+        return DeviceMemory(gpu.memory_bytes, alone=True)
+    if isinstance(mig, PlannedDevice):
+        memory_bytes, devices = mig.spec.memory_bytes or mig.item.profile.gigabytes * GIB, mig.siblings
+    else:
+        memory_bytes, devices = mig.memory_bytes, sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
+    if devices <= 1:
+        return DeviceMemory(memory_bytes, alone=True)
+    return DeviceMemory(memory_bytes // devices // MIB * MIB, alone=False)
 
 
 _WHOLE = Presented((None,), mig=False)
@@ -47,23 +78,17 @@ def present(
     strategy: MigStrategy,
     geometry: Geometry | None,
     findings: Findings,
-    *,
-    stay: Collection[str] | None = None,
 ) -> Presented:
-    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself.
-
-    stay: its layout is being made, and these of its MIG devices, by UUID, live on meanwhile. They are all
-    that it presents.
-    """
-    if stay is not None:
-        return Presented(tuple(device for device in gpu.mig_devices if device.uuid in stay), mig=True)
+    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself."""
     if strategy is MigStrategy.NONE:
         return _WHOLE
     wish = entry.mig if entry is not None else None
     if entry is None or wish is None:
         return _as_found(gpu)
     if not wish.enabled:
-        return replace(_WHOLE, pending="MIG mode has to be turned off" if gpu.mig_enabled else "")
+        if not gpu.mig_enabled:
+            return _WHOLE
+        return replace(_WHOLE, pending="MIG mode has to be turned off", existing=gpu.mig_devices)
     return _wished(gpu, entry, wish, geometry, findings)
 
 
@@ -112,15 +137,18 @@ def _to_be(gpu: Gpu, wish: DesiredMig, geometry: Geometry | None) -> Presented:
     """The devices that live on the GPU where they are what is wished for, else those to be made."""
     if gpu.mig_enabled and matches(gpu.mig_devices, wish.items):
         return Presented(gpu.mig_devices, mig=True)
+    existing = gpu.mig_devices if gpu.mig_enabled else ()
     if not wish.items:
-        return Presented((), mig=True, pending=_pending(gpu, wish))
+        return Presented((), mig=True, pending=_pending(gpu, wish), existing=existing)
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
         raise _not_plannable(gpu)
+    placed = place(geometry, wish.items)
+    siblings = Counter(one.instance for one in placed)
     devices = sorted(
-        (PlannedDevice(one.item, one.spec, one.placement) for one in place(geometry, wish.items)),
+        (PlannedDevice(one.item, one.spec, one.placement, siblings[one.instance]) for one in placed),
         key=lambda device: device.placement,
     )
-    return Presented(tuple(devices), mig=True, pending=_pending(gpu, wish))
+    return Presented(tuple(devices), mig=True, pending=_pending(gpu, wish), existing=existing)
 
 
 def _not_plannable(gpu: Gpu) -> _Impossible:

@@ -81,7 +81,7 @@ class GpuMigWork:
         return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.seats))
 
 
-def steps_between(
+def plan_gpu_mig(
     gpu: Gpu,
     wish: DesiredMig,
     geometry: Geometry | None,

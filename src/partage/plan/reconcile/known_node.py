@@ -24,6 +24,9 @@ class KnownNode:
     known: Mapping[str, Gpu] = field(default_factory=dict)
 
 
+UNSEEN = KnownNode(Inventory(NoDriver("unknown", "the node has not been observed yet")))
+
+
 def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
     """Lay a new observation over what was known.
 

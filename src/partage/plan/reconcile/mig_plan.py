@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.policy import DesiredMig
-from partage.model.step import GpuUse, Step, gpus_of
+from partage.model.step import GpuUse, Transaction, gpus_of
 from partage.plan.reconcile.blocked import Blocked, BlockKind, held, reset_blockers
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigWork, in_order, work_of
 from partage.plan.reconcile.resets import needs_reset, reset_sets
@@ -22,30 +22,24 @@ NOTHING: Mapping[str, Collection[int]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Transaction:
-    """Steps that belong together: done in this order, undone together. Units are independent of each other.
-
-    gpus: UUIDs of the GPUs that are touched, by index.
-    """
-
-    gpus: tuple[str, ...]
-    steps: tuple[Step, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class MigPlan:
-    """The way for a node.
+    """The steps under MIG for a node.
 
-    units: what has to be done, by the lowest index. planned: for every GPU with a way, its part; without
-    steps where all is as wanted. refused: for every GPU without one; the others go on without it.
+    transactions: what has to be done, by the lowest index. planned: one for each GPU whose layout can be
+    made, without steps where it matches. blocked: one for each of the others; they keep nobody else waiting.
     """
 
-    units: tuple[Transaction, ...]
-    planned: tuple[GpuMigPlan, ...]
-    refused: tuple[Blocked, ...]
+    transactions: tuple[Transaction, ...] = ()
+    planned: tuple[GpuMigPlan, ...] = ()
+    blocked: tuple[Blocked, ...] = ()
+
+    def of(self, gpu: str) -> GpuMigPlan | Blocked | None:
+        """What is said of one GPU; None: the policy asks for no layout there."""
+        found: tuple[GpuMigPlan | Blocked, ...] = (*self.planned, *self.blocked)
+        return next((one for one in found if one.gpu == gpu), None)
 
 
-def node_steps(
+def plan_mig(
     inventory: Inventory,
     wishes: Mapping[str, DesiredMig],
     geometry_of: Callable[[Gpu], Geometry | None],
@@ -56,7 +50,7 @@ def node_steps(
 ) -> MigPlan:
     """The way from what lives on a node to ``wishes``: by GPU UUID; GPUs without one are left alone.
 
-    uses: who holds what on all GPUs. resets, renew: as in ``steps_between``, renew by GPU UUID.
+    uses: who holds what on all GPUs. resets, renew: as in ``plan_gpu_mig``, renew by GPU UUID.
     """
     node = _Node(inventory, wishes, geometry_of, tuple(uses), resets, renew)
     alone = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in wishes}
@@ -116,15 +110,15 @@ def _plan(
     refused = tuple(work for work in outcome.values() if isinstance(work, Blocked))
     works = {uuid: work for uuid, work in outcome.items() if isinstance(work, GpuMigWork)}
     groups = dict.fromkeys(together.get(uuid, (uuid,)) for uuid in works)
-    units, planned = [], []
+    transactions, planned = [], []
     for group in groups:
         members = [works[uuid] for uuid in group if uuid in works]
         steps = in_order(members, group, reboot)
-        units += [Transaction(group, steps)] if steps else []
+        transactions += [Transaction(group, steps)] if steps else []
         planned += [
             work.planned([step for step in steps if work.gpu.uuid in gpus_of(step)]) for work in members
         ]
-    return MigPlan(tuple(units), tuple(planned), refused)
+    return MigPlan(tuple(transactions), tuple(planned), refused)
 
 
 def _is_reset(work: GpuMigWork | Blocked | None) -> bool:

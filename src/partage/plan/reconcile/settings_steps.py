@@ -1,6 +1,6 @@
-"""What a GPU has to be set to before its shares mean what is said of them: MPS daemons, compute mode, slices.
+"""The steps from how a GPU is set to how its shares need it, and back.
 
-A setting is taken back when nobody wants it any more, to what it was before we changed it. What was there
+A setting is taken back when nothing wants it any more, to what it was before we changed it. What was there
 before, or was changed by others since, is left alone.
 """
 
@@ -9,35 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from partage.model.gpu import ComputeMode, Gpu, MigDevice
+from partage.model.gpu import ComputeMode, Gpu
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
-from partage.model.policy import Interval, Mps, TimeSlicing
+from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
-from partage.plan.offer.assign import Target
-from partage.plan.offer.mps_shares import Portions, limits_clients, portions
-from partage.units import MIB
+from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
 
 _EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 
 
 @dataclass(frozen=True, slots=True)
-class GpuSettings:
-    """What one GPU shall be set to.
-
-    daemons: one for the GPU, or one for each of its MIG devices. interval: None: whatever it is.
-    """
-
-    daemons: tuple[DaemonSpec, ...] = ()
-    exclusive_process: bool = False
-    interval: Interval | None = None
-
-
-NOTHING = GpuSettings()
-
-
-@dataclass(frozen=True, slots=True)
 class OriginalSettings:
-    """What a GPU was set to before we changed it. None: we did not."""
+    """What a GPU was set to before we changed it. None: not changed."""
 
     mode: ComputeMode | None = None
     interval: Interval | None = None
@@ -45,9 +28,9 @@ class OriginalSettings:
 
 @dataclass(frozen=True, slots=True)
 class SettingsSteps:
-    """The way to a setting.
+    """The steps to a setting.
 
-    end:  what has to end first: nobody may hold a share of the GPU.
+    end:  what has to end first: no share of the GPU may be held.
     make: what has to be made, or made again. Shares that are in use need it as much as new ones.
     """
 
@@ -58,40 +41,6 @@ class SettingsSteps:
     def settled(self) -> bool:
         """There is nothing to do."""
         return not (self.end or self.make)
-
-
-def settings_of(targets: Iterable[Target]) -> dict[str, GpuSettings]:
-    """What the targets of an assignment need, by GPU UUID; GPUs that need nothing are left out."""
-    settings: dict[str, GpuSettings] = {}
-    for target in targets:
-        now = settings.get(target.gpu.uuid, NOTHING)
-        sharing = target.sharing
-        if isinstance(sharing, Mps) and (spec := _daemon(target, sharing)) is not None:
-            alone = sharing.exclusive_process and target.mig is None
-            now = replace(now, daemons=(*now.daemons, spec), exclusive_process=alone)
-        if isinstance(sharing, TimeSlicing) and sharing.interval is not None:
-            now = replace(now, interval=sharing.interval)
-        if now != NOTHING:
-            settings[target.gpu.uuid] = now
-    return settings
-
-
-def _daemon(target: Target, sharing: Mps) -> DaemonSpec | None:
-    """The daemon of a device, with the limits of its shares. None for a device that does not exist yet."""
-    gpu, mig = target.gpu, target.mig
-    if mig is not None and not isinstance(mig, MigDevice):
-        return None
-    device, memory_bytes = (gpu.uuid, gpu.memory_bytes) if mig is None else (mig.uuid, _memory(gpu, mig))
-    shares = portions(sharing, memory_bytes)
-    if not limits_clients(gpu) or not isinstance(shares, Portions):
-        return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
-    return DaemonSpec(gpu.uuid, device, *shares.everybody, sharing.multi_user, shares.namespaces)
-
-
-def _memory(gpu: Gpu, mig: MigDevice) -> int:
-    """What a MIG device has: an even part where several live in one GPU instance."""
-    holders = sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
-    return mig.memory_bytes if holders == 1 else mig.memory_bytes // holders // MIB * MIB
 
 
 def settle(
@@ -146,7 +95,7 @@ def _spec(one: DaemonState) -> DaemonSpec | None:
     )
 
 
-def unwell(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str]:
+def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str]:
     """Devices whose daemon takes no clients at this moment, and why."""
     standing = {one.device: one for one in daemons}
     said = {}
@@ -168,7 +117,7 @@ def slice_steps(
     """
     steps = {}
     for gpu, now in slices.items():
-        want = wants.get(gpu, NOTHING).interval
+        want = wants.get(gpu, NO_SETTINGS).interval
         if want is None:
             want = befores.get(gpu, OriginalSettings()).interval
         if want is not None and want is not now:
@@ -176,7 +125,9 @@ def slice_steps(
     return steps
 
 
-def remembered(steps: Iterable[Step], befores: Mapping[str, OriginalSettings]) -> dict[str, OriginalSettings]:
+def note_originals(
+    steps: Iterable[Step], befores: Mapping[str, OriginalSettings]
+) -> dict[str, OriginalSettings]:
     """What has to be known before these steps are begun: how the GPUs were before we ever changed them."""
     known = dict(befores)
     for step in steps:
@@ -189,7 +140,7 @@ def remembered(steps: Iterable[Step], befores: Mapping[str, OriginalSettings]) -
     return known
 
 
-def still_ours(
+def needed_originals(
     befores: Mapping[str, OriginalSettings],
     wants: Mapping[str, GpuSettings],
     modes: Mapping[str, ComputeMode],
@@ -201,7 +152,7 @@ def still_ours(
     """
     kept = {}
     for gpu, before in befores.items():
-        want = wants.get(gpu, NOTHING)
+        want = wants.get(gpu, NO_SETTINGS)
         mode, interval = before.mode, before.interval
         if not want.exclusive_process and modes.get(gpu, _EXCLUSIVE) is not _EXCLUSIVE:
             mode = None  # given back, or changed by somebody else

@@ -7,14 +7,15 @@ import asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partage.agent.executor import TransactionEnd
+from partage.agent.reconciler.executor import TransactionEnd
+from partage.agent.reconciler.one_shot import Applied, Apply, as_before
 from partage.edges.files.catalogue import geometry_of, load
 from partage.errors import GpuInUse, NoRoom
-from partage.faces.applying import Applying, Goal, Node
+from partage.faces.apply_rows import exit_code, problems, rows
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, steps_between
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, plan_gpu_mig
 from partage.sim.node.faults import FailCall, Occupy
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import load_machine
@@ -42,8 +43,14 @@ def layouts(draw, geometry):
     return DesiredMig(items)
 
 
-async def _apply(hardware, wishes):
-    return await Applying(Node(hardware), Goal(back=wishes), None, None, lambda sentence: None).run()
+def _quiet(_inventory):
+    return lambda step, status, reason: None
+
+
+async def _apply(hardware, layouts) -> Applied:
+    """These layouts, and nothing else."""
+    apply = Apply(hardware, lambda found: as_before(found, layouts), geometry_of, _quiet, only_layouts=True)
+    return await apply.run()
 
 
 @given(st.data())
@@ -58,7 +65,7 @@ async def _play(data):
     geometry = geometry_of((await hardware.observe()).gpus[0])
     uuids = [gpu.uuid for gpu in (await hardware.observe()).gpus]
     first = {uuid: data.draw(layouts(geometry)) for uuid in uuids}
-    assert (await _apply(hardware, first)).exit_code == 0
+    assert exit_code(await _apply(hardware, first)) == 0
 
     gpu = (await hardware.observe()).gpus[0]
     busy = data.draw(st.lists(st.sampled_from(gpu.mig_devices), unique=True)) if gpu.mig_devices else []
@@ -73,17 +80,17 @@ async def _play(data):
     after = await hardware.observe()
 
     assert {device.uuid for device in busy} <= {one.uuid for one in after.gpus[0].mig_devices}
-    endings = {uuid: outcome.ending for outcome in applied.outcomes for uuid in outcome.unit.gpus}
+    endings = {uuid: outcome.ending for outcome in applied.outcomes for uuid in outcome.transaction.gpus}
     for was, now in zip(before.gpus, after.gpus, strict=True):
         assert now.empty_instances == ()
         if endings.get(was.uuid) is TransactionEnd.DONE:
-            way = steps_between(now, second[was.uuid], geometry)
+            way = plan_gpu_mig(now, second[was.uuid], geometry)
             assert isinstance(way, GpuMigPlan)
             assert way.steps == ()
         else:
             assert as_found(now) == as_found(was)
-    if not applied.plan.refused and not applied.failed:
-        assert (await _apply(hardware, second)).plan.units == ()
+    if not applied.plan.unsettled and not applied.failed:
+        assert (await _apply(hardware, second)).plan.transactions == ()
 
 
 class Failing(SimulatedHardware):
@@ -108,7 +115,7 @@ async def _scattered(*profiles, keep):
     """A node with one 3g.40gb in which of these MIG devices only ``keep``, by position, is left."""
     hardware = SimulatedHardware(load_machine("h100-sxm5-80gb"))
     uuid = (await hardware.observe()).gpus[0].uuid
-    assert (await _apply(hardware, {uuid: _wish(*profiles)})).exit_code == 0
+    assert exit_code(await _apply(hardware, {uuid: _wish(*profiles)})) == 0
     devices = sorted((await hardware.observe()).gpus[0].mig_devices, key=lambda one: one.ci_id)
     for number, one in enumerate(devices):
         if number != keep:
@@ -123,8 +130,8 @@ def _wish(*profiles):
 async def test_a_gpu_instance_without_room_side_by_side_is_made_anew():
     hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
     applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
-    assert (applied.exit_code, [one.ending for one in applied.outcomes]) == (0, [TransactionEnd.DONE])
-    (row,) = applied.rows()
+    assert (exit_code(applied), applied.outcomes[-1].ending) == (0, TransactionEnd.DONE)
+    (row,) = rows(applied)
     assert (row["outcome"], row["kept"]) == ("done", [])
     live = (await hardware.observe()).gpus[0].mig_devices
     assert sorted(one.profile for one in live) == ["1c.3g.40gb", "2c.3g.40gb"]
@@ -136,8 +143,8 @@ async def test_who_uses_a_part_of_it_is_named_and_stays():
     await hardware.misbehave(Occupy(0, "python", UseKind.PROCESS, kept.gi_id, kept.ci_id, 4711))
     before = await hardware.observe()
     applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
-    assert (applied.exit_code, applied.outcomes) == (3, ())
-    (problem,) = applied.problems()
+    assert (exit_code(applied), applied.failed) == (3, ())
+    (problem,) = problems(applied)
     assert "cannot have 2c.3g.40gb as well" in problem.message
     assert "process python (pid 4711), and in it the driver has no room" in problem.message
     assert await hardware.observe() == before
@@ -151,7 +158,7 @@ async def test_what_was_there_comes_back_even_where_its_gpu_instance_has_no_room
     hardware.full = True
     applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
     (outcome,) = applied.outcomes
-    assert (outcome.ending, applied.exit_code) == (TransactionEnd.BACK, 3)
+    assert (outcome.ending, exit_code(applied)) == (TransactionEnd.BACK, 3)
     assert as_found((await hardware.observe()).gpus[0]) == as_found(before.gpus[0])
 
 

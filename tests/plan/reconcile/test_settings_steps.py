@@ -15,20 +15,16 @@ from partage.model.gpu import ComputeMode, Inventory
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonSpec, DaemonState
 from partage.model.policy import Exclusive, Interval, Mps, MpsClient
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, StopDaemon, reverse
-from partage.plan.offer.advertise import advertise
-from partage.plan.offer.assign import assign
-from partage.plan.reconcile.holders import wishes_of
-from partage.plan.reconcile.mig_plan import node_steps
-from partage.plan.reconcile.settings import (
-    NOTHING,
-    GpuSettings,
+from partage.plan.offer.desired import resolve
+from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
+from partage.plan.reconcile.mig_plan import plan_mig
+from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
-    remembered,
-    settings_of,
+    needed_originals,
+    note_originals,
     settle,
     slice_steps,
-    still_ours,
-    unwell,
+    unusable,
 )
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import load_machine
@@ -65,7 +61,7 @@ def test_the_mode_is_set_before_the_daemon_starts_and_given_back_after_it_has_en
     make = settle(CARD, WANT, (), OriginalSettings())
     assert make.make == (SetComputeMode(CARD.uuid, ALONE, DEFAULT), StartDaemon(CARD.uuid, SPEC))
     assert not make.end
-    end = settle(SET, NOTHING, [daemon()], OriginalSettings(DEFAULT))
+    end = settle(SET, NO_SETTINGS, [daemon()], OriginalSettings(DEFAULT))
     assert [type(step) for step in end.end] == [StopDaemon, SetComputeMode]
     assert not end.make
 
@@ -94,13 +90,13 @@ def test_one_that_was_asked_for_something_else_ends_first() -> None:
 
 @pytest.mark.parametrize("before", [OriginalSettings(), OriginalSettings(ALONE)])
 def test_a_mode_that_was_not_ours_stays(before: OriginalSettings) -> None:
-    assert settle(SET, NOTHING, (), before).settled
+    assert settle(SET, NO_SETTINGS, (), before).settled
 
 
-def test_only_devices_whose_daemon_takes_no_clients_are_unwell() -> None:
-    assert unwell(WANT, [daemon()]) == {}
-    assert "fault" in unwell(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
-    assert "not been started" in unwell(WANT, ())[CARD.uuid]
+def test_only_devices_whose_daemon_takes_no_clients_are_unusable() -> None:
+    assert unusable(WANT, [daemon()]) == {}
+    assert "fault" in unusable(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
+    assert "not been started" in unusable(WANT, ())[CARD.uuid]
 
 
 def test_slices_are_set_given_back_and_left_alone() -> None:
@@ -126,14 +122,14 @@ def test_however_often_it_is_set_the_first_state_comes_back(
     wishes = [
         GpuSettings((SPEC,), True, wanted),
         *([GpuSettings((SPEC,), True, Interval.SHORT)] if again else []),
-        NOTHING,
+        NO_SETTINGS,
     ]
     standing: list[DaemonState] = []
     for want in wishes:
         steps = [*settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).end]
         steps += settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).make
         steps += slice_steps({CARD.uuid: want}, slices, known).values()
-        known = remembered(steps, known)
+        known = note_originals(steps, known)
         for step in steps:
             match step:
                 case SetComputeMode(_, to, _):
@@ -144,7 +140,7 @@ def test_however_often_it_is_set_the_first_state_comes_back(
                     standing = [daemon()]
                 case StopDaemon():
                     standing = []
-        known = still_ours(known, {CARD.uuid: want}, {CARD.uuid: card.compute_mode}, slices)
+        known = needed_originals(known, {CARD.uuid: want}, {CARD.uuid: card.compute_mode}, slices)
     assert (card.compute_mode, slices[CARD.uuid], standing) == (mode, first, [])
     assert known in ({}, {CARD.uuid: OriginalSettings(mode)})
 
@@ -158,16 +154,16 @@ def test_what_a_daemon_allows_is_what_the_share_says() -> None:
 
     async def made() -> Inventory:
         inventory = await hardware.observe()
-        wishes = wishes_of(policy, inventory, geometry_of)
-        for unit in node_steps(inventory, wishes, geometry_of).units:
+        layouts = resolve(policy, inventory, geometry_of).layouts
+        for unit in plan_mig(inventory, layouts, geometry_of).transactions:
             for step in unit.steps:
                 await hardware.perform(step)
         return await hardware.observe()
 
     inventory = asyncio.run(made())
-    assignment = assign(policy, inventory, geometry_of)
-    (setting,) = settings_of(assignment.targets).values()
-    (rows,) = advertise(assignment, inventory, policy).values()
+    desired = resolve(policy, inventory, geometry_of)
+    (setting,) = desired.settings.values()
+    (rows,) = desired.offer.values()
     assert {spec.device: spec.memory_bytes for spec in setting.daemons} == {
         row.device: row.memory_bytes for row in rows
     }

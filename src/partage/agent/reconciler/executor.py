@@ -1,8 +1,8 @@
-"""Do what was planned: step by step, each written down before it is done, and taken back where one fails.
+"""Carries out transactions: each step is journalled before it is done, and rolled back where one fails.
 
-Units of steps are independent: one that fails is taken back by itself, and the others go on. After an error
-it is the GPU, read again, that counts: what could not be taken back step by step is planned back by
-difference, once. What is then still neither new nor old is reported as ``torn``, and its journal has no end.
+Transactions are independent: one that fails is rolled back by itself, and the others go on. After an error
+the GPU is read again: what could not be rolled back step by step is planned back by difference, once. What is
+then neither new nor old is reported as ``torn``, and its journal has no end.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError, PartageError
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.policy import DesiredMig
-from partage.model.step import Created, Step, undo
+from partage.model.step import Created, Step, Transaction, undo
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.gpu_mig_plan import as_found
 from partage.plan.reconcile.live_instances import to_renew
-from partage.plan.reconcile.mig_plan import Transaction, node_steps
+from partage.plan.reconcile.mig_plan import plan_mig
 
 FINISH_S = 5.0
 """How long a step that is under way may go on when the one who does it is told to stop."""
@@ -41,36 +41,48 @@ Progress = Callable[[Step, StepStatus, str], None]
 
 
 class TransactionEnd(StrEnum):
-    """What became of a unit. torn: neither as wanted nor as it was."""
+    """What became of a transaction.
+
+    done: all steps. back: rolled back. torn: neither as wanted nor as it was. not-begun: nothing was done.
+    """
 
     DONE = "done"
     BACK = "back"
     TORN = "torn"
+    NOT_BEGUN = "not-begun"
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionOutcome:
-    """What became of the steps that belong together.
+    """What became of one transaction.
 
-    done: the steps that were done, and what each brought. failed: the step that could not be, and error why.
-    torn: what could not be taken back, a sentence.
+    done: the steps that were done, and what each created. failed: the step that failed, error: why.
+    torn: what could not be rolled back, a sentence.
     """
 
-    unit: Transaction
+    transaction: Transaction
     ending: TransactionEnd
     done: tuple[tuple[Step, Created | None], ...] = ()
     failed: Step | None = None
     error: PartageError | None = None
     torn: str = ""
 
+    @property
+    def reason(self) -> str:
+        """Why it was not done, for people; empty where it was."""
+        if self.error is None:
+            return ""
+        where = f"{self.failed}: " if self.failed is not None else ""
+        return f"{where}{self.error}" + (f"; it could not be rolled back: {self.torn}" if self.torn else "")
+
 
 class JournalFailed(PartageError):
-    """The journal cannot be written, and so nothing may be done."""
+    """The journal cannot be written, so nothing may be done."""
 
 
 @dataclass(slots=True)
 class Executor:
-    """Executes units against one node. journal: None where nothing of the node outlives the process."""
+    """Carries out transactions on one node. journal: None where nothing of the node outlives the process."""
 
     hardware: Hardware
     journal: Journal | None
@@ -78,16 +90,21 @@ class Executor:
     progress: Progress
 
     async def execute(
-        self, units: Sequence[Transaction], beginning: JournalHeader
+        self, transactions: Sequence[Transaction], header: JournalHeader
     ) -> tuple[TransactionOutcome, ...]:
-        """Do all units, one after the other. Raises JournalFailed.
+        """Do all transactions, one after the other. Raises JournalFailed once something was done.
 
         A cancelled call finishes the step that is under way, within FINISH_S, and leaves a journal without an
         end, as a killed process does.
         """
-        await self._write(lambda journal: journal.begin(beginning))
         try:
-            outcomes = [await self._unit(unit, beginning.before) for unit in units]
+            await self._write(lambda journal: journal.begin(header))
+        except JournalFailed as error:
+            return tuple(
+                TransactionOutcome(one, TransactionEnd.NOT_BEGUN, error=error) for one in transactions
+            )
+        try:
+            outcomes = [await self._transaction(one, header.before) for one in transactions]
             if all(outcome.ending is not TransactionEnd.TORN for outcome in outcomes):
                 await self._write(lambda journal: journal.end())
             return tuple(outcomes)
@@ -95,16 +112,18 @@ class Executor:
             if self.journal is not None:
                 self.journal.close()
 
-    async def _unit(self, unit: Transaction, before: Mapping[str, DesiredMig]) -> TransactionOutcome:
+    async def _transaction(
+        self, transaction: Transaction, before: Mapping[str, DesiredMig]
+    ) -> TransactionOutcome:
         done: list[tuple[Step, Created | None]] = []
-        for step in unit.steps:
+        for step in transaction.steps:
             try:
                 done.append((step, await self._step(step, StepStatus.DOING)))
             except HardwareError as error:
-                torn = await self._take_back(unit, done, before)
+                torn = await self._take_back(transaction, done, before)
                 ending = TransactionEnd.TORN if torn else TransactionEnd.BACK
-                return TransactionOutcome(unit, ending, tuple(done), step, error, torn)
-        return TransactionOutcome(unit, TransactionEnd.DONE, tuple(done))
+                return TransactionOutcome(transaction, ending, tuple(done), step, error, torn)
+        return TransactionOutcome(transaction, TransactionEnd.DONE, tuple(done))
 
     async def _step(self, step: Step, phase: StepStatus) -> Created | None:
         await self._write(lambda journal: journal.doing(step))
@@ -137,10 +156,13 @@ class Executor:
                 await self._write(lambda journal: journal.done(act.result()))
 
     async def _take_back(
-        self, unit: Transaction, done: Iterable[tuple[Step, Created | None]], before: Mapping[str, DesiredMig]
+        self,
+        transaction: Transaction,
+        done: Iterable[tuple[Step, Created | None]],
+        before: Mapping[str, DesiredMig],
     ) -> str:
         """Have the GPUs of a unit as they were. Why that cannot be, or nothing."""
-        was = {uuid: before[uuid] for uuid in unit.gpus if uuid in before}
+        was = {uuid: before[uuid] for uuid in transaction.gpus if uuid in before}
         stuck = await self._back(undo(done))
         try:
             inventory = await self.hardware.observe()
@@ -149,10 +171,10 @@ class Executor:
             # The step that failed was done all the same, or one of its predecessors could not be undone.
             renew = to_renew(inventory, *stuck) if stuck else {}
             uses = await self.hardware.uses()
-            plan = node_steps(inventory, was, self.geometry_of, uses, renew=renew)
-            if plan.refused:
-                return "; ".join(refused.reason for refused in plan.refused)
-            stuck = await self._back(step for one in plan.units for step in one.steps) or stuck
+            plan = plan_mig(inventory, was, self.geometry_of, uses, renew=renew)
+            if plan.blocked:
+                return "; ".join(one.reason for one in plan.blocked)
+            stuck = await self._back(step for one in plan.transactions for step in one.steps) or stuck
             differing = _differing(await self.hardware.observe(), was)
         except HardwareError as error:
             return str(error)
@@ -178,9 +200,9 @@ class Executor:
             raise JournalFailed(f"the journal cannot be written: {error.strerror}", hint) from error
 
 
-def before(inventory: Inventory, units: Iterable[Transaction]) -> dict[str, DesiredMig]:
-    """What lives on the GPUs that the units touch, as wishes that bring it back."""
-    gpus = dict.fromkeys(uuid for unit in units for uuid in unit.gpus)
+def layouts_before(inventory: Inventory, transactions: Iterable[Transaction]) -> dict[str, DesiredMig]:
+    """The MIG layouts of the GPUs that the transactions touch, to bring them back."""
+    gpus = dict.fromkeys(uuid for one in transactions for uuid in one.gpus)
     found = ((uuid, inventory.gpu(uuid)) for uuid in gpus)
     return {uuid: as_found(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
 

@@ -1,0 +1,38 @@
+"""How GPUs were set before the agent changed them: what has to be given back, kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from partage.model.step import Step
+from partage.plan.offer.desired import DesiredState
+from partage.plan.reconcile.node_plan import Observed
+from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
+
+
+@dataclass(slots=True)
+class Originals:
+    """by_gpu: by GPU UUID. save: has them on disk."""
+
+    save: Callable[[Mapping[str, OriginalSettings]], Awaitable[None]]
+    by_gpu: Mapping[str, OriginalSettings] = field(default_factory=dict)
+
+    def prune(self, desired: DesiredState, observed: Observed) -> None:
+        """Forget what was given back, or was changed by others since."""
+        if not self.by_gpu:
+            return
+        answering = (gpu for gpu in observed.node.inventory if gpu.uuid not in observed.node.lost)
+        modes = {gpu.uuid: gpu.compute_mode for gpu in answering}
+        self.by_gpu = needed_originals(self.by_gpu, desired.settings, modes, observed.slices)
+
+    async def note(self, steps: Iterable[Step]) -> None:
+        """Remember how GPUs are set now, before these steps change it."""
+        known = note_originals(steps, self.by_gpu)
+        if known != self.by_gpu:
+            self.by_gpu = known
+            await self.save(known)
+
+    def forget(self) -> None:
+        """The node has booted: nothing is set any more as it was."""
+        self.by_gpu = {}

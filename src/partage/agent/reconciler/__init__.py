@@ -1,0 +1,1 @@
+"""The reconciler: carries plans out, step by step, journalled."""

@@ -1,0 +1,130 @@
+"""The reconciler's port on a real agent: observers, executor, journal."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from partage.agent.observers.hardware import HardwareObserver
+from partage.agent.observers.policy import PolicyObserver
+from partage.agent.observers.settings import SettingsObserver
+from partage.agent.options import Intervals
+from partage.agent.originals import Originals
+from partage.agent.reconciler.reconciler import makes_layout
+from partage.agent.reconciler.unfinished import UnfinishedChange
+from partage.errors import HardwareError
+from partage.model.gpu import Inventory
+from partage.model.step import Step, Transaction, gpus_of
+from partage.plan.offer.select import GeometryOf
+from partage.plan.reconcile.node_plan import NodePlan
+
+if TYPE_CHECKING:
+    from partage.agent.reconciler.executor import Progress, StepStatus, TransactionOutcome
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class NodePort:
+    """See ``ReconcilerPort``. planned: a fresh plan. fit: waits until containers can be given new devices."""
+
+    hardware: HardwareObserver
+    settings: SettingsObserver
+    policies: PolicyObserver
+    originals: Originals
+    unfinished: UnfinishedChange
+    geometry_of: GeometryOf
+    intervals: Intervals
+    planned: Callable[[], NodePlan]
+    fit: Callable[[Inventory], Awaitable[None]]
+    ask: Callable[[], None]
+
+    def plan(self) -> NodePlan:
+        """A fresh plan."""
+        return self.planned()
+
+    def must_observe(self) -> bool:
+        """Daemons once after the start and after a boot; time slices where they matter."""
+        return self.settings.daemons is None or (self._slices_matter() and self.settings.slices_are_old)
+
+    def pause_s(self, *, settled: bool) -> float | None:
+        """See ``Intervals``."""
+        if not settled:
+            return self.intervals.holders_waited_s
+        if self.settings.daemons:
+            return self.intervals.conditions_s
+        return self.intervals.observe_s if self._slices_matter() else None
+
+    async def observe(self, *, users: bool) -> bool:
+        """False: there is no answer. Those who ask all the time say so in the log."""
+        try:
+            if await self.settings.look(users=users, slices=self._slices_matter()):
+                self.ask()
+        except HardwareError:
+            return False
+        return True
+
+    async def remember(self, steps: Iterable[Step]) -> None:
+        """Have originals on disk."""
+        await self.originals.note(steps)
+
+    async def carry_out(self, transaction: Transaction) -> TransactionOutcome:
+        """MIG layouts are journalled. Settings need no journal: what has to be given back is remembered, and
+        the rest can be seen."""
+        from partage.agent.reconciler.executor import (
+            Executor,
+            JournalFailed,
+            TransactionEnd,
+            TransactionOutcome,
+            layouts_before,
+        )
+        from partage.edges.files.journal import Journal, JournalHeader
+
+        assert self.hardware.node is not None
+        inventory = self.hardware.node.inventory
+        journal, before = None, {}
+        if makes_layout(transaction):
+            journal, before = Journal(self.unfinished.state_dir), layouts_before(inventory, [transaction])
+            self.unfinished.gpus = frozenset(transaction.gpus)
+        header = JournalHeader(inventory.boot_id, self.policies.digest(), before)
+        executor = Executor(self.hardware.hardware, journal, self.geometry_of, log_progress(inventory))
+        try:
+            (outcome,) = await executor.execute([transaction], header)
+        except JournalFailed as error:
+            return TransactionOutcome(transaction, TransactionEnd.TORN, error=error)
+        if journal is not None and outcome.ending in (TransactionEnd.DONE, TransactionEnd.BACK):
+            self.unfinished.gpus = None
+        return outcome
+
+    async def read_back(self) -> Inventory:
+        """Time slices are out of date, too."""
+        self.settings.slices_changed()
+        inventory = await self.hardware.observe_now()
+        await self.fit(inventory)
+        return inventory
+
+    async def conclude(self, plan: NodePlan) -> None:
+        """End the journal of a change that was cut off."""
+        desired = self.policies.desired
+        if desired is not None:
+            await self.unfinished.conclude(desired.layouts.keys() - plan.unsettled)
+
+    def _slices_matter(self) -> bool:
+        """Time slices are wanted, or have to be given back."""
+        desired = self.policies.desired
+        wanted = desired.settings.values() if desired is not None else ()
+        return any(one.interval is not None for one in (*wanted, *self.originals.by_gpu.values()))
+
+
+def log_progress(inventory: Inventory) -> Progress:
+    """Writes every step to the log."""
+    indexes = {gpu.uuid: gpu.index for gpu in inventory}
+
+    def progress(step: Step, status: StepStatus, reason: str) -> None:
+        gpus = [indexes.get(gpu) for gpu in gpus_of(step)]
+        facts = {"gpus": gpus, "step": str(step), "reason": reason or None}
+        log.log(logging.WARNING if reason else logging.INFO, f"step: {status}", extra=facts)
+
+    return progress

@@ -1,0 +1,203 @@
+"""The task that carries plans out: one MIG layout at a time, settings of several GPUs side by side.
+
+Every turn publishes a plan. When something in it is ready, the reconciler looks at the node again, plans
+again, and carries out what is still ready. A GPU in hand keeps what it serves until it was read back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol
+
+from partage.model.gpu import Inventory
+from partage.model.step import (
+    CreateCompute,
+    CreateInstance,
+    DestroyCompute,
+    DestroyInstance,
+    Reset,
+    SetMigMode,
+    Step,
+    Transaction,
+)
+from partage.plan.reconcile.attempts import FailedAttempt, failed_again
+from partage.plan.reconcile.node_plan import NodePlan, Phase
+
+if TYPE_CHECKING:  # many nodes never need anything carried out
+    from partage.agent.reconciler.executor import TransactionOutcome
+
+log = logging.getLogger(__name__)
+
+CUT_OFF_S = 5.0
+"""How long a step of an agent that was killed may still go on in the driver. An instance takes about a
+second; a reset takes longer, and leaves nothing that could be given out."""
+
+_LAYOUT = (SetMigMode, Reset, DestroyCompute, DestroyInstance, CreateInstance, CreateCompute)
+
+
+class ReconcilerPort(Protocol):
+    """What the reconciler needs of the rest of the agent."""
+
+    def plan(self) -> NodePlan:
+        """A plan of what is known at this moment, from what was published last."""
+        ...
+
+    def must_observe(self) -> bool:
+        """Something has to be known that was not asked yet."""
+        ...
+
+    def pause_s(self, *, settled: bool) -> float | None:
+        """How long until the settings have to be looked at again, in seconds; None: never by themselves."""
+        ...
+
+    async def observe(self, *, users: bool) -> bool:
+        """Ask how GPUs are set, and, where that matters, who uses them. False: there is no answer."""
+        ...
+
+    async def remember(self, steps: Iterable[Step]) -> None:
+        """Have on disk how GPUs are set now, before these steps change it."""
+        ...
+
+    async def carry_out(self, transaction: Transaction) -> TransactionOutcome:
+        """Do the steps; roll back where one fails."""
+        ...
+
+    async def read_back(self) -> Inventory:
+        """Observe the node, until it answers and containers can be given its devices."""
+        ...
+
+    async def conclude(self, plan: NodePlan) -> None:
+        """End the journal of a change that was cut off, once nothing of it is left to be done."""
+        ...
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """Carries out what is ready. All mappings are by GPU UUID.
+
+    ask: asks for a turn. retry_s: the first pause after a failure. in_hand: GPUs whose steps are carried out
+    or read back. attempts: what failed, and when it is tried again. endings: transactions so far, by how they
+    ended.
+    """
+
+    port: ReconcilerPort
+    clock: Callable[[], float]
+    ask: Callable[[], None]
+    retry_s: float
+    in_hand: dict[str, Phase] = field(default_factory=dict)
+    attempts: dict[str, FailedAttempt] = field(default_factory=dict)
+    endings: Counter[str] = field(default_factory=Counter)
+    _plan: NodePlan = field(default_factory=NodePlan)
+    _published: asyncio.Event = field(default_factory=asyncio.Event)
+
+    # --- the loop's side ---
+
+    def published(self, plan: NodePlan) -> None:
+        """A turn has published this plan: the kubelet has been told what is offered meanwhile."""
+        self._plan = plan
+        self.attempts = {gpu: one for gpu, one in self.attempts.items() if gpu in plan.unsettled}
+        self._published.set()
+
+    def forget_failures(self) -> None:
+        """The policy is another one: what failed under the last one is tried at once."""
+        self.attempts = {}
+
+    # --- the task ---
+
+    async def run(self) -> None:
+        """Carry out what is ready, for ever."""
+        if self.in_hand:
+            await asyncio.sleep(CUT_OFF_S)
+            await self._release()
+        while True:
+            await self._something_to_do()
+            await self.step()
+
+    async def step(self) -> None:
+        """Look once, plan once, carry out what is ready."""
+        if not await self.port.observe(users=not self._plan.settled):
+            await asyncio.sleep(self.retry_s)
+            return
+        plan = self.port.plan()
+        if batch := next_batch(plan.ready):
+            await self._carry_out(batch)
+        elif not plan.settled:
+            self._plan = replace(plan, ready=())  # until the next turn has published what is known now
+            self.ask()
+
+    async def _something_to_do(self) -> None:
+        """Return when something is ready or has to be asked, or the time for another look has come."""
+        while not self._is_ready() and not self.port.must_observe():
+            await self.port.conclude(self._plan)
+            self._published.clear()
+            try:
+                async with asyncio.timeout(self._pause_s()):
+                    await self._published.wait()
+            except TimeoutError:
+                return
+
+    def _is_ready(self) -> bool:
+        phases = (one.phase for one in self._plan.gpus.values())
+        return bool(self._plan.ready) or Phase.READY in phases
+
+    def _pause_s(self) -> float | None:
+        pause_s = self.port.pause_s(settled=self._plan.settled)
+        due_s = [one.again_s - self.clock() for one in self.attempts.values()]
+        return pause_s if pause_s is None else max(0.0, min([pause_s, *(s for s in due_s if s > 0)]))
+
+    async def _carry_out(self, batch: Sequence[Transaction]) -> None:
+        gpus = [gpu for transaction in batch for gpu in transaction.gpus]
+        self.in_hand = dict.fromkeys(gpus, Phase.CHANGING)
+        await self.port.remember(step for transaction in batch for step in transaction.steps)
+        outcomes = await asyncio.gather(*(self.port.carry_out(transaction) for transaction in batch))
+        for outcome in outcomes:
+            self._judge(outcome)
+        self.in_hand = dict.fromkeys(gpus, Phase.VERIFYING)
+        self.ask()
+        await self._release(outcomes)
+
+    async def _release(self, outcomes: Iterable[TransactionOutcome] = ()) -> None:
+        """Let the GPUs in hand go, once it was seen how they are now."""
+        inventory = await self.port.read_back()
+        await self.port.observe(users=True)
+        self._renew(inventory, outcomes)
+        self.in_hand, self._plan = {}, NodePlan()
+        self.ask()
+
+    def _judge(self, outcome: TransactionOutcome) -> None:
+        gpus = outcome.transaction.gpus
+        self.endings[str(outcome.ending)] += 1
+        if outcome.error is None:
+            log.info("gpu changed", extra={"gpus": list(gpus)})
+            self.attempts = {gpu: one for gpu, one in self.attempts.items() if gpu not in gpus}
+            return
+        reason = outcome.reason
+        log.error("gpu not changed", extra={"gpus": list(gpus), "ending": outcome.ending, "reason": reason})
+        for gpu in gpus:
+            self.attempts[gpu] = failed_again(self.attempts.get(gpu), reason, self.clock(), self.retry_s)
+
+    def _renew(self, inventory: Inventory, outcomes: Iterable[TransactionOutcome]) -> None:
+        """Where a GPU instance had no room for a compute instance, it is made again at the next attempt."""
+        from partage.plan.reconcile.live_instances import to_renew
+
+        for outcome in outcomes:
+            if outcome.failed is not None and outcome.error is not None:
+                for gpu, instances in to_renew(inventory, outcome.failed, outcome.error).items():
+                    if gpu in self.attempts:
+                        self.attempts[gpu] = replace(self.attempts[gpu], renew=instances)
+
+
+def next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
+    """What is carried out together: one MIG layout alone, else the settings of all GPUs."""
+    if ready and makes_layout(ready[0]):
+        return (ready[0],)
+    return tuple(one for one in ready if not makes_layout(one))
+
+
+def makes_layout(transaction: Transaction) -> bool:
+    """Whether it changes MIG modes or instances."""
+    return any(isinstance(step, _LAYOUT) for step in transaction.steps)

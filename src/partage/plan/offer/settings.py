@@ -1,0 +1,80 @@
+"""What a GPU has to be set to for its shares: MPS daemons, compute mode, the length of time slices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from partage.model.gpu import MigDevice
+from partage.model.mps import ClientLimits, DaemonSpec
+from partage.model.placement import Placement
+from partage.model.policy import Interval, Mps, TimeSlicing
+from partage.plan.offer.assign import Target
+from partage.plan.offer.mps_shares import Portions, limits_clients, portions
+from partage.plan.offer.presented import PlannedDevice, device_memory
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSettings:
+    """What one GPU has to be set to.
+
+    daemons: one for the GPU, or one for each of its MIG devices. exclusive_process: the compute mode.
+    interval: the length of its time slices; None: whatever it is.
+    """
+
+    daemons: tuple[DaemonSpec, ...] = ()
+    exclusive_process: bool = False
+    interval: Interval | None = None
+
+
+NO_SETTINGS = GpuSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDaemon:
+    """The MPS daemon of a MIG device that has still to be made. placement: of its GPU instance."""
+
+    profile: str
+    placement: Placement
+    limits: ClientLimits
+
+
+def settings_of(targets: Iterable[Target]) -> dict[str, GpuSettings]:
+    """What the targets of an assignment need, by GPU UUID; GPUs that need nothing are left out.
+
+    A MIG device that does not exist yet has no daemon yet.
+    """
+    settings: dict[str, GpuSettings] = {}
+    for target in targets:
+        now = settings.get(target.gpu.uuid, NO_SETTINGS)
+        sharing = target.sharing
+        if isinstance(sharing, Mps) and (target.mig is None or isinstance(target.mig, MigDevice)):
+            device = target.gpu.uuid if target.mig is None else target.mig.uuid
+            alone = sharing.exclusive_process and target.mig is None
+            daemons = (*now.daemons, daemon_spec(target, sharing, device))
+            now = replace(now, daemons=daemons, exclusive_process=alone)
+        if isinstance(sharing, TimeSlicing) and sharing.interval is not None:
+            now = replace(now, interval=sharing.interval)
+        if now != NO_SETTINGS:
+            settings[target.gpu.uuid] = now
+    return settings
+
+
+def daemon_spec(target: Target, sharing: Mps, device: str) -> DaemonSpec:
+    """The daemon of a device, with the limits of its shares. device: its UUID."""
+    gpu = target.gpu
+    shares = portions(sharing, device_memory(gpu, target.mig).memory_bytes)
+    if not limits_clients(gpu) or not isinstance(shares, Portions):
+        return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
+    return DaemonSpec(gpu.uuid, device, *shares.everybody, sharing.multi_user, shares.namespaces)
+
+
+def planned_daemons(targets: Iterable[Target]) -> dict[str, tuple[PlannedDaemon, ...]]:
+    """The daemons that MIG devices need once they are made, by GPU UUID, by placement."""
+    found: dict[str, tuple[PlannedDaemon, ...]] = {}
+    for target in targets:
+        if isinstance(target.sharing, Mps) and isinstance(target.mig, PlannedDevice):
+            limits = daemon_spec(target, target.sharing, target.gpu.uuid).limits
+            one = PlannedDaemon(str(target.mig.item.profile), target.mig.placement, limits)
+            found[target.gpu.uuid] = (*found.get(target.gpu.uuid, ()), one)
+    return found

@@ -1,0 +1,312 @@
+"""What a node's GPUs still need, and what they may offer until then. Pure.
+
+A GPU offers a share when everything that the share needs is there. What has to end comes before its MIG
+layout changes, what has to be made comes after. A share that is in use while its MPS daemon breaks stays
+listed, as unhealthy, and its daemon is started again under it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from partage.model.gpu import ComputeMode, Gpu, MigMode
+from partage.model.mps import DaemonState
+from partage.model.policy import Interval
+from partage.model.share import GpuOffer, NodeOffer
+from partage.model.step import (
+    GpuUse,
+    PlannedStep,
+    Reset,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    StartDaemon,
+    StartDaemonAt,
+    Step,
+    Transaction,
+    UseKind,
+)
+from partage.plan.offer.desired import DesiredState, live
+from partage.plan.offer.select import GeometryOf
+from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
+from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind, held
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
+from partage.plan.reconcile.mig_plan import MigPlan, plan_mig
+from partage.plan.reconcile.node_plan import Observed, Phase
+from partage.plan.reconcile.settings_steps import (
+    OriginalSettings,
+    SettingsSteps,
+    settle,
+    slice_steps,
+    unusable,
+)
+from partage.plan.reconcile.transition import GpuServing
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDraft:
+    """One GPU.
+
+    offer: what may be offered until its steps are done. reason: why it is not settled, empty where it is.
+    stuck: waiting, blocked or unknown, where it cannot go on; None where it can. transaction: what is done
+    next; at_once: no share has to be given back for it. later: steps that can be planned in full only then.
+    blocked: what is in the way.
+    """
+
+    offer: GpuOffer
+    reason: str = ""
+    stuck: Phase | None = None
+    transaction: Transaction | None = None
+    at_once: bool = False
+    later: tuple[PlannedStep, ...] = ()
+    blocked: Blocked | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDraft:
+    """The whole node. unusable: devices whose shares cannot be used at this moment, and why."""
+
+    gpus: Mapping[str, GpuDraft]
+    mig: MigPlan
+    unusable: Mapping[str, str]
+
+    @property
+    def transactions(self) -> tuple[Transaction, ...]:
+        """Each once."""
+        found = (draft.transaction for draft in self.gpus.values())
+        return tuple(dict.fromkeys(one for one in found if one is not None))
+
+    @property
+    def settled(self) -> bool:
+        """Nothing has to be done."""
+        return not any(draft.reason for draft in self.gpus.values())
+
+
+def draft_node(
+    desired: DesiredState,
+    observed: Observed,
+    served: Mapping[str, GpuServing],
+    geometry_of: GeometryOf,
+    *,
+    uses: Iterable[GpuUse] = (),
+    original: Mapping[str, OriginalSettings],
+    renew: Mapping[str, Collection[int]],
+) -> NodeDraft:
+    """What remains to be done on a node.
+
+    uses: of pods and all others. renew: GPU instances that are not to be reused, by GPU UUID.
+    """
+    lost, uses = observed.node.lost, tuple(uses)
+    layouts = {uuid: one for uuid, one in desired.layouts.items() if uuid not in lost}
+    mig = plan_mig(desired.inventory, layouts, geometry_of, uses, renew=renew) if layouts else MigPlan()
+    node = _Drafting(desired, observed, served, mig=mig, original=original, uses=uses)
+    drafts = {gpu.uuid: node.gpu(gpu) for gpu in desired.inventory}
+    return NodeDraft(drafts, mig, node.unusable)
+
+
+class _Drafting:
+    """The GPUs of one node, one after the other."""
+
+    def __init__(
+        self,
+        desired: DesiredState,
+        observed: Observed,
+        served: Mapping[str, GpuServing],
+        *,
+        mig: MigPlan,
+        original: Mapping[str, OriginalSettings],
+        uses: Iterable[GpuUse],
+    ) -> None:
+        self._pods = [use for use in uses if use.kind is UseKind.POD]
+        self._desired = desired
+        self._observed = observed
+        self._served = served
+        self._original = original
+        self._offer: NodeOffer = live(desired.offer)
+        self._mig = mig
+        self._transactions = {gpu: one for one in mig.transactions for gpu in one.gpus}
+        self._daemons: dict[str, list[DaemonState]] = defaultdict(list)
+        for one in observed.daemons or ():
+            self._daemons[one.gpu].append(one)
+        self.unusable: dict[str, str] = {}
+
+    def gpu(self, gpu: Gpu) -> GpuDraft:
+        """One GPU. A layout comes first; what shares need can be settled where none is to be made."""
+        uuid = gpu.uuid
+        if uuid in self._observed.node.lost:
+            return self._lost(gpu)
+        layout = self._mig.of(uuid)
+        if uuid in self._transactions:
+            return self._relayout(gpu, layout)
+        if isinstance(layout, Blocked):
+            waits = layout.kind in (BlockKind.HELD, BlockKind.SHARED)
+            stuck = Phase.WAITING if waits else Phase.BLOCKED
+            return self._settle_stuck(gpu, layout, stuck)
+        return self._settle(gpu)
+
+    # --- MIG layouts ---------------------------------------------------------------------------------
+
+    def _lost(self, gpu: Gpu) -> GpuDraft:
+        """A GPU that does not answer goes on listing what it had, as unhealthy."""
+        uuid = gpu.uuid
+        offer = self._offer.get(uuid, ())
+        if uuid in self._desired.pending:
+            offer = self._kept(uuid, [device.uuid for device in gpu.mig_devices])
+        return GpuDraft(offer, f"it does not answer: {self._observed.node.lost[uuid]}", Phase.BLOCKED)
+
+    def _relayout(self, gpu: Gpu, layout: GpuMigPlan | Blocked | None) -> GpuDraft:
+        """Its layout is to be made, or it is reset together with a GPU that needs a reset."""
+        uuid, kept, transaction = gpu.uuid, _kept_by(layout), self._transactions[gpu.uuid]
+        ends = tuple(step for one in transaction.gpus for step in self._ends(one))
+        return GpuDraft(
+            offer=self._kept(uuid, kept),
+            reason=self._why(uuid, layout),
+            transaction=Transaction(transaction.gpus, (*ends, *transaction.steps)),
+            later=self._after_layout(gpu, kept, transaction),
+        )
+
+    def _ends(self, uuid: str) -> tuple[Step, ...]:
+        """Daemons that have to stop, and modes to be given back, before the layout of a GPU changes."""
+        gpu = self._desired.inventory.gpu(uuid)
+        assert gpu is not None
+        steps, _ = self._settings_steps(gpu, self._wanted(uuid, _kept_by(self._mig.of(uuid))))
+        return steps.end
+
+    def _why(self, uuid: str, layout: GpuMigPlan | Blocked | None) -> str:
+        if not isinstance(layout, GpuMigPlan) or not layout.steps:
+            return "it is reset together with others that need it"
+        return self._desired.pending.get(uuid, "remains of an earlier layout have to go")
+
+    def _after_layout(
+        self, gpu: Gpu, kept: Collection[str], transaction: Transaction
+    ) -> tuple[PlannedStep, ...]:
+        """What its shares need once the layout is there."""
+        uuid = gpu.uuid
+        there = [(one.profile, one.placement.start) for one in gpu.mig_devices if one.uuid in kept]
+        later: list[PlannedStep] = []
+        for one in self._desired.planned_daemons.get(uuid, ()):
+            if (place := (one.profile, one.placement.start)) in there:
+                there.remove(place)
+            else:
+                later.append(StartDaemonAt(uuid, one.profile, one.placement, one.limits))
+        whole = self._desired.settings.get(uuid, NO_SETTINGS)
+        if uuid in self._desired.pending and whole != NO_SETTINGS:
+            made = _after(gpu, transaction)
+            later += settle(made, whole, (), OriginalSettings()).make
+            if whole.interval not in (None, Interval.DEFAULT):
+                later.append(SetTimeSlice(uuid, whole.interval, Interval.DEFAULT))
+        return tuple(later)
+
+    def _kept(self, uuid: str, devices: Collection[str]) -> GpuOffer:
+        """What devices that stay are offered as until the layout is there."""
+        rows = self._desired.existing.get(uuid) or self._offer.get(uuid, ())
+        return tuple(one for one in rows if one.device in devices)
+
+    def _wanted(self, uuid: str, kept: Collection[str]) -> GpuSettings:
+        """Settings until the layout is there: daemons of the devices that stay."""
+        chosen = self._desired.existing_settings if uuid in self._desired.existing else self._desired.settings
+        wanted = chosen.get(uuid, NO_SETTINGS)
+        daemons = tuple(spec for spec in wanted.daemons if spec.device in kept)
+        return replace(wanted, daemons=daemons, exclusive_process=False, interval=None)
+
+    # --- settings ------------------------------------------------------------------------------------
+
+    def _settings_steps(self, gpu: Gpu, want: GpuSettings) -> tuple[SettingsSteps, str]:
+        """The steps, and why they cannot be planned yet."""
+        if self._observed.daemons is None:
+            unknown = "it is not known yet which MPS daemons run" if want.daemons else ""
+            return SettingsSteps(), unknown
+        daemons = self._daemons.get(gpu.uuid, ())
+        self.unusable |= unusable(want, daemons)
+        return settle(gpu, want, daemons, self._original.get(gpu.uuid, OriginalSettings())), ""
+
+    def _settle_stuck(self, gpu: Gpu, layout: Blocked, stuck: Phase) -> GpuDraft:
+        """Its layout has to wait. What the shares need that are in use is done all the same."""
+        offer = self._kept(gpu.uuid, layout.kept)
+        steps, _ = self._settings_steps(gpu, self._wanted(gpu.uuid, layout.kept))
+        draft = GpuDraft(offer, layout.reason, stuck, blocked=layout)
+        if steps.end or not steps.make:
+            return draft
+        at_once = self._served.get(gpu.uuid) == GpuServing(offer)
+        return replace(draft, transaction=Transaction((gpu.uuid,), steps.make), at_once=at_once)
+
+    def _settle(self, gpu: Gpu) -> GpuDraft:
+        """No layout has to be made."""
+        uuid, offer = gpu.uuid, self._offer.get(gpu.uuid, ())
+        want = self._desired.settings.get(uuid, NO_SETTINGS)
+        serves = self._served.get(uuid) == GpuServing(offer)
+        steps, unknown = self._settings_steps(gpu, want)
+        if unknown:
+            return GpuDraft(offer if serves else (), unknown, Phase.UNKNOWN)
+        slices = self._slice_step(gpu)
+        if steps.settled:
+            return self._slice_draft(gpu, offer, want, slices)
+        todo = (*steps.end, *steps.make)
+        transaction = Transaction((uuid,), todo)
+        reason = "; ".join(map(str, todo))
+        if not steps.end and serves:
+            return GpuDraft(offer, reason, None, transaction, at_once=True, later=slices)
+        ready = () if steps.end else _ready_rows(offer, steps.make)
+        blocked = self._pods_in_the_way(gpu) if steps.end or _sets_mode(steps.make) else None
+        if blocked is not None:
+            return GpuDraft(ready, blocked.reason, Phase.WAITING, transaction, later=slices, blocked=blocked)
+        return GpuDraft(ready, reason, None, transaction, later=slices)
+
+    def _pods_in_the_way(self, gpu: Gpu) -> Blocked | None:
+        """Pods that hold shares of a GPU whose daemon or compute mode has to change."""
+        users = tuple(use for use in self._pods if use.gpu == gpu.uuid)
+        if not users:
+            return None
+        return held(gpu, "cannot be changed", [Blocker(gpu.uuid, users, "no share of it may be held")])
+
+    def _slice_step(self, gpu: Gpu) -> tuple[Step, ...]:
+        """Time slices change under running containers, and keep nothing waiting."""
+        found = slice_steps(self._desired.settings, self._slices_of(gpu.uuid), self._original)
+        return tuple(found.values())
+
+    def _slices_of(self, uuid: str) -> dict[str, Interval]:
+        slices = self._observed.slices
+        return {uuid: slices[uuid]} if uuid in slices else {}
+
+    def _slice_draft(
+        self, gpu: Gpu, offer: GpuOffer, want: GpuSettings, slices: tuple[Step, ...]
+    ) -> GpuDraft:
+        uuid = gpu.uuid
+        if slices:
+            reason = "; ".join(map(str, slices))
+            return GpuDraft(offer, reason, None, Transaction((uuid,), slices), at_once=True)
+        if want.interval is not None and uuid in self._observed.fixed_slices:
+            reason = f"its time slice cannot be set: {self._observed.fixed_slices[uuid]}"
+            return GpuDraft(offer, reason, Phase.BLOCKED)
+        if want.interval is not None and uuid not in self._observed.slices:
+            return GpuDraft(offer, "its time slice is not known yet", Phase.UNKNOWN)
+        return GpuDraft(offer)
+
+
+def _kept_by(layout: GpuMigPlan | Blocked | None) -> tuple[str, ...]:
+    """MIG devices that stay while steps are carried out; none of a GPU that is only reset along."""
+    return layout.kept if isinstance(layout, GpuMigPlan) and layout.steps else ()
+
+
+def _ready_rows(offer: GpuOffer, make: Sequence[Step]) -> GpuOffer:
+    """Rows of devices that need nothing: of MIG devices some may have their daemon already."""
+    if not all(isinstance(step, StartDaemon) for step in make):
+        return ()
+    lacking = {step.spec.device for step in make if isinstance(step, StartDaemon)}
+    return tuple(row for row in offer if row.device not in lacking)
+
+
+def _sets_mode(steps: Iterable[Step]) -> bool:
+    return any(isinstance(step, SetComputeMode) for step in steps)
+
+
+def _after(gpu: Gpu, transaction: Transaction) -> Gpu:
+    """The GPU as it will be: a change of MIG mode, and a reset, bring the default compute mode."""
+    modes = [one.enabled for one in transaction.steps if isinstance(one, SetMigMode) and one.gpu == gpu.uuid]
+    reset = any(isinstance(one, Reset) and gpu.uuid in one.gpus for one in transaction.steps)
+    if not modes and not reset:
+        return gpu
+    enabled = modes[-1] if modes else gpu.mig_enabled
+    return replace(gpu, mig_mode=MigMode(enabled, enabled), mig_devices=(), compute_mode=ComputeMode.DEFAULT)

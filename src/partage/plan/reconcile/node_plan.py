@@ -1,0 +1,140 @@
+"""What the planner looks at and what it answers: plain values, so that tests can table them.
+
+A ``Snapshot`` is everything that is known of a node at one moment. A ``NodePlan`` says for every GPU in which
+phase it is, which steps remain, what may be offered meanwhile, and why it waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from partage.model.mps import DaemonState
+from partage.model.policy import Interval
+from partage.model.share import GpuOffer, NodeOffer
+from partage.model.step import GpuUse, PlannedStep, Transaction
+from partage.plan.reconcile.attempts import FailedAttempt
+from partage.plan.reconcile.blocked import Blocked
+from partage.plan.reconcile.known_node import KnownNode
+from partage.plan.reconcile.mig_plan import MigPlan
+from partage.plan.reconcile.settings_steps import OriginalSettings
+from partage.plan.reconcile.transition import GpuServing
+from partage.plan.serve.ledger import Entry, Held
+
+
+class Phase(StrEnum):
+    """How one GPU stands between what it is and what the policy wants.
+
+    settled:     it is as the policy wants it, and serves that.
+    waiting:     shares that have to be given back first, or processes, are in the way.
+    withdrawing: nothing is held any more; its ids are withdrawn, and the kubelet is given time to see that.
+    ready:       its steps can be carried out now.
+    changing:    its steps are being carried out.
+    verifying:   its steps are done; it is read back before it is offered.
+    failed:      the last attempt failed; it is tried again later.
+    blocked:     it cannot be done: impossible on this GPU, or the GPU does not answer.
+    unknown:     something that the plan needs is not known yet.
+    """
+
+    SETTLED = "settled"
+    WAITING = "waiting"
+    WITHDRAWING = "withdrawing"
+    READY = "ready"
+    CHANGING = "changing"
+    VERIFYING = "verifying"
+    FAILED = "failed"
+    BLOCKED = "blocked"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The node as it was observed.
+
+    daemons: MPS daemons of ours; None: not asked yet. slices: lengths of time slices, of GPUs that say.
+    fixed_slices: why a GPU's time slice cannot be set. uses: processes and monitors that use GPUs, our own
+    MPS daemons left out; pods are in the ledger.
+    """
+
+    node: KnownNode
+    daemons: tuple[DaemonState, ...] | None = None
+    slices: Mapping[str, Interval] = field(default_factory=dict)
+    fixed_slices: Mapping[str, str] = field(default_factory=dict)
+    uses: tuple[GpuUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that the planner looks at beside the policy. All mappings are by GPU UUID.
+
+    now_s: on the clock of all other times here. served: what each GPU serves since it was last published.
+    held, entries: what the ledger says. unknown: GPUs of which it is not known yet who holds their shares.
+    original: how GPUs were set before we changed them. attempts: what failed. in_hand: GPUs whose steps are
+    being carried out (``changing``) or read back (``verifying``).
+    """
+
+    now_s: float
+    observed: Observed
+    served: Mapping[str, GpuServing] = field(default_factory=dict)
+    held: Held = field(default_factory=Held)
+    entries: tuple[Entry, ...] = ()
+    unknown: frozenset[str] = frozenset()
+    original: Mapping[str, OriginalSettings] = field(default_factory=dict)
+    attempts: Mapping[str, FailedAttempt] = field(default_factory=dict)
+    in_hand: Mapping[str, Phase] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuPlan:
+    """One GPU.
+
+    reason: why it is not settled, a sentence; empty where it is. steps: all that remain, in order; those that
+    concern several GPUs stand with each of them. offer: what may be offered until they are done.
+    waiting_for: held ids that have to be given back first. blocked: what else is in the way. again_s: when a
+    failed attempt is tried again.
+    """
+
+    phase: Phase
+    reason: str = ""
+    steps: tuple[PlannedStep, ...] = ()
+    offer: GpuOffer = ()
+    waiting_for: tuple[Entry, ...] = ()
+    blocked: Blocked | None = None
+    again_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """The whole node.
+
+    gpus: of every GPU that answers or is remembered, in the order of the inventory. transactions: all that
+    can be planned now, independent of each other; ready: those that can be carried out now. serving: what
+    each GPU serves next. waiting: GPUs whose offer is about to change, and the held ids that each waits for.
+    unusable: devices whose shares cannot be used at this moment, and why. mig: details of MIG layouts.
+    due_s: when the plan changes by the passing of time alone; None: never.
+    """
+
+    gpus: Mapping[str, GpuPlan] = field(default_factory=dict)
+    transactions: tuple[Transaction, ...] = ()
+    ready: tuple[Transaction, ...] = ()
+    serving: Mapping[str, GpuServing] = field(default_factory=dict)
+    waiting: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    mig: MigPlan = field(default_factory=MigPlan)
+    due_s: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Every GPU is as the policy wants it."""
+        return all(plan.phase is Phase.SETTLED for plan in self.gpus.values())
+
+    @property
+    def unsettled(self) -> frozenset[str]:
+        """UUIDs of the other GPUs."""
+        return frozenset(gpu for gpu, plan in self.gpus.items() if plan.phase is not Phase.SETTLED)
+
+    @property
+    def offer(self) -> NodeOffer:
+        """What may be offered now."""
+        return {gpu: plan.offer for gpu, plan in self.gpus.items()}

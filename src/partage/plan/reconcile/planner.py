@@ -1,0 +1,214 @@
+"""The planner: what has to be done to a node, in which order, and what may be offered meanwhile. Pure.
+
+Everything that Partage does to a node is decided here: ``plan``, ``apply``, ``assert``, ``simulate`` and the
+agent carry out, compare or print the same ``NodePlan``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from partage.model.gpu import NoDriver
+from partage.model.step import GpuUse, Step, Transaction, gpus_of
+from partage.plan.offer.desired import DesiredState, live
+from partage.plan.offer.select import GeometryOf
+from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node
+from partage.plan.reconcile.holders import entry_uses
+from partage.plan.reconcile.mig_plan import MigPlan
+from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
+from partage.plan.reconcile.transition import GpuServing, due_s, transition, waiting
+from partage.plan.serve.ledger import Entry
+
+SETTLE_S = 1.0
+"""How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
+Allocate that was under way when it arrived is over within milliseconds."""
+
+
+def plan_node(
+    desired: DesiredState, now: Snapshot, geometry_of: GeometryOf, settle_s: float = SETTLE_S
+) -> NodePlan:
+    """The plan of a node. See ``Planner`` for the agent's way to ask again and again."""
+    return Planner(geometry_of, settle_s).plan(desired, now)
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans a node. What it remembers of the last plan saves work, and never changes an answer.
+
+    settle_s: how long ids are withdrawn before a GPU changes.
+    """
+
+    geometry_of: GeometryOf
+    settle_s: float = SETTLE_S
+    _last: tuple[DesiredState, tuple[object, object], NodeDraft] | None = field(default=None, repr=False)
+
+    def plan(self, desired: DesiredState | None, now: Snapshot) -> NodePlan:
+        """What has to be done next, and what each GPU serves meanwhile.
+
+        Without a policy, or without a driver, nothing can be judged, and everything stays as it is.
+        """
+        if desired is None or isinstance(now.observed.node.inventory.driver, NoDriver):
+            waits = waiting(now.served, now.entries, _gpu_of(now))
+            return NodePlan(serving=dict(now.served), waiting=waits)
+        draft = self._draft(desired, now)
+        gpu_of = _gpu_of(now)
+        serving = _next_serving(draft, now, self.settle_s, gpu_of)
+        waits = waiting(serving, now.entries, gpu_of)
+        gpus = {uuid: _gpu_plan(uuid, one, now, waits) for uuid, one in draft.gpus.items()}
+        ready = tuple(one for one in draft.transactions if _is_ready(one, draft, now, serving))
+        return NodePlan(
+            gpus=gpus,
+            transactions=draft.transactions,
+            ready=ready,
+            serving=serving,
+            waiting=waits,
+            unusable=draft.unusable,
+            mig=draft.mig,
+            due_s=due_s(serving, self.settle_s),
+        )
+
+    def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
+        """The last draft where nothing that it rests on has changed.
+
+        While everything is as it should be, it does not matter who uses what.
+        """
+        renew = {gpu: one.renew for gpu, one in now.attempts.items() if one.renew}
+        observed = now.observed
+        key = (
+            observed.node.lost,
+            observed.daemons,
+            observed.slices,
+            observed.fixed_slices,
+            now.served,
+            now.original,
+            renew,
+        )
+        uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
+        if self._last is not None and self._last[0] is desired:
+            _, (last_key, last_uses), last = self._last
+            if last_key == key and (last.settled or last_uses == uses):
+                return last
+        draft = _draft(desired, now, self.geometry_of, uses, renew)
+        self._last = desired, (key, uses), draft
+        return draft
+
+
+def _draft(
+    desired: DesiredState,
+    now: Snapshot,
+    geometry_of: GeometryOf,
+    uses: tuple[GpuUse, ...],
+    renew: Mapping[str, frozenset[int]],
+) -> NodeDraft:
+    observed = now.observed
+    if not (desired.layouts or desired.settings or observed.daemons or now.original or observed.node.lost):
+        offer = live(desired.offer)
+        return NodeDraft(
+            {gpu.uuid: GpuDraft(offer.get(gpu.uuid, ())) for gpu in desired.inventory}, MigPlan(), {}
+        )
+    return draft_node(
+        desired, observed, now.served, geometry_of, uses=uses, original=now.original, renew=renew
+    )
+
+
+# --- what is served next -------------------------------------------------------------------------
+
+
+def _gpu_of(now: Snapshot) -> dict[str, str]:
+    """MIG device UUID to the UUID of its GPU, of all GPUs that were ever seen."""
+    known = now.observed.node.known.values()
+    return {device.uuid: gpu.uuid for gpu in known for device in gpu.mig_devices}
+
+
+def _next_serving(
+    draft: NodeDraft, now: Snapshot, settle_s: float, gpu_of: Mapping[str, str]
+) -> dict[str, GpuServing]:
+    """The next step of every GPU that may take one.
+
+    A GPU that is not seen, or whose holders are not known yet, or that is being changed, keeps what it
+    serves.
+    """
+    unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
+    still = unseen | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
+    moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still}
+    wanted = {gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still}
+    moved = transition(moving, wanted, now.held, now.now_s, settle_s, gpu_of=gpu_of)
+    both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
+    return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
+
+
+# --- phases --------------------------------------------------------------------------------------
+
+
+def _gpu_plan(
+    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[Entry, ...]]
+) -> GpuPlan:
+    steps = () if draft.transaction is None else _steps_of(uuid, draft.transaction)
+    phase, reason = _phase(uuid, draft, now, waiting_gpus)
+    attempt = now.attempts.get(uuid)
+    return GpuPlan(
+        phase=phase,
+        reason=reason,
+        steps=(*steps, *draft.later),
+        offer=draft.offer,
+        waiting_for=waiting_gpus.get(uuid, ()),
+        blocked=draft.blocked,
+        again_s=attempt.again_s if attempt and phase is Phase.FAILED else None,
+    )
+
+
+def _steps_of(uuid: str, transaction: Transaction) -> tuple[Step, ...]:
+    return tuple(step for step in transaction.steps if uuid in gpus_of(step))
+
+
+def _phase(
+    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[Entry, ...]]
+) -> tuple[Phase, str]:
+    """The first that applies, and why."""
+    waits = waiting_gpus.get(uuid)
+    if uuid in now.in_hand:
+        return now.in_hand[uuid], "it is being changed"
+    if draft.stuck is not None:
+        return draft.stuck, draft.reason
+    if uuid in now.attempts and draft.reason:
+        return Phase.FAILED, now.attempts[uuid].reason
+    if waits is not None and uuid in now.unknown:
+        return Phase.UNKNOWN, "it is not known yet who holds its shares"
+    if waits:
+        return Phase.WAITING, draft.reason or "shares of it are held"
+    if waits is not None:
+        return Phase.WITHDRAWING, draft.reason or "its shares are withdrawn"
+    if draft.transaction is not None:
+        others = [gpu for gpu in draft.transaction.gpus if gpu != uuid and gpu in waiting_gpus]
+        return (Phase.WAITING if others else Phase.READY), draft.reason
+    return Phase.SETTLED, ""
+
+
+def _is_ready(
+    transaction: Transaction, draft: NodeDraft, now: Snapshot, serving: Mapping[str, GpuServing]
+) -> bool:
+    """Whether it can be carried out: no share of what it destroys or ends can be held or given out any more.
+
+    What is served now was published; what is served next was not yet.
+    """
+    if now.observed.daemons is None:
+        return False  # it is not known what would have to end first
+    return all(
+        gpu not in now.in_hand
+        and _is_due(gpu, now)
+        and (draft.gpus[gpu].at_once or _may_change(gpu, draft, now, serving))
+        for gpu in transaction.gpus
+    )
+
+
+def _is_due(gpu: str, now: Snapshot) -> bool:
+    return gpu not in now.attempts or now.attempts[gpu].again_s <= now.now_s
+
+
+def _may_change(gpu: str, draft: NodeDraft, now: Snapshot, serving: Mapping[str, GpuServing]) -> bool:
+    """Nothing is in its way, and it serves only what its steps leave alone, and will not change that."""
+    if draft.gpus[gpu].stuck is not None or gpu in now.unknown:
+        return False
+    wanted = GpuServing(draft.gpus[gpu].offer)
+    return now.served.get(gpu, wanted) == wanted == serving.get(gpu, wanted)

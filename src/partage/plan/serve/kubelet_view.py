@@ -1,0 +1,141 @@
+"""What the kubelet is told, and what is answered: the rows of every resource. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from partage.model.gpu import Gpu
+from partage.model.health import Health
+from partage.model.ids import ResourceName
+from partage.model.share import DeviceRow, GpuOffer, NodeOffer
+from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable, listed
+from partage.plan.serve.ledger import Held
+
+_Key = tuple[Mapping[str, GpuServing], int, Mapping[str, bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletView:
+    """What the kubelet is told, and what is answered. key: what it was made of.
+
+    by_resource: the rows of ListAndWatch. gpu_of: MIG device UUID to GPU UUID. offer: all that can be held.
+    late: ids that were withdrawn, and until when an Allocate that was under way is answered for them.
+    """
+
+    key: _Key
+    by_resource: Mapping[ResourceName, tuple[DeviceRow, ...]]
+    gpu_of: Mapping[str, str]
+    offer: NodeOffer
+    late: Mapping[str, float] = field(default_factory=dict)
+
+
+EMPTY_VIEW = KubeletView(({}, -1, {}), {}, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class ShareHealth:
+    """What rows depend on beside what is served.
+
+    known: every GPU as it was last seen. health: by GPU UUID. unusable: devices whose shares cannot be used.
+    whole: a GPU in MIG mode is offered as a whole (MIG strategy ``none``).
+    """
+
+    known: Mapping[str, Gpu]
+    health: Mapping[str, Health]
+    unusable: Mapping[str, str]
+    whole: bool = False
+
+
+def kubelet_view(
+    serving: Mapping[str, GpuServing],
+    condition: ShareHealth,
+    held: Held,
+    held_version: int,
+    before: KubeletView,
+    *,
+    now_s: float,
+    settle_s: float,
+) -> KubeletView:
+    """The view of now; ``before`` itself where nothing in it changes. held_version: of the ledger."""
+    gpu_of = {device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices}
+    offer = answerable(serving)
+    healthy = _healthy(offer, condition)
+    key: _Key = (serving, held_version, healthy)
+    if key == before.key and gpu_of == before.gpu_of:
+        return before
+    rows = {
+        name: tuple(_device_rows(resource_rows, healthy))
+        for name, resource_rows in listed(serving, held, gpu_of).items()
+        if _is_ours(resource_rows)
+    }
+    return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, settle_s))
+
+
+def _is_ours(rows: Sequence[ListedShare]) -> bool:
+    """Not a resource of which only shares are left that are on no GPU of this node."""
+    return not rows or any(row.gpu for row in rows)
+
+
+def _late(
+    serving: Mapping[str, GpuServing],
+    rows: Mapping[ResourceName, Sequence[DeviceRow]],
+    before: KubeletView,
+    now_s: float,
+    settle_s: float,
+) -> dict[str, float]:
+    """Ids that were withdrawn a moment ago, and until when they are answered.
+
+    An id may be withdrawn long after its GPU began to wait: when its holder gave it back. The kubelet may be
+    giving it to the next pod at that moment.
+    """
+    moving = [now for now in serving.values() if now.draining or now.leaving]
+    if not moving:
+        return {}
+    told = {row.id for resource_rows in rows.values() for row in resource_rows}
+    told_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
+    late: dict[str, float] = {}
+    for now in moving:
+        began_s = math.inf if now.draining_since_s is None else now.draining_since_s
+        going = (*now.offer, *now.leaving) if now.draining else now.leaving
+        for offering in going:
+            for share in offering.share_ids:
+                if share not in told:
+                    withdrawn_s = max(began_s, now_s) if share in told_before else began_s
+                    late[share] = max(withdrawn_s + settle_s, before.late.get(share, 0.0))
+    return late
+
+
+def _device_rows(rows: Iterable[ListedShare], healthy: Mapping[str, bool]) -> Iterator[DeviceRow]:
+    for row in rows:
+        if row.offering is None:
+            yield DeviceRow(row.id, healthy=False)
+        else:
+            yield DeviceRow(row.id, healthy[row.offering.device], row.offering.numa_node)
+
+
+def _healthy(offer: NodeOffer, condition: ShareHealth) -> dict[str, bool]:
+    """Device UUID to whether its shares go to the kubelet as Healthy.
+
+    A device that was destroyed under its holder leaves an id that is listed until the pod has ended: the next
+    pod must not get it.
+    """
+    known, health = condition.known, condition.health
+    instances = {device.uuid: device.gi_id for gpu in known.values() for device in gpu.mig_devices}
+    return {
+        one.device: one.device not in away and health[uuid].offered(instances.get(one.device))
+        for uuid, devices in offer.items()
+        for away in [condition.unusable.keys() | _gone(devices, known.get(uuid), whole=condition.whole)]
+        for one in devices
+    }
+
+
+def _gone(offer: GpuOffer, gpu: Gpu | None, *, whole: bool) -> set[str]:
+    """Devices of one GPU that do not exist any more: MIG devices, and the GPU itself in MIG mode."""
+    if gpu is None:
+        return set()
+    there = {device.uuid for device in gpu.mig_devices}
+    if not gpu.mig_enabled or whole:
+        there.add(gpu.uuid)
+    return {one.device for one in offer} - there
