@@ -92,13 +92,14 @@ class Reconciler:
     attempts: dict[str, FailedAttempt] = field(default_factory=dict)
     endings: Counter[str] = field(default_factory=Counter)
     _plan: NodePlan = field(default_factory=NodePlan)
+    _looked: bool = False
     _published: asyncio.Event = field(default_factory=asyncio.Event)
 
     # --- the loop's side ---
 
     def published(self, plan: NodePlan) -> None:
         """A turn has published this plan: the kubelet has been told what is offered meanwhile."""
-        self._plan = plan
+        self._plan, self._looked = plan, False
         self.attempts = {gpu: one for gpu, one in self.attempts.items() if gpu in plan.unsettled}
         self._published.set()
 
@@ -125,9 +126,10 @@ class Reconciler:
         plan = self.port.plan()
         if batch := next_batch(plan.ready):
             await self._carry_out(batch)
-        elif not plan.settled:
-            self._plan = replace(plan, ready=())  # until the next turn has published what is known now
-            self.ask()
+        else:
+            self._looked = True  # until the next turn has published what is known now
+            if not plan.settled:
+                self.ask()
 
     async def _something_to_do(self) -> None:
         """Return when something is ready or has to be asked, or the time for another look has come."""
@@ -142,7 +144,7 @@ class Reconciler:
 
     def _is_ready(self) -> bool:
         phases = (one.phase for one in self._plan.gpus.values())
-        return bool(self._plan.ready) or Phase.READY in phases
+        return not self._looked and (bool(self._plan.ready) or Phase.READY in phases)
 
     def _pause_s(self) -> float | None:
         pause_s = self.port.pause_s(settled=self._plan.settled)
