@@ -39,8 +39,8 @@ from partage.plan.reconcile.known_node import recognise
 from partage.plan.report import Dependencies, PolicyReport, PolicyState, Report, gpu_reports, resource_reports
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NO_ROWS, NodeState, TurnInput, turn
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")

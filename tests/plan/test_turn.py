@@ -17,8 +17,8 @@ from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
 from partage.plan.reconcile.known_node import GONE, KnownNode, recognise
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NO_ROWS, KubeletView, NodeState, TurnInput, TurnResult, after_restart, turn
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")

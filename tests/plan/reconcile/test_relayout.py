@@ -19,8 +19,8 @@ from partage.plan.reconcile.blocked import BlockKind
 from partage.plan.reconcile.relayout import Relayout, relayout
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.reconcile.way import Set, Way, ready, way
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 
 LAYOUTS = [
     "[7g.80gb]",

@@ -24,20 +24,20 @@ class Behaviour:
     May be replaced while it runs, save for the last four, which count from the construction on.
     answers_registration: False never answers Register.
     lists_ended_pods:     PodResources names pods that ended, as kubelets before 1.36 may.
-    named_s:              how long after its admission PodResources names a pod.
-    start_s:              how long sandbox and image take, after that: then containers start.
-    list_s:               how long an answer of PodResources is on its way: so old is what it says.
+    unlisted_s:              how long after its admission PodResources names a pod.
+    start_delay_s:              how long sandbox and image take, after that: then containers start.
+    list_delay_s:               how long an answer of PodResources is on its way: so old is what it says.
     list_rate:            None for no limit.
-    grace_s, asks_always, forgiving: see DeviceManager.
+    grace_s, always_asks_preference, ignores_late_ends: see DeviceManager.
     """
 
     answers_registration: bool = True
     pod_resources: PodResourcesMode = PodResourcesMode.SERVES
     lists_ended_pods: bool = False
-    named_s: float = 0.0
-    start_s: float = 0.0
-    list_s: float = 0.0
+    unlisted_s: float = 0.0
+    start_delay_s: float = 0.0
+    list_delay_s: float = 0.0
     list_rate: RateLimit | None = None
     grace_s: float = GRACE_S
-    asks_always: bool = True
-    forgiving: bool = False
+    always_asks_preference: bool = True
+    ignores_late_ends: bool = False

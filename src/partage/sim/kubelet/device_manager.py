@@ -53,21 +53,27 @@ class Endpoint:
 class DeviceManager:
     """Devices, plugins and holders of one node.
 
-    asks_always: ask for the preferred allocation whenever the plugin offers it, as a kubelet without
+    always_asks_preference: ask for the preferred allocation whenever the plugin offers it, as a kubelet without
         topology manager does. False: only where fewer devices are needed than are free, as one that
         has aligned them by NUMA node.
-    forgiving: the late end of an old stream leaves a newer registration alone, as kubelets do since
-        kubernetes #135437. Not forgiving: it stops whoever serves the resource now.
+    ignores_late_ends: the late end of an old stream leaves a newer registration alone, as kubelets do since
+        kubernetes #135437. Not ignores_late_ends: it stops whoever serves the resource now.
     """
 
     def __init__(
-        self, *, rng: Random, clock: Callable[[], float], grace_s: float, asks_always: bool, forgiving: bool
+        self,
+        *,
+        rng: Random,
+        clock: Callable[[], float],
+        grace_s: float,
+        always_asks_preference: bool,
+        ignores_late_ends: bool,
     ) -> None:
         self._rng = rng
         self._clock = clock
         self._grace_s = grace_s
-        self._asks_always = asks_always
-        self._forgiving = forgiving
+        self._asks_always = always_asks_preference
+        self._forgiving = ignores_late_ends
         self._devices: dict[str, dict[str, Device]] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._held: dict[str, dict[str, Holdings]] = {}

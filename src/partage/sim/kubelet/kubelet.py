@@ -53,8 +53,8 @@ class EmbeddedKubelet:
             rng=Random(seed),  # noqa: S311 (a simulation has to be repeatable)
             clock=clock,
             grace_s=self.behaviour.grace_s,
-            asks_always=self.behaviour.asks_always,
-            forgiving=self.behaviour.forgiving,
+            always_asks_preference=self.behaviour.always_asks_preference,
+            ignores_late_ends=self.behaviour.ignores_late_ends,
         )
         self._registry = PluginRegistry(
             kubelet_dir,
@@ -173,12 +173,12 @@ class EmbeddedKubelet:
 
     async def _make_ready(self, pod: Pod) -> None:
         """Sandbox and image. The pod has its devices, and at first PodResources does not know it."""
-        if self.behaviour.named_s:
+        if self.behaviour.unlisted_s:
             self._unnamed.add(pod.key)
-            await asyncio.sleep(self.behaviour.named_s)
+            await asyncio.sleep(self.behaviour.unlisted_s)
             self._unnamed.discard(pod.key)
-        if self.behaviour.start_s:
-            await asyncio.sleep(self.behaviour.start_s)
+        if self.behaviour.start_delay_s:
+            await asyncio.sleep(self.behaviour.start_delay_s)
 
     def _insufficient(self, pod: Pod) -> list[str]:
         """What the scheduler misses; it knows the node's allocatable and the requests of pods bound to it."""
@@ -276,7 +276,7 @@ class EmbeddedKubelet:
             pods=self._listed,
             allocatable=self._allocatable_entries,
             refusal=self._list_refusal,
-            delay_s=lambda: self.behaviour.list_s,
+            delay_s=lambda: self.behaviour.list_delay_s,
         )
 
     def _numa_nodes(self, resource: str, name: str) -> tuple[int, ...]:

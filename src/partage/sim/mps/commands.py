@@ -123,7 +123,7 @@ def _of_server(state: MpsState, words: Sequence[str], say: Callable[[SimulatedSe
 
 
 def _heard(state: MpsState, before: DaemonLimits, after: DaemonLimits) -> DaemonLimits:
-    return replace(before) if state.node.deaf_to_limits else after
+    return replace(before) if state.node.ignores_limits else after
 
 
 _COMMANDS: dict[str, Reply] = {

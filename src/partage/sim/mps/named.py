@@ -100,7 +100,7 @@ class NamedState(MpsState):
             if not threads.isdecimal() or not 1 <= int(threads) <= ALL_THREADS:
                 raise Wrong(f"{threads!r} is no percentage")
             limits = limits.with_threads(threads)
-        of.namespaces[name] = of.namespaces[name] if self.node.deaf_to_limits else limits
+        of.namespaces[name] = of.namespaces[name] if self.node.ignores_limits else limits
 
     def apply(self, content: Mapping[str, Any]) -> None:
         """A configuration file, read once at the start. Raises Wrong for what may not stand in one."""

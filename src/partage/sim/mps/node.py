@@ -25,13 +25,13 @@ class MpsNode:
 
     clients: how many the server of one device takes. multi_user: whether the program knows that option.
     protocol: the newest version of its language that the program speaks: 3 from driver branch 615 on.
-    deaf_to_limits: it ignores limits even where they are valid: a misbehaviour for tests.
+    ignores_limits: it ignores limits even where they are valid: a misbehaviour for tests.
     """
 
     gpus: Mapping[str, int] = field(default_factory=dict)
     clients: int = MOST_CLIENTS
     multi_user: bool = True
-    deaf_to_limits: bool = False
+    ignores_limits: bool = False
     protocol: int = 3
 
     def visible(self, variable: str | None) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def save(directory: Path, node: MpsNode) -> None:
         "gpus": dict(node.gpus),
         "clients": node.clients,
         "multi_user": node.multi_user,
-        "deaf_to_limits": node.deaf_to_limits,
+        "ignores_limits": node.ignores_limits,
         "protocol": node.protocol,
     }
     (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
