@@ -1,4 +1,4 @@
-"""What a simulated node makes of each misfortune."""
+"""What each fault changes on a simulated node."""
 
 import pytest
 
@@ -303,7 +303,7 @@ async def test_a_layout_needs_a_gpu_that_can_have_it(name, words):
         await hardware.inject(SetMig(0, ()))
 
 
-def test_every_aftermath_names_the_gpu_that_it_befalls():
+def test_every_consequence_of_an_xid_names_its_gpu():
     for consequence in XID_CONSEQUENCES.values():
         fault = consequence(3)
         assert isinstance(fault, LoseGpu | SetCondition)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from partage.edges.files.safeyaml import Value
 from partage.errors import HardwareTimeout, InputError, NotThere, Unsupported
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.gpu import ComputeMode
@@ -73,30 +72,6 @@ async def test_in_mig_mode_there_is_no_slice_to_set():
     assert await intervals(hardware) == [None]
     with pytest.raises(Unsupported, match="MIG mode"):
         await hardware.perform(SetTimeSlice(gpu, Interval.LONG, Interval.DEFAULT))
-
-
-def test_a_process_is_told_in_words():
-    words: dict[str, Value] = {
-        "gpu": 1,
-        "used-by": "train",
-        "pid": 4711,
-        "memory": "8Gi",
-        "container": CID,
-        "pod": UID,
-        "mps": True,
-    }
-    assert parse_fault(words) == Occupy(
-        1, "train", pid=4711, memory_bytes=8 * GIB, container=CID, pod=UID, mps=True
-    )
-    assert parse_fault({"blind": False}) == HideProcesses(on=False)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("container", "main"), ("pod", "train-0"), ("memory", "much"), ("mps", 1)]
-)
-def test_a_process_that_cannot_be_is_refused(key, value):
-    with pytest.raises(ValueError, match=r"needed|amount"):
-        parse_fault({"gpu": 0, "used-by": "x", "pid": 2, key: value})
 
 
 async def test_processes_are_those_with_a_pid_and_belong_to_whom_the_fault_says():

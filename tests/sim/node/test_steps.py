@@ -26,7 +26,6 @@ from partage.model.step import (
     Verify,
 )
 from partage.sim.node.faults import DriverGone, FailCall, LoseGpu, Occupy, Reboot, ResetGpu, SetMig, Vacate
-from partage.sim.node.files.fault_syntax import parse_fault
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
 from partage.sim.node.state import power_on
@@ -442,35 +441,3 @@ async def test_an_act_that_fails_changes_nothing():
     with pytest.raises(NoRoom):
         await hardware.perform(SetMigMode(gpu, enabled=True))
     assert hardware.state == before
-
-
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        ({"gpu": 1, "used-by": "train.py"}, Occupy(1, "train.py")),
-        (
-            {"gpu": 1, "used-by": "dcgm", "kind": "monitor", "gi": 2, "ci": 0, "pid": 7},
-            Occupy(1, "dcgm", UseKind.MONITOR, 2, 0, 7),
-        ),
-        ({"gpu": 1, "left-by": "dcgm"}, Vacate(1, "dcgm")),
-        ({"gpu": 1, "left-by": True}, Vacate(1)),
-    ],
-)
-def test_uses_can_be_written(words, fault):
-    assert parse_fault(words) == fault
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"used-by": "x"},
-        {"gpu": 1, "used-by": ""},
-        {"gpu": 1, "used-by": "x", "ci": 0},
-        {"gpu": 1, "used-by": "x", "kind": "pod"},
-        {"gpu": 1, "left-by": 7},
-        {"call": "perform", "fail": "no-room", "done": "yes"},
-    ],
-)
-def test_uses_that_make_no_sense_are_refused(words):
-    with pytest.raises(ValueError, match=r"\w"):
-        parse_fault(words)

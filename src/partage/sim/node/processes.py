@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from partage.edges.hardware.end_process import refuse_strangers
-from partage.errors import NotPermitted, NotThere
+from partage.edges.hardware.end_process import refuse_another, refuse_strangers
+from partage.errors import NotPermitted
 from partage.model.cgroup import parse_cgroup
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.model.step import EndProcess, GpuUse, UseKind
@@ -30,11 +30,7 @@ def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:
     rows = [row for row in _rows(state) if row.pid == step.pid]
     refuse_strangers(rows, step)
     for row in rows:
-        if row.start != step.start:
-            raise NotThere(f"cannot {step}: another process has the pid by now")
-        container = parse_cgroup(row.cgroups).container
-        if not container or container != step.container:
-            raise NotThere(f"cannot {step}: it is in {container[:12] or 'no container'}")
+        refuse_another(step, row.start, parse_cgroup(row.cgroups).container)
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.pid))
 
 
