@@ -1,4 +1,4 @@
-"""How the control program and the daemon speak over the daemon's socket. Ours: the real protocol is secret.
+"""The protocol between control program and daemon. It is our own: NVIDIA's is not documented.
 
 Little is imported here: the control program runs once for every single command, and has to start quickly.
 """
