@@ -136,7 +136,7 @@ def _plan_alone_ms(count: int) -> float:
     from partage.edges.files.policy import parse_policy
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
-    from partage.sim.node.machine import parse_machine
+    from partage.sim.node.machine_names import parse_machine
 
     inventory = parse_machine(MACHINE).inventory
 

@@ -22,7 +22,7 @@ from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.plan.serve.allocate import PreferredAllocator
 from partage.plan.serve.answer import AllocateResponder
-from partage.sim.node.machine import parse_machine
+from partage.sim.node.machine_names import parse_machine
 
 CALLS = 2000
 

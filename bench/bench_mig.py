@@ -25,8 +25,9 @@ from partage.plan.reconcile.known_node import recognise
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import plan_node
-from partage.sim.node.machine import named_gpus, simulated_inventory
-from partage.sim.node.mig import lay_out
+from partage.sim.node.machine import simulated_inventory
+from partage.sim.node.machine_names import named_gpus
+from partage.sim.node.mig import create_layout
 from tests.oracle import enumerate_mig as oracle
 
 MODEL = "h100-sxm5-80gb"
@@ -78,7 +79,7 @@ def _laid_out(gpu: Gpu, layout: list[str], birth: str) -> Gpu:
     model = load().by_id(MODEL)
     assert model is not None
     assert model.geometry is not None
-    devices = lay_out(gpu, model.geometry, [LayoutItem.parse(one) for one in layout], birth)
+    devices = create_layout(gpu, model.geometry, [LayoutItem.parse(one) for one in layout], birth)
     return replace(gpu, mig_mode=MigMode(current=True, pending=True), mig_devices=devices)
 
 

@@ -21,7 +21,7 @@ from partage.plan.packing.demand import Demand
 from partage.plan.packing.integer_program import need_solver
 from partage.plan.packing.pack import Packing, pack
 from partage.sim.node.machine import DRIVER, new_gpu
-from partage.sim.node.mig import lay_out
+from partage.sim.node.mig import create_layout
 from tests.oracle import enumerate_mig as oracle
 
 H100 = ("h100-sxm5-80gb",)
@@ -80,7 +80,7 @@ def _gpu(index: int, model_id: str, chance: random.Random | None) -> Gpu:
         return gpu
     layout = chance.choice(sorted(oracle.fixed_layouts(model_id)))
     items = [LayoutItem.parse(f"{name}@{start}") for name, start in layout]
-    devices = lay_out(gpu, model.geometry, items, "bench")
+    devices = create_layout(gpu, model.geometry, items, "bench")
     return replace(gpu, mig_mode=MigMode(current=True, pending=True), mig_devices=devices)
 
 

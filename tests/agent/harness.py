@@ -27,8 +27,9 @@ from typing import Any
 
 from partage.edges.hardware.serve import HelperServer
 from partage.sim.node.faults import Fault
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import Machine, load_machine
+from partage.sim.node.machine import Machine
 from tests.kubelet_script import LIMIT_S, Registered, ScriptedKubelet, wait_for
 
 MACHINE = "8xh100-sxm5-80gb"
@@ -274,11 +275,11 @@ class SimulatedHelper:
         self.hardware = self.hardware or SimulatedHardware(self._machine)
         await HelperServer(self.hardware).run(self._socket, self._stop)
 
-    def misbehave(self, *faults: Fault) -> None:
+    def inject(self, *faults: Fault) -> None:
         """Make these faults happen now."""
         assert self.hardware is not None
         for fault in faults:
-            asyncio.run_coroutine_threadsafe(self.hardware.misbehave(fault), self._loop).result(LIMIT_S)
+            asyncio.run_coroutine_threadsafe(self.hardware.inject(fault), self._loop).result(LIMIT_S)
 
     def stop(self) -> None:
         """Go away; the node stays as it is."""

@@ -15,8 +15,8 @@ from partage.model.step import Created, EndClient, StartDaemon, Step
 from partage.plan.serve.ledger import Degree, Entry
 from partage.plan.serve.watchdog import Concern, Violation, grants, watch
 from partage.sim.node.faults import FailCall, Occupy, Vacate
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 from partage.units import GIB, MIB
 from tests.agent.tenants import HOLDERS, NOTEBOOK, TRAIN, works
 from tests.plan.offers import NAME, offering
@@ -35,7 +35,7 @@ async def node(kind: type[SimulatedHardware] = SimulatedHardware, *, mps: bool) 
 
 async def occupied(hardware: SimulatedHardware, *tenants: Occupy) -> None:
     for tenant in tenants:
-        await hardware.misbehave(tenant)
+        await hardware.inject(tenant)
 
 
 async def verdict(hardware: SimulatedHardware) -> Violation:
@@ -79,7 +79,7 @@ async def test_who_has_the_pid_by_now_is_left_alone(mps: bool) -> None:
     hardware = await node(mps=mps)
     await occupied(hardware, works(11, 30 * GIB, mps=mps))
     judged = await verdict(hardware)
-    await hardware.misbehave(Vacate(0))
+    await hardware.inject(Vacate(0))
     await occupied(hardware, works(11, 10 * GIB, NOTEBOOK, mps=mps))
     assert await end(hardware, judged) == Ended({})
     assert await pids(hardware) == {11}
@@ -90,7 +90,7 @@ async def test_who_has_gone_by_himself_is_no_failure(mps: bool) -> None:
     hardware = await node(mps=mps)
     await occupied(hardware, works(11, 30 * GIB, mps=mps))
     judged = await verdict(hardware)
-    await hardware.misbehave(Vacate(0))
+    await hardware.inject(Vacate(0))
     assert await end(hardware, judged) == Ended({})
 
 
@@ -106,7 +106,7 @@ async def test_a_client_of_a_daemon_that_is_not_ours_goes_on_and_that_is_said() 
 async def test_hardware_that_fails_is_said_and_the_others_are_ended(mps: bool) -> None:
     hardware = await node(mps=mps)
     await occupied(hardware, works(11, 15 * GIB, mps=mps), works(12, 15 * GIB, mps=mps))
-    await hardware.misbehave(FailCall("perform", HardwareTimeout("no answer")))
+    await hardware.inject(FailCall("perform", HardwareTimeout("no answer")))
     outcome = await end(hardware, await verdict(hardware))
     assert outcome.failed == ("no answer",)
     assert len(outcome.how) == 1
@@ -134,7 +134,7 @@ class Turncoat(SimulatedHardware):
 
     async def perform(self, step: Step) -> Created | None:
         if isinstance(step, EndClient):
-            await self.misbehave(works(step.client, 30 * GIB, mps=False))
+            await self.inject(works(step.client, 30 * GIB, mps=False))
             return None
         return await super().perform(step)
 

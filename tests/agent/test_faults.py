@@ -16,7 +16,6 @@ from partage.model.gpu import RecoveryAction
 from partage.model.health import HealthState
 from partage.model.share import DeviceRow
 from partage.sim.node.faults import (
-    Ailing,
     DriverGone,
     DriverLoaded,
     GpuReturns,
@@ -24,9 +23,10 @@ from partage.sim.node.faults import (
     LoseGpu,
     RaiseXid,
     ResetGpu,
+    SetCondition,
 )
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 from tests.agent.harness import (
     MACHINE,
     Place,
@@ -65,7 +65,7 @@ def test_a_lost_gpu_takes_all_its_shares_and_no_others(node: Place, kubelet: Scr
     with simulated_helper(node) as helper, running(spawn(node, machine=None, policy=FOURS)) as agent:
         registered(kubelet, SHARED)
         before = ids(kubelet, SHARED)
-        helper.misbehave(RaiseXid(2, 79), LoseGpu(2, "GPU has fallen off the bus"))
+        helper.inject(RaiseXid(2, 79), LoseGpu(2, "GPU has fallen off the bus"))
         agent.wait(lambda: len(healthy(kubelet, SHARED)) == 28, "the shares of one GPU unhealthy")
         assert ids(kubelet, SHARED) == before
         assert set(before[8:12]).isdisjoint(healthy(kubelet, SHARED))
@@ -83,7 +83,7 @@ def test_a_nameless_lost_gpu_is_recognised_by_its_place(node: Place, kubelet: Sc
     with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
         registered(kubelet, GPU)
         before = ids(kubelet, GPU)
-        helper.misbehave(RaiseXid(None, 79), LoseGpu(5, nameless=True))
+        helper.inject(RaiseXid(None, 79), LoseGpu(5, nameless=True))
         agent.wait(lambda: before[5] not in healthy(kubelet, GPU), "unhealthy", 15)
         assert ids(kubelet, GPU) == before
 
@@ -93,7 +93,7 @@ def test_a_fault_that_the_driver_reports_without_an_xid_is_found(
 ) -> None:
     with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
         registered(kubelet, GPU)
-        helper.misbehave(Ailing(1, recovery=RecoveryAction.GPU_RESET))
+        helper.inject(SetCondition(1, recovery=RecoveryAction.GPU_RESET))
         agent.wait(lambda: len(healthy(kubelet, GPU)) == 7, "found by the poll of conditions", 15)
 
 
@@ -101,7 +101,7 @@ def test_an_applications_own_fault_costs_nothing(node: Place, kubelet: ScriptedK
     with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
         registered(kubelet, GPU)
         uuid = ids(kubelet, GPU)[0]
-        helper.misbehave(RaiseXid(0, 31))
+        helper.inject(RaiseXid(0, 31))
         agent.wait(lambda: agent.metric(f'partage_xids_total{{gpu="{uuid}",xid="31"}}') == 1.0, "counted")
         assert len(healthy(kubelet, GPU)) == 8
         found = kubelet.last(GPU)
@@ -116,10 +116,10 @@ def test_a_driver_that_goes_and_comes_back_ends_no_registration(
     with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
         calls = registered(kubelet, GPU).calls
         assert calls is not None
-        helper.misbehave(DriverGone())
+        helper.inject(DriverGone())
         agent.wait(lambda: agent.health() == (503, ["driver-missing"]), "told")
         assert calls.allocate(ids(kubelet, GPU)[:1]).envs["PARTAGE_STRATEGY"] == "exclusive"
-        helper.misbehave(DriverLoaded("580.0.0", "13.0"))
+        helper.inject(DriverLoaded("580.0.0", "13.0"))
         agent.wait(lambda: agent.health() == (200, []), "well again")
         assert agent.report()["node"]["driver"]["version"] == "580.0.0"
         assert len(kubelet.registered) == 1
@@ -127,12 +127,12 @@ def test_a_driver_that_goes_and_comes_back_ends_no_registration(
 
 def test_an_agent_without_a_driver_waits_for_one(node: Place, kubelet: ScriptedKubelet) -> None:
     with simulated_helper(node) as helper:
-        helper.misbehave(DriverGone())
+        helper.inject(DriverGone())
         with running(spawn(node, machine=None, policy=FOURS)) as agent:
             agent.wait(lambda: agent.health() == (503, ["driver-missing"]), "told")
             assert agent.report()["policy"]["state"] == "none"
             assert kubelet.registered == []
-            helper.misbehave(DriverLoaded())
+            helper.inject(DriverLoaded())
             registered(kubelet, SHARED)
             agent.wait(lambda: agent.report()["policy"]["state"] == "file", "the policy holds")
             agent.wait(lambda: agent.health() == (200, []), "well")
@@ -190,11 +190,11 @@ async def test_a_gpu_comes_back_after_a_proven_reset_and_its_probation(
     hardware = SimulatedHardware(load_machine(MACHINE))
     async with fast_agent(node, hardware) as board:
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
-        await hardware.misbehave(RaiseXid(3, 79))
-        await hardware.misbehave(LoseGpu(3))
+        await hardware.inject(RaiseXid(3, 79))
+        await hardware.inject(LoseGpu(3))
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 7)
-        await hardware.misbehave(GpuReturns(3))
-        await hardware.misbehave(ResetGpu(3))
+        await hardware.inject(GpuReturns(3))
+        await hardware.inject(ResetGpu(3))
         await board.until(lambda report: report.gpus[3].health.state is HealthState.PROBATION)
         assert sum(row.healthy for row in rows(kubelet)) == 7
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
@@ -206,10 +206,10 @@ async def test_a_gpu_that_answers_again_without_a_reset_stays_away(
     hardware = SimulatedHardware(load_machine(MACHINE))
     async with fast_agent(node, hardware) as board:
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
-        await hardware.misbehave(RaiseXid(3, 79))
-        await hardware.misbehave(LoseGpu(3))
+        await hardware.inject(RaiseXid(3, 79))
+        await hardware.inject(LoseGpu(3))
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 7)
-        await hardware.misbehave(GpuReturns(3))
+        await hardware.inject(GpuReturns(3))
         lost = board.report
         assert lost is not None
         await board.until(lambda report: report.clock_s > lost.clock_s + 120 and not report.gpus[3].lost)
@@ -222,8 +222,8 @@ async def test_a_call_that_hangs_holds_up_no_admission(node: Place, kubelet: Scr
         await until(lambda: len(rows(kubelet)) == 8)
         calls = kubelet.registered[0].calls
         assert calls is not None
-        await hardware.misbehave(HangCall("observe", times=None))
-        await hardware.misbehave(HangCall("conditions", times=None))
+        await hardware.inject(HangCall("observe", times=None))
+        await hardware.inject(HangCall("conditions", times=None))
         began = time.monotonic()
         for row in rows(kubelet):
             await asyncio.to_thread(calls.allocate, [row.id])

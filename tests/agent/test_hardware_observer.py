@@ -9,8 +9,8 @@ import pytest
 from partage.agent.observers.hardware import HardwareObserver
 from partage.agent.options import Intervals
 from partage.sim.node.faults import DriverGone, DriverLoaded, ResetGpu
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 
 NEVER = Intervals(observe_s=3600.0, conditions_s=3600.0)
 
@@ -26,7 +26,7 @@ async def test_health_is_asked_for_at_once_so_that_a_reset_can_be_told_from_what
     async with asyncio.timeout(5.0):
         await asked.wait()
     first = sense.take().conditions
-    await hardware.misbehave(ResetGpu(1))
+    await hardware.inject(ResetGpu(1))
     then = await hardware.conditions()
     task.cancel()
     assert first is not None
@@ -43,7 +43,7 @@ async def test_a_driver_that_comes_and_goes_is_told_each_time_and_once(
     hardware, sense, _ = senses()
     for fault in (None, DriverGone(), DriverLoaded()):
         if fault is not None:
-            await hardware.misbehave(fault)
+            await hardware.inject(fault)
         await sense.observe()
         await sense.observe()
     told = [(record.levelname, record.getMessage()) for record in caplog.records]

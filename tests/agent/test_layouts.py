@@ -158,11 +158,11 @@ def test_a_process_that_is_no_pod_is_waited_for_and_named(node: Place, kubelet: 
         running(spawn(node, machine=None, policy=native(only.format("7g.80gb")))) as agent,
     ):
         offered(kubelet, "nvidia.com/mig-7g.80gb", 1)
-        helper.misbehave(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
+        helper.inject(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
         node.write_policy(native(only.format("1g.10gb")))
         agent.wait(lambda: "python3 (pid 4711)" in (agent.gpu(0)["reason"] or ""), "the process named")
         assert made(agent) == 1
-        helper.misbehave(Vacate(0, "python3"))
+        helper.inject(Vacate(0, "python3"))
         offered(kubelet, SMALL, 1)
 
 
@@ -186,7 +186,7 @@ def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_aga
         running(spawn(node, machine=None, policy=native(only.format("3g.40gb")))) as agent,
     ):
         offered(kubelet, LARGE, 1)
-        helper.misbehave(FailCall("perform", NoRoom("no room, says the driver")))
+        helper.inject(FailCall("perform", NoRoom("no room, says the driver")))
         node.write_policy(native(only.format("1g.10gb")))
         agent.wait(lambda: "no room, says the driver" in (agent.gpu(0)["reason"] or ""), "the failure told")
         offered(kubelet, SMALL, 1)
@@ -206,7 +206,7 @@ def test_a_gpu_that_dies_while_its_layout_waits_is_unhealthy_and_the_others_go_o
         kubelet.pod_resources = held({"default/train": {"main": {LARGE: [mine]}}})
         node.write_policy(with_layout("2g.20gb"))
         wait_for(lambda: ids(kubelet, LARGE) == [mine], what="the layout waits")
-        helper.misbehave(LoseGpu(2))
+        helper.inject(LoseGpu(2))
         agent.wait(lambda: agent.gpu(2)["lost"], "the GPU lost")
         wait_for(lambda: not healthy(kubelet, LARGE), what="its device unhealthy")
         assert len(healthy(kubelet, GPU)) == 3
@@ -221,6 +221,4 @@ def test_killed_in_the_middle_the_next_agent_goes_on(node: Place, kubelet: Scrip
             agent.kill()
         with running(spawn(node, machine=None, policy=policy)) as agent:
             offered(kubelet, SMALL, 56)
-            agent.wait(
-                lambda: not any(gpu["reason"] for gpu in agent.report()["gpus"]), "nothing left to do"
-            )
+            agent.wait(lambda: not any(gpu["reason"] for gpu in agent.report()["gpus"]), "nothing left to do")

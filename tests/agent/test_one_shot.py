@@ -17,8 +17,8 @@ from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, plan_gpu_mig
 from partage.sim.node.faults import FailCall, Occupy
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 
 MODELS = sorted(
     model.id
@@ -70,7 +70,7 @@ async def _play(data):
     gpu = (await hardware.observe()).gpus[0]
     busy = data.draw(st.lists(st.sampled_from(gpu.mig_devices), unique=True)) if gpu.mig_devices else []
     for device in busy:
-        await hardware.misbehave(Occupy(0, "python", UseKind.PROCESS, device.gi_id, device.ci_id, 4711))
+        await hardware.inject(Occupy(0, "python", UseKind.PROCESS, device.gi_id, device.ci_id, 4711))
     if (number := data.draw(st.integers(0, 12))) > 0:
         error = data.draw(st.sampled_from([NoRoom("no room"), GpuInUse("in use")]))
         hardware.fail(number, FailCall("perform", error, 1, data.draw(st.booleans())))
@@ -104,7 +104,7 @@ class Failing(SimulatedHardware):
     async def perform(self, step):
         self.left -= 1
         if self.left == 0:
-            await self.misbehave(self.fault)
+            await self.inject(self.fault)
         return await super().perform(step)
 
 
@@ -140,7 +140,7 @@ async def test_a_gpu_instance_without_room_side_by_side_is_made_anew():
 
 async def test_who_uses_a_part_of_it_is_named_and_stays():
     hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
-    await hardware.misbehave(Occupy(0, "python", UseKind.PROCESS, kept.gi_id, kept.ci_id, 4711))
+    await hardware.inject(Occupy(0, "python", UseKind.PROCESS, kept.gi_id, kept.ci_id, 4711))
     before = await hardware.observe()
     applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
     assert (exit_code(applied), applied.failed) == (3, ())

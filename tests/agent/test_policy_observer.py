@@ -18,8 +18,8 @@ from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
 from partage.plan.reconcile.known_node import recognise
 from partage.plan.report import PolicyState
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 from tests.kubelet_script import until
 
 NOBODY = recognise(None, Inventory(NoDriver("driver-missing", "no driver")))

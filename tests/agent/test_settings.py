@@ -16,7 +16,7 @@ from partage.model.gpu import ComputeMode
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Interval
 from partage.model.step import UseKind
-from partage.sim.node.faults import FailCall, MpsTurns, Occupy, Reboot, Vacate
+from partage.sim.node.faults import FailCall, Occupy, Reboot, SetDaemonPhase, Vacate
 from tests.agent.harness import (
     MACHINE,
     REPOSITORY,
@@ -106,7 +106,7 @@ def test_four_cards_of_eight_under_mps_have_four_daemons_and_a_fault_leaves_thre
             range(4), DaemonPhase.SERVING
         )
         assert modes(helper) == [ComputeMode.EXCLUSIVE_PROCESS] * 4 + [ComputeMode.DEFAULT] * 4
-        helper.misbehave(MpsTurns(2, DaemonPhase.FAULT))
+        helper.inject(SetDaemonPhase(2, DaemonPhase.FAULT))
         offered(kubelet, SHARED, 12)
         assert len(ids(kubelet, SHARED)) == 16
         assert {index for index, one in daemons(helper).items() if one.phase is DaemonPhase.SERVING} == {
@@ -114,7 +114,7 @@ def test_four_cards_of_eight_under_mps_have_four_daemons_and_a_fault_leaves_thre
             1,
             3,
         }
-        helper.misbehave(MpsTurns(2, DaemonPhase.SERVING))
+        helper.inject(SetDaemonPhase(2, DaemonPhase.SERVING))
         offered(kubelet, SHARED, 16)
         assert len(healthy(kubelet, GPU)) == 4
         agent.wait(lambda: agent.health() == (200, []), "healthy")
@@ -181,7 +181,7 @@ def test_a_daemon_is_there_before_its_shares_are_offered(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
     helper.start()
-    helper.misbehave(FailCall("perform", Unsupported("no control program"), times=2))
+    helper.inject(FailCall("perform", Unsupported("no control program"), times=2))
     with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
         offered(kubelet, GPU, 7)
         agent.wait(lambda: "no control program" in (agent.gpu(0)["reason"] or ""), "the failure told")
@@ -239,7 +239,7 @@ def test_a_dead_daemon_is_started_again_under_its_shares(
         share = ids(kubelet, SHARED)[0]
         calls.allocate([share])
         kubelet.pod_resources = held({"default/pod": {"main": {SHARED: [share]}}})
-        helper.misbehave(MpsTurns(0, DaemonPhase.DEAD))
+        helper.inject(SetDaemonPhase(0, DaemonPhase.DEAD))
         wait_for(lambda: daemons(helper)[0].phase is DaemonPhase.SERVING, what="it serves again")
         offered(kubelet, SHARED, 2)
         assert not any(
@@ -286,12 +286,12 @@ def test_mps_on_mig_devices_has_a_daemon_for_each_and_no_compute_mode(
 def test_a_context_in_the_way_is_named_and_waited_for(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    helper.misbehave(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
+    helper.inject(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
     with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
         agent.wait(lambda: "python3" in (agent.gpu(0)["reason"] or ""), "the context named")
         assert not ids(kubelet, SHARED)
         agent.wait(lambda: "! GPU 0: " in shown(node) and "python3 (pid 4711)" in shown(node), "and shown")
-        helper.misbehave(Vacate(0, "python3"))
+        helper.inject(Vacate(0, "python3"))
         offered(kubelet, SHARED, 2)
 
 
@@ -324,6 +324,6 @@ def test_after_a_reboot_daemons_are_there_again(
 ) -> None:
     with running(agent_of(node, ONE.format("mps: {replicas: 2}"))):
         offered(kubelet, SHARED, 2)
-        helper.misbehave(Reboot())
+        helper.inject(Reboot())
         wait_for(lambda: daemons(helper).keys() == {0}, what="the daemon started again")
         wait_for(lambda: modes(helper)[0] is ComputeMode.EXCLUSIVE_PROCESS, what="the mode set again")

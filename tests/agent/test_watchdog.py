@@ -15,8 +15,8 @@ from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.remote import RemoteHardware
-from partage.sim.node.faults import Blind
-from partage.sim.node.machine import load_machine
+from partage.sim.node.faults import HideProcesses
+from partage.sim.node.files.load import load_machine
 from partage.units import GIB
 from tests.agent.harness import (
     Place,
@@ -87,8 +87,8 @@ def test_a_container_over_its_share_is_in_log_report_and_metrics_and_a_doubtful_
     doubtful = [f"{second.uuid}::0"]
     kubelet.pod_resources = pods(train=[f"{first.uuid}::0"], notebook=doubtful, other=doubtful)
     with simulated_helper(node, MACHINE) as helper:
-        helper.misbehave(works(11, 15 * GIB, mps=False), works(12, 15 * GIB, mps=False))
-        helper.misbehave(works(21, 70 * GIB, NOTEBOOK, gpu=1, mps=False))
+        helper.inject(works(11, 15 * GIB, mps=False), works(12, 15 * GIB, mps=False))
+        helper.inject(works(21, 70 * GIB, NOTEBOOK, gpu=1, mps=False))
         with running(spawn(node, machine=None, policy=WARN)) as agent:
             registered(kubelet, SHARED)
             line = WHO.format(gpu=first.uuid)
@@ -109,7 +109,7 @@ def test_an_agent_whose_helper_sees_no_processes_says_so_and_promises_less(
 ) -> None:
     policy = native("{select: all, mps: {replicas: 4}}")
     with simulated_helper(node, MACHINE) as helper:
-        helper.misbehave(Blind())
+        helper.inject(HideProcesses())
         with running(spawn(node, machine=None, policy=policy)) as agent:
             calls = registered(kubelet, SHARED).calls
             assert calls is not None
@@ -135,7 +135,7 @@ async def test_who_is_ended_through_the_helper_is_counted_and_his_neighbour_work
             await until(lambda: kubelet.last(SHARED) and f"{gpu}::1" in ids(kubelet, SHARED))
             kubelet.pod_resources = pods(train=[f"{gpu}::0"], notebook=[f"{gpu}::1"])
             mine = [works(pid, 15 * GIB, mps=mps) for pid in (11, 12)]
-            await asyncio.to_thread(helper.misbehave, *mine, works(21, 15 * GIB, NOTEBOOK, mps=mps))
+            await asyncio.to_thread(helper.inject, *mine, works(21, 15 * GIB, NOTEBOOK, mps=mps))
             await until(lambda: board.counts.kills)
         assert board.counts.kills == {(gpu, "client" if mps else "process"): 2}
         assert helper.hardware is not None

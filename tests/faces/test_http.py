@@ -42,8 +42,8 @@ from partage.plan.report import Dependencies, PolicyReport, PolicyState, Report,
 from partage.plan.serve.kubelet_view import EMPTY_VIEW
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, TurnInput, turn
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")

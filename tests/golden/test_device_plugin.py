@@ -33,7 +33,7 @@ from partage.plan.offer.assign import assign
 from partage.plan.serve.allocate import PreferredAllocator
 from partage.plan.serve.answer import AllocateResponder
 from partage.plan.serve.linked import pair_score
-from partage.sim.node.machine_file import read_machine
+from partage.sim.node.files.machine_file import read_machine
 
 Json = Any
 _FOLDER = Path(__file__).parent / "device-plugin"

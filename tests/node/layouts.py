@@ -114,9 +114,9 @@ class SlowHardware(SimulatedHardware):
         for asked in tuple(self._asked):
             asked.cancel()
 
-    async def misbehave(self, fault: Fault) -> None:
+    async def inject(self, fault: Fault) -> None:
         before = live_devices(self.state)
-        await super().misbehave(fault)
+        await super().inject(fault)
         self._learn()
         self.taken |= dict.fromkeys(before - live_devices(self.state), self._loop.time())
 

@@ -22,7 +22,6 @@ from partage.model.mps import DaemonPhase
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import (
-    Ailing,
     DriverGone,
     DriverLoaded,
     FailCall,
@@ -31,12 +30,13 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     LoseGpu,
-    MpsTurns,
     RaiseXid,
     ResetGpu,
+    SetCondition,
+    SetDaemonPhase,
     SetMig,
 )
-from partage.sim.node.machine import load_machine
+from partage.sim.node.files.load import load_machine
 from tests.agent.harness import Place, place
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import MIG_SHARINGS, SHARINGS, WRONG_POLICIES, Sharing
@@ -55,11 +55,11 @@ MIG_PLANS = st.tuples(*[st.sampled_from(MIG_SHARINGS)] * GPUS)
 BEHAVIOURS = st.builds(
     Behaviour,
     lists_ended_pods=st.booleans(),
-    named_s=st.sampled_from([0.0, 0.5]),
-    start_s=st.sampled_from([0.0, 0.3, 5.0]),
-    list_s=st.sampled_from([0.0, 0.0, 0.4]),
-    asks_always=st.booleans(),
-    forgiving=st.booleans(),
+    unlisted_s=st.sampled_from([0.0, 0.5]),
+    start_delay_s=st.sampled_from([0.0, 0.3, 5.0]),
+    list_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
+    always_asks_preference=st.booleans(),
+    ignores_late_ends=st.booleans(),
 )
 CALLS = st.sampled_from(["observe", "conditions", "events", "perform", "daemons"])
 ERRORS = st.sampled_from([HardwareTimeout("no answer"), DriverUnavailable("the helper is gone")])
@@ -72,8 +72,8 @@ FAULTS: st.SearchStrategy[Fault] = st.one_of(
     st.builds(LoseGpu, st.integers(0, GPUS - 1), nameless=st.booleans()),
     st.builds(GpuReturns, st.integers(0, GPUS - 1)),
     st.builds(ResetGpu, st.integers(0, GPUS - 1)),
-    st.builds(Ailing, st.integers(0, GPUS - 1), rows_pending=st.booleans(), fabric_ok=st.booleans()),
-    st.builds(MpsTurns, st.integers(0, GPUS - 1), st.just(DaemonPhase.DEAD)),
+    st.builds(SetCondition, st.integers(0, GPUS - 1), rows_pending=st.booleans(), fabric_ok=st.booleans()),
+    st.builds(SetDaemonPhase, st.integers(0, GPUS - 1), st.just(DaemonPhase.DEAD)),
     st.builds(FailCall, CALLS, ERRORS, TIMES),
     st.builds(HangCall, CALLS, st.sampled_from([0.5, None]), TIMES),
     st.builds(HealCall, CALLS),

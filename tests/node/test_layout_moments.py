@@ -12,7 +12,7 @@ from partage.model.step import DestroyCompute
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import LoseGpu, SetMig
-from partage.sim.node.machine import load_machine
+from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place
 from tests.node.layouts import LayoutTruth, LayoutWorld, live_devices, made
 from tests.node.loops import SimulatedTimeLoop

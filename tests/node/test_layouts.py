@@ -16,7 +16,6 @@ from partage.errors import DriverUnavailable, HardwareTimeout, NoRoom
 from partage.model.layout import LayoutItem
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.node.faults import (
-    Ailing,
     DriverGone,
     DriverLoaded,
     FailCall,
@@ -28,10 +27,11 @@ from partage.sim.node.faults import (
     Occupy,
     RaiseXid,
     ResetGpu,
+    SetCondition,
     SetMig,
     Vacate,
 )
-from partage.sim.node.machine import load_machine
+from partage.sim.node.files.load import load_machine
 from tests.agent.harness import Place
 from tests.node.layouts import DISABLED, LayoutTruth, LayoutWorld, made
 from tests.node.loops import SimulatedTimeLoop
@@ -75,7 +75,7 @@ FAULTS: st.SearchStrategy[Fault] = st.one_of(
     st.builds(GpuReturns, GPU_NUMBERS),
     st.builds(ResetGpu, GPU_NUMBERS),
     st.builds(RaiseXid, st.one_of(st.none(), GPU_NUMBERS), st.sampled_from([13, 48, 79, 94, 95, 119])),
-    st.builds(Ailing, GPU_NUMBERS, rows_pending=st.booleans(), fabric_ok=st.booleans()),
+    st.builds(SetCondition, GPU_NUMBERS, rows_pending=st.booleans(), fabric_ok=st.booleans()),
     st.just(DriverGone()),
     st.just(DriverLoaded()),
 )
@@ -186,7 +186,7 @@ class LayoutNode(Node):
         world = self.world
         world.deaf |= isinstance(fault, FailCall | HangCall | DriverGone)
         gpu = getattr(fault, "gpu", None)
-        if isinstance(fault, RaiseXid | LoseGpu | Ailing):
+        if isinstance(fault, RaiseXid | LoseGpu | SetCondition):
             world.sick |= set(range(GPUS)) if gpu is None else {gpu}
         if not isinstance(fault, ResetGpu | SetMig) or not world.is_used(fault.gpu):
             await world.fault(fault)

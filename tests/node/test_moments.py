@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.pod import Container, Pod
-from partage.sim.node.machine import load_machine
+from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import HALVES, SHARED, THIRDS

@@ -17,7 +17,7 @@ import pytest
 
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.pod import Container, Pod
-from partage.sim.node.machine import load_machine
+from partage.sim.node.files.load import load_machine
 from tests.agent.harness import AgentProcess, place, spawn
 from tests.node.loops import Loop
 from tests.node.sharing import SHARINGS, WRONG_POLICIES
@@ -175,7 +175,9 @@ class Run:
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_killed_agents_and_helpers_leave_the_node_true_to_its_laws(seed: int) -> None:
     with place() as somewhere, asyncio.Runner(loop_factory=Loop) as runner:
-        behaviour = Behaviour(named_s=0.2, start_s=0.2, grace_s=5.0, forgiving=bool(seed % 2))
+        behaviour = Behaviour(
+            unlisted_s=0.2, start_delay_s=0.2, grace_s=5.0, ignores_late_ends=bool(seed % 2)
+        )
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
         world = ProcessWorld.of(somewhere, loop, load_machine(MACHINE), behaviour, seed)

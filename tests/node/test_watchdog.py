@@ -20,9 +20,9 @@ from partage.plan.serve.ledger import Holder
 from partage.plan.serve.watchdog import Concern
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.pod import Container, Pod
-from partage.sim.node.faults import Blind, FailCall, HealCall, Vacate
+from partage.sim.node.faults import FailCall, HealCall, HideProcesses, Vacate
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 from partage.units import GIB
 from tests.agent.harness import place
 from tests.agent.tenants import NOTEBOOK, TRAIN, works, write_logs
@@ -285,13 +285,13 @@ def undisturbed(world: World) -> bool:
 def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_is_withdrawn() -> None:
     async def story(world: World) -> None:
         assert (await admitted(world, "train"))["PARTAGE_GUARANTEE"] == "guarded"
-        await world.fault(Blind())
+        await world.fault(HideProcesses())
         await until(lambda: told(world) == {Guarantee.ADVISORY})
         assert [reason.code for reason in assess(board(world), Intervals()).degraded] == ["watch-blind"]
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await asyncio.sleep(10.0)
         assert undisturbed(world)
-        await world.fault(Blind(on=False))
+        await world.fault(HideProcesses(on=False))
         await until(lambda: told(world) == {Guarantee.GUARDED})
         assert assess(board(world), Intervals()).degraded == ()
         assert undisturbed(world)

@@ -22,13 +22,13 @@ from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus
 from partage.sim.node.faults import (
-    Ailing,
     DriverLoaded,
     Fault,
     GpuReturns,
     HealCall,
     Reboot,
     ResetGpu,
+    SetCondition,
 )
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import Machine
@@ -292,7 +292,7 @@ class World:
 
     async def fault(self, fault: Fault) -> None:
         self.note(str(fault))
-        await self.hardware.misbehave(fault)
+        await self.hardware.inject(fault)
         self.troubles.add("hardware")
 
     async def heal(self) -> None:
@@ -300,7 +300,7 @@ class World:
         faults: list[Fault] = [HealCall(call) for call in ("observe", "conditions", "events")]
         faults += [DriverLoaded()]
         for index in self.hardware.state.gpus:
-            well = Ailing(index, rows_failed=False, rows_pending=False)
+            well = SetCondition(index, rows_failed=False, rows_pending=False)
             faults += [GpuReturns(index), well, *([ResetGpu(index)] if not self._has_mig(index) else [])]
         for fault in faults:
             await self.fault(fault)
@@ -325,7 +325,7 @@ class World:
         for status in self.live():
             await self.kubelet.end(status.pod, failed=True)
         shutil.rmtree(self.place.run_dir, ignore_errors=True)
-        await self.hardware.misbehave(Reboot())
+        await self.hardware.inject(Reboot())
 
     async def close(self) -> None:
         """Leave nothing behind, whatever went wrong."""

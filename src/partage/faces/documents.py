@@ -110,12 +110,12 @@ def gpu_row(gpu: Gpu) -> dict[str, Any]:
         "pciBusId": gpu.pci_bus_id,
         "pciDeviceId": gpu.pci_device_id,
         "numaNode": gpu.numa_node,
-        "computeMode": gpu.compute_mode.name.lower().replace("_", "-"),
+        "computeMode": gpu.compute_mode.word,
         "migMode": None
         if gpu.mig_mode is None
         else {"current": gpu.mig_mode.current, "pending": gpu.mig_mode.pending},
         "migDevices": [_mig_row(device) for device in gpu.mig_devices],
-        "recoveryAction": None if gpu.recovery is None else gpu.recovery.name.lower().replace("_", "-"),
+        "recoveryAction": None if gpu.recovery is None else gpu.recovery.word,
     }
 
 
@@ -139,4 +139,4 @@ def lost_row(gpu: LostGpu) -> dict[str, Any]:
 def _link_row(link: Link, inventory: Inventory) -> dict[str, Any]:
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     ends = sorted((index.get(link.a, -1), index.get(link.b, -1)))
-    return {"gpus": ends, "path": link.path.name.lower().replace("_", "-"), "nvlinks": link.nvlinks}
+    return {"gpus": ends, "path": link.path.word, "nvlinks": link.nvlinks}

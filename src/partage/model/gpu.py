@@ -8,8 +8,35 @@ from enum import IntEnum
 
 from partage.model.placement import Placement
 
+ARCHITECTURES = {
+    2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere",
+    8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin",
+}  # fmt: skip
+"""Architecture by NVML's number. Source: nvml.h, NVML_DEVICE_ARCH_*."""
 
-class ComputeMode(IntEnum):
+UNKNOWN_ARCHITECTURE = "unknown"
+
+
+def architecture_name(number: int | None) -> str:
+    """``hopper`` for NVML's 9; ``unknown`` for None and for a number that is not in the table."""
+    return ARCHITECTURES.get(number or 0, UNKNOWN_ARCHITECTURE)
+
+
+def cuda_version(number: int) -> str:
+    """``12.4`` for the driver's 12040. Source: nvml.h, nvmlSystemGetCudaDriverVersion."""
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+class NamedNumber(IntEnum):
+    """A number of NVIDIA's libraries that files and messages write as a word."""
+
+    @property
+    def word(self) -> str:
+        """``exclusive-process`` for EXCLUSIVE_PROCESS."""
+        return self.name.lower().replace("_", "-")
+
+
+class ComputeMode(NamedNumber):
     """Who may open a context on a GPU. Source: nvml.h, nvmlComputeMode_t."""
 
     DEFAULT = 0
@@ -18,7 +45,7 @@ class ComputeMode(IntEnum):
     EXCLUSIVE_PROCESS = 3
 
 
-class RecoveryAction(IntEnum):
+class RecoveryAction(NamedNumber):
     """What the driver says a GPU needs. Source: nvml.h, NVML_FI_DEV_GET_GPU_RECOVERY_ACTION (230)."""
 
     NONE = 0
@@ -31,7 +58,7 @@ class RecoveryAction(IntEnum):
     SYSTEM_REBOOT = 7
 
 
-class LinkPath(IntEnum):
+class LinkPath(NamedNumber):
     """How two GPUs are joined over PCIe; nearer is greater, in NVIDIA's scoring (facts 3.5)."""
 
     CROSS_CPU = 10

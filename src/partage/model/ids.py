@@ -28,9 +28,14 @@ def parse_resource_name(text: str) -> ResourceName:
         raise ValueError(f"resource name {full[:80]!r} is longer than {LONGEST_RESOURCE_NAME} characters")
     if not (_SUBDOMAIN.fullmatch(domain) and _SUBDOMAIN.fullmatch(name)):
         raise ValueError(f"{text!r} is not a resource name: lower case letters, digits, '-' and '.' only")
-    if domain == "kubernetes.io" or domain.endswith(".kubernetes.io"):
+    if is_reserved_domain(domain):
         raise ValueError(f"{text!r} is in a domain that Kubernetes keeps for itself")
     return ResourceName(full)
+
+
+def is_reserved_domain(domain: str) -> bool:
+    """Whether Kubernetes keeps this domain of resource names for itself."""
+    return domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
 
 
 def plugin_socket_name(resource: ResourceName) -> str:

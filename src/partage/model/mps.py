@@ -16,6 +16,15 @@ _DEVICE = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]*", re.ASCII)
 _LONGEST_DEVICE = 64
 _NAME = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
+CONTROL_PROGRAM = "nvidia-cuda-mps-control"
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
+MULTI_USER_OPTIONS = {2: "-multiuser-server", 3: "-m"}
+"""The control program's option for one server for all users, by the version of the control interface.
+Source: NVIDIA's MPS guide, release 615."""
+
+DEFAULT_NAMESPACE = "default"
+"""The namespace that each named server has from its start."""
+
 SERVER = "gpu"
 """The one named server of a daemon that speaks version 3 of the MPS control interface. Short: it is a part of
 the path of a socket."""
@@ -86,7 +95,7 @@ class DaemonSpec:
         _check(self.memory_bytes, self.threads_percent)
         names = [one.name for one in self.namespaces]
         for one in self.namespaces:
-            if one.name == "default" or not _NAME.fullmatch(one.name) or names.count(one.name) > 1:
+            if one.name == DEFAULT_NAMESPACE or not is_mps_name(one.name) or names.count(one.name) > 1:
                 raise ValueError(f"{one.name[:_LONGEST_DEVICE]!r} cannot name a namespace, or does twice")
             _check(one.memory_bytes, one.threads_percent)
 
@@ -106,6 +115,11 @@ def _check(memory_bytes: int | None, threads_percent: int | None) -> None:
         raise ValueError(f"a limit of {memory_bytes} bytes is not in whole MiB")
     if threads_percent is not None and not 1 <= threads_percent <= 100:
         raise ValueError(f"{threads_percent} % of the threads is no limit")
+
+
+def is_mps_name(text: str) -> bool:
+    """Whether a server or a namespace can have this name (NVIDIA's MPS guide, release 615)."""
+    return _NAME.fullmatch(text) is not None
 
 
 def is_device(text: str) -> bool:

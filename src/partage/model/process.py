@@ -20,6 +20,14 @@ class ProcessKind(StrEnum):
     MPS_SERVER = "mps-server"
 
 
+def is_mps_program(name: str) -> bool:
+    """Whether a process of this name is the MPS server (or the control program, which has no context).
+
+    The kernel keeps 15 characters of a name: ``nvidia-cuda-mps``.
+    """
+    return name.startswith("nvidia-cuda-mps")
+
+
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
     """One process on one GPU or MIG device.

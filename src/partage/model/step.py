@@ -184,7 +184,7 @@ class SetComputeMode:
     before: ComputeMode
 
     def __str__(self) -> str:
-        return f"set the compute mode to {self.mode.name.lower().replace('_', '-')}"
+        return f"set the compute mode to {self.mode.word}"
 
 
 @dataclass(frozen=True, slots=True)

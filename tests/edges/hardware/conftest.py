@@ -22,7 +22,7 @@ from partage.edges.hardware.serve import HelperServer
 from partage.faces.cli.hardware import helper_argv
 from partage.sim.node.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import parse_machine
+from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.stub import StubNode
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
@@ -98,7 +98,7 @@ class Subject:
 
 def _simulated(simulation: SimulatedHardware, hardware: Hardware) -> Subject:
     def misbehave(fault: Fault) -> Awaitable[None]:
-        return simulation.misbehave(fault)
+        return simulation.inject(fault)
 
     return Subject(
         hardware,

@@ -9,9 +9,9 @@ from partage.edges.hardware.port import Hardware
 from partage.errors import GpuInUse, NotThere, Unsupported
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
 from partage.model.step import EndClient, SetMigMode, StartDaemon, StopDaemon
-from partage.sim.node.faults import MpsTurns, Occupy
+from partage.sim.node.faults import Occupy, SetDaemonPhase
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 from partage.units import GIB
 
 
@@ -48,7 +48,7 @@ async def test_one_that_is_as_asked_is_left_alone_and_a_dead_one_is_made_anew(
     first = await only(hardware)
     await hardware.perform(step)
     assert await only(hardware) == first
-    await hardware.misbehave(MpsTurns(0, DaemonPhase.DEAD))
+    await hardware.inject(SetDaemonPhase(0, DaemonPhase.DEAD))
     assert (await only(hardware)).phase is DaemonPhase.DEAD
     await hardware.perform(step)
     again = await only(hardware)
@@ -58,7 +58,7 @@ async def test_one_that_is_as_asked_is_left_alone_and_a_dead_one_is_made_anew(
 
 async def test_clients_keep_a_daemon_until_their_work_is_ended(hardware: SimulatedHardware) -> None:
     step = await started(hardware)
-    await hardware.misbehave(Occupy(0, "python3", pid=4711, mps=True))
+    await hardware.inject(Occupy(0, "python3", pid=4711, mps=True))
     with pytest.raises(GpuInUse, match="4711"):
         await hardware.perform(StopDaemon(step.gpu, step.gpu))
     (server,) = (await only(hardware)).servers

@@ -26,9 +26,10 @@ from partage.model.gpu import Driver
 from partage.model.health import Xid
 from partage.model.step import GpuUse, SetMigMode, UseKind
 from partage.sim.node.faults import HangCall, Occupy, RaiseXid
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.files.written import machine_to_json
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine, parse_machine
-from partage.sim.node.written import machine_to_json
+from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.conftest import serving
 from tests.edges.hardware.stub import StubNode
 
@@ -157,8 +158,8 @@ async def test_an_act_that_was_done_before_its_answer_was_lost_shows_in_what_is_
 
 async def test_a_look_during_a_long_act_is_no_helper_that_hangs(short_dir: Path) -> None:
     simulation = SimulatedHardware(parse_machine("h100-sxm5-80gb"))
-    await simulation.misbehave(HangCall("perform", seconds=1.2))
-    await simulation.misbehave(HangCall("observe", seconds=1.0, times=2))
+    await simulation.inject(HangCall("perform", seconds=1.2))
+    await simulation.inject(HangCall("observe", seconds=1.0, times=2))
     async with serving(simulation, short_dir / "s", deadline_s=0.3):
         hardware = RemoteHardware(short_dir / "s", deadline_s=0.3)
         act = asyncio.create_task(hardware.perform(SetMigMode("GPU-x", enabled=True)))
@@ -171,7 +172,7 @@ async def test_a_look_during_a_long_act_is_no_helper_that_hangs(short_dir: Path)
 
 async def test_who_is_in_the_way_is_said_by_name(short_dir: Path) -> None:
     simulation = SimulatedHardware(parse_machine("h100-sxm5-80gb"))
-    await simulation.misbehave(Occupy(0, "nv-hostengine", UseKind.MONITOR, pid=812))
+    await simulation.inject(Occupy(0, "nv-hostengine", UseKind.MONITOR, pid=812))
     async with serving(simulation, short_dir / "s"):
         hardware = RemoteHardware(short_dir / "s")
         gpu = (await hardware.observe()).gpus[0].uuid
@@ -346,9 +347,9 @@ async def test_events_reach_a_waiter_across_the_socket_and_survive_between_two_w
         hardware = RemoteHardware(short_dir / "s")
         uuids = [gpu.uuid for gpu in (await hardware.observe()).gpus]
         assert await hardware.events(0.01) == Events()
-        await simulation.misbehave(RaiseXid(0, 13))
+        await simulation.inject(RaiseXid(0, 13))
         await asyncio.sleep(0.05)
-        await simulation.misbehave(RaiseXid(1, 31))
+        await simulation.inject(RaiseXid(1, 31))
         xids: tuple[Xid, ...] = ()
         async with asyncio.timeout(LIMIT_S):
             while len(xids) < 2:
@@ -359,7 +360,7 @@ async def test_events_reach_a_waiter_across_the_socket_and_survive_between_two_w
 
 async def test_a_hang_of_a_simulated_call_is_a_timeout_here(short_dir: Path) -> None:
     simulation = SimulatedHardware(parse_machine("l4"), deadline_s=0.05)
-    await simulation.misbehave(HangCall("observe"))
+    await simulation.inject(HangCall("observe"))
     async with serving(simulation, short_dir / "s"):
         hardware = RemoteHardware(short_dir / "s")
         with pytest.raises(HardwareTimeout, match="observe"):

@@ -29,7 +29,7 @@ from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
 from partage.sim.node.faults import HangCall
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import parse_machine
+from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.conftest import serving
 
 
@@ -78,7 +78,7 @@ async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_
     }
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
-        for verb in ("close", "misbehave", "__class__", "", "x" * 1000):
+        for verb in ("close", "inject", "__class__", "", "x" * 1000):
             answer = await peer.ask(id=1, verb=verb)
             assert answer is not None
             assert answer["error"]["type"] == "Unsupported"
@@ -302,7 +302,7 @@ async def test_the_newest_helper_has_the_path_and_an_old_one_does_not_take_it_al
 async def test_a_call_that_hangs_is_answered_and_ends_the_helper(
     simulation: SimulatedHardware, short_dir: Path
 ) -> None:
-    await simulation.misbehave(HangCall("observe"))
+    await simulation.inject(HangCall("observe"))
     async with serving(simulation, short_dir / "s", deadline_s=0.05) as (_, task):
         peer = await Peer.at(short_dir / "s")
         answer = await peer.ask(id=1, verb="observe")

@@ -31,7 +31,7 @@ needs_root = pytest.mark.skipif(not ROOT, reason="mounts, cgroups, labels and sy
 @pytest.fixture
 async def peculiar(short_dir: Path) -> AsyncIterator[Subject]:
     """A control program of a driver without multi-user servers, that ignores limits."""
-    node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), multi_user=False, deaf_to_limits=True)
+    node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), multi_user=False, ignores_limits=True)
     async with ending(simulated_subject(short_dir, node)) as subject:
         yield subject
 

@@ -18,8 +18,9 @@ from partage.faces.cli import common
 from partage.faces.cli.main import run
 from partage.model.gpu import ComputeMode
 from partage.sim.mps.node import MpsNode, install
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import Machine, load_machine
+from partage.sim.node.machine import Machine
 from partage.units import GIB, MIB
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -61,7 +62,7 @@ class Real:
         log = self.pipe.with_name("log")
         for directory in (self.pipe, log):
             directory.mkdir(parents=True)
-        node = MpsNode({gpu.uuid: gpu.memory_bytes}, deaf_to_limits=deaf)
+        node = MpsNode({gpu.uuid: gpu.memory_bytes}, ignores_limits=deaf)
         program = install(self.root / "usr/bin", node)
         env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
         options = ["-multiuser-server"] if multi_user else []

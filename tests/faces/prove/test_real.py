@@ -11,7 +11,7 @@ import pytest
 from partage.edges.mps import launch
 from partage.model.gpu import ComputeMode
 from partage.model.layout import LayoutItem
-from partage.sim.node.faults import Blind, DriverGone, Occupy, SetMig, TimedFault
+from partage.sim.node.faults import DriverGone, HideProcesses, Occupy, SetMig, TimedFault
 from tests.faces.prove.conftest import client, row_of, verdicts
 
 EXCLUSIVE_PROCESS = pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_beside_somebody_elses_client_nothing_is_tried(real):
 
 @pytest.mark.parametrize("real", [("3xh100-sxm5-80gb", ComputeMode.DEFAULT)], indirect=True)
 def test_where_somebody_is_on_a_gpu_another_one_has_to_be_named(real):
-    asyncio.run(real.hardware.misbehave(Occupy(1, pid=77)))
+    asyncio.run(real.hardware.inject(Occupy(1, pid=77)))
     code, document, said = real.proves()
     assert (code, document) == (3, None)
     assert "GPU 1 is held by process python (pid 77)" in said
@@ -210,7 +210,7 @@ def test_when_nobody_can_say_who_else_is_there_nothing_is_tried(real):
 
 
 def test_where_others_cannot_be_seen_somebody_has_to_say_that_nobody_is_there(real):
-    asyncio.run(real.hardware.misbehave(Blind()))
+    asyncio.run(real.hardware.inject(HideProcesses()))
     code, document, said = real.proves("--only", "exclusive-sees-its-own")
     assert (code, document) == (3, None)
     assert "--alone" in said
@@ -230,7 +230,7 @@ def test_no_setting_of_the_gpu_and_no_daemon_is_changed(real):
 
 
 def test_mig_devices_are_tried_beside_each_other(real):
-    asyncio.run(real.hardware.misbehave(TWO_DEVICES))
+    asyncio.run(real.hardware.inject(TWO_DEVICES))
     code, document, _ = real.proves("--faults")
     assert code == 0
     assert verdicts(document) == {"mig-memory": "kept", "mig-neighbours-fault": "kept"}
@@ -238,7 +238,7 @@ def test_mig_devices_are_tried_beside_each_other(real):
 
 
 def test_a_lonely_mig_device_has_no_neighbour_to_be_hit_by(real):
-    asyncio.run(real.hardware.misbehave(ONE_DEVICE))
+    asyncio.run(real.hardware.inject(ONE_DEVICE))
     _, document, _ = real.proves("--faults")
     assert row_of(document, "mig-neighbours-fault")["reason"] == "the GPU has no second MIG device"
 

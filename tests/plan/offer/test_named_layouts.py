@@ -7,7 +7,7 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import Unsatisfiable
 from partage.plan.offer.assign import assign
 from partage.plan.offer.presented import PlannedDevice
-from partage.sim.node.machine import parse_machine
+from partage.sim.node.machine_names import parse_machine
 
 
 def laid(layout, machine, more=""):

@@ -9,7 +9,7 @@ from partage.plan.packing.candidates import survey
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.pack import pack
 from partage.sim.node.machine import DRIVER, new_gpu
-from partage.sim.node.mig import lay_out
+from partage.sim.node.mig import create_layout
 
 
 def gpu(model_id, live=(), index=0):
@@ -20,7 +20,7 @@ def gpu(model_id, live=(), index=0):
     if not live:
         return bare
     assert model.geometry is not None
-    devices = lay_out(bare, model.geometry, [LayoutItem.parse(text) for text in live], "tests")
+    devices = create_layout(bare, model.geometry, [LayoutItem.parse(text) for text in live], "tests")
     return replace(bare, mig_mode=MigMode(True, True), mig_devices=devices)
 
 

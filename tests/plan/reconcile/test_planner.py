@@ -36,8 +36,8 @@ from partage.plan.reconcile.planner import Planner, plan_node
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import Degree, Entry, Held, Holder
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 
 HOPPER = "2xh100-sxm5-80gb"
 WHOLE = "version: partage/v1\ngpus: []\n"

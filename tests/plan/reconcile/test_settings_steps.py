@@ -26,8 +26,8 @@ from partage.plan.reconcile.settings_steps import (
     slice_steps,
     unusable,
 )
+from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import load_machine
 from partage.units import GIB
 from tests.plan.offers import gpu, target
 

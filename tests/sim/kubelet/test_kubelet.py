@@ -99,7 +99,10 @@ async def test_free_ids_come_in_an_order_that_the_seed_decides(place: Path, cloc
 
 async def test_without_choice_a_kubelet_that_aligns_does_not_ask(place: Path, clock: list[float]) -> None:
     shelf = Shelf("a", "b")
-    async with node(place, shelf, behaviour=Behaviour(asks_always=False), clock=clock) as (kubelet, _):
+    async with node(place, shelf, behaviour=Behaviour(always_asks_preference=False), clock=clock) as (
+        kubelet,
+        _,
+    ):
         await kubelet.admit(pod("all", 2))
         assert shelf.asked == []
         await kubelet.end(pod("all", 2))
@@ -359,12 +362,12 @@ async def test_registrations_that_a_kubelet_refuses(place: Path) -> None:
     await kubelet.stop()
 
 
-@pytest.mark.parametrize(("forgiving", "alive"), [(True, 1), (False, 0)])
+@pytest.mark.parametrize(("ignores_late_ends", "alive"), [(True, 1), (False, 0)])
 async def test_the_late_end_of_an_old_stream_may_stop_a_newer_registration(
-    place: Path, forgiving: bool, alive: int
+    place: Path, ignores_late_ends: bool, alive: int
 ) -> None:
     """Kubelets before kubernetes #135437 mix the two up; it takes another registration to mend it."""
-    kubelet = EmbeddedKubelet(place, behaviour=Behaviour(forgiving=forgiving))
+    kubelet = EmbeddedKubelet(place, behaviour=Behaviour(ignores_late_ends=ignores_late_ends))
     await kubelet.start()
     old, new = (PluginServer(Shelf("a"), place / name) for name in ("old.sock", "new.sock"))
     for server in (old, new):
@@ -458,7 +461,7 @@ async def test_a_pod_has_one_life_at_a_time(place: Path, clock: list[float]) -> 
 
 async def test_a_pod_is_named_a_moment_after_its_admission(place: Path, clock: list[float]) -> None:
     """It has its devices already, and they stand in the checkpoint."""
-    behaviour = Behaviour(named_s=0.2)
+    behaviour = Behaviour(unlisted_s=0.2)
     async with node(place, Shelf("a"), behaviour=behaviour, clock=clock) as (kubelet, client):
         admission = asyncio.create_task(kubelet.admit(pod("train")))
         await kubelet.until(lambda: bool(kubelet.pods()))
@@ -474,7 +477,7 @@ async def test_a_kubelet_that_ends_while_a_pod_starts_calls_its_plugins_no_more(
 ) -> None:
     shelf = Shelf("a")
     shelf.pre_start_required = True
-    async with node(place, shelf, behaviour=Behaviour(start_s=0.1), clock=clock) as (kubelet, _):
+    async with node(place, shelf, behaviour=Behaviour(start_delay_s=0.1), clock=clock) as (kubelet, _):
         admission = asyncio.create_task(kubelet.admit(pod("train")))
         await kubelet.until(lambda: bool(kubelet.pods()))
         await kubelet.stop()

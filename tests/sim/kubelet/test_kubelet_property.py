@@ -53,7 +53,9 @@ class Node(RuleBasedStateMachine):
 
     async def _begin(self, path: Path, seed: int, always: bool, pre_start: bool) -> None:
         socket = path / "pr" / "kubelet.sock"
-        self.kubelet = EmbeddedKubelet(path, socket, seed=seed, behaviour=Behaviour(asks_always=always))
+        self.kubelet = EmbeddedKubelet(
+            path, socket, seed=seed, behaviour=Behaviour(always_asks_preference=always)
+        )
         await self.kubelet.start()
         self.client = PodResourcesClient(socket)
         self.shelves = [Shelf(*(f"{r}{n}" for n in range(6)), resource=r) for r in (GPU, SHARED)]

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.sim.mps.commands import obey
-from partage.sim.mps.limits import DaemonLimits, lowered
-from partage.sim.mps.node import MpsNode
-from partage.sim.mps.state import (
+from partage.sim.mps.actions import AnswerClient, StartServer, StopServer
+from partage.sim.mps.clients import (
     CONNECTION_FAILED,
     LAUNCH_FAILED,
     NO_DEVICE,
@@ -20,12 +18,12 @@ from partage.sim.mps.state import (
     OUT_OF_MEMORY,
     TERMINATED,
     TOO_MANY,
-    MpsState,
     SimulatedClient,
-    StartServer,
-    StopServer,
-    Tell,
 )
+from partage.sim.mps.commands_v2 import run_command
+from partage.sim.mps.limits import DaemonLimits, client_limit
+from partage.sim.mps.node import MpsNode
+from partage.sim.mps.state import MpsState
 from partage.units import GIB, MIB
 
 GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
@@ -44,9 +42,9 @@ class World:
         self.pids = iter(range(100, 1000))
 
     def settle(self) -> None:
-        while self.state.effects:
-            match self.state.effects.pop(0):
-                case Tell(client, error):
+        while self.state.actions:
+            match self.state.actions.pop(0):
+                case AnswerClient(client, error):
                     self.told[client] = error
                 case StartServer(uid):
                     pid = next(self.pids)
@@ -57,16 +55,16 @@ class World:
 
     def arrives(self, uid: int = ALICE, **env: str) -> SimulatedClient:
         client = SimulatedClient(pid=next(self.pids), uid=uid, env=env)
-        self.state.arrive(client)
+        self.state.connect(client)
         self.settle()
         return client
 
     def leaves(self, client: SimulatedClient) -> None:
-        self.state.leave(client)
+        self.state.disconnect(client)
         self.settle()
 
     def says(self, line: str) -> str:
-        reply = obey(self.state, line)
+        reply = run_command(self.state, line)
         self.settle()
         return reply
 
@@ -124,10 +122,10 @@ def test_a_daemon_without_privileges_serves_its_own_user():
 def test_a_server_that_does_not_start_fails_its_own_users_clients():
     state = World().state
     client = SimulatedClient(1, ALICE)
-    state.arrive(client)
+    state.connect(client)
     state.started(7, ALICE)
     state.ended(7, 1)
-    assert Tell(client, CONNECTION_FAILED) in state.effects
+    assert AnswerClient(client, CONNECTION_FAILED) in state.actions
     assert state.servers == []
 
 
@@ -157,7 +155,7 @@ def test_a_fault_reaches_every_client_and_keeps_new_ones_out_until_the_last_has_
     culprit, victim = world.arrives(), world.arrives()
     world.state.fault(culprit)
 
-    assert (culprit.lost, victim.lost) == (LAUNCH_FAILED, LAUNCH_FAILED)
+    assert (culprit.error, victim.error) == (LAUNCH_FAILED, LAUNCH_FAILED)
     pid = world.says("get_server_list")
     assert world.says(f"get_server_status {pid}") == "FAULT"
     assert world.told[world.arrives()] == NOT_READY
@@ -255,7 +253,7 @@ def test_a_default_reaches_servers_that_start_later_and_a_servers_own_its_later_
 def test_a_client_lowers_its_limit_and_escapes_it_by_naming_a_gpu_that_it_does_not_see(
     daemons: int | None, variable: str | None, limit: int | None
 ):
-    assert lowered(daemons, variable, (GPU,), GPU) == limit
+    assert client_limit(daemons, variable, (GPU,), GPU) == limit
 
 
 def test_a_client_gets_no_more_than_its_limit_and_no_more_than_the_gpu_has():

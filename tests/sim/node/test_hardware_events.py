@@ -8,7 +8,7 @@ from partage.edges.hardware.port import Events
 from partage.errors import DriverUnavailable
 from partage.sim.node.faults import DriverGone, RaiseXid, SetMig
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import parse_machine
+from partage.sim.node.machine_names import parse_machine
 
 
 def node():
@@ -31,7 +31,7 @@ async def test_nothing_happens_until_the_time_is_over():
 async def test_a_waiting_call_wakes_up():
     hardware = node()
     task = await waiting(hardware)
-    await hardware.misbehave(RaiseXid(0, 43))
+    await hardware.inject(RaiseXid(0, 43))
     async with asyncio.timeout(5):
         assert [xid.code for xid in (await task).xids] == [43]
 
@@ -39,7 +39,7 @@ async def test_a_waiting_call_wakes_up():
 async def test_a_waiting_call_hears_that_the_driver_goes():
     hardware = node()
     task = await waiting(hardware)
-    await hardware.misbehave(DriverGone())
+    await hardware.inject(DriverGone())
     async with asyncio.timeout(5):
         with pytest.raises(DriverUnavailable):
             await task
@@ -58,7 +58,7 @@ async def test_waiting_holds_up_no_other_call():
 async def test_a_cancelled_wait_loses_nothing():
     hardware = node()
     task = await waiting(hardware)
-    await hardware.misbehave(RaiseXid(0, 43))
+    await hardware.inject(RaiseXid(0, 43))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -68,8 +68,8 @@ async def test_a_cancelled_wait_loses_nothing():
 async def test_events_come_together_and_in_order():
     hardware = node()
     for code in (13, 31, 43):
-        await hardware.misbehave(RaiseXid(0, code))
-    await hardware.misbehave(SetMig(1, ()))
+        await hardware.inject(RaiseXid(0, code))
+    await hardware.inject(SetMig(1, ()))
     events = await hardware.events(0)
     assert [xid.code for xid in events.xids] == [13, 31, 43]
     assert events.changed

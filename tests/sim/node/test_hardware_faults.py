@@ -1,4 +1,4 @@
-"""What a simulated node makes of each misfortune."""
+"""What each fault changes on a simulated node."""
 
 import pytest
 
@@ -7,8 +7,7 @@ from partage.model.gpu import Driver, NoDriver, RecoveryAction
 from partage.model.health import Condition, Xid
 from partage.model.layout import LayoutItem
 from partage.sim.node.faults import (
-    AFTERMATH,
-    Ailing,
+    XID_CONSEQUENCES,
     DriverGone,
     DriverLoaded,
     FailCall,
@@ -19,12 +18,14 @@ from partage.sim.node.faults import (
     RaiseXid,
     Reboot,
     ResetGpu,
+    SetCondition,
     SetMig,
     TimedFault,
 )
+from partage.sim.node.files.machine_file import read_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import Machine, parse_machine
-from partage.sim.node.machine_file import read_machine
+from partage.sim.node.machine import Machine
+from partage.sim.node.machine_names import parse_machine
 
 BALANCED = tuple(LayoutItem.parse(name) for name in ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb"))
 
@@ -59,7 +60,7 @@ async def gpu(hardware, index):
 async def test_a_lost_gpu_leaves_the_others_and_their_links_alone():
     hardware = node()
     before = await hardware.observe()
-    await hardware.misbehave(LoseGpu(1, "fell off the bus"))
+    await hardware.inject(LoseGpu(1, "fell off the bus"))
     after = await hardware.observe()
     assert [gpu.index for gpu in after] == [0, 2, 3]
     assert [(lost.index, lost.uuid, lost.reason) for lost in after.lost] == [
@@ -72,7 +73,7 @@ async def test_a_lost_gpu_leaves_the_others_and_their_links_alone():
 
 async def test_a_lost_gpu_may_not_even_have_a_name_any_more():
     hardware = node()
-    await hardware.misbehave(LoseGpu(1, nameless=True))
+    await hardware.inject(LoseGpu(1, nameless=True))
     (lost,) = (await hardware.observe()).lost
     assert (lost.index, lost.uuid, lost.pci_bus_id) == (1, None, None)
     assert len(await hardware.conditions()) == 3
@@ -85,14 +86,14 @@ async def test_a_gpu_that_was_lost_when_the_machine_was_switched_on_is_spoken_of
     assert gone == Condition("GPU-gone", lost="GPU is lost")
     assert here.lost is None
     with pytest.raises(InputError, match="no GPU 0"):
-        await hardware.misbehave(GpuReturns(0))
+        await hardware.inject(GpuReturns(0))
 
 
 async def test_a_gpu_that_returns_is_the_one_that_went():
     hardware = node()
     before = await hardware.observe()
-    await hardware.misbehave(LoseGpu(2))
-    await hardware.misbehave(GpuReturns(2))
+    await hardware.inject(LoseGpu(2))
+    await hardware.inject(GpuReturns(2))
     assert await hardware.observe() == before
     assert (await condition(hardware, 2)).resets == 0
 
@@ -100,7 +101,7 @@ async def test_a_gpu_that_returns_is_the_one_that_went():
 async def test_the_loss_of_a_gpu_is_not_an_event_of_itself():
     """No driver tells of it; it has to be asked."""
     hardware = node()
-    await hardware.misbehave(LoseGpu(2))
+    await hardware.inject(LoseGpu(2))
     events = await hardware.events(0)
     assert (events.xids, events.changed) == ((), False)
 
@@ -111,8 +112,8 @@ async def test_the_loss_of_a_gpu_is_not_an_event_of_itself():
 async def test_an_xid_is_delivered_once():
     hardware = node()
     uuid = (await gpu(hardware, 2)).uuid
-    await hardware.misbehave(RaiseXid(2, 43))
-    await hardware.misbehave(RaiseXid(None, 43))
+    await hardware.inject(RaiseXid(2, 43))
+    await hardware.inject(RaiseXid(None, 43))
     assert (await hardware.events(0)).xids == (Xid(uuid, 43), Xid(None, 43))
     assert (await hardware.events(0)).xids == ()
 
@@ -129,30 +130,30 @@ async def test_an_xid_is_delivered_once():
 )
 async def test_the_driver_says_what_an_xid_asks_for(code, expected):
     hardware = node()
-    await hardware.misbehave(RaiseXid(2, code))
+    await hardware.inject(RaiseXid(2, code))
     said = await condition(hardware, 2)
     assert {word: getattr(said, word) for word in expected} == expected
 
 
 async def test_xid_79_is_the_loss_of_the_gpu():
     hardware = node()
-    await hardware.misbehave(RaiseXid(0, 79))
+    await hardware.inject(RaiseXid(0, 79))
     assert [lost.index for lost in (await hardware.observe()).lost] == [0]
 
 
 async def test_what_a_gpu_needs_stands_in_the_inventory_too():
     hardware = node()
-    await hardware.misbehave(Ailing(0, recovery=RecoveryAction.DRAIN_AND_RESET, fabric_ok=False))
+    await hardware.inject(SetCondition(0, recovery=RecoveryAction.DRAIN_AND_RESET, fabric_ok=False))
     assert (await gpu(hardware, 0)).recovery is RecoveryAction.DRAIN_AND_RESET
     assert (await condition(hardware, 0)).fabric_ok is False
 
 
 async def test_a_reset_heals_the_gpu_counts_and_takes_its_mig_devices_along():
     hardware = node()
-    await hardware.misbehave(SetMig(1, BALANCED))
-    await hardware.misbehave(RaiseXid(1, 63))
-    await hardware.misbehave(LoseGpu(1))
-    await hardware.misbehave(ResetGpu(1))
+    await hardware.inject(SetMig(1, BALANCED))
+    await hardware.inject(RaiseXid(1, 63))
+    await hardware.inject(LoseGpu(1))
+    await hardware.inject(ResetGpu(1))
     healed = await gpu(hardware, 1)
     assert healed.mig_enabled
     assert healed.mig_devices == ()
@@ -162,8 +163,8 @@ async def test_a_reset_heals_the_gpu_counts_and_takes_its_mig_devices_along():
 
 async def test_rows_that_could_not_be_remapped_stay_so():
     hardware = node()
-    await hardware.misbehave(RaiseXid(1, 64))
-    await hardware.misbehave(ResetGpu(1))
+    await hardware.inject(RaiseXid(1, 64))
+    await hardware.inject(ResetGpu(1))
     assert (await condition(hardware, 1)).rows_failed
 
 
@@ -172,7 +173,7 @@ async def test_rows_that_could_not_be_remapped_stay_so():
 
 async def test_a_layout_made_by_hand_is_seen_and_told_of():
     hardware = node()
-    await hardware.misbehave(SetMig(1, BALANCED))
+    await hardware.inject(SetMig(1, BALANCED))
     assert (await hardware.events(0)).changed
     devices = (await gpu(hardware, 1)).mig_devices
     assert [(device.index, device.profile, str(device.placement), device.gi_id) for device in devices] == [
@@ -187,14 +188,14 @@ async def test_mig_devices_made_again_have_new_uuids():
     hardware = node()
     seen = set()
     for _ in range(3):
-        await hardware.misbehave(SetMig(1, BALANCED))
+        await hardware.inject(SetMig(1, BALANCED))
         seen |= {device.uuid for device in (await gpu(hardware, 1)).mig_devices}
     assert len(seen) == 12
 
 
 async def test_compute_instances_get_ids_of_their_own():
     hardware = node()
-    await hardware.misbehave(SetMig(0, (LayoutItem.parse("1c.3g.40gb"),) * 4))
+    await hardware.inject(SetMig(0, (LayoutItem.parse("1c.3g.40gb"),) * 4))
     assert [(device.gi_id, device.ci_id) for device in (await gpu(hardware, 0)).mig_devices] == [
         (1, 0),
         (2, 0),
@@ -210,8 +211,8 @@ async def test_compute_instances_get_ids_of_their_own():
 async def test_only_ampere_keeps_its_mig_mode_over_a_reboot_and_none_its_devices(name, survives):
     hardware = node(name)
     (first,) = await hardware.observe()
-    await hardware.misbehave(SetMig(0, ()))
-    await hardware.misbehave(Reboot())
+    await hardware.inject(SetMig(0, ()))
+    await hardware.inject(Reboot())
     (after,) = await hardware.observe()
     assert after.mig_enabled is survives
     assert after.mig_devices == ()
@@ -221,9 +222,9 @@ async def test_only_ampere_keeps_its_mig_mode_over_a_reboot_and_none_its_devices
 async def test_a_reboot_changes_the_boot_id_and_begins_the_counts_again():
     hardware = node()
     boots = {(await hardware.observe()).boot_id}
-    await hardware.misbehave(ResetGpu(0))
+    await hardware.inject(ResetGpu(0))
     for _ in range(2):
-        await hardware.misbehave(Reboot())
+        await hardware.inject(Reboot())
         boots.add((await hardware.observe()).boot_id)
     assert len(boots) == 3
     assert (await condition(hardware, 0)).resets == 0
@@ -232,14 +233,14 @@ async def test_a_reboot_changes_the_boot_id_and_begins_the_counts_again():
 @pytest.mark.parametrize(("name", "resets"), [("a100-40gb", 1), ("h100-sxm5-80gb", 0)])
 async def test_switching_mig_mode_resets_only_the_chips_that_need_it(name, resets):
     hardware = node(name)
-    await hardware.misbehave(SetMig(0, ()))
+    await hardware.inject(SetMig(0, ()))
     (said,) = await hardware.conditions()
     assert said.resets == resets
 
 
 async def test_without_a_driver_there_is_a_reason_and_no_gpu():
     hardware = node()
-    await hardware.misbehave(DriverGone("version-mismatch", "library 590, module 580"))
+    await hardware.inject(DriverGone("version-mismatch", "library 590, module 580"))
     inventory = await hardware.observe()
     assert inventory.driver == NoDriver("version-mismatch", "library 590, module 580")
     assert inventory.gpus == ()
@@ -252,8 +253,8 @@ async def test_without_a_driver_there_is_a_reason_and_no_gpu():
 async def test_a_new_driver_brings_the_gpus_back_and_is_told_of():
     hardware = node()
     before = await hardware.observe()
-    await hardware.misbehave(DriverGone())
-    await hardware.misbehave(DriverLoaded("590.44.01", "13.1"))
+    await hardware.inject(DriverGone())
+    await hardware.inject(DriverLoaded("590.44.01", "13.1"))
     after = await hardware.observe()
     assert after.driver == Driver("590.44.01", "13.1")
     assert after.gpus == before.gpus
@@ -263,8 +264,8 @@ async def test_a_new_driver_brings_the_gpus_back_and_is_told_of():
 async def test_a_driver_that_is_loaded_again_is_the_one_that_was_there():
     hardware = node()
     before = (await hardware.observe()).driver
-    await hardware.misbehave(DriverGone())
-    await hardware.misbehave(DriverLoaded())
+    await hardware.inject(DriverGone())
+    await hardware.inject(DriverLoaded())
     assert (await hardware.observe()).driver == before
 
 
@@ -278,7 +279,7 @@ async def test_a_driver_that_is_loaded_again_is_the_one_that_was_there():
         (GpuReturns(4), "no GPU 4"),
         (RaiseXid(4, 43), "no GPU 4"),
         (RaiseXid(0, 43, gi=3), "no GPU instance 3"),
-        (Ailing(9, rows_pending=True), "no GPU 9"),
+        (SetCondition(9, rows_pending=True), "no GPU 9"),
         (ResetGpu(-1), "no GPU -1"),
         (SetMig(0, (LayoutItem.parse("3g.20gb"),)), "3g.40gb"),
         (SetMig(0, (LayoutItem.parse("4g.40gb"),) * 2), "at most 1"),
@@ -288,24 +289,24 @@ async def test_what_cannot_happen_is_refused_and_changes_nothing(fault, words):
     hardware = node()
     before = hardware.state
     with pytest.raises(InputError, match=words):
-        await hardware.misbehave(fault)
+        await hardware.inject(fault)
     assert hardware.state == before
 
 
 @pytest.mark.parametrize(("name", "words"), [("l40s", "has no MIG"), ("a100-40gb", "is lost")])
 async def test_a_layout_needs_a_gpu_that_can_have_it(name, words):
     hardware = node(name)
-    await hardware.misbehave(LoseGpu(0))
+    await hardware.inject(LoseGpu(0))
     if name == "l40s":
-        await hardware.misbehave(GpuReturns(0))
+        await hardware.inject(GpuReturns(0))
     with pytest.raises(InputError, match=words):
-        await hardware.misbehave(SetMig(0, ()))
+        await hardware.inject(SetMig(0, ()))
 
 
-def test_every_aftermath_names_the_gpu_that_it_befalls():
-    for consequence in AFTERMATH.values():
+def test_every_consequence_of_an_xid_names_its_gpu():
+    for consequence in XID_CONSEQUENCES.values():
         fault = consequence(3)
-        assert isinstance(fault, LoseGpu | Ailing)
+        assert isinstance(fault, LoseGpu | SetCondition)
         assert fault.gpu == 3
 
 
@@ -314,7 +315,7 @@ def test_every_aftermath_names_the_gpu_that_it_befalls():
 
 async def test_a_call_fails_as_often_as_it_was_told_to():
     hardware = node()
-    await hardware.misbehave(FailCall("observe", GpuLost("gone"), times=2))
+    await hardware.inject(FailCall("observe", GpuLost("gone"), times=2))
     for _ in range(2):
         with pytest.raises(GpuLost, match="gone"):
             await hardware.observe()
@@ -324,17 +325,17 @@ async def test_a_call_fails_as_often_as_it_was_told_to():
 
 async def test_a_call_fails_until_it_is_healed():
     hardware = node()
-    await hardware.misbehave(FailCall("conditions", DriverUnavailable("no"), times=None))
+    await hardware.inject(FailCall("conditions", DriverUnavailable("no"), times=None))
     for _ in range(3):
         with pytest.raises(DriverUnavailable):
             await hardware.conditions()
-    await hardware.misbehave(HealCall("conditions"))
+    await hardware.inject(HealCall("conditions"))
     assert await hardware.conditions()
 
 
 async def test_a_call_that_hangs_ends_at_its_deadline():
     hardware = node(deadline_s=0.01)
-    await hardware.misbehave(HangCall("observe"))
+    await hardware.inject(HangCall("observe"))
     with pytest.raises(HardwareTimeout, match="observe"):
         await hardware.observe()
     assert (await hardware.observe()).gpus
@@ -342,14 +343,14 @@ async def test_a_call_that_hangs_ends_at_its_deadline():
 
 async def test_a_slow_call_answers_in_the_end():
     hardware = node(deadline_s=5)
-    await hardware.misbehave(HangCall("observe", seconds=0.01))
+    await hardware.inject(HangCall("observe", seconds=0.01))
     assert (await hardware.observe()).gpus
 
 
 async def test_a_reboot_ends_what_befell_the_calls():
     hardware = node()
-    await hardware.misbehave(FailCall("observe", GpuLost("gone"), times=None))
-    await hardware.misbehave(Reboot())
+    await hardware.inject(FailCall("observe", GpuLost("gone"), times=None))
+    await hardware.inject(Reboot())
     assert (await hardware.observe()).gpus
 
 
@@ -408,10 +409,10 @@ async def test_waiting_for_events_ends_when_a_fault_happens_by_itself():
 
 async def test_the_state_prints_itself():
     hardware = node("2xh100-sxm5-80gb+l40s")
-    await hardware.misbehave(SetMig(1, BALANCED[:1]))
-    await hardware.misbehave(RaiseXid(0, 48))
-    await hardware.misbehave(LoseGpu(2, "fell off the bus"))
-    await hardware.misbehave(HangCall("events"))
+    await hardware.inject(SetMig(1, BALANCED[:1]))
+    await hardware.inject(RaiseXid(0, 48))
+    await hardware.inject(LoseGpu(2, "fell off the bus"))
+    await hardware.inject(HangCall("events"))
     inventory = parse_machine("2xh100-sxm5-80gb+l40s").inventory
     device = hardware.state.gpus[1].mig_devices[0]
     assert str(hardware).splitlines() == [

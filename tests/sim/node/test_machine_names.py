@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from partage.edges.files.catalogue import load
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Driver, Inventory, LinkPath
-from partage.sim.node.machine import MOST_GPUS, load_machine, parse_machine
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.machine import MOST_GPUS
+from partage.sim.node.machine_names import parse_machine
 from tests.oracle import enumerate_mig as oracle
 
 GPUS_WITHOUT_MIG = ("t4", "l4", "l40s", "v100", "rtx-4090", "rtx-3090")
@@ -166,7 +168,7 @@ def test_a_path_across_the_numa_nodes_is_longer():
 def test_a_named_machine_takes_no_yaml():
     code = (
         "import sys; from partage.sim.node.hardware import SimulatedHardware;"
-        "from partage.sim.node.machine import load_machine;"
+        "from partage.sim.node.files.load import load_machine;"
         "SimulatedHardware(load_machine('8xa100-40gb')); sys.exit('yaml' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,18 +2,17 @@
 
 import pytest
 
-from partage.edges.files.safeyaml import Value
 from partage.errors import HardwareTimeout, InputError, NotThere, Unsupported
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.gpu import ComputeMode
 from partage.model.policy import Interval
 from partage.model.process import ProcessKind
 from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice
-from partage.sim.node.fault_syntax import parse_fault
-from partage.sim.node.faults import Blind, DriverGone, DriverLoaded, Occupy, Reboot, ResetGpu, Vacate
+from partage.sim.node.faults import DriverGone, DriverLoaded, HideProcesses, Occupy, Reboot, ResetGpu, Vacate
+from partage.sim.node.files.fault_syntax import parse_fault
+from partage.sim.node.files.machine_file import read_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import parse_machine
-from partage.sim.node.machine_file import read_machine
+from partage.sim.node.machine_names import parse_machine
 from partage.units import GIB
 
 UID, CID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10", "3f" * 32
@@ -59,7 +58,7 @@ def test_a_slice_that_does_not_exist_is_a_problem_of_its_place(word):
 async def test_what_the_driver_keeps_is_forgotten_with_it_and_what_a_gpu_lacks_is_not(fault):
     hardware = simulated()
     last = (await uuids(hardware))[2]
-    await hardware.misbehave(fault)
+    await hardware.inject(fault)
     assert await intervals(hardware) == [None, Interval.DEFAULT, Interval.DEFAULT]
     modes = [gpu.compute_mode for gpu in (await hardware.observe()).gpus]
     assert modes == [ComputeMode.DEFAULT] * 3
@@ -75,74 +74,50 @@ async def test_in_mig_mode_there_is_no_slice_to_set():
         await hardware.perform(SetTimeSlice(gpu, Interval.LONG, Interval.DEFAULT))
 
 
-def test_a_process_is_told_in_words():
-    words: dict[str, Value] = {
-        "gpu": 1,
-        "used-by": "train",
-        "pid": 4711,
-        "memory": "8Gi",
-        "container": CID,
-        "pod": UID,
-        "mps": True,
-    }
-    assert parse_fault(words) == Occupy(
-        1, "train", pid=4711, memory_bytes=8 * GIB, container=CID, pod=UID, mps=True
-    )
-    assert parse_fault({"blind": False}) == Blind(on=False)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("container", "main"), ("pod", "train-0"), ("memory", "much"), ("mps", 1)]
-)
-def test_a_process_that_cannot_be_is_refused(key, value):
-    with pytest.raises(ValueError, match=r"needed|amount"):
-        parse_fault({"gpu": 0, "used-by": "x", "pid": 2, key: value})
-
-
 async def test_processes_are_those_with_a_pid_and_belong_to_whom_the_fault_says():
     hardware = simulated()
-    await hardware.misbehave(Occupy(5, "train", pid=4711, memory_bytes=GIB, container=CID, pod=UID))
-    await hardware.misbehave(Occupy(5, "nvidia-cuda-mps-server", pid=4712, memory_bytes=2 * GIB))
-    await hardware.misbehave(Occupy(5, "nobody knows"))
+    await hardware.inject(Occupy(5, "train", pid=4711, memory_bytes=GIB, container=CID, pod=UID))
+    await hardware.inject(Occupy(5, "nvidia-cuda-mps-server", pid=4712, memory_bytes=2 * GIB))
+    await hardware.inject(Occupy(5, "nobody knows"))
     processes = await hardware.processes()
     train, server = processes.rows
     assert parse_cgroup(train.cgroups) == Owner(UID, CID, "containerd")
     assert server.kind is ProcessKind.MPS_SERVER
     assert [one.used_bytes for one in processes.memory] == [0, 0, 3 * GIB]
-    await hardware.misbehave(Vacate(5, "train"))
+    await hardware.inject(Vacate(5, "train"))
     assert [row.pid for row in (await hardware.processes()).rows] == [4712]
 
 
 async def test_an_ended_process_leaves_every_gpu_and_its_pid_to_others():
     hardware = simulated()
     for gpu in (2, 5):
-        await hardware.misbehave(Occupy(gpu, "train", pid=4711, container=CID))
+        await hardware.inject(Occupy(gpu, "train", pid=4711, container=CID))
     row, twin = (await hardware.processes()).rows
     assert row.start == twin.start
     step = EndProcess(row.gpu, 4711, row.start, CID)
     await hardware.perform(step)
     assert await hardware.uses() == ()
-    await hardware.misbehave(Occupy(2, "other", pid=4711, container=CID))
+    await hardware.inject(Occupy(2, "other", pid=4711, container=CID))
     with pytest.raises(NotThere, match="another process has the pid"):
         await hardware.perform(step)
 
 
 async def test_a_blind_node_lists_nobody_and_says_why():
     hardware = simulated()
-    await hardware.misbehave(Occupy(5, "train", pid=4711, memory_bytes=GIB))
-    await hardware.misbehave(Blind())
+    await hardware.inject(Occupy(5, "train", pid=4711, memory_bytes=GIB))
+    await hardware.inject(HideProcesses())
     processes = await hardware.processes()
     assert processes.rows == ()
     assert processes.memory[2].used_bytes == GIB
     assert "cannot be seen" in processes.blind
-    await hardware.misbehave(Blind(on=False))
+    await hardware.inject(HideProcesses(on=False))
     assert len((await hardware.processes()).rows) == 1
 
 
 async def test_calls_for_processes_and_slices_can_fail_too():
     hardware = simulated()
     for call in ("processes", "time-slices"):
-        await hardware.misbehave(parse_fault({"call": call, "fail": "timeout"}))
+        await hardware.inject(parse_fault({"call": call, "fail": "timeout"}))
     with pytest.raises(HardwareTimeout):
         await hardware.processes()
     with pytest.raises(HardwareTimeout):
@@ -152,7 +127,7 @@ async def test_calls_for_processes_and_slices_can_fail_too():
 async def test_without_a_driver_a_mode_is_nobodys_to_set():
     hardware = simulated()
     gpu = (await uuids(hardware))[1]
-    await hardware.misbehave(DriverGone())
-    await hardware.misbehave(DriverLoaded())
+    await hardware.inject(DriverGone())
+    await hardware.inject(DriverLoaded())
     await hardware.perform(SetComputeMode(gpu, ComputeMode.PROHIBITED, ComputeMode.DEFAULT))
     assert (await hardware.observe()).gpus[1].compute_mode is ComputeMode.PROHIBITED

@@ -32,7 +32,7 @@ def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handl
     if now == step.mode:
         return
     if now != step.before:
-        raise NotAsSaid(f"the compute mode of GPU {step.gpu} is {word(now)}, not {word(step.before)}")
+        raise NotAsSaid(f"the compute mode of GPU {step.gpu} is {now.word}, not {step.before.word}")
     _refuse_in_the_way(nvml, host, step)
     _set(nvml, handle, step.mode, str(step))
     try:
@@ -40,11 +40,6 @@ def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handl
     except GpuInUse:
         _set(nvml, handle, step.before, "give the compute mode back")
         raise
-
-
-def word(mode: ComputeMode) -> str:
-    """``exclusive-process``."""
-    return mode.name.lower().replace("_", "-")
 
 
 def in_the_way(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
@@ -82,9 +77,9 @@ def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
     if now == mode:
         return
     if refusal is None:
-        raise NotAsSaid(f"the driver said yes to: {what}; read again, the mode is {word(now)}")
+        raise NotAsSaid(f"the driver said yes to: {what}; read again, the mode is {now.word}")
     problem = refusal.problems[0]
-    raise type(refusal)(f"cannot {what}: {problem.message}; it is {word(now)}", problem.hint) from refusal
+    raise type(refusal)(f"cannot {what}: {problem.message}; it is {now.word}", problem.hint) from refusal
 
 
 def _attempt(call: Callable[[], object]) -> HardwareError | None:

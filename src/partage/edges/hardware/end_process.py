@@ -73,6 +73,11 @@ def compare(host: Host, step: EndProcess) -> None:
     container = parse_cgroup(procfs.cgroups_of(host.proc, step.pid)).container
     if start is None:
         raise NotThere(f"cannot {step}: there is no such process")
+    refuse_another(step, start, container)
+
+
+def refuse_another(step: EndProcess, start: int | None, container: str) -> None:
+    """Raise NotThere for a process that is not the one of the step. start, container: what it has."""
     if start != step.start:
         raise NotThere(f"cannot {step}: another process has the pid by now")
     if not container or container != step.container:

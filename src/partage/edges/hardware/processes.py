@@ -11,11 +11,8 @@ from partage.edges.hardware.procfs import ProcessInfo, look, own_pids
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.running import Devices, Part, Running, listed, read_devices, tolerant
 from partage.model.cgroup import parse_cgroup
-from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
+from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.units import MIB
-
-_MPS_SERVER = "nvidia-cuda-mps"
-"""The first 15 characters of nvidia-cuda-mps-server, and of nvidia-cuda-mps-control, which has no context."""
 
 _RANK = {kind: rank for rank, kind in enumerate(ProcessKind)} | {ProcessKind.MPS_CLIENT: -1}
 
@@ -51,7 +48,7 @@ def _merged(running: Iterable[Running]) -> list[Running]:
 
 def _row(one: Running, devices: Devices, seen: ProcessInfo | None) -> GpuProcess:
     part, name = one.part, seen.name if seen else ""
-    kind = ProcessKind.MPS_SERVER if name.startswith(_MPS_SERVER) else one.kind
+    kind = ProcessKind.MPS_SERVER if is_mps_program(name) else one.kind
     return GpuProcess(
         gpu=part.gpu,
         pid=one.pid,

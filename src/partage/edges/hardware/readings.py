@@ -10,7 +10,15 @@ from typing import NewType
 from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
 from partage.errors import DriverUnavailable, HardwareError
-from partage.model.gpu import ComputeMode, Driver, LinkPath, MigMode, RecoveryAction
+from partage.model.gpu import (
+    ComputeMode,
+    Driver,
+    LinkPath,
+    MigMode,
+    RecoveryAction,
+    architecture_name,
+    cuda_version,
+)
 from partage.model.placement import Placement
 from partage.units import MIB
 
@@ -31,10 +39,6 @@ _ATTRIBUTES = {
 }
 """GI profile constants whose names carry an attribute; the others have none, double memory (9) included."""
 
-_ARCHITECTURES = {
-    2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere",
-    8: "ada", 9: "hopper", 10: "blackwell", 13: "rubin",
-}  # fmt: skip
 _ANCESTORS = {
     0: LinkPath.SAME_BOARD,
     10: LinkPath.SINGLE_SWITCH,
@@ -122,7 +126,7 @@ class Nvml(Binding):
 
     def driver(self) -> Driver:
         cuda = int(self.optional("nvmlSystemGetCudaDriverVersion_v2") or 0)
-        return Driver(str(self.call("nvmlSystemGetDriverVersion")), f"{cuda // 1000}.{cuda % 1000 // 10}")
+        return Driver(str(self.call("nvmlSystemGetDriverVersion")), cuda_version(cuda))
 
     def count(self) -> int:
         return int(self.call("nvmlDeviceGetCount"))
@@ -165,8 +169,7 @@ class Nvml(Binding):
         return self.optional("nvmlDeviceGetMinorNumber", handle)
 
     def architecture(self, handle: Handle) -> str:
-        number = self.optional("nvmlDeviceGetArchitecture", handle)
-        return _ARCHITECTURES.get(number or 0, "unknown")
+        return architecture_name(self.optional("nvmlDeviceGetArchitecture", handle))
 
     def compute_capability(self, handle: Handle) -> tuple[int, int]:
         major, minor = self.call("nvmlDeviceGetCudaComputeCapability", handle)

@@ -20,12 +20,13 @@ from partage.edges.mps.locks import held
 from partage.edges.mps.look import AnyControl, Found, answered, ask_servers, find, has_ours, state
 from partage.edges.mps.named import OPTIONS, NamedControl, configuration
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
-from partage.edges.mps.processes import MULTI_USER, ProcessTable
+from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.edges.mps.record import DaemonIdentity, Record
 from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, HardwareError, NotThere, Unsupported
 from partage.model.mps import (
+    MULTI_USER_OPTIONS,
     SERVER,
     ClientLimits,
     DaemonSpec,
@@ -191,7 +192,7 @@ class MpsKeeper:
         if spec.multi_user is False:
             return await self._run(written, paths, options)
         try:
-            return await self._run(written, paths, (*options, MULTI_USER[spec.protocol]))
+            return await self._run(written, paths, (*options, MULTI_USER_OPTIONS[spec.protocol]))
         except Unsupported:
             raise
         except DaemonError:

@@ -24,14 +24,13 @@ from partage.edges.mps.replies import (
     parse_percent,
     parse_server_rows,
 )
-from partage.model.mps import SERVER, ClientLimits, DaemonSpec, MpsServer, Namespace
+from partage.model.mps import DEFAULT_NAMESPACE, SERVER, ClientLimits, DaemonSpec, MpsServer, Namespace
 from partage.units import MIB
 
 OPTIONS = ("-p", "3", "-a")
 """Of the program that becomes a daemon; the file's path comes next."""
 
 _ROWS = "--format=csv,noheader"
-_DEFAULT = "default"
 
 
 class NamedControl(ControlProgram):
@@ -53,7 +52,7 @@ class NamedControl(ControlProgram):
         """Those of our server and its namespaces, as far as they were asked for; what is not there is not."""
         rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
         ours = {row.name: row for row in rows if row.server == SERVER}
-        others = _as_found(Namespace(_DEFAULT, spec.memory_bytes, spec.threads_percent), ours)
+        others = _as_found(Namespace(DEFAULT_NAMESPACE, spec.memory_bytes, spec.threads_percent), ours)
         namespaces = tuple(found for one in spec.namespaces if (found := _as_found(one, ours)) is not None)
         if others is None:
             return ClientLimits(namespaces=namespaces)

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partage.errors import InputError, Unsupported
-from partage.model.mps import SERVER
-
-PROGRAM = "nvidia-cuda-mps-control"
-SERVER_PROGRAM = "nvidia-cuda-mps-server"
+from partage.model.mps import CONTROL_PROGRAM, SERVER
 
 _PROGRAM_DIRECTORIES = ("usr/bin", "bin", "usr/sbin", "usr/local/bin", "usr/local/nvidia/bin")
 _LIBRARY_DIRECTORIES = (
@@ -86,7 +83,7 @@ class DaemonPaths:
     @property
     def pid_file(self) -> Path:
         """The daemon writes it itself."""
-        return self.pipe / f"{PROGRAM}.pid"
+        return self.pipe / f"{CONTROL_PROGRAM}.pid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +95,11 @@ class DriverFiles:
     def program(self) -> Path:
         """The control program. Raises Unsupported."""
         for directory in _PROGRAM_DIRECTORIES:
-            path = self.root / directory / PROGRAM
+            path = self.root / directory / CONTROL_PROGRAM
             if os.access(path, os.X_OK):
                 return path
         raise Unsupported(
-            f"there is no {PROGRAM} below {self.root}",
+            f"there is no {CONTROL_PROGRAM} below {self.root}",
             "it comes with the driver's compute utilities; --driver-root says where the driver is",
         )
 

@@ -13,11 +13,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path, PurePath
 
-from partage.edges.mps.paths import PROGRAM, SERVER_PROGRAM, DaemonPaths
+from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
-
-MULTI_USER = {2: "-multiuser-server", 3: "-m"}
-"""One server for all users, by the version of the daemon's language. Source: NVIDIA's MPS guide, r615."""
+from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, SERVER_PROGRAM
 
 _DEAD_STATES = frozenset("ZXx")
 _NAME_AMONG = 3
@@ -44,7 +42,7 @@ class ProcessTable:
 
     def multi_user(self, pid: int) -> bool:
         """Whether its command line asks for one server for all users."""
-        return not set(MULTI_USER.values()).isdisjoint(self._words(pid, "cmdline"))
+        return not set(MULTI_USER_OPTIONS.values()).isdisjoint(self._words(pid, "cmdline"))
 
     def protocol(self, pid: int) -> int:
         """Version of the language that it was told to speak, 2 or 3."""
@@ -94,14 +92,14 @@ class ProcessTable:
 
     def _belongs(self, pid: int, paths: DaemonPaths) -> bool:
         words = self._words(pid, "cmdline")[:_NAME_AMONG]
-        if PROGRAM not in {PurePath(word).name for word in words}:
+        if CONTROL_PROGRAM not in {PurePath(word).name for word in words}:
             return False
         return f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
 
     def _is_orphan(self, pid: int, paths: DaemonPaths) -> bool:
         words = self._words(pid, "cmdline")
         names = {PurePath(word).name for word in words}
-        ours = SERVER_PROGRAM in names or (PROGRAM in names and "-d" in words)
+        ours = SERVER_PROGRAM in names or (CONTROL_PROGRAM in names and "-d" in words)
         return ours and f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
 
     def _identity(self, pid: int) -> DaemonIdentity | None:

@@ -8,12 +8,12 @@ import platform
 from collections.abc import Sequence
 from pathlib import Path
 
-from partage.edges.mps.paths import PROGRAM
 from partage.errors import InputError, Unsatisfiable
 from partage.faces.bench.model import Machine, Settings
 from partage.faces.bench.places import Place
 from partage.faces.words import count_of
 from partage.model.gpu import ComputeMode, Driver, Gpu, Inventory
+from partage.model.mps import CONTROL_PROGRAM
 from partage.model.step import GpuUse, UseKind
 
 _ASSUMED_REPLICAS = 2
@@ -47,7 +47,7 @@ def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[GpuUse]) -> Machi
         gpu=gpu.product,
         uuid=gpu.uuid,
         memory_bytes=gpu.memory_bytes,
-        compute_mode=gpu.compute_mode.name.lower().replace("_", "-"),
+        compute_mode=gpu.compute_mode.word,
         mig_devices=tuple(device.profile for device in gpu.mig_devices),
         driver=driver.version,
         cuda=driver.cuda,
@@ -103,7 +103,7 @@ def cpu_place(settings: Settings) -> Place:
 
 
 def _has_daemon(pipe: Path) -> bool:
-    return any((pipe / name).exists() for name in ("control", f"{PROGRAM}.pid"))
+    return any((pipe / name).exists() for name in ("control", f"{CONTROL_PROGRAM}.pid"))
 
 
 def pipe_of(gpu: Gpu, run_dir: str, named: str | None) -> Path | None:

@@ -322,7 +322,7 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
-    from partage.sim.node.written import machine_to_json
+    from partage.sim.node.files.written import machine_to_json
 
     text = json.dumps(machine_to_json(await hardware.observe()), indent=2) + "\n"
     common.write_file(path, text)

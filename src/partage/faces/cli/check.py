@@ -216,7 +216,7 @@ def _story(file: str) -> Iterator[Verdict]:
 
 
 def _machine(content: bytes, file: str) -> Iterator[Verdict]:
-    from partage.sim.node.machine_file import read_machine
+    from partage.sim.node.files.machine_file import read_machine
 
     try:
         read_machine(content, file)

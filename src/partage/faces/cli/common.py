@@ -183,8 +183,8 @@ def open_hardware(
 
         return RemoteHardware(socket)
     if machine is not None:
+        from partage.sim.node.files.load import load_machine
         from partage.sim.node.hardware import SimulatedHardware
-        from partage.sim.node.machine import load_machine
 
         return SimulatedHardware(load_machine(machine))
     from partage.edges.hardware.nvml import NvmlHardware

@@ -112,8 +112,8 @@ async def _serve(options: argparse.Namespace) -> int:
 def _hardware(options: argparse.Namespace) -> Hardware:
     """The real node, or the simulated one. Neither is imported for the sake of the other."""
     if options.machine is not None:
+        from partage.sim.node.files.load import load_machine
         from partage.sim.node.hardware import SimulatedHardware
-        from partage.sim.node.machine import load_machine
 
         return SimulatedHardware(load_machine(options.machine))
     from partage.edges.hardware.nvml import NvmlHardware

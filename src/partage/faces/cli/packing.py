@@ -119,7 +119,9 @@ def _names(text: str) -> Iterator[tuple[str, int]]:
 def _inventory(name: str) -> Inventory:
     """The node of that name or file. Under a name there may be more GPUs than a simulation takes."""
     from partage.model.gpu import Inventory
-    from partage.sim.node.machine import DRIVER, is_name, load_machine, named_gpus
+    from partage.sim.node.files.load import load_machine
+    from partage.sim.node.machine import DRIVER
+    from partage.sim.node.machine_names import is_name, named_gpus
 
     if is_name(name):
         return Inventory(DRIVER, named_gpus(name, MOST_GPUS), simulated=True)

@@ -237,7 +237,7 @@ def _is_tried(gpu: Gpu, shares: tuple[Share, ...]) -> bool:
 def _gpu_words(gpu: Gpu) -> str:
     from partage.units import format_bytes
 
-    mode = gpu.compute_mode.name.lower().replace("_", "-")
+    mode = gpu.compute_mode.word
     mig = ", MIG mode" if gpu.mig_enabled else ""
     return f"GPU {gpu.index}: {gpu.product}, {format_bytes(gpu.memory_bytes)}, {mode} mode{mig}, {gpu.uuid}"
 

@@ -20,7 +20,7 @@ def command(machine: str | None, output: str | None) -> None:
     the GPUs. With --machine the simulated node is written down, as a start for a file of one's own.
     """
     from partage.faces.words import count_of
-    from partage.sim.node.written import machine_to_json
+    from partage.sim.node.files.written import machine_to_json
 
     inventory = common.need_driver(common.observe(machine))
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()

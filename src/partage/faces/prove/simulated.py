@@ -13,7 +13,6 @@ from partage.edges.mps.control import Control
 from partage.edges.mps.ending import until
 from partage.edges.mps.named import OPTIONS, NamedControl, configuration
 from partage.edges.mps.paths import DriverFiles
-from partage.edges.mps.processes import MULTI_USER
 from partage.errors import DaemonError
 from partage.faces import child
 from partage.faces.bench.places import Place
@@ -22,7 +21,7 @@ from partage.faces.prove.model import Evidence
 from partage.faces.prove.share import Share
 from partage.faces.prove.stage import Ground, Need
 from partage.faces.prove.tenant import Lost
-from partage.model.mps import DaemonSpec
+from partage.model.mps import MULTI_USER_OPTIONS, DaemonSpec
 from partage.model.policy import Strategy
 from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install
 from partage.units import MIB
@@ -75,7 +74,7 @@ class Simulation:
         pipe, log = _directory("pipe-", home), _directory("log-", home)
         spec = _spec(share)
         program = install(
-            self._root / _PROGRAMS, MpsNode({spec.device: share.device_bytes}, deaf_to_limits=self._deaf)
+            self._root / _PROGRAMS, MpsNode({spec.device: share.device_bytes}, ignores_limits=self._deaf)
         )
         environment = {
             "PATH": os.defpath,
@@ -108,10 +107,10 @@ def _spec(share: Share) -> DaemonSpec:
 def _options(spec: DaemonSpec, home: Path) -> list[str]:
     """One server for all users; with namespaces what it is told stands in a file."""
     if not spec.namespaces:
-        return [MULTI_USER[spec.protocol]]
+        return [MULTI_USER_OPTIONS[spec.protocol]]
     path = home / "mps.toml"
     path.write_text(configuration(spec), encoding="utf-8")
-    return [*OPTIONS, str(path), MULTI_USER[spec.protocol]]
+    return [*OPTIONS, str(path), MULTI_USER_OPTIONS[spec.protocol]]
 
 
 async def _serving(spec: DaemonSpec, driver: DriverFiles, environment: Mapping[str, str]) -> None:

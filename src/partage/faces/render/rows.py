@@ -147,7 +147,7 @@ def _gpu_line(gpu: Gpu, trouble: str) -> GpuLine:
         product=product_word(gpu.product),
         memory=format_bytes(gpu.memory_bytes),
         mig=_mig_word(gpu),
-        mode=gpu.compute_mode.name.lower().replace("_", "-"),
+        mode=gpu.compute_mode.word,
         numa="" if gpu.numa_node is None else str(gpu.numa_node),
         health=trouble or "healthy",
         healthy=not trouble,
@@ -183,4 +183,4 @@ def links_sentence(inventory: Inventory) -> str:
 def _link_word(link: Link) -> str:
     if link.nvlinks:
         return "one NVLink" if link.nvlinks == 1 else f"{link.nvlinks} NVLinks"
-    return f"PCIe ({link.path.name.lower().replace('_', ' ')})"
+    return f"PCIe ({link.path.word.replace('-', ' ')})"

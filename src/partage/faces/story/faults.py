@@ -1,4 +1,4 @@
-"""What goes wrong in a story: read in the simulation's words (``sim.node.fault_syntax``), told as text."""
+"""What goes wrong in a story: read by ``sim.node.files.fault_syntax``, told as text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ from partage.edges.files.fields import Field
 from partage.faces.story.model import Misfortune
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
-from partage.sim.node.fault_syntax import parse_fault
 from partage.sim.node.faults import (
-    Ailing,
-    Blind,
     DriverGone,
     DriverLoaded,
     FailCall,
@@ -17,15 +14,18 @@ from partage.sim.node.faults import (
     GpuReturns,
     HangCall,
     HealCall,
+    HideProcesses,
     LoseGpu,
-    MpsTurns,
     Occupy,
     RaiseXid,
     Reboot,
     ResetGpu,
+    SetCondition,
+    SetDaemonPhase,
     SetMig,
     Vacate,
 )
+from partage.sim.node.files.fault_syntax import parse_fault
 
 
 def read_fault(place: Field) -> Misfortune | None:
@@ -58,7 +58,7 @@ def sentence(fault: Fault) -> str:
             return f"GPU {gpu} answers again"
         case RaiseXid(gpu, code):
             return f"XID {code}" + ("" if gpu is None else f" on GPU {gpu}")
-        case Ailing(gpu):
+        case SetCondition(gpu):
             return f"the driver reports an ailment of GPU {gpu}"
         case ResetGpu(gpu):
             return f"somebody resets GPU {gpu}"
@@ -66,7 +66,7 @@ def sentence(fault: Fault) -> str:
             return f"{name} opens GPU {gpu}"
         case Vacate(gpu, name):
             return f"{name or 'everybody'} closes GPU {gpu}"
-        case MpsTurns(gpu, phase):
+        case SetDaemonPhase(gpu, phase):
             return f"the MPS daemon of GPU {gpu} {_TURNS.get(phase, phase)}"
         case SetMig(gpu, layout):
             return f"an administrator {_laid_out(layout)} on GPU {gpu}"
@@ -74,9 +74,11 @@ def sentence(fault: Fault) -> str:
             return _of_the_node(fault)
 
 
-def _of_the_node(fault: Reboot | DriverGone | DriverLoaded | FailCall | HangCall | HealCall | Blind) -> str:
+def _of_the_node(
+    fault: Reboot | DriverGone | DriverLoaded | FailCall | HangCall | HealCall | HideProcesses,
+) -> str:
     match fault:
-        case Blind(on):
+        case HideProcesses(on):
             return f"the node's processes {'are hidden' if on else 'can be seen'}"
         case Reboot():
             return "the node reboots"

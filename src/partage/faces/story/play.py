@@ -155,7 +155,7 @@ class Player:
                 self.stage.clock.jump(step.seconds)
                 self._tell("later", f"{step.seconds:g} s pass")
             case Misfortune():
-                await self.stage.hardware.misbehave(step.fault)
+                await self.stage.hardware.inject(step.fault)
                 self._tell("fault", step.words)
             case Expect():
                 await self._expect(step)

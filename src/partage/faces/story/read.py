@@ -28,7 +28,8 @@ from partage.faces.story.model import (
 )
 from partage.model.ids import parse_resource_name
 from partage.sim.kubelet.pod import Container, Pod
-from partage.sim.node.machine import Machine, load_machine
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.machine import Machine
 
 T = TypeVar("T")
 D = TypeVar("D")

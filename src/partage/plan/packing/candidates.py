@@ -128,7 +128,7 @@ def _look(
     if gpu.uuid in held:
         return "is held as a whole"
     if gpu.recovery not in (None, RecoveryAction.NONE):
-        return f"waits for {gpu.recovery.name.lower().replace('_', ' ')}"
+        return f"waits for {gpu.recovery.word.replace('-', ' ')}"
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
         return None
     try:

@@ -1,4 +1,4 @@
-"""How an embedded kubelet behaves where kubelets differ, or fail."""
+"""How an embedded kubelet behaves where kubelets differ or fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from partage.sim.kubelet.pod_resources import RateLimit
 
 
 class PodResourcesMode(StrEnum):
-    """How the PodResources API is. absent: no socket, from the next start on."""
+    """How the PodResources API answers. absent: there is no socket, from the next start on."""
 
     SERVES = "serves"
     REFUSES = "refuses"
@@ -19,25 +19,25 @@ class PodResourcesMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Behaviour:
-    """What this kubelet does differently; the default is a usual one.
+    """What a kubelet does; the default is a usual one.
 
-    May be replaced while it runs, save for the last four, which count from the construction on.
-    answers_registration: False never answers Register.
-    lists_ended_pods:     PodResources names pods that ended, as kubelets before 1.36 may.
-    named_s:              how long after its admission PodResources names a pod.
-    start_s:              how long sandbox and image take, after that: then containers start.
-    list_s:               how long an answer of PodResources is on its way: so old is what it says.
-    list_rate:            None for no limit.
-    grace_s, asks_always, forgiving: see DeviceManager.
+    It can be replaced while the kubelet runs, except for the last four fields: these are read once.
+    answers_registration: False: Register is never answered.
+    lists_ended_pods:     PodResources names pods that ended, as kubelets before 1.36 can.
+    unlisted_s:           how long after its admission PodResources does not name a pod yet.
+    start_delay_s:        how long sandbox and image take after that; then containers start.
+    list_delay_s:         how long after its making an answer of PodResources arrives.
+    list_rate:            limit of calls to PodResources; None: no limit.
+    grace_s, always_asks_preference, ignores_late_ends: see DeviceManager.
     """
 
     answers_registration: bool = True
     pod_resources: PodResourcesMode = PodResourcesMode.SERVES
     lists_ended_pods: bool = False
-    named_s: float = 0.0
-    start_s: float = 0.0
-    list_s: float = 0.0
+    unlisted_s: float = 0.0
+    start_delay_s: float = 0.0
+    list_delay_s: float = 0.0
     list_rate: RateLimit | None = None
     grace_s: float = GRACE_S
-    asks_always: bool = True
-    forgiving: bool = False
+    always_asks_preference: bool = True
+    ignores_late_ends: bool = False

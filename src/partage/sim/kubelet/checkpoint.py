@@ -1,7 +1,7 @@
-"""The file in which a kubelet keeps who holds which device, as its device manager writes it.
+"""The file in which a kubelet keeps which container holds which device, as its device manager writes it.
 
 Source: kubernetes, pkg/kubelet/cm/devicemanager/checkpoint. It is written after an admission, not after the
-end of a pod: devices of pods that ended stay in it until the next pod comes.
+end of a pod: devices of pods that ended stay in it until the next admission.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
+from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.sim.kubelet.holding import Holdings
-
-CHECKPOINT = "kubelet_internal_checkpoint"
 
 
 def write_checkpoint(directory: Path, held: Mapping[str, Mapping[str, Holdings]]) -> None:
-    """held: by pod key and container name. The answers to Allocate, which a real one keeps, are left out."""
+    """Write it. held: by pod key and container name. The answers to Allocate are left out."""
     entries = [
         {
             "PodUID": str(uuid5(NAMESPACE_URL, pod)),

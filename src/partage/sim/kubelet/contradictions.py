@@ -1,4 +1,4 @@
-"""What a plugin must not say: every way in which its answers break the kubelet's protocol or each other."""
+"""How answers of a plugin break the kubelet's protocol or contradict each other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.messages import API_VERSION, HEALTHY, UNHEALTHY
+from partage.model.ids import is_reserved_domain
 
 LONGEST_ID = 63
-"""Characters. A documented limit; the kubelet does not enforce it."""
+"""In characters. The limit is documented; the kubelet does not enforce it."""
 
 _RESOURCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?", re.ASCII)
 _CDI = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z][\w.-]*=[A-Za-z0-9]([\w.:-]*[A-Za-z0-9])?", re.ASCII)
@@ -17,14 +18,13 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def refusal(request: pb.RegisterRequest) -> str | None:
-    """Why a kubelet refuses to register, in its words; None where it accepts."""
+    """Why a kubelet refuses a registration, in the kubelet's words; None where it accepts."""
     if request.version != API_VERSION:
         return (
             f"requested API version {request.version!r} is not supported by kubelet. Supported: {API_VERSION}"
         )
     domain, _, _ = request.resource_name.partition("/")
-    reserved = domain == "kubernetes.io" or domain.endswith(".kubernetes.io")
-    if reserved or not _RESOURCE.fullmatch(request.resource_name):
+    if is_reserved_domain(domain) or not _RESOURCE.fullmatch(request.resource_name):
         return f"the ResourceName {request.resource_name!r} is invalid"
     if "/" in request.endpoint or not request.endpoint:
         return f"endpoint {request.endpoint!r} is not the base name of a socket"
@@ -57,7 +57,7 @@ def in_preference(
 
 
 def in_answer(answer: pb.ContainerAllocateResponse) -> Iterator[str]:
-    """What is wrong with what a container is given: a runtime would fail on it."""
+    """What is wrong with an answer to Allocate: a container runtime would fail on it."""
     for name in answer.envs:
         if not _VARIABLE.fullmatch(name):
             yield f"environment variable {name!r} has no valid name"

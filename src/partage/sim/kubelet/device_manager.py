@@ -1,14 +1,14 @@
-"""The part of the kubelet that knows devices: who offers them, who holds them, who gets the next ones.
+"""The part of the kubelet that knows devices: which plugin offers them, which container holds them.
 
-It follows Kubernetes' device manager, its oddities included:
+It follows Kubernetes' device manager, also where that is surprising:
 
-- A main container gets the devices of the pod's ordinary init containers again; each container has an
-  Allocate of its own, and nobody is asked again which devices to take.
+- A main container gets the devices of the pod's ordinary init containers again. Each container has its own
+  Allocate, and the plugin is not asked again which devices it prefers.
 - Lists of ids come in no order.
-- A plugin that goes away takes the health of all its devices along; they stay counted for a grace period.
-- A kubelet that was restarted knows who holds what, but neither devices nor plugins until they register.
+- When a plugin disconnects, all its devices become unhealthy; they stay counted for a grace period.
+- A restarted kubelet knows which pod holds what, but knows devices and plugins only when they register.
 
-No sockets here: a ``PluginClient`` speaks with the plugin.
+There are no sockets here: a ``PluginClient`` calls the plugin.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from partage.sim.kubelet.plugin_client import PluginClient, PluginError
 from partage.sim.kubelet.pod import Container, Pod
 
 GRACE_S = 300.0
-"""How long the devices of a plugin that went away stay in the node's capacity."""
+"""How long the devices of a disconnected plugin stay in the node's capacity."""
 
 
 class AdmissionError(Exception):
@@ -43,7 +43,7 @@ class Device:
 
 @dataclass(slots=True)
 class Endpoint:
-    """Who serves a resource. plugin: None for one that only the checkpoint knows. stopped_at: clock time."""
+    """The plugin of a resource. plugin: None where only the checkpoint knows it. stopped_at: clock time."""
 
     plugin: PluginClient | None
     options: pb.DevicePluginOptions = field(default_factory=pb.DevicePluginOptions)
@@ -53,27 +53,33 @@ class Endpoint:
 class DeviceManager:
     """Devices, plugins and holders of one node.
 
-    asks_always: ask for the preferred allocation whenever the plugin offers it, as a kubelet without
-        topology manager does. False: only where fewer devices are needed than are free, as one that
-        has aligned them by NUMA node.
-    forgiving: the late end of an old stream leaves a newer registration alone, as kubelets do since
-        kubernetes #135437. Not forgiving: it stops whoever serves the resource now.
+    always_asks_preference: call GetPreferredAllocation whenever the plugin has it, as a kubelet without
+        topology manager does. False: only where fewer devices are needed than are free, as a kubelet does
+        that has aligned them by NUMA node.
+    ignores_late_ends: the late end of an old stream leaves a newer registration alone, as kubelets do since
+        kubernetes #135437. False: it stops the endpoint that serves the resource now.
     """
 
     def __init__(
-        self, *, rng: Random, clock: Callable[[], float], grace_s: float, asks_always: bool, forgiving: bool
+        self,
+        *,
+        rng: Random,
+        clock: Callable[[], float],
+        grace_s: float,
+        always_asks_preference: bool,
+        ignores_late_ends: bool,
     ) -> None:
         self._rng = rng
         self._clock = clock
         self._grace_s = grace_s
-        self._asks_always = asks_always
-        self._forgiving = forgiving
+        self._asks_always = always_asks_preference
+        self._forgiving = ignores_late_ends
         self._devices: dict[str, dict[str, Device]] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._held: dict[str, dict[str, Holdings]] = {}
         self._admission = asyncio.Lock()
 
-    # Plugins come, list, and go.
+    # --- plugins ------------------------------------------------------------------------------
 
     def connected(self, plugin: PluginClient, options: pb.DevicePluginOptions) -> None:
         """A plugin has registered. The newest one serves the resource."""
@@ -81,7 +87,7 @@ class DeviceManager:
         self._devices.setdefault(plugin.resource, {})
 
     def listed(self, plugin: PluginClient, devices: Iterable[pb.Device]) -> None:
-        """A list came: it replaces all that was known."""
+        """A plugin sent its list: it replaces the one before."""
         self._devices[plugin.resource] = {
             device.ID: Device(device.health == HEALTHY, tuple(node.ID for node in device.topology.nodes))
             for device in devices
@@ -100,12 +106,12 @@ class DeviceManager:
         self._devices[resource] = {name: Device(False, one.numa_nodes) for name, one in devices.items()}
 
     def restart(self) -> None:
-        """The kubelet starts again: holders come from the checkpoint, devices from nowhere yet."""
+        """The kubelet starts again: holders are known from the checkpoint, devices are not known yet."""
         for resource in self._endpoints:
             self._endpoints[resource] = Endpoint(plugin=None, stopped_at=self._clock())
             self._devices[resource] = {}
 
-    # What the node says of itself.
+    # --- the status of the node ---------------------------------------------------------------
 
     def capacity(self) -> dict[str, int]:
         """Resource name to devices, unhealthy ones included."""
@@ -130,7 +136,7 @@ class DeviceManager:
         return [name for name, device in self._devices.get(resource, {}).items() if device.healthy]
 
     def device(self, resource: str, name: str) -> Device:
-        """What the last list says; an unhealthy device where it says nothing any more."""
+        """The device as in the last list; an unhealthy one where the list no longer has it."""
         return self._devices.get(resource, {}).get(name, Device(healthy=False))
 
     def _forget_expired(self) -> None:
@@ -139,7 +145,7 @@ class DeviceManager:
             if endpoint.stopped_at is not None and now - endpoint.stopped_at > self._grace_s:
                 del self._endpoints[resource], self._devices[resource]
 
-    # Pods come and go.
+    # --- pods ---------------------------------------------------------------------------------
 
     async def admit(self, pod: Pod) -> None:
         """Give every container its devices, all or none. Raises AdmissionError."""
@@ -165,7 +171,7 @@ class DeviceManager:
     async def _allocate(self, container: Container, reusable: Mapping[str, Sequence[str]]) -> Holdings:
         holdings: Holdings = {}
         for resource, count in container.requests.items():
-            if count and resource in self._devices:  # what no plugin ever offered is not the kubelet's affair
+            if count and resource in self._devices:  # other resources are not the device manager's
                 ids = await self._choose(resource, count, reusable.get(resource, ()))
                 holdings[resource] = Holding(tuple(ids), await self._ask(resource, ids))
         return holdings
@@ -210,7 +216,7 @@ class DeviceManager:
             raise AdmissionError(str(error)) from error
 
     def _running(self, resource: str) -> PluginClient:
-        """Raises PluginError where nobody serves the resource now."""
+        """Raises PluginError where no plugin serves the resource now."""
         endpoint = self._endpoints[resource]
         if endpoint.plugin is None or endpoint.stopped_at is not None:
             raise PluginError(f"endpoint {resource} has been stopped")
@@ -219,8 +225,8 @@ class DeviceManager:
     async def before_start(self, pod: Pod, container: str) -> None:
         """PreStartContainer for every resource whose plugin asked for it. Raises PluginError.
 
-        A kubelet that was restarted does not know the plugin's options until it registers, and then starts
-        containers without.
+        A restarted kubelet does not know the options of a plugin until it registers; until then it starts
+        containers without this call.
         """
         for resource, holding in self.holdings(pod, container).items():
             endpoint = self._endpoints.get(resource)
@@ -260,7 +266,7 @@ class DeviceManager:
         return order
 
     def check(self) -> None:
-        """Raises AssertionError where a device has two holders: that would be this kubelet's own fault."""
+        """Raises AssertionError where a device has two holders: that would be an error of this kubelet."""
         for resource in {resource for pod in self._held.values() for one in pod.values() for resource in one}:
             holders: dict[str, str] = {}
             for pod_key in self._held:

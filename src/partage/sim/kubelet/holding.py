@@ -1,4 +1,4 @@
-"""What a container holds of each resource, and what it gets of all of them together."""
+"""What a container holds of each resource, and the status that follows from all of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partage.sim.kubelet.pod import ContainerStatus
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one container holds of one resource. The answer is kept: a restart does not ask again."""
+    """What one container holds of one resource. The answer is kept for restarts."""
 
     ids: tuple[str, ...]
     answer: ContainerAllocation
@@ -22,9 +22,11 @@ Holdings = dict[str, Holding]
 """Resource name to holding, of one container, in the order of its requests."""
 
 
-def container_given(name: str, holdings: Holdings) -> ContainerStatus:
-    """A container that has its devices and waits for its start. Where two resources collide, the first wins:
-    the kubelet keeps either, and says so in its log only."""
+def waiting_container(name: str, holdings: Holdings) -> ContainerStatus:
+    """The status of a container that has its devices and waits for its start.
+
+    Where two resources set the same thing, the first one counts: a kubelet keeps one and logs that.
+    """
     answers = [holding.answer for holding in holdings.values()]
     return ContainerStatus(
         name,

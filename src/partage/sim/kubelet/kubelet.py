@@ -1,7 +1,7 @@
-"""A kubelet in miniature: real gRPC over unix sockets, and a device manager that behaves as the real one's.
+"""A small kubelet: real gRPC over unix sockets, and a device manager that behaves as the real one.
 
-It knows nothing of the agent but its sockets. What a plugin does against the protocol is written down in
-``contradictions``; a device that this kubelet itself gave twice raises AssertionError.
+It knows the agent only by its sockets. ``contradictions`` has all that plugins do against the protocol. A
+device that this kubelet itself gives twice raises AssertionError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from partage.edges.kubelet.sockets import check_socket_path
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.checkpoint import write_checkpoint
 from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager
-from partage.sim.kubelet.holding import container_given
+from partage.sim.kubelet.holding import waiting_container
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod import ContainerState, Pod, PodPhase, PodStatus
@@ -29,7 +29,7 @@ from partage.sim.kubelet.pod_resources import Bucket, PodResourcesService, entry
 
 
 class EmbeddedKubelet:
-    """The kubelet of one simulated node, with the one check of the scheduler that concerns devices."""
+    """The kubelet of one simulated node, and the scheduler's check for devices."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class EmbeddedKubelet:
         behaviour: Behaviour | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """pod_resources_socket: None serves none. Raises InputError for paths that no socket can have."""
+        """pod_resources_socket: None: no PodResources. Raises InputError for too long paths."""
         self.behaviour = behaviour or Behaviour()
         self._dir = kubelet_dir
         self._socket = kubelet_dir / KUBELET_SOCKET
@@ -53,8 +53,8 @@ class EmbeddedKubelet:
             rng=Random(seed),  # noqa: S311 (a simulation has to be repeatable)
             clock=clock,
             grace_s=self.behaviour.grace_s,
-            asks_always=self.behaviour.asks_always,
-            forgiving=self.behaviour.forgiving,
+            always_asks_preference=self.behaviour.always_asks_preference,
+            ignores_late_ends=self.behaviour.ignores_late_ends,
         )
         self._registry = PluginRegistry(
             kubelet_dir,
@@ -65,15 +65,15 @@ class EmbeddedKubelet:
         )
         self._bound: dict[str, Pod] = {}
         self._pods: dict[str, PodStatus] = {}
-        self._unnamed: set[str] = set()
+        self._unlisted: set[str] = set()
         self._contradictions: list[str] = []
         self._servers: list[ClosingServer] = []
         self._changed = asyncio.Event()
 
-    # The kubelet itself comes and goes.
+    # --- the kubelet itself -------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Empty the plugin directory of sockets and serve. Who holds what is still known, plugins are not."""
+        """Remove the sockets of plugins and serve. Holders are still known, plugins are not."""
         if self._servers:
             raise RuntimeError("the kubelet runs already")
         self._dir.mkdir(parents=True, exist_ok=True)
@@ -95,11 +95,11 @@ class EmbeddedKubelet:
         self._servers.append(server)
 
     async def stop(self) -> None:
-        """End at once, as a killed process does: socket files stay, containers run on."""
+        """End at once, like a killed process: socket files stay, containers continue."""
         servers, self._servers = self._servers, []
         for server in servers:
             await server.stop()
-        await self._registry.stop()  # last: a registration under way begins one more watch
+        await self._registry.stop()  # last: a registration that is not answered yet starts one more watch
 
     async def restart(self) -> None:
         """Stop and start."""
@@ -107,16 +107,16 @@ class EmbeddedKubelet:
         await self.start()
 
     def wipe(self) -> None:
-        """Remove the plugins' sockets, as somebody might under a kubelet that goes on."""
+        """Remove the sockets of plugins while the kubelet runs."""
         for path in self._dir.iterdir():
             if path.is_socket() and path != self._socket:
                 path.unlink()
 
-    # What the node says of itself.
+    # --- the status of the node ---------------------------------------------------------------
 
     @property
     def contradictions(self) -> tuple[str, ...]:
-        """Everything that plugins did against the protocol, in the order of its coming."""
+        """All that plugins did against the protocol, in the order in which it happened."""
         return tuple(self._contradictions)
 
     def capacity(self) -> dict[str, int]:
@@ -136,19 +136,19 @@ class EmbeddedKubelet:
         return tuple(self._pods.values())
 
     async def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
-        """Wait until devices and pods are such that ``condition()`` holds. Raises TimeoutError."""
+        """Wait until ``condition()`` is true; devices and pods are its subject. Raises TimeoutError."""
         async with asyncio.timeout(limit_s):
             while not condition():
                 self._changed.clear()
                 await self._changed.wait()
 
-    # Pods come and go.
+    # --- pods ---------------------------------------------------------------------------------
 
     async def admit(self, pod: Pod, *, bound: bool = False) -> PodStatus:
         """Schedule a pod to this node, give it its devices, start its containers.
 
-        bound: it is bound to the node already, no scheduler looks at it. A pod that cannot be scheduled is
-        Pending and may come again; one that the kubelet refuses has failed for good.
+        bound: it is bound to the node already, and the scheduler does not check it. A pod that cannot be
+        scheduled is Pending and can be admitted later; a pod that the kubelet refuses has failed.
         """
         if not self._servers:
             raise RuntimeError("the kubelet does not run")
@@ -165,23 +165,23 @@ class EmbeddedKubelet:
         finally:
             write_checkpoint(self._dir, self._manager.all_holdings())
         containers = tuple(
-            container_given(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
+            waiting_container(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
         )
         self._put(PodStatus(pod, PodPhase.PENDING, containers=containers))
         await self._make_ready(pod)
         return await self.retry(pod)
 
     async def _make_ready(self, pod: Pod) -> None:
-        """Sandbox and image. The pod has its devices, and at first PodResources does not know it."""
-        if self.behaviour.named_s:
-            self._unnamed.add(pod.key)
-            await asyncio.sleep(self.behaviour.named_s)
-            self._unnamed.discard(pod.key)
-        if self.behaviour.start_s:
-            await asyncio.sleep(self.behaviour.start_s)
+        """Wait for sandbox and image. The pod has its devices; PodResources does not name it at first."""
+        if self.behaviour.unlisted_s:
+            self._unlisted.add(pod.key)
+            await asyncio.sleep(self.behaviour.unlisted_s)
+            self._unlisted.discard(pod.key)
+        if self.behaviour.start_delay_s:
+            await asyncio.sleep(self.behaviour.start_delay_s)
 
     def _insufficient(self, pod: Pod) -> list[str]:
-        """What the scheduler misses; it knows the node's allocatable and the requests of pods bound to it."""
+        """Resources that lack devices, as the scheduler sees it: allocatable, less requests of bound pods."""
         allocatable = self.allocatable()
         used: Counter[str] = Counter()
         for other in self._bound.values():
@@ -195,7 +195,7 @@ class EmbeddedKubelet:
         return self._put(PodStatus(pod, PodPhase.FAILED, "UnexpectedAdmissionError", text))
 
     async def retry(self, pod: Pod) -> PodStatus:
-        """Start what still waits, init containers one after the other; a kubelet does so after a back-off."""
+        """Start the containers that wait, init containers in order. A kubelet does this after a back-off."""
         for container in pod.in_order:
             status = self._pods[pod.key]
             if not status.holds or status.container(container.name).state is not ContainerState.WAITING:
@@ -209,7 +209,7 @@ class EmbeddedKubelet:
         return status
 
     async def _start(self, pod: Pod, name: str) -> bool:
-        """Start one container, once its plugins are prepared. False: it waits."""
+        """Start one container, after PreStartContainer. False: it waits."""
         try:
             await self._manager.before_start(pod, name)
         except PluginError as error:
@@ -225,7 +225,7 @@ class EmbeddedKubelet:
         self, pod: Pod, name: str, state: ContainerState, reason: str = "", message: str = ""
     ) -> None:
         status = self._pods[pod.key]
-        if status.holds:  # it may have ended meanwhile
+        if status.holds:  # not if it has ended meanwhile
             changed = replace(status.container(name), state=state, reason=reason, message=message)
             self._put(status.with_container(changed))
 
@@ -269,14 +269,14 @@ class EmbeddedKubelet:
     def _report(self, contradiction: str) -> None:
         self._contradictions.append(contradiction)
 
-    # PodResources.
+    # --- PodResources -------------------------------------------------------------------------
 
     def _pod_resources_service(self) -> PodResourcesService:
         return PodResourcesService(
             pods=self._listed,
             allocatable=self._allocatable_entries,
             refusal=self._list_refusal,
-            delay_s=lambda: self.behaviour.list_s,
+            delay_s=lambda: self.behaviour.list_delay_s,
         )
 
     def _numa_nodes(self, resource: str, name: str) -> tuple[int, ...]:
@@ -284,7 +284,7 @@ class EmbeddedKubelet:
 
     def _listed(self) -> Iterator[pb.PodResources]:
         for status in list(self._pods.values()):
-            if status.pod.key in self._unnamed:
+            if status.pod.key in self._unlisted:
                 continue
             if status.holds or (self.behaviour.lists_ended_pods and status.containers):
                 yield listing(status, self._numa_nodes)

@@ -19,15 +19,15 @@ from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.sim.kubelet.contradictions import in_answer, in_list, in_preference
 
 PRE_START_TIMEOUT_S = 30.0
-"""The one deadline that the kubelet has; it waits for Allocate and GetPreferredAllocation for ever."""
+"""The kubelet's only deadline; it waits for Allocate and GetPreferredAllocation without limit."""
 
 
 class PluginError(Exception):
-    """A call that failed, in the words in which Go's gRPC tells it."""
+    """A call that failed, with the text of Go's gRPC."""
 
 
 class PluginClient:
-    """Calls one plugin. ``report`` is told what contradicts the protocol."""
+    """Calls one plugin. ``report`` is called for all that contradicts the protocol."""
 
     def __init__(self, socket_path: Path, resource: str, report: Callable[[str], None]) -> None:
         self.resource = resource
@@ -37,7 +37,7 @@ class PluginClient:
         self._stub = DevicePluginStub(self._channel)
 
     async def options(self) -> pb.DevicePluginOptions:
-        """What the plugin wants to be asked. Raises PluginError."""
+        """Which optional calls the plugin has. Raises PluginError."""
         with self._calling():
             return await self._stub.GetDevicePluginOptions(pb.Empty())
 
@@ -48,7 +48,7 @@ class PluginClient:
                 await stream.send_message(pb.Empty(), end=True)
                 opened.set()
                 async for message in stream:
-                    self._tell(in_list(message.devices))
+                    self._report_all(in_list(message.devices))
                     listed(message.devices)
 
     async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
@@ -63,7 +63,7 @@ class PluginClient:
             self._report(f"{self.resource}: GetPreferredAllocation has no answer for its one container")
             return []
         answer = list(response.container_responses[0].deviceIDs)
-        self._tell(in_preference(answer, available, must_include, size))
+        self._report_all(in_preference(answer, available, must_include, size))
         return answer
 
     async def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
@@ -75,7 +75,7 @@ class PluginClient:
         if len(response.container_responses) != 1:
             self._report(f"{self.resource}: Allocate has no answer for its one container")
             raise PluginError("no containers return in allocation response")
-        self._tell(in_answer(response.container_responses[0]))
+        self._report_all(in_answer(response.container_responses[0]))
         return _answer(response.container_responses[0])
 
     async def pre_start(self, ids: Sequence[str]) -> None:
@@ -85,24 +85,24 @@ class PluginClient:
             await self._stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S)
 
     def close(self) -> None:
-        """End the connection, and with it the stream. There is no other one: calls fail from now on."""
+        """End the connection and its stream. All calls fail from now on."""
         self._closed = True
         self._channel.close()
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
-        if self._closed:  # grpclib would connect anew
+        if self._closed:  # grpclib would connect again
             raise PluginError(_rpc_error(Status.CANCELLED, "grpc: the client connection is closing"))
-        with _as_go_tells_it():
+        with _with_errors_of_go():
             yield
 
-    def _tell(self, contradictions: Iterator[str]) -> None:
+    def _report_all(self, contradictions: Iterator[str]) -> None:
         for contradiction in contradictions:
             self._report(f"{self.resource}: {contradiction}")
 
 
 @contextmanager
-def _as_go_tells_it() -> Iterator[None]:
+def _with_errors_of_go() -> Iterator[None]:
     try:
         yield
     except GRPCError as error:
@@ -112,7 +112,7 @@ def _as_go_tells_it() -> Iterator[None]:
     except MessageTooLong as error:
         raise PluginError(_rpc_error(Status.RESOURCE_EXHAUSTED, f"grpc: {error}")) from error
     except AttributeError as error:
-        # grpclib's word for a connection that was lost between its making and its first use.
+        # grpclib raises this for a connection that was lost before its first use.
         if error.name != "_transport":
             raise
         raise PluginError(_rpc_error(Status.UNAVAILABLE, "transport: the connection is closing")) from error

@@ -1,4 +1,4 @@
-"""Where plugins register with the embedded kubelet, and the watch over each of them."""
+"""The embedded kubelet's Registration service, and a task for each plugin that registered."""
 
 # ruff: noqa: N802  (gRPC's methods are called as the protocol calls them)
 from __future__ import annotations
@@ -19,10 +19,10 @@ from partage.sim.kubelet.plugin_client import PluginClient, PluginError
 
 
 class PluginRegistry(RegistrationBase):
-    """Serves Registration. Each plugin that registers is watched by a task, until ``stop``.
+    """Serves Registration. A task reads the lists of each plugin that registered, until ``stop``.
 
-    answers: whether Register is answered at all, asked anew for each call.
-    changed: called whenever the devices of a resource may be others.
+    answers: whether Register is answered; called for each request.
+    changed: called when the devices of a resource may have changed.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class PluginRegistry(RegistrationBase):
         await stream.send_message(pb.Empty())
 
     async def _connect(self, request: pb.RegisterRequest) -> None:
-        """Ask for the options and open ListAndWatch: the plugin's call to Register is not answered yet."""
+        """Ask for the options and open ListAndWatch, before the plugin's Register is answered."""
         plugin = PluginClient(self._dir / request.endpoint, request.resource_name, self._report)
         try:
             options = await plugin.options()
-        except asyncio.CancelledError:  # the kubelet ends, or the plugin no longer waits for its answer
+        except asyncio.CancelledError:  # the kubelet ends, or the plugin no longer waits
             plugin.close()
             raise
         except PluginError as error:
@@ -70,7 +70,7 @@ class PluginRegistry(RegistrationBase):
         watch = asyncio.create_task(self._watch(plugin, opened), name=f"watch {plugin.resource}")
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
-        watch.add_done_callback(lambda _: plugin.close())  # even where it was ended before it began
+        watch.add_done_callback(lambda _: plugin.close())  # also if it was cancelled before it began
         await opened.wait()
 
     async def _watch(self, plugin: PluginClient, opened: asyncio.Event) -> None:
@@ -81,14 +81,14 @@ class PluginRegistry(RegistrationBase):
         try:
             await plugin.watch(opened, listed)
         except PluginError:
-            pass  # how a plugin goes away does not matter
+            pass  # why a plugin disconnects does not matter
         finally:
             opened.set()
         self._manager.disconnected(plugin)
         self._changed()
 
     async def stop(self) -> None:
-        """Let go of all plugins."""
+        """Disconnect from all plugins."""
         watches = list(self._watches)
         for watch in watches:
             watch.cancel()

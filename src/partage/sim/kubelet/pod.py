@@ -1,4 +1,4 @@
-"""Pods as the embedded kubelet knows them, and what became of them. Kubernetes' words, without Kubernetes."""
+"""Pods and their status as the embedded kubelet knows them, in the words of Kubernetes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partage.model.allocation import DeviceNode, Mount
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """requests: resource name to number of devices. restartable: an init container that stays, a sidecar."""
+    """A container. requests: resource name to number of devices. restartable: a sidecar (init container)."""
 
     name: str
     requests: Mapping[str, int] = field(default_factory=dict)
@@ -21,7 +21,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """Raises ValueError for containers of the same name, or none."""
+    """A pod. Raises ValueError for containers of the same name, or without containers."""
 
     namespace: str
     name: str
@@ -53,8 +53,8 @@ class Pod:
         return container in self.init_containers and not container.restartable
 
     def requests(self) -> dict[str, int]:
-        """What the scheduler counts: the main containers and sidecars together, or more where an init
-        container needs more beside the sidecars that run already."""
+        """What the scheduler counts: main containers and sidecars together, or, if that is more, an init
+        container together with the sidecars before it."""
         sidecars: Counter[str] = Counter()
         most: Counter[str] = Counter()
         for container in self.init_containers:
@@ -68,7 +68,7 @@ class Pod:
 
 
 class PodPhase(StrEnum):
-    """Of a pod."""
+    """The phase of a pod."""
 
     PENDING = "Pending"
     RUNNING = "Running"
@@ -77,7 +77,7 @@ class PodPhase(StrEnum):
 
 
 class ContainerState(StrEnum):
-    """Of a container."""
+    """The state of a container."""
 
     WAITING = "Waiting"
     RUNNING = "Running"
@@ -86,10 +86,10 @@ class ContainerState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ContainerStatus:
-    """One container: what it holds and what its plugins gave it, several resources put together.
+    """One container: what it holds, and what the plugins of all its resources answered.
 
     ids:     resource name to the devices held.
-    reason:  a word why it waits or has ended, message: the whole story; both may be empty.
+    reason:  one word why it waits or has ended; message: the same as a sentence; both may be empty.
     """
 
     name: str
@@ -107,7 +107,7 @@ class ContainerStatus:
 
 @dataclass(frozen=True, slots=True)
 class PodStatus:
-    """What became of a pod.
+    """The status of a pod.
 
     containers: in the pod's order, init containers first; empty where the pod was refused.
     """
@@ -120,7 +120,7 @@ class PodStatus:
 
     @property
     def holds(self) -> bool:
-        """Whether its devices are its own: pods that ended, or never began, hold nothing."""
+        """Whether it holds its devices: pods that ended or were refused hold nothing."""
         return self.phase in (PodPhase.PENDING, PodPhase.RUNNING) and bool(self.containers)
 
     def container(self, name: str) -> ContainerStatus:
@@ -137,5 +137,5 @@ class PodStatus:
 
     @property
     def waiting(self) -> tuple[ContainerStatus, ...]:
-        """Those that have not started, in the pod's order."""
+        """The containers that have not started, in the pod's order."""
         return tuple(one for one in self.containers if one.state is ContainerState.WAITING)

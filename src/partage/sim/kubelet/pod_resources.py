@@ -1,4 +1,4 @@
-"""The embedded kubelet's PodResources API: leaves out what a real one leaves out, is moody where told to."""
+"""The embedded kubelet's PodResources API. It leaves out what a real one leaves out, and can refuse calls."""
 
 # ruff: noqa: N802  (gRPC's methods are called as the protocol calls them)
 from __future__ import annotations
@@ -23,7 +23,7 @@ NumaNodes = Callable[[str, str], tuple[int, ...]]
 
 
 def listing(status: PodStatus, numa_nodes: NumaNodes) -> pb.PodResources:
-    """One pod as List tells it: without ordinary init containers, an entry for every single device."""
+    """One pod as List answers it: without ordinary init containers, one entry for each device."""
     containers = [_container(status.container(one.name), numa_nodes) for one in status.pod.listed]
     return pb.PodResources(name=status.pod.name, namespace=status.pod.namespace, containers=containers)
 
@@ -47,14 +47,14 @@ def entry(resource: str, name: str, numa_nodes: tuple[int, ...]) -> pb.Container
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """Calls per second over all clients, and how many may come at once. The kubelet's own: 100 and 10."""
+    """Calls per second of all clients together, and how many at once. A real kubelet has 100 and 10."""
 
     per_second: float = 100.0
     burst: int = 10
 
 
 class Bucket:
-    """Tokens that come back with time, one for each call."""
+    """A token bucket: each call takes a token, and tokens come back with time."""
 
     def __init__(self, limit: RateLimit, clock: Callable[[], float]) -> None:
         self._limit = limit
@@ -63,7 +63,7 @@ class Bucket:
         self._counted_at = clock()
 
     def take(self) -> bool:
-        """Whether a call may pass now."""
+        """Whether a call is allowed now."""
         now = self._clock()
         refill = (now - self._counted_at) * self._limit.per_second
         self._tokens = min(self._tokens + refill, float(self._limit.burst))
@@ -75,10 +75,10 @@ class Bucket:
 
 
 class PodResourcesService(PodResourcesListerBase):
-    """Answers from what ``pods`` and ``allocatable`` say at the moment of the call.
+    """Answers with what ``pods`` and ``allocatable`` return at the moment of the call.
 
-    refusal: None where the call is answered, else the reason why it is not. delay_s: how long List's answer
-    is on its way.
+    refusal: the reason why a call is refused, None where it is answered. delay_s: how long after its making
+    List's answer is sent.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""A client of the simulated MPS daemon: what CUDA does of this for a real program, without CUDA.
+"""A client of the simulated MPS daemon, in place of a program with CUDA.
 
-As a program it takes one request a line (``allocate BYTES``, ``launch``, ``fault``) and prints one answer a
-line, ``ok`` or the name of CUDA's error; the first one says how its connection went. With a user's number as
-argument it is that user.
+As a program it reads one request a line (``allocate BYTES``, ``launch``, ``fault``) and prints one answer a
+line: ``ok`` or the name of CUDA's error. The first answer is about the connection. With a user id as argument
+it runs as that user.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ _VARIABLES = (
 
 
 class CudaError(Exception):
-    """A call failed. The text is the name of CUDA's error."""
+    """A call failed. The text is the name of the CUDA error."""
 
 
 class NoDaemon(Exception):
-    """Nobody listens. A real program would go on without MPS, and without limits, if compute mode lets it."""
+    """No daemon listens. A real program then works without MPS and its limits, if compute mode allows it."""
 
 
 class MpsConnection:
-    """What a process has of MPS between cuInit and its end. Blocking."""
+    """The connection of a process to MPS, from cuInit to its end. Blocking."""
 
     def __init__(self, pipe: Path, env: Mapping[str, str], timeout_s: float = 10.0) -> None:
-        """Waits for the turn of its user. Raises NoDaemon, Refused, TimeoutError."""
+        """Waits until its user is served. Raises NoDaemon, CudaError, TimeoutError."""
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._sock.settimeout(timeout_s)
         try:
@@ -51,15 +51,15 @@ class MpsConnection:
             raise
 
     def allocate(self, amount_bytes: int) -> None:
-        """Raises Refused: over the client's limit, or more than the GPU has."""
+        """Raises CudaError: over the client's limit, or more than the GPU has."""
         self._call(do="allocate", bytes=amount_bytes)
 
     def launch(self) -> None:
-        """A kernel that does no harm. Raises Refused after a fault, whoever's."""
+        """A kernel without fault. Raises CudaError after a fault of any client of the server."""
         self._call(do="launch")
 
     def fault(self) -> None:
-        """A kernel that writes where nothing is. Raises Refused."""
+        """A kernel that writes to an invalid address. Raises CudaError."""
         self._call(do="fault")
 
     def close(self) -> None:
@@ -79,15 +79,15 @@ class MpsConnection:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The program. The pipe directory comes as CUDA takes it, from the environment."""
+    """Run the program. The pipe directory comes from the environment, as for CUDA."""
     for uid in argv[1:]:
         become(int(uid))
     try:
         connection = MpsConnection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
     except (CudaError, NoDaemon, TimeoutError) as error:
-        _say(str(error))
+        _print(str(error))
         return 1
-    _say("ok")
+    _print("ok")
     for line in sys.stdin:
         words = line.split()
         try:
@@ -98,13 +98,13 @@ def main(argv: Sequence[str]) -> int:
                     connection.launch()
                 case ["fault"]:
                     connection.fault()
-            _say("ok")
-        except CudaError as refusal:
-            _say(str(refusal))
+            _print("ok")
+        except CudaError as error:
+            _print(str(error))
     connection.close()
     return 0
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

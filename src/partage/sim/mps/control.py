@@ -1,10 +1,10 @@
-"""``nvidia-cuda-mps-control``: starts the daemon (-d, -f), or hands it commands.
+"""``nvidia-cuda-mps-control``: starts the daemon (-d, -f), or sends it commands.
 
-In version 2 of its language they come on standard input, in version 3 as arguments. Which one counts is the
-daemon's affair, whatever the program is told.
+Version 2 of the control interface has commands on standard input, version 3 as arguments. The daemon, not the
+program, decides which version is in use.
 
-Where the words are known they are NVIDIA's; they are marked where they are ours. Little is imported: the
-program is run for every single command.
+Messages are NVIDIA's where these are known; a comment says where they are ours. Little is imported: the
+program runs once for every single command.
 """
 
 from __future__ import annotations
@@ -12,22 +12,16 @@ from __future__ import annotations
 import os
 import sys
 
-# Not socket, and not typing: to import them takes longer than all that the program does.
-from _socket import AF_UNIX, SOCK_STREAM, socket
+from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT, connect, listens
 
+# Not typing: its import takes longer than all that the program does.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-ASKS = b"control "
-"""How a control program begins; its command follows, and a newline. The answer ends with the connection."""
-FAILED = "\x01"
-"""How an answer of version 3 begins that is a complaint; the program then exits with 1, which is ours."""
-MODULES = ("server", "namespace", "client")
-QUIT = "-q"
+_MODULES = ("server", "namespace", "client")
 
 _PIPE, _LOG = "/tmp/nvidia-mps", "/var/log/nvidia-mps"  # noqa: S108 - NVIDIA's defaults
-_MULTI_USER = {2: "-multiuser-server", 3: "-m"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     pipe = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", _PIPE)
     if not words:
         return _command_line(pipe)
-    if words[0] in (*MODULES, QUIT):
+    if words[0] in (*_MODULES, QUIT):
         return _command(pipe, " ".join(words))
     if {"-d", "-f"} & set(words):
         version = os.environ.get("CUDA_MPS_PROTOCOL_VERSION", version)
@@ -46,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _value(words: list[str], option: str) -> str | None:
-    """The word after an option, both taken out; None where it does not stand there."""
+    """The word after an option; both are removed from ``words``. None where the option is missing."""
     if option not in words[:-1]:
         return None
     at = words.index(option)
@@ -56,39 +50,32 @@ def _value(words: list[str], option: str) -> str | None:
 
 
 def _command(pipe: str, command: str) -> int:
-    """One command of version 3."""
+    """Send one command, print its answer; the exit code."""
     try:
         text = _ask(pipe, command)
     except OSError:
         return _fail("Cannot find MPS control daemon process")
-    if text.startswith(FAILED):
-        return _fail(text.removeprefix(FAILED))
+    if text.startswith(ERROR_PREFIX):
+        return _fail(text.removeprefix(ERROR_PREFIX))
     if text:
         print(text)  # noqa: T201 - a program's output
     return 0
 
 
 def _command_line(pipe: str) -> int:
-    """One command a line, until the input ends; what each of them prints."""
+    """Version 2: one command a line, until the input ends."""
     for line in sys.stdin:
-        try:
-            text = _ask(pipe, line.strip())
-        except OSError:
-            return _fail("Cannot find MPS control daemon process")
-        if text.startswith(FAILED):
-            return _fail(text.removeprefix(FAILED))
-        if text:
-            print(text)  # noqa: T201 - a program's output
+        if code := _command(pipe, line.strip()):
+            return code
         sys.stdout.flush()
     return 0
 
 
 def _ask(pipe: str, command: str) -> str:
-    """Raises OSError where nobody listens. A daemon that was told to quit answers by ending."""
-    sock = socket(AF_UNIX, SOCK_STREAM)
+    """Raises OSError where no daemon listens. A daemon that was told to quit answers by its end."""
+    sock = connect(pipe)
     try:
-        sock.connect(f"{pipe}/control")
-        sock.sendall(ASKS + command.encode() + b"\n")
+        sock.sendall(COMMAND_PREFIX + command.encode() + b"\n")
         return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
     finally:
         sock.close()
@@ -97,6 +84,7 @@ def _ask(pipe: str, command: str) -> str:
 def _start(program: str, pipe: str, words: list[str], version: str) -> int:
     from pathlib import Path
 
+    from partage.model.mps import MULTI_USER_OPTIONS
     from partage.sim.mps import daemon
     from partage.sim.mps.node import load
 
@@ -106,7 +94,7 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
     options = set(words) - {"-d", "-f"}
     if version not in ("2", "3") or int(version) > node.protocol:
         return _fail(f"Unknown option: -p {version}")  # our words
-    known = _MULTI_USER[int(version)]
+    known = MULTI_USER_OPTIONS[int(version)]
     multi_user = known in options
     if options - {known} or (multi_user and not node.multi_user):
         return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
@@ -125,11 +113,11 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
     )
     if "-d" in words:
         return _in_background(lambda report: daemon.main(settings, report))
-    return daemon.main(settings, lambda complaint: print(complaint, file=sys.stderr))  # noqa: T201
+    return daemon.main(settings, lambda error: print(error, file=sys.stderr))  # noqa: T201
 
 
 def _in_background(run: Callable[[Callable[[str], None]], int]) -> int:
-    """Fork twice, in a session of its own; done when the daemon has said how its start went."""
+    """Fork twice, into a session of its own. Returns when the daemon has reported how its start went."""
     reading, writing = os.pipe()
     if os.fork() == 0:
         os.setsid()
@@ -139,29 +127,17 @@ def _in_background(run: Callable[[Callable[[str], None]], int]) -> int:
         null = os.open(os.devnull, os.O_RDWR)
         for handle in range(3):
             os.dup2(null, handle)
-        os._exit(run(lambda complaint: _report(writing, complaint)))
+        os._exit(run(lambda error: _report(writing, error)))
     os.close(writing)
     os.wait()
     with os.fdopen(reading, encoding="utf-8") as outcome:
-        complaint = outcome.read()
-    return 0 if complaint == "started" else _fail(complaint or "The control daemon ended at its start")
+        said = outcome.read()
+    return 0 if said == "started" else _fail(said or "The control daemon ended at its start")
 
 
-def _report(writing: int, complaint: str) -> None:
-    os.write(writing, (complaint or "started").encode())
+def _report(writing: int, error: str) -> None:
+    os.write(writing, (error or "started").encode())
     os.close(writing)
-
-
-def listens(pipe: str) -> bool:
-    """Whether a daemon serves this pipe directory, and this process may reach it."""
-    sock = socket(AF_UNIX, SOCK_STREAM)
-    try:
-        sock.connect(f"{pipe}/control")
-    except OSError:
-        return False
-    finally:
-        sock.close()
-    return True
 
 
 def _fail(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Limits as an MPS daemon keeps them: what is invalid is ignored, and nobody is told."""
+"""Limits as an MPS daemon keeps them. It ignores invalid values and reports nothing."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ALL_THREADS = 100.0
 
 @dataclass(frozen=True, slots=True)
 class DaemonLimits:
-    """threads: percent. memory: bytes by the name under which they were set, the last set one last.
+    """Limits of each client. threads: percent. devices: what the daemon sees; an ordinal counts these.
 
-    devices: what the daemon sees; an ordinal counts these.
+    memory: bytes by the device name that was used to set them; the newest entry is the last.
     """
 
     devices: tuple[str, ...]
@@ -25,7 +25,7 @@ class DaemonLimits:
     memory: Mapping[str, int] = field(default_factory=dict)
 
     def with_memory(self, name: str, value: str) -> DaemonLimits:
-        """Of a device, by ordinal or UUID; as before where either says nothing."""
+        """The same with a limit for a device, by ordinal or UUID. Unchanged for an invalid name or value."""
         amount_bytes = parse_value(value)
         if amount_bytes is None or self.device(name) is None:
             return self
@@ -33,27 +33,27 @@ class DaemonLimits:
         return replace(self, memory={**others, name: amount_bytes})
 
     def with_threads(self, value: str) -> DaemonLimits:
-        """As before where the value says nothing."""
+        """The same with another percentage. Unchanged for an invalid value."""
         if not _PERCENT.fullmatch(value) or not 0 < float(value) <= ALL_THREADS:
             return self
         return replace(self, threads=float(value))
 
     def device(self, name: str) -> str | None:
-        """The UUID behind an ordinal or UUID; None where the daemon sees no such device."""
+        """The UUID of the device with that ordinal or UUID; None where the daemon sees no such device."""
         if name.isdecimal() and int(name) < len(self.devices):
             return self.devices[int(name)]
         return name if name in self.devices else None
 
     def in_force(self, device: str) -> int | None:
-        """Of several settings for one device, by ordinal and by UUID, the last one counts."""
+        """The limit of a device. If it was set by ordinal and by UUID, the newest setting is in force."""
         settings = [limit for name, limit in self.memory.items() if self.device(name) == device]
         return settings[-1] if settings else None
 
     def printed_memory(self, name: str) -> str:
-        """As it was set under this very name: an ordinal is not translated into a UUID, or back.
+        """The limit that was set under exactly this name: an ordinal is not translated into a UUID, or back.
 
-        In whole G from one G on: a node of four clients on 15 GiB has been shown to answer ``3G``. What is
-        printed where nothing was set is not known; here it is an empty line.
+        From 1 G on in whole G: a real node with four clients on 15 GiB answered ``3G``. What a real daemon
+        prints where nothing was set is not known; here it is an empty line.
         """
         limit = self.memory.get(name)
         if limit is None:
@@ -67,11 +67,13 @@ def parse_value(text: str) -> int | None:
     return int(match[1]) * (GIB if match[2] == "G" else MIB) if match and int(match[1]) else None
 
 
-def lowered(limit: int | None, variable: str | None, devices: tuple[str, ...], device: str) -> int | None:
-    """The limit of one client that brings CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: lower, never higher.
+def client_limit(
+    limit: int | None, variable: str | None, devices: tuple[str, ...], device: str
+) -> int | None:
+    """The limit of a client that has CUDA_MPS_PINNED_DEVICE_MEM_LIMIT: it can be lower, never higher.
 
-    devices: what the client sees. One entry for a device that it does not see, and every limit of the client
-    is dropped, the daemon's own too (measured by others on a real daemon: a tenant escapes this way).
+    devices: what the client sees. An entry for a device that it does not see drops all limits of the client,
+    the daemon's too (measured by others on a real daemon: a client escapes its limit this way).
     """
     if not variable:
         return limit

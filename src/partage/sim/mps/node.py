@@ -1,7 +1,7 @@
-"""What the simulated control program finds on its node: a file beside it.
+"""What the simulated control program knows of its node: a file beside the program.
 
-The program is installed into a directory of its own (``install``); its environment is that of a real one, so
-there is no variable that could carry this.
+``install`` puts the program into a directory of its own. Its environment is that of the real program, so no
+variable can carry this.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROGRAM = "nvidia-cuda-mps-control"
-SERVER_PROGRAM = "nvidia-cuda-mps-server"
+from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM
+
 CLIENT_PROGRAM = "mps-client"
 FILE = "mps-node.json"
 MOST_CLIENTS = 48
@@ -23,21 +23,21 @@ MOST_CLIENTS = 48
 class MpsNode:
     """gpus: UUID (of a GPU or MIG device) to its memory in bytes, in the order of their ordinals.
 
-    clients: how many the server of one device takes. multi_user: whether the program knows that option.
-    protocol: the newest version of its language that the program speaks: 3 from driver branch 615 on.
-    deaf_to_limits: it ignores limits even where they are valid: a misbehaviour for tests.
+    clients: the most clients of one server. multi_user: whether the program has that option.
+    protocol: the newest version of the control interface that it has: 3 from driver branch 615 on.
+    ignores_limits: it ignores valid limits too; a fault for tests.
     """
 
     gpus: Mapping[str, int] = field(default_factory=dict)
     clients: int = MOST_CLIENTS
     multi_user: bool = True
-    deaf_to_limits: bool = False
+    ignores_limits: bool = False
     protocol: int = 3
 
     def visible(self, variable: str | None) -> tuple[str, ...]:
         """The devices that CUDA_VISIBLE_DEVICES leaves, in its order; unset: all.
 
-        As CUDA has it: the list ends at the first name that is no device; the first letters of a UUID do.
+        As in CUDA: the list ends at the first name that is no device; the first letters of a UUID suffice.
         """
         if variable is None:
             return tuple(self.gpus)
@@ -56,13 +56,13 @@ class MpsNode:
         return matches[0] if len(matches) == 1 else None
 
 
-_MODULES = {PROGRAM: "control", SERVER_PROGRAM: "server", CLIENT_PROGRAM: "client"}
+_MODULES = {CONTROL_PROGRAM: "control", SERVER_PROGRAM: "server", CLIENT_PROGRAM: "client"}
 
 
 def install(directory: Path, node: MpsNode) -> Path:
     """Put the control program, its server and a client into a directory; the control program's path.
 
-    They run on this very Python and import this very Partage, and need nothing else.
+    They run on this Python, import this Partage, and need nothing else.
     """
     directory.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).resolve().parents[3]
@@ -75,16 +75,16 @@ def install(directory: Path, node: MpsNode) -> Path:
         )
         path.chmod(0o755)
     save(directory, node)
-    return directory / PROGRAM
+    return directory / CONTROL_PROGRAM
 
 
 def save(directory: Path, node: MpsNode) -> None:
-    """Write the node's file anew; daemons that run already do not look at it again."""
+    """Write the node's file. Daemons that already run do not read it again."""
     content = {
         "gpus": dict(node.gpus),
         "clients": node.clients,
         "multi_user": node.multi_user,
-        "deaf_to_limits": node.deaf_to_limits,
+        "ignores_limits": node.ignores_limits,
         "protocol": node.protocol,
     }
     (directory / FILE).write_text(json.dumps(content), encoding="utf-8")

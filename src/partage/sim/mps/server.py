@@ -1,7 +1,7 @@
-"""``nvidia-cuda-mps-server UID GPUS``: a process with the right name and user, that ends with its input.
+"""``nvidia-cuda-mps-server UID GPUS``: a process with the right name and user that ends with its input.
 
-The clients' work is accounted by the control daemon. What a server needs of its surroundings it does need: as
-its clients' user it has to reach the daemon's socket, and it has to see a GPU; else it exits with status 1.
+The control daemon does the bookkeeping of the clients. Like a real server it exits with status 1 if, as the
+user of its clients, it cannot connect to the daemon's socket, or if it sees no GPU.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from partage.sim.mps.control import listens
+from partage.sim.mps.wire import listens
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run until the control daemon goes, or wants it gone. argv: user, and how many GPUs it sees."""
+    """Run until the control daemon ends or stops it. argv: user id, and the number of GPUs that it sees."""
     become(int(argv[1]))
     if not listens(os.environ["CUDA_MPS_PIPE_DIRECTORY"]) or int(argv[2]) == 0:
         return 1
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def become(uid: int) -> None:
-    """Be this user, from here on: the interpreter itself may be where only root finds it. Raises OSError."""
+    """Become this user now and not before: only root may be able to read the interpreter. Raises OSError."""
     if uid != os.geteuid():
         os.setgroups([])
         os.setgid(uid)

@@ -1,4 +1,4 @@
-"""MPS daemons of a simulated node, as far as an agent sees them. What clients get of one is ``sim.mps``."""
+"""MPS daemons of a simulated node, as the hardware port shows them. Their clients' side is ``sim.mps``."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ from partage.model.mps import (
     SERVER,
     ConnectedClient,
     DaemonPhase,
-    DaemonSpec,
     DaemonState,
     MpsServer,
     ServerStatus,
 )
 from partage.model.step import EndClient, StartDaemon, StopDaemon
 from partage.plan.offer.mps_shares import too_old_for_namespaces
+from partage.sim.node.refusals import answering_gpu
 from partage.sim.node.state import SimulatedDaemon, SimulatedNode
 
 _FIRST_PID = 900_000
-"""Above those of most nodes: nobody takes a simulated daemon for a process of this machine."""
+"""Above the pids of most nodes: no process of this machine has the pid of a simulated daemon."""
 
 
 def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
-    """Raises GpuInUse, NotThere, Unsupported (namespaces, and the control program is too old)."""
+    """Raises GpuInUse, GpuLost, NotThere, Unsupported (the control program is too old for namespaces)."""
     spec = step.spec
-    _known(state, spec)
+    gpu = answering_gpu(state, spec.gpu)
+    if spec.device not in {gpu.uuid, *(one.uuid for one in gpu.mig_devices)}:
+        raise NotThere(f"GPU {gpu.index} has no MIG device {spec.device}")
     if spec.namespaces and (too_old := too_old_for_namespaces(state.driver)):
         raise Unsupported(f"cannot {step}: {too_old}")
     now = state.daemons.get(spec.device)
@@ -34,13 +36,13 @@ def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
         if now.spec == spec:
             return state
         _refuse_clients(state, spec.device)
-    pid = _FIRST_PID + 10 * state.births
+    pid = _FIRST_PID + 10 * state.created
     daemons = {**state.daemons, spec.device: SimulatedDaemon(spec, pid)}
-    return replace(state, births=state.births + 1, daemons=daemons)
+    return replace(state, created=state.created + 1, daemons=daemons)
 
 
 def stop_daemon(state: SimulatedNode, step: StopDaemon) -> SimulatedNode:
-    """Raises GpuInUse."""
+    """Raises GpuInUse while it has clients."""
     now = state.daemons.get(step.device)
     if now is None:
         return state
@@ -50,7 +52,7 @@ def stop_daemon(state: SimulatedNode, step: StopDaemon) -> SimulatedNode:
 
 
 def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
-    """The client's context is gone. Raises NotThere."""
+    """The node without the client's context. Raises NotThere."""
     if step.client not in {client.pid for client in _clients(state, step.device)}:
         raise NotThere(f"cannot {step}: there is no such client")
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.client))
@@ -58,40 +60,29 @@ def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
 
 def daemons_of(state: SimulatedNode) -> tuple[DaemonState, ...]:
     """All of them, by device."""
-    return tuple(_shown(state, one) for _, one in sorted(state.daemons.items()))
+    return tuple(_found(state, one) for _, one in sorted(state.daemons.items()))
 
 
-def _shown(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
+def _found(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
     spec = one.spec
     if one.phase is DaemonPhase.DEAD:
         return DaemonState(spec.gpu, spec.device, DaemonPhase.DEAD, reason="its MPS daemon has ended")
-    status = ServerStatus.FAULT if one.phase is DaemonPhase.FAULT else ServerStatus.ACTIVE
+    faulty = one.phase is DaemonPhase.FAULT
+    status = ServerStatus.FAULT if faulty else ServerStatus.ACTIVE
     name = SERVER if spec.namespaces else ""
     server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)), name)
-    reason = (
-        "a fatal fault of a client: no new ones until all have gone" if one.phase is DaemonPhase.FAULT else ""
-    )
-    many = spec.multi_user is not False
-    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), spec.limits, many, reason)
+    reason = "a fatal fault of a client: no new clients until all have gone" if faulty else ""
+    multi_user = spec.multi_user is not False
+    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), spec.limits, multi_user, reason)
 
 
 def _clients(state: SimulatedNode, device: str) -> Iterable[ConnectedClient]:
     for use in state.uses:
-        tenant = None if use.pid is None else state.tenants.get((use.gpu, use.pid))
-        if tenant is not None and tenant.mps and device in (use.device, use.gpu) and use.pid is not None:
+        process = None if use.pid is None else state.processes.get((use.gpu, use.pid))
+        if process is not None and process.mps and device in (use.device, use.gpu) and use.pid is not None:
             yield ConnectedClient(use.pid, command=use.name)
 
 
 def _refuse_clients(state: SimulatedNode, device: str) -> None:
     if names := tuple(str(client) for client in _clients(state, device)):
         raise GpuInUse(f"the MPS daemon of {device} has {', '.join(names)}", uses=names)
-
-
-def _known(state: SimulatedNode, spec: DaemonSpec) -> None:
-    """A daemon that sees no device ends at once."""
-    for gpu in state.gpus.values():
-        if gpu.uuid == spec.gpu:
-            if spec.device in {gpu.uuid, *(one.uuid for one in gpu.mig_devices)}:
-                return
-            raise NotThere(f"GPU {gpu.index} has no MIG device {spec.device}")
-    raise NotThere(f"this node has no GPU {spec.gpu}")

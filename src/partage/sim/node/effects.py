@@ -1,30 +1,19 @@
-"""What befalls a simulated node: state in, fault, state out."""
+"""What a fault changes on a simulated node: state and fault in, state out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import assert_never
 
-from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
+from partage.edges.files.catalogue import geometry_of, why_no_geometry
 from partage.errors import InputError
-from partage.model.gpu import (
-    ComputeMode,
-    Driver,
-    Gpu,
-    LostGpu,
-    MigDevice,
-    MigMode,
-    NoDriver,
-    RecoveryAction,
-)
+from partage.model.gpu import Driver, Gpu, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.layout import DoesNotFit, LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.model.step import GpuUse
 from partage.sim.node.faults import (
-    AFTERMATH,
-    Ailing,
-    Blind,
+    XID_CONSEQUENCES,
     DriverGone,
     DriverLoaded,
     FailCall,
@@ -32,42 +21,54 @@ from partage.sim.node.faults import (
     GpuReturns,
     HangCall,
     HealCall,
+    HideProcesses,
     LoseGpu,
-    MpsTurns,
     Occupy,
     RaiseXid,
     Reboot,
     ResetGpu,
+    SetCondition,
+    SetDaemonPhase,
     SetMig,
     Vacate,
 )
-from partage.sim.node.mig import lay_out
-from partage.sim.node.state import SimulatedDaemon, SimulatedNode, SimulatedTenant, Ward, known_gpu, with_gpu
+from partage.sim.node.mig import create_layout
+from partage.sim.node.resets import (
+    daemons_in_phase,
+    load_driver,
+    mode_change_needs_reset,
+    reboot,
+    reset_condition,
+    reset_gpu,
+    without_lost,
+)
+from partage.sim.node.state import SimulatedNode, SimulatedProcess, gpu_at, with_gpu
 
 
-def after(state: SimulatedNode, fault: Fault) -> SimulatedNode:
-    """The node after that fault. Raises InputError for a GPU that it lacks, or a change that it refuses."""
+def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
+    """The node after that fault. Raises InputError for an unknown GPU or an impossible change."""
     match fault:
         case LoseGpu():
-            return _lose(state, fault)
+            return _lose_gpu(state, fault)
         case GpuReturns(index):
-            known_gpu(state, index)
-            return replace(state, lost=_without(state.lost, index))
-        case Ailing():
-            return _ail(state, fault)
+            gpu_at(state, index)
+            return replace(state, lost=without_lost(state.lost, index))
+        case SetCondition():
+            return _set_condition(state, fault)
         case ResetGpu(index):
-            return after_reset(state, known_gpu(state, index))
+            return reset_gpu(state, gpu_at(state, index))
         case Reboot():
-            return _reboot(state)
+            return reboot(state)
         case DriverGone(kind, reason):
-            daemons = with_daemons(state, None, DaemonPhase.DEAD)
+            daemons = daemons_in_phase(state, None, DaemonPhase.DEAD)
             return replace(state, driver=NoDriver(kind, reason), uses=(), daemons=daemons)
-        case DriverLoaded():
-            return _load_driver(state, fault)
+        case DriverLoaded(version, cuda):
+            last = state.last_driver
+            return load_driver(state, Driver(version or last.version, cuda or last.cuda))
         case SetMig():
             return _set_mig(state, fault)
-        case Occupy() | Vacate() | Blind() | MpsTurns():
-            return _peopled(state, fault)
+        case Occupy() | Vacate() | HideProcesses() | SetDaemonPhase():
+            return _change_processes(state, fault)
         case RaiseXid(index):
             return _after_xid(state, fault) if index is not None else state
         case FailCall() | HangCall() | HealCall():
@@ -76,172 +77,119 @@ def after(state: SimulatedNode, fault: Fault) -> SimulatedNode:
             assert_never(fault)
 
 
-def _load_driver(state: SimulatedNode, fault: DriverLoaded) -> SimulatedNode:
-    last = state.last_driver
-    driver = Driver(fault.version or last.version, fault.cuda or last.cuda)
-    for index in state.gpus:
-        state = _forget_settings(state, index)
-    return replace(_forget_mig(state), driver=driver, last_driver=driver, uses=())
+# --- health --------------------------------------------------------------------------------------
+
+
+def _lose_gpu(state: SimulatedNode, fault: LoseGpu) -> SimulatedNode:
+    gpu = gpu_at(state, fault.gpu)
+    uuid, bus = (None, None) if fault.nameless else (gpu.uuid, gpu.pci_bus_id)
+    return replace(state, lost={**state.lost, fault.gpu: LostGpu(fault.gpu, uuid, bus, fault.reason)})
+
+
+def _set_condition(state: SimulatedNode, fault: SetCondition) -> SimulatedNode:
+    gpu_at(state, fault.gpu)
+    before = state.conditions[fault.gpu]
+    after = replace(
+        before,
+        recovery=before.recovery if fault.recovery is None else fault.recovery,
+        rows_pending=before.rows_pending if fault.rows_pending is None else fault.rows_pending,
+        rows_failed=before.rows_failed if fault.rows_failed is None else fault.rows_failed,
+        fabric_ok=before.fabric_ok if fault.fabric_ok is None else fault.fabric_ok,
+    )
+    return replace(state, conditions={**state.conditions, fault.gpu: after})
 
 
 def _after_xid(state: SimulatedNode, xid: RaiseXid) -> SimulatedNode:
-    """What the driver says besides the event."""
+    """The node with what an XID brings besides its event."""
     assert xid.gpu is not None
-    gpu = known_gpu(state, xid.gpu)
-    _known_instance(gpu, xid.gi)
-    aftermath = AFTERMATH.get(xid.code)
-    return after(state, aftermath(xid.gpu)) if aftermath else state
+    _require_instance(gpu_at(state, xid.gpu), xid.gi)
+    consequence = XID_CONSEQUENCES.get(xid.code)
+    return apply_fault(state, consequence(xid.gpu)) if consequence else state
 
 
-def _known_instance(gpu: Gpu, gi: int | None) -> None:
+def _require_instance(gpu: Gpu, gi: int | None) -> None:
     live = {one.gi_id for one in gpu.mig_devices} | {one.gi_id for one in gpu.empty_instances}
     if gi is not None and gi not in live:
         raise InputError(f"GPU {gpu.index} has no GPU instance {gi}")
 
 
-def _peopled(state: SimulatedNode, fault: Occupy | Vacate | Blind | MpsTurns) -> SimulatedNode:
-    """Who is there, and whether that can be seen."""
-    if isinstance(fault, MpsTurns):
-        gpu = known_gpu(state, fault.gpu)
-        return replace(state, daemons=with_daemons(state, gpu.uuid, fault.phase))
-    if isinstance(fault, Blind):
-        return replace(state, blind=fault.on)
-    return replace(state, uses=_uses_after(state, fault), tenants=_tenants_after(state, fault))
+# --- processes -----------------------------------------------------------------------------------
 
 
-def _uses_after(state: SimulatedNode, fault: Occupy | Vacate) -> tuple[GpuUse, ...]:
-    gpu = known_gpu(state, fault.gpu)
-    if isinstance(fault, Vacate):
-        return tuple(use for use in state.uses if use.gpu != gpu.uuid or fault.name not in (None, use.name))
-    _known_instance(gpu, fault.gi)
+def _change_processes(
+    state: SimulatedNode, fault: Occupy | Vacate | HideProcesses | SetDaemonPhase
+) -> SimulatedNode:
+    """Processes come and go, are hidden or seen; daemons change their phase."""
+    match fault:
+        case SetDaemonPhase(index, phase):
+            return replace(state, daemons=daemons_in_phase(state, gpu_at(state, index).uuid, phase))
+        case HideProcesses(on):
+            return replace(state, processes_hidden=on)
+        case Occupy():
+            uses = (*state.uses, _new_use(state, fault))
+            return replace(state, uses=uses, processes=_with_process(state, fault))
+        case Vacate(index, name):
+            gpu = gpu_at(state, index).uuid
+            rest = tuple(use for use in state.uses if use.gpu != gpu or name not in (None, use.name))
+            return replace(state, uses=rest)
+
+
+def _new_use(state: SimulatedNode, fault: Occupy) -> GpuUse:
+    gpu = gpu_at(state, fault.gpu)
+    _require_instance(gpu, fault.gi)
     inside = [one for one in gpu.mig_devices if (one.gi_id, one.ci_id) == (fault.gi, fault.ci)]
     if fault.ci is not None and not inside:
         raise InputError(f"GPU {fault.gpu} has no compute instance {fault.ci} in GPU instance {fault.gi}")
     uuid = inside[0].uuid if inside else None
-    return (*state.uses, GpuUse(gpu.uuid, fault.kind, fault.name, fault.pid, uuid, fault.gi, fault.ci))
+    return GpuUse(gpu.uuid, fault.kind, fault.name, fault.pid, uuid, fault.gi, fault.ci)
 
 
-def _tenants_after(state: SimulatedNode, fault: Occupy | Vacate) -> Mapping[tuple[str, int], SimulatedTenant]:
-    """What the fault says of a process is remembered. Whoever comes later was started later."""
-    if isinstance(fault, Vacate) or fault.pid is None:
-        return state.tenants
-    cgroup = "/"
-    if fault.container:
-        pod = f"/kubepods.slice/kubepods-pod{fault.pod.replace('-', '_')}.slice/cri-containerd-"
-        cgroup = f"{pod}{fault.container}.scope" if fault.pod else f"/docker/{fault.container}"
+def _with_process(state: SimulatedNode, fault: Occupy) -> Mapping[tuple[str, int], SimulatedProcess]:
+    """The details of processes, with those of the fault. A process that comes later has a later start."""
+    if fault.pid is None:
+        return state.processes
     working = {(use.gpu, use.pid) for use in state.uses}
-    starts = {at: tenant.start for at, tenant in state.tenants.items()}
+    starts = {at: process.start for at, process in state.processes.items()}
     same = (start for at, start in starts.items() if at in working and at[1] == fault.pid)
     start = next(same, 1 + max(starts.values(), default=0))
-    tenant = SimulatedTenant(fault.memory_bytes, cgroup, fault.mps, start)
-    return {**state.tenants, (known_gpu(state, fault.gpu).uuid, fault.pid): tenant}
+    process = SimulatedProcess(fault.memory_bytes, _cgroup(fault), fault.mps, start)
+    return {**state.processes, (gpu_at(state, fault.gpu).uuid, fault.pid): process}
 
 
-def _without(lost: Mapping[int, LostGpu], index: int) -> dict[int, LostGpu]:
-    return {at: row for at, row in lost.items() if at != index}
+def _cgroup(fault: Occupy) -> str:
+    """The cgroup path of a process, as containerd or Docker names it."""
+    if not fault.container:
+        return "/"
+    if not fault.pod:
+        return f"/docker/{fault.container}"
+    pod = f"/kubepods.slice/kubepods-pod{fault.pod.replace('-', '_')}.slice"
+    return f"{pod}/cri-containerd-{fault.container}.scope"
 
 
-def _lose(state: SimulatedNode, fault: LoseGpu) -> SimulatedNode:
-    gpu = known_gpu(state, fault.gpu)
-    uuid, bus = (None, None) if fault.nameless else (gpu.uuid, gpu.pci_bus_id)
-    return replace(state, lost={**state.lost, fault.gpu: LostGpu(fault.gpu, uuid, bus, fault.reason)})
-
-
-def _ail(state: SimulatedNode, fault: Ailing) -> SimulatedNode:
-    known_gpu(state, fault.gpu)
-    words = {
-        "recovery": fault.recovery,
-        "rows_pending": fault.rows_pending,
-        "rows_failed": fault.rows_failed,
-        "fabric_ok": fault.fabric_ok,
-    }
-    said = {word: value for word, value in words.items() if value is not None}
-    return _with_ward(state, fault.gpu, lambda ward: replace(ward, **said))  # type: ignore[arg-type]
-
-
-def _with_ward(state: SimulatedNode, index: int, change: Callable[[Ward], Ward]) -> SimulatedNode:
-    return replace(state, wards={**state.wards, index: change(state.wards[index])})
-
-
-def after_reset(state: SimulatedNode, gpu: Gpu) -> SimulatedNode:
-    """Nothing that was on the GPU survives, no setting either; a MIG mode that was pending is in force."""
-    mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if gpu.mig_mode else None
-    state = with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=()))
-    state = _with_ward(_forget_settings(state, gpu.index), gpu.index, _well_again)
-    uses = tuple(use for use in state.uses if use.gpu != gpu.uuid)
-    daemons = with_daemons(state, gpu.uuid, DaemonPhase.DEAD)
-    return replace(state, lost=_without(state.lost, gpu.index), uses=uses, daemons=daemons)
-
-
-def with_daemons(state: SimulatedNode, gpu: str | None, phase: DaemonPhase) -> dict[str, SimulatedDaemon]:
-    """The daemons, those of one GPU (None: of all) in that phase."""
-    return {
-        device: replace(one, phase=phase) if gpu in (None, one.spec.gpu) else one
-        for device, one in state.daemons.items()
-    }
-
-
-def _forget_settings(state: SimulatedNode, index: int) -> SimulatedNode:
-    """Compute mode and time slice are the driver's, kept nowhere else."""
-    slices = {at: interval for at, interval in state.slices.items() if at != index or interval is None}
-    gpu = replace(state.gpus[index], compute_mode=ComputeMode.DEFAULT)
-    return replace(with_gpu(state, gpu), slices=slices)
-
-
-def _well_again(ward: Ward) -> Ward:
-    """After a reset. Rows whose remapping failed stay failed: the memory is worn out."""
-    return Ward(
-        recovery=None if ward.recovery is None else RecoveryAction.NONE,
-        rows_failed=ward.rows_failed,
-        fabric_ok=None if ward.fabric_ok is None else True,
-        resets=ward.resets + 1,
-    )
-
-
-def _reboot(state: SimulatedNode) -> SimulatedNode:
-    for gpu in state.gpus.values():
-        state = after_reset(state, gpu)
-    state = _forget_mig(state)
-    wards = {index: replace(ward, resets=0) for index, ward in state.wards.items()}
-    return replace(state, wards=wards, boots=state.boots + 1, driver=state.last_driver, daemons={})
-
-
-def _forget_mig(state: SimulatedNode) -> SimulatedNode:
-    """No instance survives a reboot or the module's unloading; the mode does on Ampere, kept by the board."""
-    return replace(state, gpus={index: _forgetful(gpu) for index, gpu in state.gpus.items()})
-
-
-def _forgetful(gpu: Gpu) -> Gpu:
-    if gpu.mig_mode is None:
-        return gpu
-    model = load().by_gpu(gpu)
-    survives = model.mig_survives_reboot if model else gpu.architecture == "ampere"
-    mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if survives else MigMode(False, False)
-    return replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=())
+# --- MIG -----------------------------------------------------------------------------------------
 
 
 def _set_mig(state: SimulatedNode, fault: SetMig) -> SimulatedNode:
-    """As an administrator would: switch the mode, reset the GPU where its chip asks for it, create anew."""
-    gpu = known_gpu(state, fault.gpu)
+    """As an administrator does it: set the mode, reset the GPU where it needs that, create the layout."""
+    gpu = gpu_at(state, fault.gpu)
     if fault.gpu in state.lost:
         raise InputError(f"GPU {fault.gpu} is lost: its MIG layout cannot be changed")
     if gpu.mig_mode is None:
         raise InputError(f"GPU {fault.gpu}, {gpu.product}, has no MIG")
     on = fault.layout is not None
-    devices = _created(state, gpu, fault.layout) if fault.layout else ()
-    model = load().by_gpu(gpu)
-    if gpu.mig_mode.current is not on and model and model.mig_needs_reset:
-        state = _with_ward(state, gpu.index, _well_again)
-    laid_out = replace(gpu, mig_mode=MigMode(on, on), mig_devices=devices, empty_instances=())
+    devices = _create_devices(state, gpu, fault.layout) if fault.layout else ()
+    if gpu.mig_mode.current is not on and mode_change_needs_reset(gpu):
+        state = reset_condition(state, gpu.index)
+    changed = replace(gpu, mig_mode=MigMode(on, on), mig_devices=devices, empty_instances=())
     uses = tuple(use for use in state.uses if use.gpu != gpu.uuid or use.whole)
-    return replace(with_gpu(state, laid_out), births=state.births + 1, uses=uses)
+    return replace(with_gpu(state, changed), created=state.created + 1, uses=uses)
 
 
-def _created(state: SimulatedNode, gpu: Gpu, layout: tuple[LayoutItem, ...]) -> tuple[MigDevice, ...]:
+def _create_devices(state: SimulatedNode, gpu: Gpu, layout: tuple[LayoutItem, ...]) -> tuple[MigDevice, ...]:
     geometry = geometry_of(gpu)
     if geometry is None:
         raise InputError(f"GPU {gpu.index}: {why_no_geometry(gpu)}")
     try:
-        return lay_out(gpu, geometry, layout, f"{state.boots}/{state.births}")
+        return create_layout(gpu, geometry, layout, f"{state.boots}/{state.created}")
     except DoesNotFit as error:
         raise InputError(f"GPU {gpu.index}: {error}") from error

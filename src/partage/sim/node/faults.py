@@ -1,6 +1,6 @@
-"""What can go wrong on a simulated node. Values; ``SimulatedHardware.misbehave`` makes them happen.
+"""What can go wrong on a simulated node, as values. ``SimulatedHardware.inject`` makes a fault happen.
 
-A GPU is named by its NVML index, which it keeps while it is lost.
+``gpu`` is always the NVML index, which a GPU keeps while it is lost.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Call = Literal["observe", "conditions", "events", "perform", "uses", "processes"
 
 @dataclass(frozen=True, slots=True)
 class LoseGpu:
-    """The GPU falls off the bus. nameless: not even its UUID and PCI address can be read any more."""
+    """The GPU falls off the bus. nameless: its UUID and PCI address can no longer be read."""
 
     gpu: int
     reason: str = "GPU is lost"
@@ -30,14 +30,14 @@ class LoseGpu:
 
 @dataclass(frozen=True, slots=True)
 class GpuReturns:
-    """A lost GPU answers again, as it was, without having been reset."""
+    """A lost GPU answers again, as it was. It was not reset."""
 
     gpu: int
 
 
 @dataclass(frozen=True, slots=True)
 class RaiseXid:
-    """The driver reports an XID, with what follows on hardware (``AFTERMATH``). gpu None: none is named."""
+    """The driver reports an XID, with its ``XID_CONSEQUENCES``. gpu None: the driver names no GPU."""
 
     gpu: int | None
     code: int
@@ -46,8 +46,8 @@ class RaiseXid:
 
 
 @dataclass(frozen=True, slots=True)
-class Ailing:
-    """What the driver says of the GPU's health from now on; None leaves a word as it is."""
+class SetCondition:
+    """What the driver says of the GPU's health from now on. None: as before."""
 
     gpu: int
     recovery: RecoveryAction | None = None
@@ -58,19 +58,19 @@ class Ailing:
 
 @dataclass(frozen=True, slots=True)
 class ResetGpu:
-    """Somebody resets the GPU: MIG instances are gone, a pending MIG mode holds, what ailed it is over."""
+    """The GPU is reset: without MIG instances, a pending MIG mode in force, its condition good again."""
 
     gpu: int
 
 
 @dataclass(frozen=True, slots=True)
 class Reboot:
-    """The node reboots: all GPUs are reset, reset counts begin again, Hopper and later forget MIG mode."""
+    """The node reboots: all GPUs are reset, reset counts begin at 0, Hopper and later lose their MIG mode."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriverGone:
-    """The driver is unloaded, or does not fit its library any more. kind: as in ``model.gpu.NoDriver``."""
+    """The driver is unloaded, or has another version than its library. kind: see ``model.gpu.NoDriver``."""
 
     kind: str = "driver-missing"
     reason: str = "the NVIDIA driver is not loaded"
@@ -78,7 +78,7 @@ class DriverGone:
 
 @dataclass(frozen=True, slots=True)
 class DriverLoaded:
-    """A driver is loaded, in place of what was there. Empty texts: the version that was there last."""
+    """A driver is loaded in place of the one before. Empty texts: the version that was there last."""
 
     version: str = ""
     cuda: str = ""
@@ -88,7 +88,7 @@ class DriverLoaded:
 class FailCall:
     """The next ``times`` calls fail with that error; times None: until healed.
 
-    done: an act is done nevertheless, and only its answer is lost, as when a helper is killed.
+    done: the step is done and only its answer is lost, as when the helper process is killed.
     """
 
     call: Call
@@ -99,7 +99,7 @@ class FailCall:
 
 @dataclass(frozen=True, slots=True)
 class HangCall:
-    """The next ``times`` calls hang: for that long, then they answer; seconds None: until their deadline."""
+    """The next ``times`` calls hang for ``seconds`` and then answer. seconds None: until their deadline."""
 
     call: Call
     seconds: float | None = None
@@ -108,14 +108,14 @@ class HangCall:
 
 @dataclass(frozen=True, slots=True)
 class HealCall:
-    """Calls of that verb fail and hang no more."""
+    """Calls of that verb no longer fail or hang."""
 
     call: Call
 
 
 @dataclass(frozen=True, slots=True)
 class SetMig:
-    """An administrator changes MIG by hand: layout None switches the mode off, else on and laid out anew."""
+    """An administrator changes MIG by hand: layout None turns the mode off, a layout replaces the old one."""
 
     gpu: int
     layout: tuple[LayoutItem, ...] | None
@@ -123,11 +123,11 @@ class SetMig:
 
 @dataclass(frozen=True, slots=True)
 class Occupy:
-    """Somebody opens the GPU; with ``gi`` that GPU instance, with ``ci``, too, the MIG device.
+    """A program opens the GPU; with ``gi`` that GPU instance; with ``gi`` and ``ci`` that MIG device.
 
-    With a pid it is a process with a context: memory_bytes of the GPU's memory are its own, None where the
-    driver does not say. container: the id in its cgroup, 64 digits, pod: the pod's UID; empty: a process of
-    the host. mps: it is a client of an MPS server (itself called ``nvidia-cuda-mps-server``).
+    With a pid it is a process with a context. memory_bytes: its memory on the GPU, None where the driver does
+    not say. container: the id in its cgroup, 64 digits. pod: the pod's UID. Both are empty for a process of
+    the host. mps: it is a client of an MPS server (the server itself is called ``nvidia-cuda-mps-server``).
     """
 
     gpu: int
@@ -144,22 +144,22 @@ class Occupy:
 
 @dataclass(frozen=True, slots=True)
 class Vacate:
-    """Who goes by that name, or everybody, closes the GPU and all its parts."""
+    """Programs of that name (None: all programs) close the GPU and all its parts."""
 
     gpu: int
     name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
-    """Whether the node's processes are hidden: the driver then lists none, and says success."""
+class HideProcesses:
+    """Whether the node's processes are hidden: the driver then lists none and reports success."""
 
     on: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class MpsTurns:
-    """The MPS daemons of a GPU die, fault, fall silent, or serve again."""
+class SetDaemonPhase:
+    """The MPS daemons of a GPU end, have a fault, do not answer, or serve again."""
 
     gpu: int
     phase: DaemonPhase
@@ -169,7 +169,7 @@ Fault = (
     LoseGpu
     | GpuReturns
     | RaiseXid
-    | Ailing
+    | SetCondition
     | ResetGpu
     | Reboot
     | DriverGone
@@ -180,27 +180,27 @@ Fault = (
     | SetMig
     | Occupy
     | Vacate
-    | Blind
-    | MpsTurns
+    | HideProcesses
+    | SetDaemonPhase
 )
 
 
 @dataclass(frozen=True, slots=True)
 class TimedFault:
-    """A fault that happens by itself: so long after the first call, or at the call after so many."""
+    """A fault with a time: so long after the first call, or at the call that follows so many calls."""
 
     fault: Fault
     after_s: float | None = None
     after_calls: int | None = None
 
 
-AFTERMATH: dict[int, Callable[[int], Fault]] = {
-    48: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
-    63: lambda gpu: Ailing(gpu, rows_pending=True),
-    64: lambda gpu: Ailing(gpu, rows_failed=True),
+XID_CONSEQUENCES: dict[int, Callable[[int], Fault]] = {
+    48: lambda gpu: SetCondition(gpu, recovery=RecoveryAction.GPU_RESET),
+    63: lambda gpu: SetCondition(gpu, rows_pending=True),
+    64: lambda gpu: SetCondition(gpu, rows_failed=True),
     79: lambda gpu: LoseGpu(gpu, "GPU has fallen off the bus"),
-    95: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
-    119: lambda gpu: Ailing(gpu, recovery=RecoveryAction.GPU_RESET),
+    95: lambda gpu: SetCondition(gpu, recovery=RecoveryAction.GPU_RESET),
+    119: lambda gpu: SetCondition(gpu, recovery=RecoveryAction.GPU_RESET),
 }
-"""What an XID brings with it, by code. Source: NVIDIA's XID catalogue (double-bit error, row remapping
-recorded and failed, off the bus, uncontained error, GSP time-out). Other codes are events and no more."""
+"""What an XID causes, by code. Source: NVIDIA's XID catalogue (double-bit error, row remapping recorded and
+failed, off the bus, uncontained error, GSP time-out). Other codes cause nothing but their event."""

@@ -1,4 +1,4 @@
-"""The hardware port on a simulated node: as strict as the real one, and it can be told to misbehave."""
+"""The hardware port on a simulated node: as strict as the real one, and faults can be injected."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from partage.model.health import Condition, Xid
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
-from partage.sim.node.acts import performed
 from partage.sim.node.daemons import daemons_of
-from partage.sim.node.effects import after
+from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import (
     Call,
     FailCall,
@@ -29,13 +28,16 @@ from partage.sim.node.faults import (
     TimedFault,
 )
 from partage.sim.node.machine import Machine
-from partage.sim.node.settings import processes_of, time_slices_of
-from partage.sim.node.state import SimulatedNode, conditions_of, known_gpu, observed, picture, switched_on
+from partage.sim.node.observation import conditions_of, describe, inventory_of
+from partage.sim.node.processes import processes_of
+from partage.sim.node.settings import time_slices_of
+from partage.sim.node.state import SimulatedNode, gpu_at, power_on
+from partage.sim.node.steps import perform_step
 
 
 @dataclass(slots=True)
-class _Spell:
-    """A fault of a call, and how many calls it still befalls; None: until healed."""
+class _CallFault:
+    """A fault of calls that is in force. left: for how many more calls; None: until HealCall."""
 
     fault: FailCall | HangCall
     left: int | None
@@ -44,8 +46,8 @@ class _Spell:
 class SimulatedHardware:
     """A simulated node behind the hardware port (``edges.hardware.port.Hardware``).
 
-    deadline_s, act_deadline_s: how long a call and an act may hang before they raise HardwareTimeout.
-    clock: seconds, for faults that happen by themselves; counted from the first call.
+    deadline_s, act_deadline_s: how long a call, and ``perform``, may hang before they raise HardwareTimeout.
+    clock: in seconds, for faults that have a time; that is counted from the first call.
     """
 
     def __init__(
@@ -56,18 +58,18 @@ class SimulatedHardware:
         act_deadline_s: float = ACT_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._state = switched_on(machine)
+        self._state = power_on(machine)
         self._deadline_s = deadline_s
         self._act_deadline_s = act_deadline_s
         self._clock = clock
-        self._began: float | None = None
+        self._first_call_s: float | None = None
         self._calls = 0
         self._timed: list[TimedFault] = list(machine.faults)
-        self._spells: list[_Spell] = []
-        self._missed: list[str] = []
+        self._call_faults: list[_CallFault] = []
+        self._impossible: list[str] = []
         self._xids: deque[Xid] = deque()
         self._changed = False
-        self._news = asyncio.Event()
+        self._state_changed = asyncio.Event()
 
     @property
     def state(self) -> SimulatedNode:
@@ -76,36 +78,36 @@ class SimulatedHardware:
 
     async def observe(self) -> Inventory:
         """The whole node."""
-        await self._admit("observe")
-        return observed(self._state)
+        await self._begin_call("observe")
+        return inventory_of(self._state)
 
     async def conditions(self) -> tuple[Condition, ...]:
-        """The driver's word on every GPU."""
-        await self._admit("conditions")
+        """What the driver says of every GPU's health."""
+        await self._begin_call("conditions")
         self._require_driver()
         return conditions_of(self._state)
 
     async def events(self, timeout_s: float) -> Events:
-        """What happened; waits for it."""
-        await self._admit("events")
-        until = self._clock() + timeout_s
+        """What happened since the last call; waits for it."""
+        await self._begin_call("events")
+        until_s = self._clock() + timeout_s
         while True:
             self._require_driver()
             if self._xids or self._changed:
                 return self._take_events()
-            now = self._clock()
-            if now >= until:
+            now_s = self._clock()
+            if now_s >= until_s:
                 return Events()
-            self._news.clear()
-            await self._wait_for_news(min(until, self._next_due()) - now)
-            self._let_time_pass()
+            self._state_changed.clear()
+            await self._wait_for_change(min(until_s, self._next_timed_fault_s()) - now_s)
+            self._apply_timed_faults()
 
     async def perform(self, step: Step) -> Created | None:
-        """One act on the simulated driver."""
-        lost_answer = await self._admit("perform")
+        """One step on the simulated driver."""
+        lost_answer = await self._begin_call("perform")
         self._require_driver()
-        state, outcome = performed(self._state, step)
-        self._become(state)
+        state, outcome = perform_step(self._state, step)
+        self._set_state(state)
         if lost_answer is not None:
             raise lost_answer
         if isinstance(outcome, HardwareError):
@@ -114,58 +116,60 @@ class SimulatedHardware:
 
     async def uses(self) -> tuple[GpuUse, ...]:
         """Who was put on GPUs and MIG devices."""
-        await self._admit("uses")
+        await self._begin_call("uses")
         self._require_driver()
         lost = {lost.uuid for lost in self._state.lost.values()}
-        return tuple(use for use in self._state.busy if use.gpu not in lost)
+        return tuple(use for use in self._state.all_uses if use.gpu not in lost)
 
     async def processes(self) -> Processes:
         """Who was put on GPUs with a pid."""
-        await self._admit("processes")
+        await self._begin_call("processes")
         self._require_driver()
         return processes_of(self._state)
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
-        """What was set, or cannot be."""
-        await self._admit("time-slices")
+        """What was set, or why it cannot be set."""
+        await self._begin_call("time-slices")
         self._require_driver()
         return time_slices_of(self._state)
 
     async def daemons(self) -> tuple[DaemonState, ...]:
-        """Those that were started and not stopped."""
-        await self._admit("daemons")
+        """What was started and not stopped."""
+        await self._begin_call("daemons")
         return daemons_of(self._state)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to give back."""
 
-    async def misbehave(self, fault: Fault) -> None:
+    async def inject(self, fault: Fault) -> None:
         """Make the fault happen now. Raises InputError for a GPU that the node does not have."""
-        self._happen(fault)
+        self._apply(fault)
 
     def __str__(self) -> str:
-        spells = [f"{spell.fault.call} will {_word(spell.fault)}" for spell in self._spells]
-        return "\n".join([picture(self._state), *spells, *self._missed])
+        faults = [f"{one.fault.call} will {_described(one.fault)}" for one in self._call_faults]
+        return "\n".join([describe(self._state), *faults, *self._impossible])
 
-    async def _admit(self, call: Call) -> HardwareError | None:
-        """Let the call in, or let it suffer. An error: what to raise once the act is done."""
+    # --- faults of calls -------------------------------------------------------------------------
+
+    async def _begin_call(self, call: Call) -> HardwareError | None:
+        """Count the call, and let it fail or hang. The answer: an error to raise once the step is done."""
         self._calls += 1
-        self._let_time_pass()
-        spell = next((spell for spell in self._spells if spell.fault.call == call), None)
-        if spell is None:
+        self._apply_timed_faults()
+        active = next((one for one in self._call_faults if one.fault.call == call), None)
+        if active is None:
             return None
-        if spell.left is not None:
-            spell.left -= 1
-            if spell.left <= 0:
-                self._spells.remove(spell)
-        if isinstance(spell.fault, FailCall) and spell.fault.done:
-            return _anew(spell.fault.error)
-        await self._suffer(spell.fault)
+        if active.left is not None:
+            active.left -= 1
+            if active.left <= 0:
+                self._call_faults.remove(active)
+        if isinstance(active.fault, FailCall) and active.fault.done:
+            return _copy(active.fault.error)
+        await self._fail_or_hang(active.fault)
         return None
 
-    async def _suffer(self, fault: FailCall | HangCall) -> None:
+    async def _fail_or_hang(self, fault: FailCall | HangCall) -> None:
         if isinstance(fault, FailCall):
-            raise _anew(fault.error)
+            raise _copy(fault.error)
         deadline_s = self._act_deadline_s if fault.call == "perform" else self._deadline_s
         if fault.seconds is not None and fault.seconds < deadline_s:
             await asyncio.sleep(fault.seconds)
@@ -177,69 +181,73 @@ class SimulatedHardware:
         if isinstance(self._state.driver, NoDriver):
             raise DriverUnavailable(self._state.driver.reason)
 
+    # --- events ----------------------------------------------------------------------------------
+
     def _take_events(self) -> Events:
         taken = Events(tuple(self._xids), self._changed)
         self._xids.clear()
         self._changed = False
         return taken
 
-    async def _wait_for_news(self, seconds: float) -> None:
+    async def _wait_for_change(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(max(seconds, 0.0)):
-                await self._news.wait()
+                await self._state_changed.wait()
         except TimeoutError:
             return
 
-    def _since_began(self) -> float:
-        if self._began is None:
-            self._began = self._clock()
-        return self._clock() - self._began
+    # --- faults of the node ----------------------------------------------------------------------
 
-    def _next_due(self) -> float:
+    def _since_first_call_s(self) -> float:
+        if self._first_call_s is None:
+            self._first_call_s = self._clock()
+        return self._clock() - self._first_call_s
+
+    def _next_timed_fault_s(self) -> float:
         """When the next timed fault is due, by the clock; infinity for none."""
-        began = self._began or 0.0
+        first_s = self._first_call_s or 0.0
         return min(
-            (began + row.after_s for row in self._timed if row.after_s is not None), default=float("inf")
+            (first_s + row.after_s for row in self._timed if row.after_s is not None), default=float("inf")
         )
 
-    def _let_time_pass(self) -> None:
-        elapsed = self._since_began()
-        due = [row for row in self._timed if _is_due(row, elapsed, self._calls)]
+    def _apply_timed_faults(self) -> None:
+        elapsed_s = self._since_first_call_s()
+        due = [row for row in self._timed if _is_due(row, elapsed_s, self._calls)]
         for row in sorted(due, key=lambda row: row.after_s or 0.0):
             self._timed.remove(row)
             try:
-                self._happen(row.fault)
+                self._apply(row.fault)
             except InputError as error:
-                # Possible when it was written, and no longer: a layout for a GPU that has been lost since.
-                self._missed.append(f"did not happen: {error}")
+                # It was possible when it was written, and is not now: a layout for a GPU that is lost since.
+                self._impossible.append(f"did not happen: {error}")
 
-    def _happen(self, fault: Fault) -> None:
-        """Change the state; raise what there is to hear. Raises InputError."""
-        state = after(self._state, fault)
+    def _apply(self, fault: Fault) -> None:
+        """Change the state, and note events and faults of calls. Raises InputError."""
+        state = apply_fault(self._state, fault)
         match fault:
             case FailCall() | HangCall():
-                self._spells.append(_Spell(fault, fault.times))
+                self._call_faults.append(_CallFault(fault, fault.times))
             case HealCall(call):
-                self._spells = [spell for spell in self._spells if spell.fault.call != call]
+                self._call_faults = [one for one in self._call_faults if one.fault.call != call]
             case RaiseXid(gpu, code, gi, ci):
-                uuid = None if gpu is None else known_gpu(self._state, gpu).uuid
+                uuid = None if gpu is None else gpu_at(self._state, gpu).uuid
                 self._xids.append(Xid(uuid, code, gi, ci))
             case Reboot():
-                self._spells.clear()
+                self._call_faults.clear()
                 self._xids.clear()
             case _:
                 pass
-        self._become(state)
+        self._set_state(state)
 
-    def _become(self, state: SimulatedNode) -> None:
-        """The state from now on; whoever waits for news hears of it."""
-        self._changed = self._changed or _structure(state) != _structure(self._state)
+    def _set_state(self, state: SimulatedNode) -> None:
+        """Replace the state, and wake a call of ``events`` that waits."""
+        self._changed = self._changed or _announced(state) != _announced(self._state)
         self._state = state
-        self._news.set()
+        self._state_changed.set()
 
 
-def _structure(state: SimulatedNode) -> object:
-    """What a driver tells of: itself, MIG modes and MIG devices. That a GPU is lost has to be asked for."""
+def _announced(state: SimulatedNode) -> object:
+    """What a driver sends events about: itself, MIG modes and MIG devices. A lost GPU is found by asking."""
     mig = tuple(
         (index, gpu.mig_mode, gpu.mig_devices, gpu.empty_instances)
         for index, gpu in sorted(state.gpus.items())
@@ -247,8 +255,8 @@ def _structure(state: SimulatedNode) -> object:
     return state.driver, state.boots, mig
 
 
-def _anew(error: HardwareError) -> HardwareError:
-    """An error that is raised again and again must not collect tracebacks."""
+def _copy(error: HardwareError) -> HardwareError:
+    """The same error without a traceback: one that is raised again and again must not collect them."""
     return (
         GpuInUse(error.problems, uses=error.uses)
         if isinstance(error, GpuInUse)
@@ -262,7 +270,7 @@ def _is_due(row: TimedFault, elapsed_s: float, calls: int) -> bool:
     return row.after_calls is not None and calls > row.after_calls
 
 
-def _word(fault: FailCall | HangCall) -> str:
+def _described(fault: FailCall | HangCall) -> str:
     if isinstance(fault, FailCall):
         return f"fail: {fault.error}"
     return "hang" if fault.seconds is None else f"take {fault.seconds:g} s"

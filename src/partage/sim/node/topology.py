@@ -1,8 +1,8 @@
-"""A plausible topology for machines that do not bring their own. Simulated: no cable was looked at.
+"""A plausible topology for machines that name no links. It is assumed, not measured.
 
-Two NUMA nodes from five GPUs on, the lower half on node 0. PCIe: GPUs of one NUMA node hang at one CPU.
-NVLink: all to all through NVSwitch for SXM boards, the hybrid cube mesh for V100, nothing for PCIe cards
-(bridges are an option that nobody can guess).
+NUMA: two nodes from five GPUs on, the lower half on node 0. PCIe: the GPUs of one NUMA node are at one CPU.
+NVLink: all to all through NVSwitch for SXM boards, the hybrid cube mesh for V100, none for PCIe cards
+(bridges are optional, and no product name tells them).
 """
 
 from __future__ import annotations
@@ -52,25 +52,26 @@ def numa_node(position: int, count: int) -> int:
 
 
 def has_nvswitch(gpus: Sequence[Gpu]) -> bool:
-    """Whether switches join GPUs of this node: then its fabric manager runs, or they would not work."""
+    """Whether NVSwitches join GPUs of this node. Such GPUs work only while the fabric manager runs."""
     boards = [gpu.product for gpu in gpus if gpu.product in _NVSWITCH_LINKS]
     return len(set(boards)) < len(boards)
 
 
 def links_between(gpus: Sequence[Gpu]) -> tuple[Link, ...]:
     """One link per unordered pair, in the order of the GPUs."""
-    seat = {gpu.uuid: n for n, gpu in enumerate(g for g in gpus if g.product == _CUBE_MESH_PRODUCT)}
-    return tuple(Link(a.uuid, b.uuid, _path(a, b), _nvlinks(a, b, seat)) for a, b in combinations(gpus, 2))
+    mesh = {gpu.uuid: n for n, gpu in enumerate(g for g in gpus if g.product == _CUBE_MESH_PRODUCT)}
+    return tuple(Link(a.uuid, b.uuid, _path(a, b), _nvlinks(a, b, mesh)) for a, b in combinations(gpus, 2))
 
 
 def _path(a: Gpu, b: Gpu) -> LinkPath:
     return LinkPath.SAME_CPU if a.numa_node == b.numa_node else LinkPath.CROSS_CPU
 
 
-def _nvlinks(a: Gpu, b: Gpu, seat: dict[str, int]) -> int:
+def _nvlinks(a: Gpu, b: Gpu, mesh: dict[str, int]) -> int:
+    """mesh: UUID to position within the cube mesh."""
     if a.product != b.product:
         return 0
     if a.product == _CUBE_MESH_PRODUCT:
-        row, column = seat[a.uuid], seat[b.uuid]
+        row, column = mesh[a.uuid], mesh[b.uuid]
         return _CUBE_MESH[row % 8][column % 8] if row // 8 == column // 8 else 0
     return _NVSWITCH_LINKS.get(a.product, 0)

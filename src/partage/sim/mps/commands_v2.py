@@ -1,7 +1,7 @@
-"""The control commands of version 2: text in, text out. What is no command says so.
+"""The commands of version 2 of the control interface: text in, text out.
 
-Where the guide gives no words for a reply (an unknown pid, an unknown command) they are ours, and nothing may
-depend on them.
+Where NVIDIA's guide gives no words for a reply (an unknown pid, an unknown command) they are ours. Nothing
+may depend on them.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from partage.sim.mps.clients import SimulatedServer
 from partage.sim.mps.limits import DaemonLimits
-from partage.sim.mps.state import MpsState, SimulatedServer
+from partage.sim.mps.state import MpsState
 
 Reply = Callable[[MpsState, Sequence[str]], str]
-"""State and the words after the command to what is printed."""
+"""From the state and the words after the command to what is printed."""
 
 
-def obey(state: MpsState, line: str) -> str:
-    """What one command prints, without the newline at its end; ``quit`` is the daemon's own affair."""
+def run_command(state: MpsState, line: str) -> str:
+    """What one command prints, without the last newline. ``quit`` is not here: the daemon handles it."""
     words = line.split()
     if not words:
         return ""
@@ -30,7 +31,7 @@ def _server_list(state: MpsState, _words: Sequence[str]) -> str:
 
 
 def _server_status(state: MpsState, words: Sequence[str]) -> str:
-    return _of_server(state, words, lambda server: str(server.status))
+    return _of_server(state, words, lambda server: server.status.name)
 
 
 def _client_list(state: MpsState, words: Sequence[str]) -> str:
@@ -65,7 +66,7 @@ def _start_server(state: MpsState, words: Sequence[str]) -> str:
 
 
 def _set_default_threads(state: MpsState, words: Sequence[str]) -> str:
-    state.defaults = _heard(state, state.defaults, state.defaults.with_threads(*words[:1] or [""]))
+    state.defaults = _unless_ignored(state, state.defaults, state.defaults.with_threads(*words[:1] or [""]))
     return str(state.defaults.threads)
 
 
@@ -75,7 +76,7 @@ def _get_default_threads(state: MpsState, _words: Sequence[str]) -> str:
 
 def _set_threads(state: MpsState, words: Sequence[str]) -> str:
     def change(server: SimulatedServer) -> str:
-        server.limits = _heard(state, server.limits, server.limits.with_threads(*words[1:2] or [""]))
+        server.limits = _unless_ignored(state, server.limits, server.limits.with_threads(*words[1:2] or [""]))
         return str(server.limits.threads)
 
     return _of_server(state, words, change)
@@ -87,7 +88,7 @@ def _get_threads(state: MpsState, words: Sequence[str]) -> str:
 
 def _set_default_memory(state: MpsState, words: Sequence[str]) -> str:
     if len(words) == 2:
-        state.defaults = _heard(state, state.defaults, state.defaults.with_memory(*words))
+        state.defaults = _unless_ignored(state, state.defaults, state.defaults.with_memory(*words))
     return ""
 
 
@@ -98,7 +99,7 @@ def _get_default_memory(state: MpsState, words: Sequence[str]) -> str:
 def _set_memory(state: MpsState, words: Sequence[str]) -> str:
     def change(server: SimulatedServer) -> str:
         if len(words) == 3:
-            server.limits = _heard(state, server.limits, server.limits.with_memory(*words[1:]))
+            server.limits = _unless_ignored(state, server.limits, server.limits.with_memory(*words[1:]))
         return ""
 
     return _of_server(state, words, change)
@@ -117,13 +118,13 @@ def _terminate(state: MpsState, words: Sequence[str]) -> str:
     return "Usage: terminate_client <server pid> <client pid>"
 
 
-def _of_server(state: MpsState, words: Sequence[str], say: Callable[[SimulatedServer], str]) -> str:
+def _of_server(state: MpsState, words: Sequence[str], reply: Callable[[SimulatedServer], str]) -> str:
     server = state.server(int(words[0])) if words and words[0].isdecimal() else None
-    return say(server) if server else f"No server with pid {words[0] if words else ''}"
+    return reply(server) if server else f"No server with pid {words[0] if words else ''}"
 
 
-def _heard(state: MpsState, before: DaemonLimits, after: DaemonLimits) -> DaemonLimits:
-    return replace(before) if state.node.deaf_to_limits else after
+def _unless_ignored(state: MpsState, before: DaemonLimits, after: DaemonLimits) -> DaemonLimits:
+    return replace(before) if state.node.ignores_limits else after
 
 
 _COMMANDS: dict[str, Reply] = {

@@ -25,12 +25,11 @@ from partage.model.step import (
     UseKind,
     Verify,
 )
-from partage.sim.node.acts import performed
-from partage.sim.node.fault_syntax import parse_fault
 from partage.sim.node.faults import DriverGone, FailCall, LoseGpu, Occupy, Reboot, ResetGpu, SetMig, Vacate
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import parse_machine
-from partage.sim.node.state import switched_on
+from partage.sim.node.machine_names import parse_machine
+from partage.sim.node.state import power_on
+from partage.sim.node.steps import perform_step
 
 HALF, WHOLE = Placement(4, 4), Placement(0, 8)
 HOPPER, AMPERE = "2xh100-sxm5-80gb", "2xNVIDIA A100 80GB PCIe"
@@ -112,7 +111,7 @@ async def test_a_gpu_without_mig_has_no_mode():
 
 async def test_the_mode_does_not_end_under_instances():
     hardware, gpu, _ = await with_half()
-    with pytest.raises(GpuInUse, match="live on it"):
+    with pytest.raises(GpuInUse, match="still has"):
         await hardware.perform(SetMigMode(gpu, enabled=False))
     assert len((await first(hardware)).mig_devices) == 1
 
@@ -125,10 +124,10 @@ async def test_boards_that_are_joined_are_reset_together_or_not_at_all():
         await hardware.perform(SetMigMode(gpu, enabled=True))
     with pytest.raises(Unsupported, match="GPU 1, 2, 3"):
         await hardware.perform(Reset((gpus[0],), (gpus[0],)))
-    await hardware.misbehave(Occupy(3))
+    await hardware.inject(Occupy(3))
     with pytest.raises(GpuInUse):
         await hardware.perform(Reset(tuple(gpus), tuple(gpus[:2])))
-    await hardware.misbehave(Vacate(3))
+    await hardware.inject(Vacate(3))
     await hardware.perform(Reset(tuple(gpus), tuple(gpus[:2])))
     assert [gpu.mig_enabled for gpu in await hardware.observe()] == [True, True, False, False]
 
@@ -162,14 +161,14 @@ async def test_a_virtual_machine_is_rebooted_where_others_reset_a_gpu():
     with pytest.raises(Unsupported, match=r"nvidia-smi -mig, reboot the virtual machine"):
         await hardware.perform(Reset((gpu,), (gpu,)))
     assert not (await first(hardware)).mig_enabled
-    await hardware.misbehave(Reboot())
+    await hardware.inject(Reboot())
     assert (await first(hardware)).mig_enabled
 
 
 @pytest.mark.parametrize(("name", "survives"), [(HOPPER, False), (AMPERE, True)])
 async def test_a_reboot_loses_instances_and_hopper_its_mode_and_uuids_are_new(name, survives):
     hardware, gpu, made = await with_half(name)
-    await hardware.misbehave(Reboot())
+    await hardware.inject(Reboot())
     assert (await first(hardware)).mig_devices == ()
     assert (await first(hardware)).mig_enabled is survives
     if not survives:
@@ -187,14 +186,14 @@ async def test_a_reboot_loses_instances_and_hopper_its_mode_and_uuids_are_new(na
 @pytest.mark.parametrize("name", [HOPPER, AMPERE])
 async def test_a_change_of_mode_under_a_client_waits_and_says_for_whom(name, kind):
     hardware, gpu = await node(name)
-    await hardware.misbehave(Occupy(0, "nv-hostengine", kind, pid=7))
+    await hardware.inject(Occupy(0, "nv-hostengine", kind, pid=7))
     with pytest.raises(GpuInUse) as caught:
         await hardware.perform(SetMigMode(gpu, enabled=True))
     assert caught.value.uses == (f"{kind} nv-hostengine (pid 7)",)
     assert (await first(hardware)).mig_mode == MigMode(current=False, pending=True)
     with pytest.raises(GpuInUse):
         await hardware.perform(Reset((gpu,), (gpu,)))
-    await hardware.misbehave(Vacate(0))
+    await hardware.inject(Vacate(0))
     await hardware.perform(SetMigMode(gpu, enabled=True))
     await hardware.perform(Reset((gpu,), (gpu,)))
     assert (await first(hardware)).mig_enabled
@@ -202,12 +201,12 @@ async def test_a_change_of_mode_under_a_client_waits_and_says_for_whom(name, kin
 
 async def test_the_first_gpu_instance_needs_an_idle_gpu_and_the_next_do_not():
     hardware, gpu = await in_mig_mode()
-    await hardware.misbehave(Occupy(0, "dcgm", UseKind.MONITOR))
+    await hardware.inject(Occupy(0, "dcgm", UseKind.MONITOR))
     with pytest.raises(GpuInUse, match="dcgm"):
         await hardware.perform(CreateInstance(gpu, "3g.40gb", HALF))
-    await hardware.misbehave(Vacate(0, "dcgm"))
+    await hardware.inject(Vacate(0, "dcgm"))
     await hardware.perform(CreateInstance(gpu, "3g.40gb", HALF))
-    await hardware.misbehave(Occupy(0, "dcgm", UseKind.MONITOR))
+    await hardware.inject(Occupy(0, "dcgm", UseKind.MONITOR))
     await hardware.perform(CreateInstance(gpu, "3g.40gb", Placement(0, 4)))
 
 
@@ -215,13 +214,13 @@ async def test_a_mig_device_in_use_is_not_destroyed_and_its_neighbour_is():
     hardware, gpu, made = await with_half()
     await hardware.perform(CreateInstance(gpu, "3g.40gb", Placement(0, 4)))
     await hardware.perform(CreateCompute(gpu, "3g.40gb", Placement(0, 4), "3g.40gb"))
-    await hardware.misbehave(Occupy(0, "train.py", gi=made.gi_id, ci=0, pid=99))
+    await hardware.inject(Occupy(0, "train.py", gi=made.gi_id, ci=0, pid=99))
     process = UseKind.PROCESS
     assert await hardware.uses() == (GpuUse(gpu, process, "train.py", 99, made.uuid, made.gi_id, 0),)
     with pytest.raises(GpuInUse, match=r"train\.py"):
         await hardware.perform(destroy(gpu))
     await hardware.perform(DestroyCompute(gpu, "3g.40gb", Placement(0, 4), "3g.40gb"))
-    await hardware.misbehave(Vacate(0, "train.py"))
+    await hardware.inject(Vacate(0, "train.py"))
     await hardware.perform(destroy(gpu))
 
 
@@ -230,30 +229,30 @@ async def test_a_gpu_instance_with_mig_devices_or_clients_is_not_destroyed():
     with pytest.raises(GpuInUse, match=made.uuid):
         await hardware.perform(DestroyInstance(gpu, "3g.40gb", HALF))
     await hardware.perform(destroy(gpu))
-    await hardware.misbehave(Occupy(0, gi=made.gi_id))
+    await hardware.inject(Occupy(0, gi=made.gi_id))
     with pytest.raises(GpuInUse, match="python"):
         await hardware.perform(DestroyInstance(gpu, "3g.40gb", HALF, made.gi_id))
     with pytest.raises(GpuInUse):
         await hardware.perform(Reset((gpu,), ()))
-    await hardware.misbehave(Vacate(0))
+    await hardware.inject(Vacate(0))
     await hardware.perform(DestroyInstance(gpu, "3g.40gb", HALF, made.gi_id))
 
 
 @pytest.mark.parametrize("fault", [Reboot(), ResetGpu(0), DriverGone(), Vacate(0)])
 async def test_nobody_uses_what_was_reset_or_has_no_driver(fault):
     hardware, _, made = await with_half()
-    await hardware.misbehave(Occupy(0))
-    await hardware.misbehave(Occupy(0, gi=made.gi_id, ci=0))
+    await hardware.inject(Occupy(0))
+    await hardware.inject(Occupy(0, gi=made.gi_id, ci=0))
     assert len(await hardware.uses()) == 2
-    await hardware.misbehave(fault)
+    await hardware.inject(fault)
     assert hardware.state.uses == ()
 
 
 async def test_whoever_is_in_a_mig_device_is_gone_with_an_administrators_new_layout():
     hardware, _, made = await with_half()
-    await hardware.misbehave(Occupy(0, "inside", gi=made.gi_id, ci=0))
-    await hardware.misbehave(Occupy(0, "dcgm", UseKind.MONITOR))
-    await hardware.misbehave(SetMig(0, (LayoutItem.parse("7g.80gb"),)))
+    await hardware.inject(Occupy(0, "inside", gi=made.gi_id, ci=0))
+    await hardware.inject(Occupy(0, "dcgm", UseKind.MONITOR))
+    await hardware.inject(SetMig(0, (LayoutItem.parse("7g.80gb"),)))
     assert [use.name for use in await hardware.uses()] == ["dcgm"]
 
 
@@ -261,13 +260,13 @@ async def test_whoever_is_in_a_mig_device_is_gone_with_an_administrators_new_lay
 async def test_nobody_can_be_where_nothing_is(fault):
     hardware, _, _ = await with_half()
     with pytest.raises(InputError):
-        await hardware.misbehave(fault)
+        await hardware.inject(fault)
 
 
 async def test_a_lost_gpu_is_used_by_nobody_that_can_be_seen_and_cannot_be_reset():
     hardware, gpu = await node()
-    await hardware.misbehave(Occupy(0))
-    await hardware.misbehave(LoseGpu(0))
+    await hardware.inject(Occupy(0))
+    await hardware.inject(LoseGpu(0))
     assert await hardware.uses() == ()
     with pytest.raises(GpuLost):
         await hardware.perform(Reset((gpu,), ()))
@@ -344,9 +343,9 @@ async def test_ids_are_used_again_and_positions_too():
 
 
 def test_gpu_instances_are_numbered_as_hardware_partitions():
-    state = switched_on(parse_machine("h100-sxm5-80gb"))
+    state = power_on(parse_machine("h100-sxm5-80gb"))
     gpu = state.gpus[0].uuid
-    state, _ = performed(state, SetMigMode(gpu, enabled=True))
+    state, _ = perform_step(state, SetMigMode(gpu, enabled=True))
     for profile, placement, number in (
         ("7g.80gb", WHOLE, 0),
         ("3g.40gb", Placement(0, 4), 1),
@@ -357,7 +356,7 @@ def test_gpu_instances_are_numbered_as_hardware_partitions():
         ("1g.10gb", Placement(0, 1), 7),
         ("1g.10gb", Placement(6, 1), 13),
     ):
-        assert performed(state, CreateInstance(gpu, profile, placement))[1] == Created(number)
+        assert perform_step(state, CreateInstance(gpu, profile, placement))[1] == Created(number)
 
 
 # --- everything at random ----------------------------------------------------------------------
@@ -384,18 +383,18 @@ def tempting_steps(gpu, geometry):
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(MODELS), st.data())
 def test_whatever_is_tried_the_card_stays_legal(model, data):
-    state = switched_on(parse_machine(model))
+    state = power_on(parse_machine(model))
     gpu = state.gpus[0].uuid
     geometry = geometry_of(state.gpus[0])
-    state, _ = performed(state, SetMigMode(gpu, enabled=True))
+    state, _ = perform_step(state, SetMigMode(gpu, enabled=True))
     if not state.gpus[0].mig_enabled:
-        state, _ = performed(state, Reset((gpu,), (gpu,)))
+        state, _ = perform_step(state, Reset((gpu,), (gpu,)))
     seen: set[str] = set()
     for _ in range(data.draw(st.integers(0, 25))):
         step = data.draw(st.sampled_from(list(tempting_steps(state.gpus[0], geometry))))
         before = state
         try:
-            state, made = performed(state, step)
+            state, made = perform_step(state, step)
         except HardwareError:
             continue
         assert state != before
@@ -428,7 +427,7 @@ def legal(gpu, geometry):
 
 async def test_an_act_can_be_done_and_its_answer_lost():
     hardware, gpu = await node()
-    await hardware.misbehave(FailCall("perform", GpuInUse("lost", uses=("somebody",)), done=True))
+    await hardware.inject(FailCall("perform", GpuInUse("lost", uses=("somebody",)), done=True))
     with pytest.raises(GpuInUse) as caught:
         await hardware.perform(SetMigMode(gpu, enabled=True))
     assert caught.value.uses == ("somebody",)
@@ -438,39 +437,7 @@ async def test_an_act_can_be_done_and_its_answer_lost():
 async def test_an_act_that_fails_changes_nothing():
     hardware, gpu = await node()
     before = hardware.state
-    await hardware.misbehave(FailCall("perform", NoRoom("simulated")))
+    await hardware.inject(FailCall("perform", NoRoom("simulated")))
     with pytest.raises(NoRoom):
         await hardware.perform(SetMigMode(gpu, enabled=True))
     assert hardware.state == before
-
-
-@pytest.mark.parametrize(
-    ("words", "fault"),
-    [
-        ({"gpu": 1, "used-by": "train.py"}, Occupy(1, "train.py")),
-        (
-            {"gpu": 1, "used-by": "dcgm", "kind": "monitor", "gi": 2, "ci": 0, "pid": 7},
-            Occupy(1, "dcgm", UseKind.MONITOR, 2, 0, 7),
-        ),
-        ({"gpu": 1, "left-by": "dcgm"}, Vacate(1, "dcgm")),
-        ({"gpu": 1, "left-by": True}, Vacate(1)),
-    ],
-)
-def test_uses_can_be_written(words, fault):
-    assert parse_fault(words) == fault
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        {"used-by": "x"},
-        {"gpu": 1, "used-by": ""},
-        {"gpu": 1, "used-by": "x", "ci": 0},
-        {"gpu": 1, "used-by": "x", "kind": "pod"},
-        {"gpu": 1, "left-by": 7},
-        {"call": "perform", "fail": "no-room", "done": "yes"},
-    ],
-)
-def test_uses_that_make_no_sense_are_refused(words):
-    with pytest.raises(ValueError, match=r"\w"):
-        parse_fault(words)

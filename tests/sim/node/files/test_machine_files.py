@@ -11,16 +11,27 @@ from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError
-from partage.model.gpu import ComputeMode, Driver, EmptyInstance, Inventory, LostGpu, NoDriver, RecoveryAction
+from partage.model.gpu import (
+    ComputeMode,
+    Driver,
+    EmptyInstance,
+    Inventory,
+    LinkPath,
+    LostGpu,
+    NoDriver,
+    RecoveryAction,
+    architecture_name,
+)
 from partage.model.layout import LayoutItem
 from partage.model.placement import Placement
 from partage.sim.node.faults import LoseGpu, RaiseXid, Reboot, TimedFault
-from partage.sim.node.machine import load_machine, parse_machine
-from partage.sim.node.machine_file import read_machine
-from partage.sim.node.mig import lay_out
-from partage.sim.node.written import machine_to_json
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.files.machine_file import read_machine
+from partage.sim.node.files.written import machine_to_json
+from partage.sim.node.machine_names import parse_machine
+from partage.sim.node.mig import create_layout
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "device-plugin"
+GOLDEN = Path(__file__).parents[3] / "golden" / "device-plugin"
 
 
 def read(document):
@@ -344,7 +355,7 @@ def test_a_value_of_any_type_at_any_key_never_ends_in_a_traceback(data):
     machine = parse_machine("2xa100-40gb").inventory
     geometry = geometry_of(machine.gpus[0])
     assert geometry is not None
-    devices = lay_out(machine.gpus[0], geometry, [LayoutItem.parse("3g.20gb")], "t")
+    devices = create_layout(machine.gpus[0], geometry, [LayoutItem.parse("3g.20gb")], "t")
     document = machine_to_json(
         replace(machine, gpus=(replace(machine.gpus[0], mig_devices=devices), machine.gpus[1]))
     )
@@ -380,7 +391,7 @@ def test_lost_gpus_mig_devices_and_unknowns_read_back_the_same():
     geometry = geometry_of(first)
     assert geometry is not None
     mode = replace(first.mig_mode, current=True)  # type: ignore[type-var]
-    devices = lay_out(first, geometry, [LayoutItem.parse("1c.3g.20gb")] * 3, "t")
+    devices = create_layout(first, geometry, [LayoutItem.parse("1c.3g.20gb")] * 3, "t")
     devices = (replace(devices[0], gi_minor=None, ci_minor=None), *devices[1:])
     empty = (
         EmptyInstance(3, "2g.10gb", Placement(0, 2)),
@@ -401,6 +412,22 @@ def test_lost_gpus_mig_devices_and_unknowns_read_back_the_same():
         virtual=True,
     )
     assert read_machine(written(changed), "recorded").inventory == changed
+
+
+@pytest.mark.parametrize("number", range(16))
+def test_a_gpu_of_every_architecture_that_nvml_reports_reads_back_the_same(number):
+    """What ``partage record`` writes for a GPU, ``--machine`` reads: a Rubin GPU (13), too."""
+    inventory = parse_machine("t4").inventory
+    gpu = replace(inventory.gpus[0], architecture=architecture_name(number))
+    recorded = replace(inventory, gpus=(gpu,))
+    assert read_machine(written(recorded), "recorded").inventory == recorded
+
+
+@pytest.mark.parametrize("path", LinkPath)
+def test_every_path_of_a_link_reads_back_the_same(path):
+    inventory = parse_machine("2xt4").inventory
+    recorded = replace(inventory, links=(replace(inventory.links[0], path=path),))
+    assert read_machine(written(recorded), "recorded").inventory == recorded
 
 
 def test_a_node_without_a_driver_reads_back_the_same():

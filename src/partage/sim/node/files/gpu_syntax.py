@@ -1,4 +1,4 @@
-"""GPUs as machine files say them. What a row leaves out follows from the GPU's model."""
+"""Reads the GPUs of a machine file. What a row leaves out follows from the GPU's model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ from dataclasses import replace
 
 from partage.edges.files.catalogue import GpuModel, load
 from partage.edges.files.safeyaml import Value
-from partage.model.gpu import ComputeMode, Gpu, MigMode, RecoveryAction
+from partage.model.gpu import (
+    ARCHITECTURES,
+    UNKNOWN_ARCHITECTURE,
+    ComputeMode,
+    Gpu,
+    MigMode,
+    RecoveryAction,
+    architecture_name,
+)
 from partage.model.policy import Interval
-from partage.sim.node.machine import new_gpu
-from partage.sim.node.mig_syntax import read_instances
-from partage.sim.node.reading import (
+from partage.sim.node.files.mig_syntax import read_instances
+from partage.sim.node.files.reading import (
     Place,
     choice,
     index_number,
@@ -22,6 +29,7 @@ from partage.sim.node.reading import (
     uuid,
     whole_number,
 )
+from partage.sim.node.machine import new_gpu
 from partage.sim.node.topology import numa_node
 from partage.units import MIB
 
@@ -32,12 +40,6 @@ GPU_KEYS = (
 )  # fmt: skip
 
 
-_ARCHITECTURES = {
-    2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere", 8: "ada", 9: "hopper",
-    10: "blackwell",
-}  # fmt: skip
-"""By NVML's number. Source: nvml.h, NVML_DEVICE_ARCH_*."""
-
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _PCI_DEVICE_ID = re.compile(r"0x[0-9A-Fa-f]{8}", re.ASCII)
 _NOT_SUPPORTED = "not-supported"
@@ -45,17 +47,17 @@ _UNKNOWN_DEVICE = "0x00000000"
 
 
 def read_gpu(row: Place, position: int, count: int, *, strict: bool) -> Gpu | None:
-    """The GPU of one row, the ``position``-th of ``count``; None after problems that leave nothing of it.
+    """The GPU of one row, the ``position``-th of ``count``; None where problems leave no GPU.
 
     strict: an unknown key is a problem.
     """
     if strict:
         row.only(GPU_KEYS)
     before = len(row.problems)
-    fresh = _fresh(row, position, numa_node(position, count))
-    if fresh is None:
+    model_gpu = _of_model(row, position, numa_node(position, count))
+    if model_gpu is None:
         return None
-    gpu = _in_its_own_words(row, fresh)
+    gpu = _with_row(row, model_gpu)
     devices, empty = read_instances(row, gpu, strict=strict) if len(row.problems) == before else ((), ())
     mode = row.read("mig_mode", _default_mode(gpu, on=bool(devices or empty)), optional(_mode_pair))
     if mode and (mode.current or mode.pending) and _lacks_mig(gpu):
@@ -71,8 +73,8 @@ def pci_bus_id(value: Value) -> str:
     return matching(value, _PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")
 
 
-def _fresh(row: Place, position: int, numa: int) -> Gpu | None:
-    """The GPU as its model has it. One that the catalogue lacks needs at least its memory."""
+def _of_model(row: Place, position: int, numa: int) -> Gpu | None:
+    """A new GPU of the row's model. For a model that the catalogue lacks, the row must have the memory."""
     name = row.needed("name", some_text)
     if name is None:
         return None
@@ -83,17 +85,17 @@ def _fresh(row: Place, position: int, numa: int) -> Gpu | None:
         gpu = new_gpu(position, model, product, numa)
         return replace(gpu, product=spelled, recovery=None)
     if row.has("memory_bytes"):
-        return new_gpu(position, _unheard_of(name), name, numa)
+        return new_gpu(position, _unknown_model(name), name, numa)
     row.at("name").wrong(f"the catalogue has no {name!r}, and memory_bytes is not given", load().advice(name))
     return None
 
 
-def _unheard_of(name: str) -> GpuModel:
+def _unknown_model(name: str) -> GpuModel:
     return GpuModel(
         id=name,
         products=(name,),
         pci_device_ids=(_UNKNOWN_DEVICE,),
-        architecture="unknown",
+        architecture=UNKNOWN_ARCHITECTURE,
         compute_capability=(0, 0),
         memory_bytes=0,
         memory_derived=True,
@@ -105,8 +107,8 @@ def _unheard_of(name: str) -> GpuModel:
     )
 
 
-def _in_its_own_words(row: Place, gpu: Gpu) -> Gpu:
-    """The GPU with what its row says in place of what its model does."""
+def _with_row(row: Place, gpu: Gpu) -> Gpu:
+    """The GPU with the values of its row in place of those of its model."""
     index = row.read("index", gpu.index, index_number)
     return replace(
         gpu,
@@ -131,7 +133,7 @@ def _lacks_mig(gpu: Gpu) -> bool:
 
 
 def _default_mode(gpu: Gpu, *, on: bool) -> MigMode | None:
-    """Where the file does not say: what the model can, switched on if instances live."""
+    """MIG mode where the file has none: on if the row has instances; None on a model without MIG."""
     return MigMode(on, on) if gpu.mig_mode or on else None
 
 
@@ -146,9 +148,9 @@ def _numa(value: Value) -> int | None:
 
 def _architecture(value: Value) -> str:
     """By name, or by NVML's number."""
-    if isinstance(value, str) and value in (*_ARCHITECTURES.values(), "unknown"):
+    if isinstance(value, str) and value in (*ARCHITECTURES.values(), UNKNOWN_ARCHITECTURE):
         return str(value)
-    return _ARCHITECTURES.get(whole_number(value), "unknown")
+    return architecture_name(whole_number(value))
 
 
 def _capability(value: Value) -> tuple[int, int]:
@@ -159,9 +161,9 @@ def _capability(value: Value) -> tuple[int, int]:
 
 def read_time_slice(row: Place) -> Interval | None:
     """``default``, ``short``, ``medium``, ``long``; None for ``not-supported``."""
-    words: dict[str, Interval | None] = {interval.value: interval for interval in Interval}
-    words[_NOT_SUPPORTED] = None
-    return words[row.read("time_slice", Interval.DEFAULT.value, lambda value: choice(value, words))]
+    intervals: dict[str, Interval | None] = {interval.value: interval for interval in Interval}
+    intervals[_NOT_SUPPORTED] = None
+    return intervals[row.read("time_slice", Interval.DEFAULT.value, lambda value: choice(value, intervals))]
 
 
 def _compute_mode(value: Value) -> ComputeMode:

@@ -1,4 +1,4 @@
-"""MIG instances as machine files say them. What a row leaves out follows from the GPU's model."""
+"""Reads the MIG instances of a machine file. What a row leaves out follows from the GPU's model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from partage.edges.files.safeyaml import Value
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
+from partage.sim.node.files.mig_checks import device_problem, layout_problems
+from partage.sim.node.files.reading import Place, index_number, optional, some_text, uuid, whole_number
 from partage.sim.node.machine import derived_uuid
-from partage.sim.node.mig import ci_minor, device_fault, gi_minor, instance_memory, together_faults
-from partage.sim.node.reading import Place, index_number, optional, some_text, uuid, whole_number
+from partage.sim.node.mig import ci_minor, gi_minor, instance_memory
 from partage.units import MIB
 
 EMPTY_KEYS = ("gi", "profile", "start", "size")
@@ -21,8 +22,8 @@ _HIGHEST_SLICE = 63
 
 
 @dataclass(frozen=True, slots=True)
-class _Seat:
-    """What a row of ``mig_devices`` has to say."""
+class _Needed:
+    """The values that a row of ``mig_devices`` must have."""
 
     profile: MigProfile
     gi: int
@@ -33,9 +34,9 @@ class _Seat:
 def read_instances(
     row: Place, gpu: Gpu, *, strict: bool
 ) -> tuple[tuple[MigDevice, ...], tuple[EmptyInstance, ...]]:
-    """MIG devices in the order of the file, which is NVML's index, and the GPU instances without any.
+    """MIG devices in the order of the file, which is NVML's index, and GPU instances without MIG devices.
 
-    Nothing after problems.
+    Both are empty if the rows have problems.
     """
     before = len(row.problems)
     rows = list(row.at("mig_devices").rows())
@@ -44,8 +45,8 @@ def read_instances(
     if len(row.problems) > before:
         return (), ()
     whole, hosts = tuple(filter(None, devices)), tuple(filter(None, empty))
-    for fault in together_faults(geometry_of(gpu), whole, hosts):
-        row.at("mig_devices" if whole else "empty_instances").wrong(fault)
+    for problem in layout_problems(geometry_of(gpu), whole, hosts):
+        row.at("mig_devices" if whole else "empty_instances").wrong(problem)
     return whole, tuple(sorted(hosts, key=lambda one: one.gi_id))
 
 
@@ -66,44 +67,44 @@ def _empty_instance(place: Place, gpu: Gpu, *, strict: bool) -> EmptyInstance | 
 def _mig_device(place: Place, gpu: Gpu, index: int, *, strict: bool) -> MigDevice | None:
     if strict:
         place.only(MIG_KEYS)
-    seat = _seat(place)
-    span = _span(place, gpu, seat) if seat else None
-    if seat is None or span is None:
+    needed = _needed(place)
+    found = _placement_and_memory(place, gpu, needed) if needed else None
+    if needed is None or found is None:
         return None
-    placement, memory_bytes = span
+    placement, memory_bytes = found
     return MigDevice(
-        uuid=place.read("uuid", derived_uuid("MIG", gpu.uuid, "file", seat.gi, seat.ci), uuid),
+        uuid=place.read("uuid", derived_uuid("MIG", gpu.uuid, "file", needed.gi, needed.ci), uuid),
         index=index,
-        gi_id=seat.gi,
-        ci_id=seat.ci,
-        profile=str(seat.profile),
+        gi_id=needed.gi,
+        ci_id=needed.ci,
+        profile=str(needed.profile),
         placement=placement,
         memory_bytes=place.whole("memory_bytes", memory_bytes, MIB),
-        gi_minor=_minor(place, "gi_minor", gi_minor(gpu.minor, seat.gi)),
-        ci_minor=_minor(place, "ci_minor", ci_minor(gpu.minor, seat.gi, seat.ci)),
+        gi_minor=_minor(place, "gi_minor", gi_minor(gpu.minor, needed.gi)),
+        ci_minor=_minor(place, "ci_minor", ci_minor(gpu.minor, needed.gi, needed.ci)),
     )
 
 
 def _minor(place: Place, key: str, derived: int) -> int | None:
-    """What the file says, null included; the arithmetic where it says nothing."""
-    said: int | None = derived
-    return place.read(key, said, optional(whole_number))
+    """The value of the file, which may be null; the derived number where the key is missing."""
+    default: int | None = derived
+    return place.read(key, default, optional(whole_number))
 
 
-def _seat(place: Place) -> _Seat | None:
+def _needed(place: Place) -> _Needed | None:
     profile = place.needed("profile", _profile)
-    numbers = [place.needed(key, parse) for key, parse in _SEAT_NUMBERS.items()]
+    numbers = [place.needed(key, parse) for key, parse in _NUMBERS.items()]
     gi, ci, start = numbers
     if profile is None or gi is None or ci is None or start is None:
         return None
-    return _Seat(profile, gi, ci, start)
+    return _Needed(profile, gi, ci, start)
 
 
 def _slice(value: Value) -> int:
     return whole_number(value, 0, _HIGHEST_SLICE)
 
 
-_SEAT_NUMBERS: dict[str, Callable[[Value], int]] = {
+_NUMBERS: dict[str, Callable[[Value], int]] = {
     "gi": index_number,
     "ci": index_number,
     "start": _slice,
@@ -114,11 +115,11 @@ def _profile(value: Value) -> MigProfile:
     return MigProfile.parse(some_text(value))
 
 
-def _span(place: Place, gpu: Gpu, seat: _Seat) -> tuple[Placement, int] | None:
-    """Placement and memory of the GPU instance; None, with a problem put down, where it cannot sit there."""
-    placement = _placement(place, gpu, seat.profile, seat.start, "size and memory_bytes are")
+def _placement_and_memory(place: Place, gpu: Gpu, needed: _Needed) -> tuple[Placement, int] | None:
+    """Placement and memory of the GPU instance; None, and a problem, where it cannot be there."""
+    placement = _placement(place, gpu, needed.profile, needed.start, "size and memory_bytes are")
     geometry = geometry_of(gpu)
-    spec = geometry.spec(seat.profile) if geometry else None
+    spec = geometry.spec(needed.profile) if geometry else None
     if placement is None:
         return None
     if geometry is None or spec is None:
@@ -132,7 +133,7 @@ def _span(place: Place, gpu: Gpu, seat: _Seat) -> tuple[Placement, int] | None:
 def _placement(
     place: Place, gpu: Gpu, profile: MigProfile, start: int, needs: str = "size is"
 ) -> Placement | None:
-    """Where a GPU instance sits; None, with a problem put down, where it cannot be there."""
+    """The placement of a GPU instance; None, and a problem, where it cannot be there."""
     geometry = geometry_of(gpu)
     spec = geometry.spec(profile) if geometry else None
     size = place.whole("size", spec.size if spec else 0, 1, _HIGHEST_SLICE + 1)
@@ -142,8 +143,8 @@ def _placement(
         place.wrong(f"{needs} needed: the catalogue knows no placements of {gpu.product}")
         return None
     placement = Placement(start, max(size, 1))
-    fault = device_fault(geometry, profile, placement)
-    if fault or spec is None:
-        place.wrong(fault or f"{geometry.model} has no profile {profile}")
+    problem = device_problem(geometry, profile, placement)
+    if problem or spec is None:
+        place.wrong(problem or f"{geometry.model} has no profile {profile}")
         return None
     return placement

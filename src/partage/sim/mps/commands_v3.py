@@ -1,7 +1,7 @@
-"""The control commands of version 3: module, verb, arguments. Only those that somebody here has a use for.
+"""The commands of version 3 of the control interface: module, verb, arguments. Only those that Partage uses.
 
-Columns and the words ``Ready`` and ``20G`` are the guide's. Ours, for want of a source: the other words for a
-server's state, ``-`` for a limit that is not set, and every complaint.
+Columns and the words ``Ready`` and ``20G`` are those of NVIDIA's guide. The other words for a server's state,
+``-`` for a limit that is not set, and all error messages are ours: no source has them.
 """
 
 from __future__ import annotations
@@ -9,18 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from partage.model.mps import DEFAULT_NAMESPACE, ServerStatus
 from partage.sim.mps.limits import ALL_THREADS, DaemonLimits
-from partage.sim.mps.named import DEFAULT, NamedServer, NamedState, Wrong
-from partage.sim.mps.state import Status
+from partage.sim.mps.named_state import CommandError, NamedServer, NamedState
 
-_STATUS = {Status.ACTIVE: "Ready", Status.INITIALIZING: "Initializing", Status.FAULT: "Fault"}
+_STATUS = {
+    ServerStatus.ACTIVE: "Ready",
+    ServerStatus.INITIALIZING: "Initializing",
+    ServerStatus.FAULT: "Fault",
+}
 _ABSENT = "-"
 _FORMATS = ("table", "csv", "csv,noheader")
 
 
 @dataclass(slots=True)
 class _Call:
-    """Words of one command: positional ones, ``--key=value``, and flags. Each may be taken once."""
+    """The words of one command: positional ones, ``--key=value``, and flags. Each can be taken once."""
 
     words: list[str] = field(default_factory=list)
     values: dict[str, str] = field(default_factory=dict)
@@ -38,7 +42,7 @@ class _Call:
 
     def next(self, what: str) -> str:
         if not self.words:
-            raise Wrong(f"{what} is missing")
+            raise CommandError(f"{what} is missing")
         return self.words.pop(0)
 
     def value(self, key: str) -> str | None:
@@ -47,22 +51,22 @@ class _Call:
     def needed(self, key: str) -> str:
         value = self.value(key)
         if not value:
-            raise Wrong(f"--{key} is missing")
+            raise CommandError(f"--{key} is missing")
         return value
 
     def flag(self, key: str) -> bool:
         return self.value(key) is not None
 
 
-def obey(state: NamedState, pipe: str, words: Sequence[str]) -> str:
-    """What one command prints. pipe: the pipe directory. Raises Wrong."""
+def run_command(state: NamedState, pipe: str, words: Sequence[str]) -> str:
+    """What one command prints. pipe: the pipe directory. Raises CommandError."""
     verb = _VERBS.get((words[0], words[1])) if len(words) > 1 else None
     if verb is None:
-        raise Wrong(f"unknown command: {' '.join(words[:2])}")
+        raise CommandError(f"unknown command: {' '.join(words[:2])}")
     call = _Call.of(words[2:])
     reply = verb(state, pipe, call)
     if call.words or call.values:
-        raise Wrong(f"too much: {' '.join((*call.words, *call.values))}")
+        raise CommandError(f"too much: {' '.join((*call.words, *call.values))}")
     return reply
 
 
@@ -82,7 +86,7 @@ def _delete_server(state: NamedState, _pipe: str, call: _Call) -> str:
 def _list_servers(state: NamedState, pipe: str, call: _Call) -> str:
     only = call.words.pop(0) if call.words else None
     if only is not None and state.named(only) is None:
-        raise Wrong(f"there is no server {only!r}")
+        raise CommandError(f"there is no server {only!r}")
     rows = [
         (one.name, one.uid, one.pid, _STATUS[one.status], f"{pipe}/{one.name}", _ABSENT, _ABSENT)
         for one in _servers(state)
@@ -93,7 +97,7 @@ def _list_servers(state: NamedState, pipe: str, call: _Call) -> str:
 
 
 def _set_server(state: NamedState, _pipe: str, call: _Call) -> str:
-    return _set(state, call.next("the name"), DEFAULT, call)
+    return _set(state, call.next("the name"), DEFAULT_NAMESPACE, call)
 
 
 def _create_namespace(state: NamedState, _pipe: str, call: _Call) -> str:
@@ -109,7 +113,7 @@ def _set_namespace(state: NamedState, _pipe: str, call: _Call) -> str:
 def _set(state: NamedState, server: str, name: str, call: _Call) -> str:
     memory, threads = call.value("pinned-memory-limit"), call.value("active-thread-percentage")
     if memory is None and threads is None:
-        raise Wrong("at least one option is required")
+        raise CommandError("at least one option is required")
     state.set_namespace(server, name, memory, threads)
     return ""
 
@@ -130,7 +134,7 @@ def _get_namespace(state: NamedState, pipe: str, call: _Call) -> str:
     name, server, asked = call.next("the name"), call.next("the server"), call.next("the field")
     of = state.named(server)
     if of is None or name not in of.namespaces:
-        raise Wrong(f"there is no namespace {name!r} in {server!r}")
+        raise CommandError(f"there is no namespace {name!r} in {server!r}")
     memory, threads = _amounts(of.namespaces[name])
     known = {
         "name": name,
@@ -141,7 +145,7 @@ def _get_namespace(state: NamedState, pipe: str, call: _Call) -> str:
         "active-thread-percentage": threads,
     }
     if asked not in known:
-        raise Wrong(f"there is no field {asked!r}")
+        raise CommandError(f"there is no field {asked!r}")
     return known[asked]
 
 
@@ -153,9 +157,9 @@ def _amounts(limits: DaemonLimits) -> tuple[str, str]:
 def _list_clients(state: NamedState, _pipe: str, call: _Call) -> str:
     server = call.value("server")
     if not call.flag("all") and server is None:
-        raise Wrong("--server or --all is missing")
+        raise CommandError("--server or --all is missing")
     rows = [
-        (client.pid, one.name, 0, client.route[1] or DEFAULT, client.command)
+        (client.pid, one.name, 0, client.route[1] or DEFAULT_NAMESPACE, client.command)
         for one in _servers(state)
         for client in one.clients
         if server in (None, one.name)
@@ -174,14 +178,14 @@ def _servers(state: NamedState) -> list[NamedServer]:
 
 
 def _listed(columns: Sequence[str], rows: Sequence[Sequence[object]], call: _Call) -> str:
-    how = call.value("format") or _FORMATS[0]
-    if how not in _FORMATS:
-        raise Wrong(f"there is no format {how!r}")
-    if how == "table":
+    output_format = call.value("format") or _FORMATS[0]
+    if output_format not in _FORMATS:
+        raise CommandError(f"there is no format {output_format!r}")
+    if output_format == "table":
         header = [column.upper() for column in columns]
         return "\n".join("".join(f"{cell!s:<26}" for cell in row).rstrip() for row in (header, *rows))
     lines = [",".join(map(str, row)) for row in rows]
-    return "\n".join(lines if how == "csv,noheader" else [",".join(columns), *lines])
+    return "\n".join(lines if output_format == "csv,noheader" else [",".join(columns), *lines])
 
 
 _VERBS: dict[tuple[str, str], Callable[[NamedState, str, _Call], str]] = {

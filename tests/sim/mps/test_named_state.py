@@ -7,21 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from partage.sim.mps.modules import obey
-from partage.sim.mps.named import NamedState, Wrong
-from partage.sim.mps.node import MpsNode
-from partage.sim.mps.state import (
+from partage.sim.mps.actions import AnswerClient, CloseSocket, OpenSocket, StartServer, StopServer
+from partage.sim.mps.clients import (
     CONNECTION_FAILED,
     NOT_PERMITTED,
     NOT_READY,
     OUT_OF_MEMORY,
-    Open,
-    Shut,
     SimulatedClient,
-    StartServer,
-    StopServer,
-    Tell,
 )
+from partage.sim.mps.commands_v3 import run_command
+from partage.sim.mps.named_state import CommandError, NamedState
+from partage.sim.mps.node import MpsNode
 from partage.units import GIB
 
 GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
@@ -50,9 +46,9 @@ class World:
         self.pids = iter(range(100, 1000))
 
     def settle(self) -> None:
-        while self.state.effects:
-            match self.state.effects.pop(0):
-                case Tell(client, error):
+        while self.state.actions:
+            match self.state.actions.pop(0):
+                case AnswerClient(client, error):
                     self.told[client] = error
                 case StartServer(uid, name, devices):
                     pid = next(self.pids)
@@ -63,21 +59,21 @@ class World:
                         self.state.ended(pid, 1)
                 case StopServer(pid):
                     self.state.ended(pid, 0)
-                case Open(route):
+                case OpenSocket(route):
                     self.open.add(route)
-                case Shut(route):
+                case CloseSocket(route):
                     self.open.discard(route)
 
     def says(self, line: str) -> str:
         try:
-            return obey(self.state, PIPE, line.split())
+            return run_command(self.state, PIPE, line.split())
         finally:
             self.settle()
 
     def arrives(self, *route: str, uid: int = ALICE, **env: str) -> SimulatedClient:
         server, namespace = (*route, "", "")[:2]
         client = SimulatedClient(pid=next(self.pids), uid=uid, env=env, route=(server, namespace))
-        self.state.arrive(client)
+        self.state.connect(client)
         self.settle()
         return client
 
@@ -142,7 +138,7 @@ def test_every_server_and_namespace_has_a_socket_until_the_server_is_deleted(wor
 
 def test_a_server_with_clients_is_deleted_by_force_only(world: World):
     client = world.arrives("training", "small")
-    with pytest.raises(Wrong, match="has clients"):
+    with pytest.raises(CommandError, match="has clients"):
         world.says("server delete training")
     world.says("server delete training --force")
     assert world.state.allocate(client, 1) == CONNECTION_FAILED
@@ -153,7 +149,7 @@ def test_a_server_with_clients_is_deleted_by_force_only(world: World):
 
 def test_a_server_for_a_gpu_that_is_not_there_is_accepted_and_is_not_there(world: World):
     assert "created" in world.says("server create other --allowed-devices=GPU-of-nobody")
-    with pytest.raises(Wrong):
+    with pytest.raises(CommandError):
         world.says("server list other")
     assert world.told[world.arrives("other")] == CONNECTION_FAILED
 
@@ -199,7 +195,7 @@ def test_a_server_has_one_owner():
     ],
 )
 def test_what_cannot_be_obeyed_is_refused(multi_user: bool, uid: int, command: str):
-    with pytest.raises(Wrong):
+    with pytest.raises(CommandError):
         World(multi_user=multi_user, uid=uid).says(command)
 
 
@@ -219,7 +215,7 @@ def test_what_cannot_be_obeyed_is_refused(multi_user: bool, uid: int, command: s
     ],
 )
 def test_what_does_not_fit_what_is_there_is_refused(world: World, command: str):
-    with pytest.raises(Wrong):
+    with pytest.raises(CommandError):
         world.says(command)
 
 
@@ -279,5 +275,5 @@ def test_all_clients_of_all_servers_have_one_gpus_memory_between_them(world: Wor
     ],
 )
 def test_a_file_with_anything_else_in_it_keeps_the_daemon_from_starting(text: str):
-    with pytest.raises(Wrong):
+    with pytest.raises(CommandError):
         World().applies(text)

@@ -1,8 +1,8 @@
-"""Machine files, read: everything that is wrong at once, with file and path.
+"""Reads machine files. All problems are reported at once, each with file and path.
 
-A file holds a machine, or has one under ``machine``. What Partage writes says ``version: partage/v1``, and
-there an unknown key is a problem; recordings of other tools may say more than is read here. What is left out
-follows from the model: a file may be as short as ``gpus: [{name: NVIDIA L4}]``.
+A file is a machine, or has one under ``machine``. Files of Partage have ``version: partage/v1``, and in them
+an unknown key is a problem; recordings of other tools may have more keys than are read here. What is left
+out follows from the GPU's model: a file may be as short as ``gpus: [{name: NVIDIA L4}]``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from partage.edges.files.safeyaml import LIMIT_PROBLEMS, Value, describe, read_document
 from partage.errors import InputError, Problem
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver, cuda_version
 from partage.model.policy import Interval
-from partage.sim.node.effects import after
-from partage.sim.node.fault_syntax import parse_timed_fault
+from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
-from partage.sim.node.gpu_syntax import pci_bus_id, read_gpu, read_time_slice
-from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
-from partage.sim.node.reading import (
+from partage.sim.node.files.fault_syntax import parse_timed_fault
+from partage.sim.node.files.gpu_syntax import pci_bus_id, read_gpu, read_time_slice
+from partage.sim.node.files.reading import (
     Place,
     any_text,
     choice,
@@ -29,7 +28,8 @@ from partage.sim.node.reading import (
     uuid,
     whole_number,
 )
-from partage.sim.node.state import switched_on
+from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
+from partage.sim.node.state import power_on
 from partage.sim.node.topology import has_nvswitch, links_between
 
 VERSION, KIND = "partage/v1", "Machine"
@@ -37,12 +37,12 @@ _KEYS = (
     "version", "kind", "recorded", "driver", "cuda_driver", "no_driver", "gpus", "lost", "links",
     "device_nodes", "boot_id", "open_to_env", "fabric_manager", "virtual", "faults",
 )  # fmt: skip
-LINK_PATHS = {path.name.lower().replace("_", "-"): path for path in LinkPath}
+_LINK_PATHS = {path.word: path for path in LinkPath}
 _MOST_NVLINKS = 64
 
 
 def read_machine(data: bytes, name: str) -> Machine:
-    """The machine that a file describes. Raises InputError with all that is wrong."""
+    """The machine that a file describes. Raises InputError with all problems."""
     top = Place(name, read_document(data, name).value)
     place = top.at("machine") if top.has("machine") else top
     machine = _machine(place, name) if place.is_mapping() else None
@@ -52,7 +52,7 @@ def read_machine(data: bytes, name: str) -> Machine:
 
 
 def _first(problems: list[Problem], name: str) -> list[Problem]:
-    """As many problems as anybody reads."""
+    """The first problems, and how many more there are."""
     more = len(problems) - LIMIT_PROBLEMS
     rest = [Problem(name, "", "error", f"and {more} more problems")] if more > 0 else []
     return problems[:LIMIT_PROBLEMS] + rest
@@ -64,7 +64,7 @@ def _machine(place: Place, name: str) -> Machine:
     gpus = _gpus(place)
     lost = _lost_gpus(place)
     _nothing_twice(place, gpus, lost)
-    switched: bool | None = has_nvswitch(gpus)
+    nvswitch: bool | None = has_nvswitch(gpus)
     virtual: bool | None = False
     inventory = Inventory(
         driver=_driver(place),
@@ -74,12 +74,12 @@ def _machine(place: Place, name: str) -> Machine:
         control_nodes=tuple(_device_nodes(place)),
         boot_id=place.read("boot_id", derived_uuid("", "boot", 0), any_text),
         open_to_env=place.read("open_to_env", None, optional(truth)),
-        fabric_manager=place.read("fabric_manager", switched, optional(truth)),
+        fabric_manager=place.read("fabric_manager", nvswitch, optional(truth)),
         virtual=place.read("virtual", virtual, optional(truth)),
         simulated=True,
     )
     faults = _faults(place, inventory)
-    return Machine(name, inventory, tuple(faults), place.at("recorded").text("date", ""), _slices(place))
+    return Machine(name, inventory, tuple(faults), place.at("recorded").text("date", ""), _time_slices(place))
 
 
 def _header(place: Place) -> None:
@@ -103,8 +103,7 @@ def _cuda(value: Value) -> str:
     """``12.4``, as text or as the driver's 12040."""
     if isinstance(value, str) and value:
         return str(value)
-    number = whole_number(value, 1000)
-    return f"{number // 1000}.{number % 1000 // 10}"
+    return cuda_version(whole_number(value, 1000))
 
 
 def _device_nodes(place: Place) -> list[str]:
@@ -133,17 +132,17 @@ def _gpus(place: Place) -> tuple[Gpu, ...]:
     return tuple(sorted((gpu for gpu in gpus if gpu), key=lambda gpu: gpu.index))
 
 
-def _slices(place: Place) -> dict[int, Interval | None]:
-    """Time slices that are not default, by index. What is no list, no row, no index is said elsewhere."""
+def _time_slices(place: Place) -> dict[int, Interval | None]:
+    """Time slices that are not the default, by index. Other readers report bad lists, rows and indexes."""
     rows = place.at("gpus").value
-    slices: dict[int, Interval | None] = {}
+    time_slices: dict[int, Interval | None] = {}
     for position in range(len(rows) if isinstance(rows, list) else 0):
         row = place.at("gpus").at(position)
         interval = read_time_slice(row)
         index = row.value.get("index", position) if isinstance(row.value, dict) else None
         if interval is not Interval.DEFAULT and isinstance(index, int):
-            slices[index] = interval
-    return slices
+            time_slices[index] = interval
+    return time_slices
 
 
 def _lost_gpus(place: Place) -> tuple[LostGpu, ...]:
@@ -160,7 +159,7 @@ def _lost_gpus(place: Place) -> tuple[LostGpu, ...]:
 
 
 def _nothing_twice(place: Place, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> None:
-    """Put a problem down for every name that two things have."""
+    """Report every index, UUID, minor and PCI address that two things have."""
     uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.mig_devices))]
     names: Mapping[str, list[object]] = {
         "index": [*(gpu.index for gpu in gpus), *(row.index for row in lost)],
@@ -191,18 +190,18 @@ def _links(place: Place, gpus: Mapping[int, Gpu]) -> tuple[Link, ...]:
 
 
 def _link_path(value: Value) -> LinkPath:
-    return LINK_PATHS[choice(value, LINK_PATHS)]
+    return _LINK_PATHS[choice(value, _LINK_PATHS)]
 
 
 def _faults(place: Place, inventory: Inventory) -> list[TimedFault]:
-    """The faults, in the order of the file; each has to be possible on that node at least alone."""
-    state = switched_on(Machine("", inventory))
+    """The faults, in the order of the file. Each has to be possible on the node if it is the only one."""
+    state = power_on(Machine("", inventory))
     faults = []
     for row in place.at("faults").rows():
         assert isinstance(row.value, dict)
         try:
             timed = parse_timed_fault(row.value)
-            after(state, timed.fault)
+            apply_fault(state, timed.fault)
         except (ValueError, InputError) as error:
             row.wrong(str(error))
         else:

@@ -1,4 +1,4 @@
-"""One place of a parsed file: it knows its path, reads plain values, and collects what is wrong."""
+"""One place of a parsed file: it has a path, reads plain values, and collects the problems."""
 
 from __future__ import annotations
 

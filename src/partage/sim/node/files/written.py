@@ -1,15 +1,15 @@
-"""Machine files, written, so that reading them gives the same node again."""
+"""Writes machine files: read back, a file gives the same node again."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, MigDevice
-from partage.sim.node.machine_file import KIND, VERSION
+from partage.sim.node.files.machine_file import KIND, VERSION
 
 
 def machine_to_json(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
-    """The machine file of a node: read back it is the same inventory, but for ``simulated``.
+    """The machine file of a node: read back, it is the same inventory except for ``simulated``.
 
     recorded: date of the recording, ``2025-11-21``; empty leaves it out.
     """
@@ -47,7 +47,7 @@ def _driver(inventory: Inventory) -> dict[str, Any]:
 
 
 def _link(link: Link, index: dict[str, int]) -> dict[str, Any]:
-    path = link.path.name.lower().replace("_", "-")
+    path = link.path.word
     return {"a": index[link.a], "b": index[link.b], "path": path, "nvlinks": link.nvlinks}
 
 

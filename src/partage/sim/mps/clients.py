@@ -1,0 +1,50 @@
+"""Clients and servers of a simulated MPS daemon, and what CUDA calls of a client answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from partage.model.mps import ServerStatus
+from partage.sim.mps.limits import DaemonLimits
+
+# Names of errors: cuda.h.
+OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
+NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
+LAUNCH_FAILED = "CUDA_ERROR_LAUNCH_FAILED"
+CONNECTION_FAILED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
+NOT_READY = "CUDA_ERROR_MPS_SERVER_NOT_READY"
+TOO_MANY = "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
+TERMINATED = "CUDA_ERROR_MPS_CLIENT_TERMINATED"
+NOT_PERMITTED = "CUDA_ERROR_NOT_PERMITTED"
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedClient:
+    """One process and its connection. env: its environment variables.
+
+    error: what all its calls answer from now on; empty: they work.
+    route: names of the server and the namespace through whose socket it came, empty without names.
+    """
+
+    pid: int
+    uid: int
+    namespace: int = 0
+    command: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    used_bytes: int = 0
+    limit_bytes: int | None = None
+    threads: float = 100.0
+    error: str = ""
+    route: tuple[str, str] = ("", "")
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedServer:
+    """A server and its clients. limits: for clients that come next (``set_...`` changes them)."""
+
+    pid: int
+    uid: int
+    limits: DaemonLimits
+    status: ServerStatus = ServerStatus.INITIALIZING
+    clients: list[SimulatedClient] = field(default_factory=list)

@@ -1,0 +1,1 @@
+"""Machine files and faults as people write them: readers and the writer."""

@@ -1,0 +1,84 @@
+"""Steps on a whole simulated GPU: MIG mode, reset, verification. As strict as a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from partage.errors import GpuInUse, HardwareError, NotAsSaid, Unsupported
+from partage.model.gpu import MigMode
+from partage.model.layout import LayoutItem
+from partage.model.profile import MigProfile
+from partage.model.step import Reset, SetMigMode, Verify
+from partage.plan.reconcile.resets import reset_sets
+from partage.sim.node.observation import inventory_of
+from partage.sim.node.refusals import answering_gpu, in_use
+from partage.sim.node.resets import mode_change_needs_reset, reset_gpu
+from partage.sim.node.state import SimulatedNode, with_gpu
+
+_IN_A_VM = "turn its MIG mode on or off with nvidia-smi -mig, reboot the virtual machine, and try again"
+
+
+def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode, HardwareError | None]:
+    """The node after the step; an error where the mode is pending because the GPU is in use.
+
+    Ampere: the mode is pending until a reset. Later GPUs: at once if nothing has the GPU open, else pending.
+    Raises GpuInUse while MIG instances exist, Unsupported.
+    """
+    gpu = answering_gpu(state, step.gpu)
+    if gpu.mig_mode is None:
+        raise Unsupported(f"{gpu.product} has no MIG")
+    pending = replace(gpu, mig_mode=MigMode(gpu.mig_mode.current, step.enabled))
+    if gpu.mig_mode.current == step.enabled:
+        return with_gpu(state, pending), None
+    if live := [*gpu.mig_devices, *gpu.empty_instances]:
+        raise GpuInUse(f"GPU {gpu.index} still has {len(live)} MIG instances")
+    uses = [use for use in state.all_uses if use.gpu == gpu.uuid]
+    if uses:
+        return with_gpu(state, pending), in_use(f"GPU {gpu.index} is in use; its MIG mode is pending", uses)
+    if mode_change_needs_reset(gpu):
+        return with_gpu(state, pending), None
+    return with_gpu(state, replace(gpu, mig_mode=MigMode(step.enabled, step.enabled))), None
+
+
+def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
+    """Raises GpuInUse; Unsupported in a virtual machine, or if a GPU that shares the reset is missing."""
+    gpus = [answering_gpu(state, uuid) for uuid in step.gpus]
+    if state.virtual:
+        raise Unsupported("a virtual machine may not reset its GPUs", _IN_A_VM)
+    groups = reset_sets(inventory_of(state))
+    missing = {peer for gpu in gpus for peer in groups[gpu.uuid]} - set(step.gpus)
+    if missing:
+        left_out = ", ".join(str(gpu.index) for _, gpu in sorted(state.gpus.items()) if gpu.uuid in missing)
+        raise Unsupported(f"NVLinks join GPU {left_out} with those to be reset: they are reset together")
+    if uses := [use for use in state.all_uses if use.gpu in step.gpus]:
+        raise in_use("a GPU that is in use cannot be reset", uses)
+    for gpu in gpus:
+        state = reset_gpu(state, gpu)
+    return state
+
+
+def verify(state: SimulatedNode, step: Verify) -> SimulatedNode:
+    """The same node. Raises NotAsSaid where MIG mode or MIG devices are not those of the step."""
+    gpu = answering_gpu(state, step.gpu)
+    mode = gpu.mig_mode or MigMode(current=False, pending=False)
+    if mode != MigMode(step.enabled, step.enabled):
+        raise NotAsSaid(f"GPU {gpu.index}: MIG mode is {_word(mode)}, not {'on' if step.enabled else 'off'}")
+    live = sorted(
+        str(LayoutItem(MigProfile.parse(one.profile), one.placement.start)) for one in gpu.mig_devices
+    )
+    if live != sorted(step.devices):
+        raise NotAsSaid(f"GPU {gpu.index} has {_listed(live)}, not {_listed(sorted(step.devices))}")
+    if gpu.empty_instances:
+        names = [f"{one.profile}@{one.placement.start}" for one in gpu.empty_instances]
+        raise NotAsSaid(f"GPU {gpu.index} has GPU instances without MIG devices: {_listed(names)}")
+    return state
+
+
+def _word(mode: MigMode) -> str:
+    now = "on" if mode.current else "off"
+    return now if mode.current == mode.pending else f"{now} until a reset"
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "no MIG device"

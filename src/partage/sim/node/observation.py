@@ -1,0 +1,96 @@
+"""What the driver of a simulated node answers: the inventory, the conditions, and the state as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
+from partage.model.health import Condition
+from partage.model.step import GpuUse
+from partage.sim.node.state import SimulatedNode
+
+
+def inventory_of(state: SimulatedNode) -> Inventory:
+    """The node as ``Hardware.observe`` answers it."""
+    if isinstance(state.driver, NoDriver):
+        return Inventory(
+            driver=state.driver,
+            boot_id=state.boot_id,
+            open_to_env=state.open_to_env,
+            virtual=state.virtual,
+            simulated=True,
+        )
+    gpus = tuple(
+        replace(gpu, recovery=state.conditions[index].recovery)
+        for index, gpu in sorted(state.gpus.items())
+        if index not in state.lost
+    )
+    answering = {gpu.uuid for gpu in gpus}
+    return Inventory(
+        driver=state.driver,
+        gpus=gpus,
+        lost=tuple(lost for _, lost in sorted(state.lost.items())),
+        links=tuple(link for link in state.links if link.a in answering and link.b in answering),
+        control_nodes=state.control_nodes,
+        boot_id=state.boot_id,
+        open_to_env=state.open_to_env,
+        fabric_manager=state.fabric_manager,
+        virtual=state.virtual,
+        simulated=True,
+    )
+
+
+def conditions_of(state: SimulatedNode) -> tuple[Condition, ...]:
+    """What the driver says of every GPU whose UUID is known, by index."""
+    rows = dict(state.conditions)
+    for index, lost in state.lost.items():
+        rows.pop(index, None)
+        if lost.uuid is not None:
+            rows[index] = Condition(lost.uuid, lost=lost.reason)
+    return tuple(row for _, row in sorted(rows.items()))
+
+
+def describe(state: SimulatedNode) -> str:
+    """The state as text, one line for each thing."""
+    driver = state.driver
+    head = (
+        f"driver {driver.version} cuda {driver.cuda}"
+        if isinstance(driver, Driver)
+        else f"no driver: {driver.reason}"
+    )
+    lines = [f"boot {state.boots}, {head}"]
+    for index, gpu in sorted(state.gpus.items()):
+        lines.append(_gpu_line(state, index, gpu))
+        lines += [
+            f"  mig {mig.index}  {mig.profile} {mig.placement}  gi {mig.gi_id} ci {mig.ci_id}  {mig.uuid}"
+            for mig in gpu.mig_devices
+        ]
+        lines += [f"  empty  {one.profile} {one.placement}  gi {one.gi_id}" for one in gpu.empty_instances]
+        lines += [f"  used by {use}{_part(use)}" for use in state.uses if use.gpu == gpu.uuid]
+        daemons = (one for one in state.daemons.values() if one.spec.gpu == gpu.uuid)
+        lines += [f"  mps daemon of {one.spec.device}: {one.phase}" for one in daemons]
+    return "\n".join(lines)
+
+
+def _part(use: GpuUse) -> str:
+    return "" if use.whole else f"  gi {use.gi_id}" + ("" if use.ci_id is None else f" ci {use.ci_id}")
+
+
+def _gpu_line(state: SimulatedNode, index: int, gpu: Gpu) -> str:
+    condition, lost = state.conditions[index], state.lost.get(index)
+    words = [f"gpu {index}  {gpu.product}  {gpu.uuid}"]
+    if lost:
+        words.append(f"lost: {lost.reason}")
+    if gpu.mig_mode and (gpu.mig_mode.current or gpu.mig_mode.pending):
+        words.append("mig on" if gpu.mig_mode.current else "mig pending")
+    if condition.recovery:
+        words.append(f"needs {condition.recovery.word.replace('-', ' ')}")
+    if condition.rows_pending:
+        words.append("rows pending")
+    if condition.rows_failed:
+        words.append("rows failed")
+    if condition.fabric_ok is False:
+        words.append("fabric broken")
+    if condition.resets:
+        words.append(f"resets {condition.resets}")
+    return "  ".join(words)
