@@ -207,7 +207,7 @@ def _manifest(paper: Manifest, bench: Bench) -> Iterator[Verdict]:
 def _story(file: str) -> Iterator[Verdict]:
     from pathlib import Path
 
-    from partage.faces.story.read import read_story
+    from partage.lab.stories.read import read_story
 
     try:
         read_story(Path(file))
@@ -227,7 +227,7 @@ def _machine(content: bytes, file: str) -> Iterator[Verdict]:
 def _print(files: Sequence[str], problems: Sequence[Problem]) -> None:
     from rich.markup import escape
 
-    from partage.faces.words import count_of
+    from partage.text import count_of
 
     console = common.console()
     styles = {"error": "bold red", "warning": "yellow"}

@@ -1,8 +1,8 @@
 """A client of the simulated MPS daemon: what CUDA does of this for a real program, without CUDA.
 
 As a program it takes one request a line (``allocate BYTES``, ``launch``, ``fault``) and prints one answer a
-line, ``ok`` or the name of CUDA's error; the first one says how its connection went. With a user's number as
-argument it is that user.
+line, ``ok`` or ``error`` with the name of CUDA's error; the first one says how its connection went. With a
+user's number as argument it runs as that user.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         connection = Connection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
     except (Refused, NoDaemon, TimeoutError) as error:
-        _say(str(error))
+        _say(f"error {error}")
         return 1
     _say("ok")
     for line in sys.stdin:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
                     connection.fault()
             _say("ok")
         except Refused as refusal:
-            _say(str(refusal))
+            _say(f"error {refusal}")
     connection.close()
     return 0
 

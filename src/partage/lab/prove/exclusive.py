@@ -1,0 +1,58 @@
+"""An exclusive GPU: its tenant sees that GPU and no other."""
+
+from __future__ import annotations
+
+import os
+
+from partage.lab.prove.attack import Attack
+from partage.lab.prove.model import AttackOutcome, broken, kept
+from partage.lab.prove.share import PromisedShare
+from partage.lab.prove.stage import AttackNeed, ExperimentStage
+from partage.lab.tenant import TenantProcess
+from partage.model.policy import Strategy
+from partage.model.share import Guarantee
+
+
+def _whole(share: PromisedShare) -> bool:
+    return share.offering.shared is Strategy.EXCLUSIVE and not share.mig
+
+
+async def _shown(stage: ExperimentStage) -> AttackOutcome:
+    return await _compared(await stage.tenant(), [stage.share.offering.device])
+
+
+async def _unmasked(stage: ExperimentStage) -> AttackOutcome:
+    tenant = await stage.tenant({"CUDA_VISIBLE_DEVICES": None})
+    return await _compared(tenant, os.environ.get("PARTAGE_GPUS", "").split(","))
+
+
+async def _compared(tenant: TenantProcess, promised: list[str]) -> AttackOutcome:
+    """UUIDs are compared without their first part: CUDA does not say whether it is a MIG device."""
+    found = (await tenant.ask("facts"))["devices"]
+    known = {uuid.removeprefix("GPU-").removeprefix("MIG-") for uuid in promised}
+    seen = f"it sees {','.join(found)}"
+    return kept(seen) if known.issuperset(found) else broken(seen)
+
+
+ATTACKS = (
+    Attack(
+        "exclusive-sees-its-own",
+        "exclusive",
+        Guarantee.HARD,
+        "A tenant that is shown one GPU sees that one.",
+        "A tenant with the GPU's UUID in CUDA_VISIBLE_DEVICES lists its devices.",
+        _whole,
+        _shown,
+        frozenset({AttackNeed.GPU}),
+    ),
+    Attack(
+        "exclusive-sees-no-other",
+        "exclusive",
+        Guarantee.HARD,
+        "A container has the device files of its own GPUs: dropping CUDA_VISIBLE_DEVICES shows no other.",
+        "In a container that holds shares, a tenant without CUDA_VISIBLE_DEVICES lists its devices.",
+        _whole,
+        _unmasked,
+        frozenset({AttackNeed.GPU, AttackNeed.CONTAINER}),
+    ),
+)

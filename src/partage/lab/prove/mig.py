@@ -1,0 +1,65 @@
+"""MIG: memory and faults stay within a MIG device."""
+
+from __future__ import annotations
+
+from partage.lab.prove.attack import Attack
+from partage.lab.prove.judge import amount, fault, merely_worked, must_work
+from partage.lab.prove.model import AttackOutcome, broken, kept
+from partage.lab.prove.share import PromisedShare
+from partage.lab.prove.stage import AttackNeed, ExperimentStage, fill
+from partage.lab.tenant import OK
+from partage.model.policy import Strategy
+from partage.model.share import Guarantee
+
+
+def _alone_on_mig(share: PromisedShare) -> bool:
+    return (
+        bool(share.mig)
+        and share.offering.shared is Strategy.EXCLUSIVE
+        and share.offering.guarantee is not Guarantee.NONE
+    )
+
+
+async def _over(stage: ExperimentStage) -> AttackOutcome:
+    share = stage.share
+    neighbour = await stage.tenant(number=1) if len(share.mig) > 1 else None
+    got = await fill(await stage.tenant(), share.device_bytes, share.device_bytes * 9 // 8)
+    if neighbour is not None and (after := await neighbour.attempt("launch")) != OK:
+        return broken(f"{amount(got)}; the neighbour failed: {after}")
+    outcome = merely_worked(got, share.device_bytes, "the MIG device")
+    beside = "" if neighbour is None else "; the neighbour works on"
+    return AttackOutcome(outcome.verdict, outcome.seen + beside)
+
+
+async def _fault(stage: ExperimentStage) -> AttackOutcome:
+    victim, culprit = await stage.tenant(), await stage.tenant(number=1)
+    must_work(await victim.attempt("launch"), await culprit.attempt("launch"))
+    answer = await fault(culprit)
+    after = await victim.attempt("launch")
+    if after != OK:
+        return broken(f"the fault ({answer}) reached the other MIG device: {after}")
+    return kept(f"the fault ended the tenant that made it ({answer}), and the other MIG device works on")
+
+
+ATTACKS = (
+    Attack(
+        "mig-memory",
+        "MIG",
+        Guarantee.HARD,
+        "A tenant has the memory of its MIG device and no more; its neighbours work on.",
+        "A tenant allocates in pieces up to nine eighths of its MIG device, beside a neighbour on another.",
+        _alone_on_mig,
+        _over,
+        frozenset({AttackNeed.GPU}),
+    ),
+    Attack(
+        "mig-neighbours-fault",
+        "MIG",
+        Guarantee.HARD,
+        "A fault on one MIG device does not reach another.",
+        "A kernel on another MIG device of the same GPU writes to an invalid address.",
+        _alone_on_mig,
+        _fault,
+        frozenset({AttackNeed.GPU, AttackNeed.FAULTS, AttackNeed.NEIGHBOUR}),
+    ),
+)

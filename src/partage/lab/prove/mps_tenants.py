@@ -1,0 +1,104 @@
+"""MPS: several processes of one tenant, tenants of several users, and the ceiling of compute."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from partage.lab.place import THREADS_VARIABLE
+from partage.lab.prove.attack import Attack
+from partage.lab.prove.judge import NO_ROOM, got_around
+from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried
+from partage.lab.prove.mps_memory import is_mps
+from partage.lab.prove.share import PromisedShare
+from partage.lab.prove.stage import AttackNeed, ExperimentStage
+from partage.lab.tenant import OK, OUT_OF_MEMORY
+from partage.model.share import Guarantee
+from partage.units import format_bytes
+
+NOBODY = 65534
+_PATIENCE = 5
+"""How many times as long as the first user's tenant the second's may take before it counts as waiting."""
+
+
+async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
+    share = stage.share
+    each = share.bytes * 5 // 6
+    if 2 * each > share.device_bytes * 9 // 10:
+        return NO_ROOM
+    one, other = await stage.tenant(), await stage.tenant()
+    answers = [await one.allocate(each), await other.allocate(each)]
+    size = format_bytes(share.bytes)
+    if answers == [OK, OK]:
+        return kept(f"two processes got {format_bytes(2 * each)} together, with a share of {size}")
+    if answers == [OK, OUT_OF_MEMORY]:
+        return kept(f"the second process was refused: together they are held to the share of {size}")
+    return not_tried(f"the processes did not reach their limits: {', '.join(answers)}")
+
+
+async def _two_users(stage: ExperimentStage) -> AttackOutcome:
+    clock = asyncio.get_running_loop()
+    began = clock.time()
+    first = await stage.tenant()
+    patience_s = 1.0 + _PATIENCE * (clock.time() - began)
+    second = await stage.begin(uid=NOBODY)
+    beside = await second.connected(patience_s)
+    if beside:
+        answers = [await first.attempt("launch"), await second.attempt("launch")]
+        seen = f"users {os.geteuid()} and {NOBODY} worked beside each other"
+    else:
+        await stage.end(first)
+        await second.connected()
+        answers = [await second.attempt("launch")]
+        seen = f"user {NOBODY} waited until the client of user {os.geteuid()} had gone, then worked"
+    return kept(seen) if set(answers) == {OK} else broken(f"a client failed: {', '.join(answers)}")
+
+
+async def _threads(stage: ExperimentStage) -> AttackOutcome:
+    """One tenant after the other, so that the numbers do not depend on other clients."""
+    found: list[int] = []
+    for value in (None, "100", str(max((stage.share.largest_threads or 100) // 2, 1))):
+        tenant = await stage.tenant({THREADS_VARIABLE: value})
+        found.append((await tenant.ask("facts"))["multiprocessors"])
+        await stage.end(tenant)
+    plain, raised, lowered = found
+    seen = f"{plain} multiprocessors; {raised} with 100 in the variable, {lowered} with half of its share"
+    return kept(seen) if raised <= plain else got_around(stage.share, seen)
+
+
+def _has_ceiling(share: PromisedShare) -> bool:
+    return is_mps(share) and not share.by_variable and (share.largest_threads or 100) < 100
+
+
+ATTACKS = (
+    Attack(
+        "mps-raise-threads",
+        "MPS",
+        Guarantee.GUARDED,
+        "The client's own variable can only lower the daemon's ceiling of compute.",
+        f"Multiprocessors are counted without {THREADS_VARIABLE}, with 100, and with half of the share.",
+        _has_ceiling,
+        _threads,
+        frozenset({AttackNeed.GPU}),
+    ),
+    Attack(
+        "mps-two-processes",
+        "MPS",
+        Guarantee.GUARDED,
+        "The limit is each process's: several in one container can have a multiple of the share, which the "
+        "watchdog reports.",
+        "Two processes of one tenant allocate five sixths of the share each.",
+        is_mps,
+        _two_processes,
+    ),
+    Attack(
+        "mps-two-users",
+        "MPS",
+        Guarantee.GUARDED,
+        "Tenants of two users are both served: beside each other, or one after the other.",
+        f"A tenant of user {NOBODY} comes while one of this user works.",
+        is_mps,
+        _two_users,
+        frozenset({AttackNeed.ROOT}),
+    ),
+)
