@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from partage.agent.report import Report
 from partage.plan.ledger import Degree, Entry
-from partage.sim.pod import Container, Phase, Pod
+from partage.sim.pod import Container, Pod, PodPhase
 from tests.node.sharing import Share, Terms
 from tests.node.world import Held, World
 
@@ -176,7 +176,7 @@ class Truth:
         for pod in pods:
             await world.admit(pod, bound=False, patience_s=60.0)
             self.check()
-        running = {status.pod.key for status in world.live() if status.phase is Phase.RUNNING}
+        running = {status.pod.key for status in world.live() if status.phase is PodPhase.RUNNING}
         assert running == {pod.key for pod in pods}, f"some do not run: {world.kubelet.pods()}"
         assert {one.share for one in world.held()} == wanted
         for pod in pods:

@@ -31,7 +31,7 @@ from partage.sim.faults import (
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.kubelet import EmbeddedKubelet
 from partage.sim.machine import Machine
-from partage.sim.pod import ContainerState, ContainerStatus, Phase, Pod, PodStatus
+from partage.sim.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus
 from tests.agent.harness import Place
 from tests.node.loops import Loop
 from tests.node.sharing import Share, Sharing, Terms, policy_text
@@ -243,7 +243,9 @@ class World:
     async def _admit(self, pod: Pod, *, bound: bool) -> PodStatus:
         """A pod that comes while there is no kubelet waits for ever; nobody misses it here."""
         return (
-            await self.kubelet.admit(pod, bound=bound) if self.kubelet_runs else PodStatus(pod, Phase.PENDING)
+            await self.kubelet.admit(pod, bound=bound)
+            if self.kubelet_runs
+            else PodStatus(pod, PodPhase.PENDING)
         )
 
     def notice_admissions(self) -> None:

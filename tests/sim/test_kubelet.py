@@ -21,7 +21,7 @@ from partage.model.answer import ContainerAnswer, DeviceNode, HeldBy, Mount
 from partage.model.ids import ResourceName
 from partage.sim.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet import EmbeddedKubelet
-from partage.sim.pod import Container, ContainerState, Phase, Pod
+from partage.sim.pod import Container, ContainerState, Pod, PodPhase
 from partage.sim.pod_resources import RateLimit
 from tests.edges.kubelet.shelf import Shelf, running
 from tests.kubelet_script import short_directory, until
@@ -72,7 +72,7 @@ async def test_a_pod_gets_what_its_plugin_gives(place: Path, clock: list[float])
     shelf = Shelf("a", "b", "c")
     async with node(place, shelf, clock=clock) as (kubelet, client):
         status = await kubelet.admit(pod("train", 2))
-        assert status.phase is Phase.RUNNING
+        assert status.phase is PodPhase.RUNNING
         main = status.container("main")
         assert main.state is ContainerState.RUNNING
         assert set(main.ids[GPU]) == {"a", "b"}, "the plugin prefers the first"
@@ -158,14 +158,14 @@ async def test_a_refused_allocation_fails_the_pod_for_good_and_frees_everything(
     )
     async with node(place, shelf, other, clock=clock) as (kubelet, client):
         status = await kubelet.admit(wants_both)
-        assert (status.phase, status.reason) == (Phase.FAILED, "UnexpectedAdmissionError")
+        assert (status.phase, status.reason) == (PodPhase.FAILED, "UnexpectedAdmissionError")
         assert status.message == (
             "Pod was rejected: Allocate failed due to rpc error: code = Internal desc = "
             "ZeroDivisionError: a bug of ours, which is unexpected"
         )
         assert not status.holds
         assert await client.held() == ()
-        assert (await kubelet.admit(pod("next", 2))).phase is Phase.RUNNING
+        assert (await kubelet.admit(pod("next", 2))).phase is PodPhase.RUNNING
 
 
 async def test_a_full_node_is_refused_by_the_scheduler_or_by_the_kubelet(
@@ -175,7 +175,7 @@ async def test_a_full_node_is_refused_by_the_scheduler_or_by_the_kubelet(
         await kubelet.admit(pod("first"))
         pending = await kubelet.admit(pod("second"))
         assert (pending.phase, pending.message) == (
-            Phase.PENDING,
+            PodPhase.PENDING,
             "0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
         )
         failed = await kubelet.admit(pod("second"), bound=True)
@@ -184,14 +184,14 @@ async def test_a_full_node_is_refused_by_the_scheduler_or_by_the_kubelet(
             "nvidia.com/gpu. Requested: 1, Available: 0, which is unexpected"
         )
         await kubelet.end(pod("first"))
-        assert (await kubelet.admit(pod("second"))).phase is Phase.RUNNING
+        assert (await kubelet.admit(pod("second"))).phase is PodPhase.RUNNING
 
 
 async def test_pods_that_come_at_once_do_not_share(place: Path, clock: list[float]) -> None:
     shelf = Shelf(*(f"d{n}" for n in range(10)))
     async with node(place, shelf, clock=clock) as (kubelet, _):
         statuses = await asyncio.gather(*(kubelet.admit(pod(f"p{n}", 2)) for n in range(8)))
-        assert [status.phase for status in statuses].count(Phase.RUNNING) == 5
+        assert [status.phase for status in statuses].count(PodPhase.RUNNING) == 5
         ids = [one for status in statuses if status.holds for one in status.container("main").ids[GPU]]
         assert sorted(ids) == sorted(shelf.devices().rows[n].id for n in range(10))
 
@@ -417,7 +417,7 @@ async def test_what_contradicts_the_protocol_is_written_down(place: Path) -> Non
     async with running(ResourceEndpoint(liar, place)):
         await kubelet.until(lambda: kubelet.allocatable() == {GPU: 2})
         status = await kubelet.admit(pod("train"))
-        assert status.phase is Phase.RUNNING, "it takes what is left of a bad preference"
+        assert status.phase is PodPhase.RUNNING, "it takes what is left of a bad preference"
         assert status.container("main").ids[GPU][0] in ("a", "b" * 64)
     await kubelet.stop()
     told = "\n".join(kubelet.contradictions)
@@ -441,7 +441,7 @@ async def test_a_resource_that_no_plugin_ever_offered_is_not_the_kubelets_affair
     async with node(place, Shelf("a"), clock=clock) as (kubelet, _):
         unknown = Pod("default", "odd", (Container("main", {"example.com/x": 1}),))
         assert (await kubelet.admit(unknown)).reason == "Unschedulable"
-        assert (await kubelet.admit(unknown, bound=True)).phase is Phase.RUNNING
+        assert (await kubelet.admit(unknown, bound=True)).phase is PodPhase.RUNNING
 
 
 async def test_a_pod_has_one_life_at_a_time(place: Path, clock: list[float]) -> None:
@@ -453,7 +453,7 @@ async def test_a_pod_has_one_life_at_a_time(place: Path, clock: list[float]) -> 
         with pytest.raises(ValueError, match="has ended"):
             await kubelet.restart_container(pod("train"), "main")
         await kubelet.admit(pod("train"))
-        assert [status.phase for status in kubelet.pods()] == [Phase.RUNNING]
+        assert [status.phase for status in kubelet.pods()] == [PodPhase.RUNNING]
 
 
 async def test_a_pod_is_named_a_moment_after_its_admission(place: Path, clock: list[float]) -> None:
@@ -465,7 +465,7 @@ async def test_a_pod_is_named_a_moment_after_its_admission(place: Path, clock: l
         assert kubelet.pods()[0].container("main").ids == {GPU: ("a",)}
         assert await client.held() == ()
         assert held_in_checkpoint(place / "plugins") == {ResourceName(GPU): frozenset({"a"})}
-        assert (await admission).phase is Phase.RUNNING
+        assert (await admission).phase is PodPhase.RUNNING
         assert [row.pod for row in await client.held()] == ["train"]
 
 

@@ -16,7 +16,7 @@ from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.port import DeviceRow
 from partage.sim.behaviour import Behaviour
 from partage.sim.kubelet import EmbeddedKubelet
-from partage.sim.pod import Container, Phase, Pod
+from partage.sim.pod import Container, Pod, PodPhase
 from tests.edges.kubelet.shelf import Shelf
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -82,10 +82,10 @@ class Node(RuleBasedStateMachine):
         takes = needed(pod)
         # A resource without a healthy device is refused even where reuse would do.
         fits = all(free[name] >= count and allocatable[name] for name, count in takes.items())
-        assert status.phase is not Phase.RUNNING or fits
-        assert status.phase is not Phase.FAILED or not fits
-        assert bound or status.phase is not Phase.FAILED, "the scheduler knows what the kubelet knows"
-        if status.phase is Phase.RUNNING:
+        assert status.phase is not PodPhase.RUNNING or fits
+        assert status.phase is not PodPhase.FAILED or not fits
+        assert bound or status.phase is not PodPhase.FAILED, "the scheduler knows what the kubelet knows"
+        if status.phase is PodPhase.RUNNING:
             self.running[pod.key] = pod
             for container in pod.in_order:
                 asked = {name: count for name, count in container.requests.items() if count}

@@ -1,6 +1,6 @@
 """Which Python runs the tenants: the first that has PyTorch for the device that is asked for.
 
-Whether torch is there costs milliseconds to ask; only where it is, it is imported, which takes seconds.
+To find torch takes milliseconds. Only where it is found, it is imported, which takes seconds.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from partage.errors import HardwareError, InputError
 _IS_THERE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _SEES_CUDA = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
 _FIND_S, _IMPORT_S = 20, 90
-
-
 RECORDED = "partage bench --read FILE shows a recorded run"
 
 
 def find_python(named: str | None, device: str, engine: str, otherwise: str = RECORDED) -> str:
-    """The path of the interpreter. otherwise: what else can be done, for who has none.
+    """The path of the interpreter. otherwise: what else can be done, where there is none.
 
     Raises InputError (it cannot run), HardwareError (none has it).
     """
@@ -42,7 +40,7 @@ def find_python(named: str | None, device: str, engine: str, otherwise: str = RE
 
 
 def _unfit(python: str, device: str) -> str:
-    """Why not this one; empty where it will do."""
+    """Why not this one; empty where it fits."""
     if code := _ended(python, _IS_THERE, _FIND_S):
         return "no torch" if code == 1 else "it does not run"
     if device == "cpu":

@@ -43,7 +43,7 @@ class TenantFailed(Exception):
 
 
 class TenantLost(TenantFailed):
-    """It died or hangs: nobody can say what it would have answered."""
+    """It died or hangs: what it would have answered is not known."""
 
 
 class TenantRefused(TenantFailed):
@@ -70,7 +70,7 @@ class TenantLaunch:
     device: str = "cuda"
 
     def argv(self, uid: int | None = None) -> tuple[str, ...]:
-        """The command line; uid: the user whom the tenant becomes."""
+        """The command line; uid: the user that the tenant runs as."""
         user = () if uid is None else (str(uid),)
         return (self.python, str(PROGRAM), "--engine", self.engine, "--device", self.device, *user)
 

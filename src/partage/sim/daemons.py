@@ -9,7 +9,7 @@ from partage.errors import GpuInUse, NotThere, Unsupported
 from partage.model.mps import SERVER, Client, DaemonSpec, DaemonState, MpsServer, Phase, ServerStatus
 from partage.model.step import EndClient, StartDaemon, StopDaemon
 from partage.plan.clients import too_old_for_namespaces
-from partage.sim.state import Daemon, NodeState
+from partage.sim.state import NodeState, SimulatedDaemon
 
 _FIRST_PID = 900_000
 """Above those of most nodes: nobody takes a simulated daemon for a process of this machine."""
@@ -27,7 +27,7 @@ def start_daemon(state: NodeState, step: StartDaemon) -> NodeState:
             return state
         _refuse_clients(state, spec.device)
     pid = _FIRST_PID + 10 * state.births
-    daemons = {**state.daemons, spec.device: Daemon(spec, pid)}
+    daemons = {**state.daemons, spec.device: SimulatedDaemon(spec, pid)}
     return replace(state, births=state.births + 1, daemons=daemons)
 
 
@@ -53,7 +53,7 @@ def daemons_of(state: NodeState) -> tuple[DaemonState, ...]:
     return tuple(_shown(state, one) for _, one in sorted(state.daemons.items()))
 
 
-def _shown(state: NodeState, one: Daemon) -> DaemonState:
+def _shown(state: NodeState, one: SimulatedDaemon) -> DaemonState:
     spec = one.spec
     if one.phase is Phase.DEAD:
         return DaemonState(spec.gpu, spec.device, Phase.DEAD, reason="its MPS daemon has ended")

@@ -12,7 +12,7 @@ from partage.model.policy import Interval
 from partage.sim.machine import new_gpu
 from partage.sim.mig_words import read_instances
 from partage.sim.reading import (
-    Place,
+    MachineField,
     choice,
     index_number,
     matching,
@@ -44,7 +44,7 @@ _NOT_SUPPORTED = "not-supported"
 _UNKNOWN_DEVICE = "0x00000000"
 
 
-def read_gpu(row: Place, position: int, count: int, *, strict: bool) -> Gpu | None:
+def read_gpu(row: MachineField, position: int, count: int, *, strict: bool) -> Gpu | None:
     """The GPU of one row, the ``position``-th of ``count``; None after problems that leave nothing of it.
 
     strict: an unknown key is a problem.
@@ -71,7 +71,7 @@ def pci_bus_id(value: Value) -> str:
     return matching(value, _PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")
 
 
-def _fresh(row: Place, position: int, numa: int) -> Gpu | None:
+def _fresh(row: MachineField, position: int, numa: int) -> Gpu | None:
     """The GPU as its model has it. One that the catalogue lacks needs at least its memory."""
     name = row.needed("name", some_text)
     if name is None:
@@ -105,7 +105,7 @@ def _unheard_of(name: str) -> GpuModel:
     )
 
 
-def _in_its_own_words(row: Place, gpu: Gpu) -> Gpu:
+def _in_its_own_words(row: MachineField, gpu: Gpu) -> Gpu:
     """The GPU with what its row says in place of what its model does."""
     index = row.read("index", gpu.index, index_number)
     return replace(
@@ -157,7 +157,7 @@ def _capability(value: Value) -> tuple[int, int]:
     raise unlike("two whole numbers as in [9, 0]", value)
 
 
-def read_time_slice(row: Place) -> Interval | None:
+def read_time_slice(row: MachineField) -> Interval | None:
     """``default``, ``short``, ``medium``, ``long``; None for ``not-supported``."""
     words: dict[str, Interval | None] = {interval.value: interval for interval in Interval}
     words[_NOT_SUPPORTED] = None

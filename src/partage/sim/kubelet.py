@@ -24,7 +24,7 @@ from partage.sim.device_manager import AdmissionError, DeviceManager
 from partage.sim.holding import container_given
 from partage.sim.plugin_client import PluginError
 from partage.sim.plugin_registry import PluginRegistry
-from partage.sim.pod import ContainerState, Phase, Pod, PodStatus
+from partage.sim.pod import ContainerState, Pod, PodPhase, PodStatus
 from partage.sim.pod_resources import Bucket, PodResourcesService, entry, listing
 
 
@@ -156,7 +156,7 @@ class EmbeddedKubelet:
             raise ValueError(f"pod {pod.key} is there already")
         if not bound and (lacking := self._insufficient(pod)):
             reasons = ", ".join(f"1 Insufficient {resource}" for resource in lacking)
-            return PodStatus(pod, Phase.PENDING, "Unschedulable", f"0/1 nodes are available: {reasons}.")
+            return PodStatus(pod, PodPhase.PENDING, "Unschedulable", f"0/1 nodes are available: {reasons}.")
         self._bound[pod.key] = pod
         try:
             await self._manager.admit(pod)
@@ -167,7 +167,7 @@ class EmbeddedKubelet:
         containers = tuple(
             container_given(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
         )
-        self._put(PodStatus(pod, Phase.PENDING, containers=containers))
+        self._put(PodStatus(pod, PodPhase.PENDING, containers=containers))
         await self._make_ready(pod)
         return await self.retry(pod)
 
@@ -192,7 +192,7 @@ class EmbeddedKubelet:
     def _refused(self, pod: Pod, error: AdmissionError) -> PodStatus:
         del self._bound[pod.key]
         text = f"Pod was rejected: Allocate failed due to {error}, which is unexpected"
-        return self._put(PodStatus(pod, Phase.FAILED, "UnexpectedAdmissionError", text))
+        return self._put(PodStatus(pod, PodPhase.FAILED, "UnexpectedAdmissionError", text))
 
     async def retry(self, pod: Pod) -> PodStatus:
         """Start what still waits, init containers one after the other; a kubelet does so after a back-off."""
@@ -205,7 +205,7 @@ class EmbeddedKubelet:
                 break
         status = self._pods[pod.key]
         if status.holds and not status.waiting:
-            status = self._put(replace(status, phase=Phase.RUNNING))
+            status = self._put(replace(status, phase=PodPhase.RUNNING))
         return status
 
     async def _start(self, pod: Pod, name: str) -> bool:
@@ -248,7 +248,7 @@ class EmbeddedKubelet:
         self._manager.release(pod)
         del self._bound[pod.key]
         ended = (replace(one, state=ContainerState.TERMINATED) for one in status.containers)
-        phase = Phase.FAILED if failed else Phase.SUCCEEDED
+        phase = PodPhase.FAILED if failed else PodPhase.SUCCEEDED
         return self._put(replace(status, phase=phase, containers=tuple(ended)))
 
     async def delete(self, pod: Pod) -> None:

@@ -12,7 +12,7 @@ from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.machine import derived_uuid
 from partage.sim.mig import ci_minor, device_fault, gi_minor, instance_memory, together_faults
-from partage.sim.reading import Place, index_number, optional, some_text, uuid, whole_number
+from partage.sim.reading import MachineField, index_number, optional, some_text, uuid, whole_number
 from partage.units import MIB
 
 EMPTY_KEYS = ("gi", "profile", "start", "size")
@@ -31,7 +31,7 @@ class _Seat:
 
 
 def read_instances(
-    row: Place, gpu: Gpu, *, strict: bool
+    row: MachineField, gpu: Gpu, *, strict: bool
 ) -> tuple[tuple[MigDevice, ...], tuple[EmptyInstance, ...]]:
     """MIG devices in the order of the file, which is NVML's index, and the GPU instances without any.
 
@@ -49,7 +49,7 @@ def read_instances(
     return whole, tuple(sorted(hosts, key=lambda one: one.gi_id))
 
 
-def _empty_instance(place: Place, gpu: Gpu, *, strict: bool) -> EmptyInstance | None:
+def _empty_instance(place: MachineField, gpu: Gpu, *, strict: bool) -> EmptyInstance | None:
     if strict:
         place.only(EMPTY_KEYS)
     profile, gi = place.needed("profile", _profile), place.needed("gi", index_number)
@@ -63,7 +63,7 @@ def _empty_instance(place: Place, gpu: Gpu, *, strict: bool) -> EmptyInstance | 
     return EmptyInstance(gi, str(profile), placement) if placement else None
 
 
-def _mig_device(place: Place, gpu: Gpu, index: int, *, strict: bool) -> MigDevice | None:
+def _mig_device(place: MachineField, gpu: Gpu, index: int, *, strict: bool) -> MigDevice | None:
     if strict:
         place.only(MIG_KEYS)
     seat = _seat(place)
@@ -84,13 +84,13 @@ def _mig_device(place: Place, gpu: Gpu, index: int, *, strict: bool) -> MigDevic
     )
 
 
-def _minor(place: Place, key: str, derived: int) -> int | None:
+def _minor(place: MachineField, key: str, derived: int) -> int | None:
     """What the file says, null included; the arithmetic where it says nothing."""
     said: int | None = derived
     return place.read(key, said, optional(whole_number))
 
 
-def _seat(place: Place) -> _Seat | None:
+def _seat(place: MachineField) -> _Seat | None:
     profile = place.needed("profile", _profile)
     numbers = [place.needed(key, parse) for key, parse in _SEAT_NUMBERS.items()]
     gi, ci, start = numbers
@@ -114,7 +114,7 @@ def _profile(value: Value) -> MigProfile:
     return MigProfile.parse(some_text(value))
 
 
-def _span(place: Place, gpu: Gpu, seat: _Seat) -> tuple[Placement, int] | None:
+def _span(place: MachineField, gpu: Gpu, seat: _Seat) -> tuple[Placement, int] | None:
     """Placement and memory of the GPU instance; None, with a problem put down, where it cannot sit there."""
     placement = _placement(place, gpu, seat.profile, seat.start, "size and memory_bytes are")
     geometry = geometry_of(gpu)
@@ -130,7 +130,7 @@ def _span(place: Place, gpu: Gpu, seat: _Seat) -> tuple[Placement, int] | None:
 
 
 def _placement(
-    place: Place, gpu: Gpu, profile: MigProfile, start: int, needs: str = "size is"
+    place: MachineField, gpu: Gpu, profile: MigProfile, start: int, needs: str = "size is"
 ) -> Placement | None:
     """Where a GPU instance sits; None, with a problem put down, where it cannot be there."""
     geometry = geometry_of(gpu)

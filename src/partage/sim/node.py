@@ -42,7 +42,7 @@ from partage.sim.faults import (
     Vacate,
 )
 from partage.sim.mig import lay_out
-from partage.sim.state import Daemon, NodeState, Tenant, Ward, known_gpu, with_gpu
+from partage.sim.state import NodeState, SimulatedDaemon, SimulatedTenant, Ward, known_gpu, with_gpu
 
 
 def after(state: NodeState, fault: Fault) -> NodeState:
@@ -121,7 +121,7 @@ def _uses_after(state: NodeState, fault: Occupy | Vacate) -> tuple[Use, ...]:
     return (*state.uses, Use(gpu.uuid, fault.kind, fault.name, fault.pid, uuid, fault.gi, fault.ci))
 
 
-def _tenants_after(state: NodeState, fault: Occupy | Vacate) -> Mapping[tuple[str, int], Tenant]:
+def _tenants_after(state: NodeState, fault: Occupy | Vacate) -> Mapping[tuple[str, int], SimulatedTenant]:
     """What the fault says of a process is remembered. Whoever comes later was started later."""
     if isinstance(fault, Vacate) or fault.pid is None:
         return state.tenants
@@ -133,7 +133,7 @@ def _tenants_after(state: NodeState, fault: Occupy | Vacate) -> Mapping[tuple[st
     starts = {at: tenant.start for at, tenant in state.tenants.items()}
     same = (start for at, start in starts.items() if at in working and at[1] == fault.pid)
     start = next(same, 1 + max(starts.values(), default=0))
-    tenant = Tenant(fault.memory_bytes, cgroup, fault.mps, start)
+    tenant = SimulatedTenant(fault.memory_bytes, cgroup, fault.mps, start)
     return {**state.tenants, (known_gpu(state, fault.gpu).uuid, fault.pid): tenant}
 
 
@@ -173,7 +173,7 @@ def after_reset(state: NodeState, gpu: Gpu) -> NodeState:
     return replace(state, lost=_without(state.lost, gpu.index), uses=uses, daemons=daemons)
 
 
-def with_daemons(state: NodeState, gpu: str | None, phase: Phase) -> dict[str, Daemon]:
+def with_daemons(state: NodeState, gpu: str | None, phase: Phase) -> dict[str, SimulatedDaemon]:
     """The daemons, those of one GPU (None: of all) in that phase."""
     return {
         device: replace(one, phase=phase) if gpu in (None, one.spec.gpu) else one

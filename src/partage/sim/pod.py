@@ -67,7 +67,7 @@ class Pod:
         return dict(most | sidecars)
 
 
-class Phase(StrEnum):
+class PodPhase(StrEnum):
     """Of a pod."""
 
     PENDING = "Pending"
@@ -113,7 +113,7 @@ class PodStatus:
     """
 
     pod: Pod
-    phase: Phase
+    phase: PodPhase
     reason: str = ""
     message: str = ""
     containers: tuple[ContainerStatus, ...] = ()
@@ -121,7 +121,7 @@ class PodStatus:
     @property
     def holds(self) -> bool:
         """Whether its devices are its own: pods that ended, or never began, hold nothing."""
-        return self.phase in (Phase.PENDING, Phase.RUNNING) and bool(self.containers)
+        return self.phase in (PodPhase.PENDING, PodPhase.RUNNING) and bool(self.containers)
 
     def container(self, name: str) -> ContainerStatus:
         """Raises KeyError."""

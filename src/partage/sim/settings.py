@@ -27,7 +27,7 @@ from partage.model.step import (
     UseKind,
 )
 from partage.sim.daemons import end_client, start_daemon, stop_daemon
-from partage.sim.state import NodeState, Tenant, with_gpu
+from partage.sim.state import NodeState, SimulatedTenant, with_gpu
 
 _KEEPS = "this GPU keeps the length of its time slice to itself"
 
@@ -125,14 +125,14 @@ def processes_of(state: NodeState) -> Processes:
 def _running(state: NodeState) -> list[GpuProcess]:
     order = {gpu.uuid: index for index, gpu in state.gpus.items()}
     rows = [
-        _row(use, use.pid, state.tenants.get((use.gpu, use.pid)) or Tenant())
+        _row(use, use.pid, state.tenants.get((use.gpu, use.pid)) or SimulatedTenant())
         for use in state.busy
         if use.pid is not None and use.kind is UseKind.PROCESS
     ]
     return sorted(rows, key=lambda row: (order[row.gpu], row.pid, row.gi_id or 0, row.ci_id or 0))
 
 
-def _row(use: Use, pid: int, tenant: Tenant) -> GpuProcess:
+def _row(use: Use, pid: int, tenant: SimulatedTenant) -> GpuProcess:
     kind = ProcessKind.COMPUTE
     if use.name.startswith("nvidia-cuda-mps"):
         kind = ProcessKind.MPS_SERVER

@@ -34,7 +34,7 @@ class Ward:
 
 
 @dataclass(frozen=True, slots=True)
-class Tenant:
+class SimulatedTenant:
     """What there is to know of a process on a GPU beside its use. See ``faults.Occupy``."""
 
     memory_bytes: int | None = None
@@ -45,7 +45,7 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True)
-class Daemon:
+class SimulatedDaemon:
     """An MPS daemon that was started and not stopped: as asked, and what became of it."""
 
     spec: DaemonSpec
@@ -88,9 +88,9 @@ class NodeState:
     boots: int = 0
     births: int = 0
     uses: tuple[Use, ...] = ()
-    tenants: Mapping[tuple[str, int], Tenant] = field(default_factory=dict)
+    tenants: Mapping[tuple[str, int], SimulatedTenant] = field(default_factory=dict)
     slices: Mapping[int, Interval | None] = field(default_factory=dict)
-    daemons: Mapping[str, Daemon] = field(default_factory=dict)
+    daemons: Mapping[str, SimulatedDaemon] = field(default_factory=dict)
     blind: bool = False
     seats: Mapping[str, int] = field(default_factory=dict)
 

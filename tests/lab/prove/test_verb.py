@@ -24,7 +24,7 @@ def test_a_simulated_machine_is_proven_and_the_report_written(capsys, tmp_path):
     assert code == 0
     assert "2 promises: 1 kept, 0 weaker than promised, 0 broken, 1 not tried" in said.out
     assert "nvidia.com/gpu.shared: GPU 0, one of 4 shares, 19.9 GiB" in said.out
-    assert "Held to MPS in four shares" in said.out
+    assert "Promised: MPS in four shares" in said.out
     assert said.err == "GPU 0, nvidia.com/gpu.shared: mps-over-limit\n"
     document = json.loads((folder / "prove.json").read_text())
     assert (document["kind"], document["machine"]) == ("Proof", "2xh100-sxm5-80gb")

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from partage.errors import InputError
-from partage.lab.stories.judge import NodeSnapshot, shortcomings
 from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, RestartKubelet, RunPods, Say
 from partage.lab.stories.read import read_story
+from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
 from partage.sim.faults import RaiseXid
-from partage.sim.pod import Container, ContainerStatus, Phase, Pod, PodStatus
+from partage.sim.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
 
 HEAD = "machine: 2xl4\nsteps:\n"
 
@@ -120,7 +120,7 @@ POD = Pod(
 )
 RUNNING = PodStatus(
     POD,
-    Phase.RUNNING,
+    PodPhase.RUNNING,
     containers=(
         ContainerStatus("init"),
         ContainerStatus("main", env={"A": "GPU-1"}),

@@ -22,7 +22,7 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckedProblem:
     """One problem; here: nothing is wrong with the file, this machine cannot do it."""
 
     problem: Problem
@@ -30,7 +30,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class CheckContext:
     """What files are judged against. inventory, offered: None where nothing was given."""
 
     config: str | None
@@ -73,7 +73,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     return exit_code(verdicts, strict=strict)
 
 
-def exit_code(verdicts: Sequence[Verdict], *, strict: bool) -> int:
+def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
     """The worst of all verdicts."""
     errors = [verdict for verdict in verdicts if verdict.problem.severity == "error"]
     if any(not verdict.here for verdict in errors):
@@ -83,34 +83,34 @@ def exit_code(verdicts: Sequence[Verdict], *, strict: bool) -> int:
     return FALSE if verdicts and strict else 0
 
 
-def _bench(policy: str | None, config: str | None, machine: str | None) -> Bench:
+def _bench(policy: str | None, config: str | None, machine: str | None) -> CheckContext:
     from partage.model.share import resources_of
 
     inventory = None
     if machine is not None or policy is not None:
         inventory = common.need_driver(common.observe(machine))
     if policy is None or inventory is None:
-        return Bench(config, inventory, None)
+        return CheckContext(config, inventory, None)
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.advertise import advertise
     from partage.plan.assign import assign
 
     read = common.read_policy(policy, config).policy
     offer = advertise(assign(read, inventory, geometry_of), inventory, read)
-    return Bench(None, inventory, resources_of(offer))
+    return CheckContext(None, inventory, resources_of(offer))
 
 
 # --- one file ----------------------------------------------------------------------------------
 
 
-def judge(file: str, bench: Bench) -> Iterator[Verdict]:
+def judge(file: str, bench: CheckContext) -> Iterator[CheckedProblem]:
     """All problems of one file, whatever it is."""
     from partage.faces.paper import MachinePaper, Manifest, PolicyPaper, StoryPaper, read_paper
 
     try:
         paper = read_paper(file)
     except InputError as error:
-        yield from (Verdict(problem) for problem in error.problems)
+        yield from (CheckedProblem(problem) for problem in error.problems)
         return
     match paper:
         case Manifest():
@@ -123,7 +123,7 @@ def judge(file: str, bench: Bench) -> Iterator[Verdict]:
             yield from _policy(paper.content, file, bench)
 
 
-def _policy(content: bytes, file: str, bench: Bench) -> Iterator[Verdict]:
+def _policy(content: bytes, file: str, bench: CheckContext) -> Iterator[CheckedProblem]:
     """A policy; of a file with several configurations each, where none is named. Each problem once.
 
     A file of many configurations serves many kinds of nodes: those that a machine cannot have are none of its
@@ -135,41 +135,41 @@ def _policy(content: bytes, file: str, bench: Bench) -> Iterator[Verdict]:
     names: list[str | None] = list(named) if named else [bench.config]
     judged = [(name, *_configuration(content, file, name, bench)) for name in names]
     one_fits = any(not errors_of(here) for _, _, here in judged)
-    found: list[Verdict] = []
+    found: list[CheckedProblem] = []
     for name, said, here in judged:
         found += said
         found += [_elsewhere(file, name, errors)] if one_fits and (errors := errors_of(here)) else here
     yield from dict.fromkeys(found)
 
 
-def errors_of(verdicts: Sequence[Verdict]) -> list[Problem]:
+def errors_of(verdicts: Sequence[CheckedProblem]) -> list[Problem]:
     """The errors among them."""
     return [verdict.problem for verdict in verdicts if verdict.problem.severity == "error"]
 
 
-def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> Verdict:
+def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> CheckedProblem:
     """The warning for a configuration that is not for this machine."""
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     sentence = f"configuration {config} is not for this machine: {first.message}{more}"
-    return Verdict(Problem(file, first.path, "warning", sentence, first.hint))
+    return CheckedProblem(Problem(file, first.path, "warning", sentence, first.hint))
 
 
 def _configuration(
-    content: bytes, file: str, config: str | None, bench: Bench
-) -> tuple[list[Verdict], list[Verdict]]:
+    content: bytes, file: str, config: str | None, bench: CheckContext
+) -> tuple[list[CheckedProblem], list[CheckedProblem]]:
     """What is to be said of one configuration, and of it on the machine."""
     from partage.edges.files.policy import parse_policy
 
     try:
         loaded = parse_policy(content, file, config, os.environ)
     except InputError as error:
-        return [Verdict(problem) for problem in error.problems], []
-    said = [Verdict(problem) for problem in loaded.warnings]
+        return [CheckedProblem(problem) for problem in error.problems], []
+    said = [CheckedProblem(problem) for problem in loaded.warnings]
     return said, [] if bench.inventory is None else list(_on_machine(loaded.policy, file, bench.inventory))
 
 
-def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Verdict]:
+def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.paper import named
     from partage.plan.advertise import advertise
@@ -178,33 +178,34 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Ver
 
     try:
         assignment = assign(policy, inventory, geometry_of)
-        yield from (Verdict(named(problem, file)) for problem in assignment.warnings)
+        yield from (CheckedProblem(named(problem, file)) for problem in assignment.warnings)
         offer = advertise(assignment, inventory, policy)
     except InputError as error:
-        yield from (Verdict(named(problem, file)) for problem in error.problems)
+        yield from (CheckedProblem(named(problem, file)) for problem in error.problems)
         return
     except Unsatisfiable as error:
         yield from (
-            Verdict(named(problem, file), here=problem.severity == "error") for problem in error.problems
+            CheckedProblem(named(problem, file), here=problem.severity == "error")
+            for problem in error.problems
         )
         return
     for caveat in caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)):
         if caveat.certain:
-            yield Verdict(Problem(file, "", "warning", caveat.sentence))
+            yield CheckedProblem(Problem(file, "", "warning", caveat.sentence))
 
 
-def _manifest(paper: Manifest, bench: Bench) -> Iterator[Verdict]:
+def _manifest(paper: Manifest, bench: CheckContext) -> Iterator[CheckedProblem]:
     from partage.faces.manifest import findings
     from partage.faces.paper import configs_of, objects
 
     for path, document in objects(paper):
         for found in findings(document, paper.file, path, bench.offered):
-            yield Verdict(found.problem, found.here)
+            yield CheckedProblem(found.problem, found.here)
         for where, text in configs_of(document, path):
             yield from _policy(text.encode(), f"{paper.file}: {where}", bench)
 
 
-def _story(file: str) -> Iterator[Verdict]:
+def _story(file: str) -> Iterator[CheckedProblem]:
     from pathlib import Path
 
     from partage.lab.stories.read import read_story
@@ -212,16 +213,16 @@ def _story(file: str) -> Iterator[Verdict]:
     try:
         read_story(Path(file))
     except InputError as error:
-        yield from (Verdict(problem) for problem in error.problems)
+        yield from (CheckedProblem(problem) for problem in error.problems)
 
 
-def _machine(content: bytes, file: str) -> Iterator[Verdict]:
+def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:
     from partage.sim.file import read_machine
 
     try:
         read_machine(content, file)
     except InputError as error:
-        yield from (Verdict(problem) for problem in error.problems)
+        yield from (CheckedProblem(problem) for problem in error.problems)
 
 
 def _print(files: Sequence[str], problems: Sequence[Problem]) -> None:

@@ -63,13 +63,11 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @common.machine_option
 @click.option("--gpu", metavar="INDEX|UUID", help="This GPU alone; without it, all.")
 @click.option("--only", metavar="ATTACK,...", callback=_names, help="These attacks alone.")
-@click.option(
-    "--faults", is_flag=True, help="Faults, too: they end the work of whoever shares the GPU's fate."
-)
+@click.option("--faults", is_flag=True, help="Faults, too: they end the work of all clients of the GPU.")
 @click.option(
     "--alone",
     is_flag=True,
-    help="Nobody else is on the GPUs: for containers, from which others cannot be seen.",
+    help="Nothing else uses the GPUs: for containers, from which other processes cannot be seen.",
 )
 @click.option("--report", type=lab.DIRECTORY, metavar="DIR", help="Write prove.json and prove.md there.")
 @click.option("--read", metavar="FILE", help="Show a report that was written; nothing is tried.")
@@ -81,7 +79,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option("--driver-root", type=lab.DIRECTORY, default="/", show_default=True, metavar="DIR",
               help="Below which the driver's programs are.")  # fmt: skip
 @click.option("--pod-resources", metavar="PATH",
-              help="The kubelet's PodResources socket (where it exists); none: nobody is asked.")  # fmt: skip
+              help="The kubelet's PodResources socket (where it exists); none: it is not asked.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
               help="For one answer of a tenant.")  # fmt: skip
 @common.output_option("table", "json", "yaml")
@@ -96,14 +94,14 @@ def command(
     """Try to break what shares guarantee: promised, seen, verdict.
 
     Tenants allocate over their limits, fault beside a neighbour, avoid the MPS daemon, change their
-    variables, on GPUs of this node that nobody else uses. No setting of a GPU is changed, no daemon is
+    variables, on GPUs of this node that nothing else uses. No setting of a GPU is changed, no daemon is
     started or stopped. What is promised comes from --policy, else from the report of the agent that runs
     here, else from the MPS daemon that is there. docs/prove.md explains every attack.
 
     With --machine the same attacks run against a simulated MPS control daemon (without a policy: four
     shares); what takes real hardware is then not tried.
 
-    Exit code 1: a promise is broken; 3: somebody is on the GPU; 4: no driver, or no PyTorch.
+    Exit code 1: a promise is broken; 3: a GPU is in use; 4: no driver, or no PyTorch.
     """
     from partage.faces.render.proof_tables import proof_lines
     from partage.lab.prove.document import PROOF
@@ -132,8 +130,8 @@ async def _prove(options: ProveOptions) -> ProofReport:
     from partage.lab.document import command_line, now
     from partage.lab.prove.chosen import free_gpus, holders, refuse_blind
     from partage.lab.prove.model import DriverVersions, ProofReport
+    from partage.lab.prove.runner import named, run_attacks
     from partage.lab.prove.share import shares_of
-    from partage.lab.prove.walk import named, walk
     from partage.model.gpu import Driver
 
     attacks = named(options.only)
@@ -150,7 +148,7 @@ async def _prove(options: ProveOptions) -> ProofReport:
         offer, remark = await _offer(options, inventory, agent)
         shares = shares_of(offer, inventory, {gpu.uuid for gpu in gpus})
         async with _engine(options, node) as engine:
-            rows = [row async for row in walk(engine, shares, attacks, lab.tell)]
+            rows = [row async for row in run_attacks(engine, shares, attacks, lab.tell)]
             versions = {"partage": __version__, **await asyncio.to_thread(engine.versions)}
     return ProofReport(
         at=now(),
@@ -183,18 +181,18 @@ async def _node(options: ProveOptions) -> AsyncIterator[Node]:
 
 
 async def _offer(options: ProveOptions, inventory: Inventory, agent: Reported | None) -> tuple[Offer, str]:
-    """What is promised, and a sentence that says who promises it."""
+    """What is promised, and a sentence that says by what."""
     from partage.lab.prove.offered import IN_FOUR, by_daemons, by_policy
 
     if options.loaded is not None:
         policy = options.loaded.policy
-        return by_policy(policy, inventory), f"Held to the policy {policy.source or 'that was given'}."
+        return by_policy(policy, inventory), f"Promised by the policy {policy.source or 'that was given'}."
     if agent is not None:
-        return agent.offer, f"Held to what the agent of this node reported at {agent.at}."
+        return agent.offer, f"Promised by the agent of this node, in its report of {agent.at}."
     if options.machine is not None:
-        return by_policy(IN_FOUR, inventory), "Held to MPS in four shares: --policy says otherwise."
+        return by_policy(IN_FOUR, inventory), "Promised: MPS in four shares; --policy names others."
     offer = await by_daemons(inventory, options.runs, options.mps_pipe, options.driver_root)
-    return offer, "No policy, no agent: held to what the GPUs and the MPS daemons that are there say."
+    return offer, "No policy and no agent: promised by the GPUs and the MPS daemons that are there."
 
 
 @asynccontextmanager

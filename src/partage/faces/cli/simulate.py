@@ -56,7 +56,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     read = read_story(Path(story), machine=machine, policy=policy, config=config)
     _log(verbose=verbose)
-    ending = _print_play(read, seed) if output == "table" else _play(read, seed, None)
+    ending = _print_play(read, seed) if output == "table" else _play(read, seed, lambda _: None)
     if output != "table":
         from partage.faces.simulation import ending_document
 
@@ -74,10 +74,10 @@ def _log(*, verbose: bool) -> None:
         logging.getLogger("partage").propagate = False
 
 
-def _play(story: Story, seed: int, told: Callable[[StoryScene], None] | None) -> StoryEnding:
-    from partage.lab.stories.play import play, to_nobody
+def _play(story: Story, seed: int, on_scene: Callable[[StoryScene], None]) -> StoryEnding:
+    from partage.lab.stories.play import play
 
-    return asyncio.run(play(story, seed=seed, told=told or to_nobody))
+    return asyncio.run(play(story, seed=seed, on_scene=on_scene))
 
 
 def _print_play(story: Story, seed: int) -> StoryEnding:
@@ -88,11 +88,11 @@ def _print_play(story: Story, seed: int) -> StoryEnding:
     for line in title_lines(story):
         console.print(line)
 
-    def told(scene: StoryScene) -> None:
+    def show(scene: StoryScene) -> None:
         for line in scene_lines(scene, console.width):
             console.print(line)
 
-    ending = _play(story, seed, told)
+    ending = _play(story, seed, show)
     _print_ending(ending, console)
     return ending
 

@@ -11,10 +11,10 @@ from rich.text import Text
 
 from partage.faces.words import product_word
 from partage.lab.share_names import NamedShare, shares_of
-from partage.lab.stories.judge import NodeSnapshot
 from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
-from partage.lab.stories.telling import got_by
+from partage.lab.stories.sentences import got_by
+from partage.lab.stories.shortcomings import NodeSnapshot
 from partage.sim.pod import ContainerStatus, PodStatus
 from partage.text import count_of
 

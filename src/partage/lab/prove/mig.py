@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from partage.lab.prove.attack import Attack
-from partage.lab.prove.judge import amount, fault, merely_worked, must_work
 from partage.lab.prove.model import AttackOutcome, broken, kept
+from partage.lab.prove.outcomes import allocate_beside, fault, must_work
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import AttackNeed, ExperimentStage, fill
+from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
@@ -23,12 +23,8 @@ def _alone_on_mig(share: PromisedShare) -> bool:
 async def _over(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
     neighbour = await stage.tenant(number=1) if len(share.mig) > 1 else None
-    got = await fill(await stage.tenant(), share.device_bytes, share.device_bytes * 9 // 8)
-    if neighbour is not None and (after := await neighbour.attempt("launch")) != OK:
-        return broken(f"{amount(got)}; the neighbour failed: {after}")
-    outcome = merely_worked(got, share.device_bytes, "the MIG device")
-    beside = "" if neighbour is None else "; the neighbour works on"
-    return AttackOutcome(outcome.verdict, outcome.seen + beside)
+    most = share.device_bytes * 9 // 8
+    return await allocate_beside(stage, neighbour, share.device_bytes, most, "the MIG device")
 
 
 async def _fault(stage: ExperimentStage) -> AttackOutcome:

@@ -10,7 +10,7 @@ from partage.model.share import Guarantee
 
 
 class ProofVerdict(StrEnum):
-    """What became of a promise.
+    """The outcome for a promise.
 
     kept:    what was seen is at least what was promised, also where nothing is promised.
     weaker:  it holds against a tenant that merely works, and not against one that tries to avoid it.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from partage.lab.place import TenantMode
 from partage.lab.prove.attack import Attack
-from partage.lab.prove.judge import NO_ROOM, amount, beyond, got_around, was_held
 from partage.lab.prove.model import AttackOutcome, kept
 from partage.lab.prove.mps_memory import is_mps
+from partage.lab.prove.outcomes import NO_ROOM, amount, beyond, got_around, was_held
 from partage.lab.prove.stage import AttackNeed, ExperimentStage, fill
 from partage.lab.tenant import NotConnected
 from partage.model.share import Guarantee

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from partage.lab.prove.attack import Attack
-from partage.lab.prove.judge import fault, must_work
 from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.mps_memory import is_mps
+from partage.lab.prove.outcomes import fault, must_work
 from partage.lab.prove.stage import AttackNeed, CannotTry, ExperimentStage
 from partage.lab.tenant import OK, NotConnected, TenantFailed
 from partage.model.share import Guarantee

@@ -6,17 +6,18 @@ from functools import partial
 
 from partage.lab.place import MEMORY_VARIABLE
 from partage.lab.prove.attack import Attack
-from partage.lab.prove.judge import (
+from partage.lab.prove.model import AttackOutcome, kept, not_tried, weaker
+from partage.lab.prove.outcomes import (
     NO_ROOM,
+    allocate_beside,
     amount,
     beyond,
     got_around,
-    merely_worked,
+    judge_allocation,
     must_work,
     shared_by,
     was_held,
 )
-from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weaker
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import Allocated, ExperimentStage, fill
 from partage.lab.tenant import OK
@@ -51,17 +52,13 @@ async def _over(stage: ExperimentStage) -> AttackOutcome:
         return NO_ROOM
     neighbour = await stage.tenant()
     must_work(await neighbour.allocate(max(share.bytes // 16, MIB)), await neighbour.attempt("launch"))
-    got = await fill(await stage.tenant(), share.bytes, most)
-    if (after := await neighbour.attempt("launch")) != OK:
-        return broken(f"{amount(got)}; the neighbour failed: {after}")
-    outcome = merely_worked(got, share.bytes, "the share")
-    return AttackOutcome(outcome.verdict, f"{outcome.seen}; the neighbour works on")
+    return await allocate_beside(stage, neighbour, share.bytes, most, "the share")
 
 
 async def _lowered(stage: ExperimentStage) -> AttackOutcome:
     half = max(stage.share.bytes // 2 // MIB, 1) * MIB
     tenant = await stage.tenant({MEMORY_VARIABLE: f"0={half // MIB}M"})
-    return merely_worked(await fill(tenant, half, half * 5 // 4), half, "the lower limit")
+    return judge_allocation(await fill(tenant, half, half * 5 // 4), half, "the lower limit")
 
 
 async def _raised(stage: ExperimentStage) -> AttackOutcome:
@@ -80,7 +77,7 @@ async def _dropped(stage: ExperimentStage) -> AttackOutcome:
         return NO_ROOM
     got = await fill(await stage.tenant({MEMORY_VARIABLE: None}), limit, most)
     if not was_held(got, limit):
-        return merely_worked(got, limit, "the daemon's limit")
+        return judge_allocation(got, limit, "the daemon's limit")
     if got.bytes <= share.bytes:
         return kept(f"{amount(got)}: not more than its share of {format_bytes(share.bytes)}")
     return got_around(share, f"{amount(got)}, with a share of {format_bytes(share.bytes)}")

@@ -7,9 +7,9 @@ import os
 
 from partage.lab.place import THREADS_VARIABLE
 from partage.lab.prove.attack import Attack
-from partage.lab.prove.judge import NO_ROOM, got_around
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried
 from partage.lab.prove.mps_memory import is_mps
+from partage.lab.prove.outcomes import NO_ROOM, got_around
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK, OUT_OF_MEMORY

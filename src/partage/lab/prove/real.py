@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.lab.gpus import computes, guard_directory
 from partage.lab.prove.model import Evidence
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import AttackNeed, CannotTry, ShareSetup, lacks_permission
+from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
 from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.policy import Strategy
@@ -31,17 +31,15 @@ _VERSION_S = 20
 
 
 @dataclass(frozen=True, slots=True)
-class RealEngine:
+class RealEngine(ProofEngine):
     """look: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
 
+    evidence = Evidence.HARDWARE
     launch: TenantLaunch
     look: Callable[[], Awaitable[tuple[Inventory, Sequence[Use]]]]
     run_dir: Path
-    faults: bool
     pipe: Path | None = None
     driver_root: Path = Path("/")
-    deadline_s: float = 60.0
-    evidence: Evidence = Evidence.HARDWARE
 
     def argv(self, uid: int | None) -> tuple[str, ...]:
         return self.launch.argv(uid)
@@ -52,7 +50,7 @@ class RealEngine:
         # The environment of a container that holds a share of Partage's says so.
         if need is AttackNeed.CONTAINER and not os.environ.get("PARTAGE_GPUS"):
             return "this is no container that holds a share"
-        return lacks_permission(need, faults=self.faults)
+        return ProofEngine.lacks(self, need)
 
     async def holder(self, gpu: str) -> str:
         inventory, uses = await self.look()
@@ -72,11 +70,8 @@ class RealEngine:
             return {"torch": "unknown"}
         return {"torch": asked.stdout.strip() or "unknown"}
 
-    def setup(self, share: PromisedShare) -> AbstractAsyncContextManager[ShareSetup]:
-        return self._found(share)
-
     @asynccontextmanager
-    async def _found(self, share: PromisedShare) -> AsyncIterator[ShareSetup]:
+    async def setup(self, share: PromisedShare) -> AsyncIterator[ShareSetup]:
         guard = guard_directory()
         if share.offering.shared is not Strategy.MPS:
             yield ShareSetup(share.place(None, self.driver_root, guard))

@@ -6,8 +6,16 @@ from functools import partial
 
 from partage.lab.place import TenantMode
 from partage.lab.prove.attack import Attack
-from partage.lab.prove.judge import NO_ROOM, amount, beyond, got_around, merely_worked, shared_by, was_held
 from partage.lab.prove.model import AttackOutcome, kept
+from partage.lab.prove.outcomes import (
+    NO_ROOM,
+    amount,
+    beyond,
+    got_around,
+    judge_allocation,
+    shared_by,
+    was_held,
+)
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import UNCHANGED, Allocated, AttackNeed, ExperimentStage, VariableChanges, fill
 from partage.model.policy import Strategy
@@ -37,7 +45,7 @@ async def _unheld(stage: ExperimentStage) -> AttackOutcome:
 
 async def _capped(stage: ExperimentStage) -> AttackOutcome:
     got = await _filled(stage, TenantMode.WITH_GUARD)
-    return NO_ROOM if got is None else merely_worked(got, stage.share.bytes, "the share")
+    return NO_ROOM if got is None else judge_allocation(got, stage.share.bytes, "the share")
 
 
 async def _off(stage: ExperimentStage) -> AttackOutcome:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import ClassVar
 
 from partage.edges.mps.ending import until
 from partage.lab.daemon import MpsDaemon
@@ -46,15 +47,6 @@ class AttackNeed(StrEnum):
     NEIGHBOUR = "neighbour"
 
 
-def lacks_permission(need: AttackNeed, *, faults: bool) -> str:
-    """Why faults, or processes of other users, are not possible, a clause; empty for other needs."""
-    if need is AttackNeed.FAULTS and not faults:
-        return "it ends the work of the processes that the fault hits: --faults tries it"
-    if need is AttackNeed.ROOT and os.geteuid() != 0:
-        return "only root can start processes of other users"
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class ShareSetup:
     """What an engine has set up for one share.
@@ -68,41 +60,45 @@ class ShareSetup:
     before: tuple[str, ...] = ()
 
 
-class ProofEngine(Protocol):
-    """What starts tenants, and on what: a real node or a simulated daemon."""
+@dataclass(frozen=True, slots=True)
+class ProofEngine(ABC):
+    """What starts tenants, and on what: a real node or a simulated daemon.
 
-    @property
-    def evidence(self) -> Evidence:
-        """How a row that was tried is known."""
-        ...
+    faults: whether attacks may make kernels fault. deadline_s: for one answer of a tenant.
+    """
 
-    @property
-    def deadline_s(self) -> float:
-        """For one answer of a tenant."""
-        ...
+    faults: bool
+    deadline_s: float = field(default=60.0, kw_only=True)
+    evidence: ClassVar[Evidence]
+    """How a row that was tried is known."""
 
+    @abstractmethod
     def argv(self, uid: int | None) -> tuple[str, ...]:
         """The command line of a tenant of that user."""
-        ...
+
+    @abstractmethod
+    def setup(self, share: PromisedShare) -> AbstractAsyncContextManager[ShareSetup]:
+        """What surrounds a share, given back afterwards. Raises CannotTry."""
 
     def lacks(self, need: AttackNeed) -> str:
         """Why a need cannot be met here, a clause; empty where it can."""
-        ...
+        if need is AttackNeed.FAULTS and not self.faults:
+            return "it ends the work of the processes that the fault hits: --faults tries it"
+        if need is AttackNeed.ROOT and os.geteuid() != 0:
+            return "only root can start processes of other users"
+        return ""
 
     async def holder(self, gpu: str) -> str:
         """What else works on a GPU (UUID) or holds a share of it; empty: nothing.
 
         Raises PartageError where that cannot be asked.
         """
-        ...
+        del gpu
+        return ""
 
     def versions(self) -> Mapping[str, str]:
         """Of what tenants use. Blocking."""
-        ...
-
-    def setup(self, share: PromisedShare) -> AbstractAsyncContextManager[ShareSetup]:
-        """What surrounds a share, given back afterwards. Raises CannotTry."""
-        ...
+        return {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,10 +167,10 @@ class ExperimentStage:
     async def settled(self) -> None:
         """Wait for some time until the daemon has noticed that our tenants have gone."""
 
-        async def nobody() -> bool:
+        async def no_clients() -> bool:
             return not await self.others()
 
-        await until(nobody, _GONE_S)
+        await until(no_clients, _GONE_S)
 
     def _environment(self, mode: TenantMode, number: int) -> dict[str, str]:
         """As a container of the share has it."""

@@ -1,4 +1,4 @@
-"""What goes wrong in a story: read in the simulation's words (``sim.fault_words``), told in a sentence."""
+"""Faults of a story: read as the simulation writes them (``sim.fault_words``), and put into a sentence."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from partage.sim.faults import (
 
 
 def read_fault(place: Field) -> FaultStep | None:
-    """The fault that stands there."""
+    """The fault that is written there."""
     if not isinstance(place.value, dict):
         place.error("has to be a mapping such as {gpu: 2, xid: 79}")
         return None
@@ -50,7 +50,7 @@ _TURNS = {
 
 
 def sentence(fault: Fault) -> str:
-    """The fault, told."""
+    """The fault in words."""
     match fault:
         case LoseGpu(gpu):
             return f"GPU {gpu} does not answer any more"
@@ -61,11 +61,11 @@ def sentence(fault: Fault) -> str:
         case Ailing(gpu):
             return f"the driver reports an ailment of GPU {gpu}"
         case ResetGpu(gpu):
-            return f"somebody resets GPU {gpu}"
+            return f"GPU {gpu} is reset"
         case Occupy(gpu, name):
             return f"{name} opens GPU {gpu}"
         case Vacate(gpu, name):
-            return f"{name or 'everybody'} closes GPU {gpu}"
+            return f"{name or 'every process'} closes GPU {gpu}"
         case MpsTurns(gpu, phase):
             return f"the MPS daemon of GPU {gpu} {_TURNS.get(phase, phase)}"
         case SetMig(gpu, layout):

@@ -1,4 +1,4 @@
-"""What a story says, as values. ``read`` makes them from a file, ``play`` acts them out."""
+"""What a story says, as values. ``read`` makes them from a file, ``play`` carries them out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def short_key(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PolicyText:
-    """A policy as the agent finds it: a file's bytes, or what stands in the story. name: for messages."""
+    """A policy as the agent finds it: the content of a file, or of the story. name: for messages."""
 
     name: str
     content: bytes

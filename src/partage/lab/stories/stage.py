@@ -1,4 +1,4 @@
-"""The agent, a simulated node and a kubelet, joined by real sockets in a folder that goes away."""
+"""The agent, a simulated node and a kubelet, joined by real sockets in a temporary folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from partage.agent import compose
 from partage.agent.board import Board
 from partage.agent.settings import Intervals, Settings
 from partage.errors import InputError, Unreachable
-from partage.lab.stories.judge import NodeSnapshot
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
+from partage.lab.stories.shortcomings import NodeSnapshot
 from partage.sim.hardware import SimulatedHardware
 from partage.sim.kubelet import EmbeddedKubelet
-from partage.sim.pod import Phase, Pod, PodStatus
+from partage.sim.pod import Pod, PodPhase, PodStatus
 
 INTERVALS = Intervals(
     observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, settle_s=0.2,
@@ -26,12 +26,12 @@ INTERVALS = Intervals(
 
 PATIENCE_S = 10.0
 _GLANCE_S = 0.02
-"""How often the stage looks whether what it waits for has come true, and whether a waiting pod finds room."""
+"""How often the stage checks the condition it waits for, and whether a waiting pod finds room."""
 
 _OTHER_NAME = "end it first, or give this one another name"
 
 _NO_POLICY = PolicyText("", b"version: partage/v1\n")
-"""Stands in where a story begins without a policy and brings one later: every GPU exclusive."""
+"""The policy of a story that begins without one and has one later: every GPU exclusive."""
 
 
 class StoryClock:
@@ -44,7 +44,7 @@ class StoryClock:
         return time.monotonic() + self._ahead_s
 
     def jump(self, seconds: float) -> None:
-        """Let so much time pass at once."""
+        """Go ahead by so many seconds."""
         self._ahead_s += seconds
 
 
@@ -52,7 +52,7 @@ class StoryClock:
 class StoryStage:
     """Agent, node and kubelet of one story.
 
-    waiting: pods that found no room, in the order of their coming. scheduled: called when one of them got in.
+    waiting: pods that found no room, oldest first. scheduled: called when one of them is admitted.
     """
 
     story: Story
@@ -154,7 +154,7 @@ class StoryStage:
         return all(capacity.get(row.name, 0) == row.listed for row in report.resources)
 
     def holders_known(self) -> bool:
-        """The agent knows who holds every share that the kubelet has given to a container that goes on."""
+        """The agent knows the holder of every share of a running container."""
         entries = self.board.report.entries if self.board.report else ()
         named = {entry.id for entry in entries if entry.holder is not None}
         held = {
@@ -203,4 +203,4 @@ class StoryStage:
 
 
 def _found_no_room(status: PodStatus) -> bool:
-    return status.phase is Phase.PENDING and not status.containers
+    return status.phase is PodPhase.PENDING and not status.containers

@@ -112,7 +112,7 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
         return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
     if listens(pipe):
         return _fail("An instance of this daemon is already running")
-    settings = daemon.Settings(
+    settings = daemon.DaemonSettings(
         pipe=Path(pipe),
         log=Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", _LOG)),
         programs=programs,

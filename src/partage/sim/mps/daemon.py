@@ -53,7 +53,7 @@ class _Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DaemonSettings:
     """What one daemon was started with. programs: where its own program and the server's are.
 
     protocol: version of its language. configuration: a file of version 3.
@@ -70,10 +70,10 @@ class Settings:
     configuration: Path | None = None
 
 
-class Daemon:
+class ControlDaemon:
     """Serves one pipe directory until it is told to quit."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DaemonSettings) -> None:
         """Raises OSError where the directories cannot be used, Wrong for a bad configuration."""
         self._settings = settings
         self._state = _state(settings)
@@ -302,7 +302,7 @@ class Daemon:
             self._log_file.write(f"[{now} Control {os.getpid()}] {text}\n")
 
 
-def _state(settings: Settings) -> State:
+def _state(settings: DaemonSettings) -> State:
     uid, many = os.geteuid(), settings.multi_user
     if settings.protocol == 2:
         return State(settings.node, settings.devices, uid=uid, multi_user=many)
@@ -341,10 +341,10 @@ def _command(pid: int) -> str:
         return ""
 
 
-def main(settings: Settings, report: Callable[[str], None]) -> int:
+def main(settings: DaemonSettings, report: Callable[[str], None]) -> int:
     """Run a daemon in this process. report: told once that it runs (nothing), or why it cannot."""
     try:
-        daemon = Daemon(settings)
+        daemon = ControlDaemon(settings)
     except (OSError, Wrong) as error:
         # In what words a real one says so is not known.
         report(f"Failed to start the control daemon: {error}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weaker
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import Allocated, CannotTry
+from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, fill
 from partage.lab.tenant import OK, OUT_OF_MEMORY, TenantProcess
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
@@ -39,6 +39,19 @@ def beyond(limit_bytes: int, device_bytes: int) -> int | None:
     return most if most <= device_bytes * 9 // 10 else None
 
 
+async def allocate_beside(
+    stage: ExperimentStage, neighbour: TenantProcess | None, limit_bytes: int, most_bytes: int, limit: str
+) -> AttackOutcome:
+    """The outcome for a tenant that allocates up to a limit, beside a neighbour that has to work on."""
+    got = await fill(await stage.tenant(), limit_bytes, most_bytes)
+    if neighbour is None:
+        return judge_allocation(got, limit_bytes, limit)
+    if (after := await neighbour.attempt("launch")) != OK:
+        return broken(f"{amount(got)}; the neighbour failed: {after}")
+    outcome = judge_allocation(got, limit_bytes, limit)
+    return AttackOutcome(outcome.verdict, f"{outcome.seen}; the neighbour works on")
+
+
 NO_ROOM = not_tried(
     "the share is so large a part of the device that its limit cannot be told from the end of the memory"
 )
@@ -62,7 +75,7 @@ def got_around(share: PromisedShare, seen: str) -> AttackOutcome:
     return kept(f"{seen}: no more is stated than {share.offering.guarantee}")
 
 
-def merely_worked(got: Allocated, limit_bytes: int, limit_words: str) -> AttackOutcome:
+def judge_allocation(got: Allocated, limit_bytes: int, limit_words: str) -> AttackOutcome:
     """The outcome for a tenant that did nothing but allocate."""
     if got.bytes > limit_bytes:
         return broken(f"{amount(got)}, over {limit_words} of {format_bytes(limit_bytes)}")

@@ -12,10 +12,10 @@ from partage.errors import InputError
 from partage.faces.cli import common
 from partage.lab.prove.model import Evidence, ProofVerdict
 from partage.lab.prove.offered import IN_FOUR, by_policy
+from partage.lab.prove.runner import CATALOGUE, named, run_attacks
 from partage.lab.prove.share import shares_of
 from partage.lab.prove.simulated import simulation
 from partage.lab.prove.stage import AttackNeed
-from partage.lab.prove.walk import CATALOGUE, named, walk
 from partage.model.gpu import Driver
 from tests.lab.prove import reports
 
@@ -41,7 +41,7 @@ async def _walked(policy=IN_FOUR, *, machine="1xh100-sxm5-80gb", only=(), faults
     inventory = replace(inventory, driver=Driver(driver, "13.4")) if driver else inventory
     shares = shares_of(by_policy(policy, inventory), inventory, {gpu.uuid for gpu in inventory})
     async with simulation(faults=faults, deaf=deaf) as engine:
-        return [row async for row in walk(engine, shares, named(only), lambda _text: None)]
+        return [row async for row in run_attacks(engine, shares, named(only), lambda _text: None)]
 
 
 async def _look(machine):

@@ -35,7 +35,7 @@ def named(names: Sequence[str]) -> tuple[Attack, ...]:
     return tuple(attack for attack in CATALOGUE if not names or attack.name in names)
 
 
-async def walk(
+async def run_attacks(
     engine: ProofEngine,
     shares: Sequence[PromisedShare],
     attacks: Sequence[Attack],

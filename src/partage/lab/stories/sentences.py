@@ -41,7 +41,7 @@ def refusal(status: PodStatus) -> str:
 
 
 def waits(report: Report) -> list[str]:
-    """Which GPUs wait for whom before they change."""
+    """Which GPUs wait for which pods before they change."""
     lines = []
     for gpu in report.gpus:
         holders = {
