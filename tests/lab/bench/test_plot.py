@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.errors import InputError
+from partage.errors import InputError, Unsatisfiable
 from partage.faces.render.bench_plot import check_plot, figure, panels, plot_file
 from partage.lab.bench.model import BenchMachine
 from partage.lab.bench.summary import digits
@@ -64,6 +64,12 @@ def test_it_can_be_written_in_both_formats():
 def test_another_format_is_refused_before_anything_is_measured():
     with pytest.raises(InputError, match=r"\.svg or \.png"):
         check_plot("run.gif")
+
+
+def test_without_matplotlib_a_plot_is_refused_with_what_to_install(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Unsatisfiable, match="pip install 'partage"):
+        check_plot("run.png")
 
 
 def test_numbers_have_three_digits_that_count():
