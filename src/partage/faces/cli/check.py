@@ -1,4 +1,4 @@
-"""``partage check``: policies, manifests and stories, judged before they cost a card."""
+"""``partage check``: find what is wrong with policies, manifests and stories before they are used."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.cli import common
+from partage.faces.manifest import CheckedProblem
 
 if TYPE_CHECKING:
     from partage.faces.manifest import Resources
@@ -22,16 +23,8 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
 @dataclass(frozen=True, slots=True)
-class CheckedProblem:
-    """One problem; here: nothing is wrong with the file, this machine cannot do it."""
-
-    problem: Problem
-    here: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class CheckContext:
-    """What files are judged against. inventory, offered: None where nothing was given."""
+    """What files are checked against. inventory, offered: None where nothing was given."""
 
     config: str | None
     inventory: Inventory | None
@@ -57,13 +50,13 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes manifest,
     a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the policies are
-    judged against that machine too; of a file with several configurations one has to be for it, or the one
+    checked against that machine too; of a file with several configurations one has to be for it, or the one
     that --config names.
 
     Exit code 0: clean, or warnings; 1: warnings under --strict; 2: errors; 3: only impossible on the machine.
     """
-    bench = _bench(policy, config, machine)
-    verdicts = [verdict for file in files for verdict in judge(file, bench)]
+    context = _context(policy, config, machine)
+    verdicts = [verdict for file in files for verdict in judge(file, context)]
     problems = [verdict.problem for verdict in verdicts]
     if output == "table":
         _print(files, problems)
@@ -83,7 +76,7 @@ def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
     return FALSE if verdicts and strict else 0
 
 
-def _bench(policy: str | None, config: str | None, machine: str | None) -> CheckContext:
+def _context(policy: str | None, config: str | None, machine: str | None) -> CheckContext:
     from partage.model.share import resources_of
 
     inventory = None
@@ -103,7 +96,7 @@ def _bench(policy: str | None, config: str | None, machine: str | None) -> Check
 # --- one file ----------------------------------------------------------------------------------
 
 
-def judge(file: str, bench: CheckContext) -> Iterator[CheckedProblem]:
+def judge(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """All problems of one file, whatever it is."""
     from partage.faces.paper import MachinePaper, Manifest, PolicyPaper, StoryPaper, read_paper
 
@@ -114,16 +107,16 @@ def judge(file: str, bench: CheckContext) -> Iterator[CheckedProblem]:
         return
     match paper:
         case Manifest():
-            yield from _manifest(paper, bench)
+            yield from _manifest(paper, context)
         case StoryPaper():
             yield from _story(paper.file)
         case MachinePaper():
             yield from _machine(paper.content, paper.file)
         case PolicyPaper():
-            yield from _policy(paper.content, file, bench)
+            yield from _policy(paper.content, file, context)
 
 
-def _policy(content: bytes, file: str, bench: CheckContext) -> Iterator[CheckedProblem]:
+def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """A policy; of a file with several configurations each, where none is named. Each problem once.
 
     A file of many configurations serves many kinds of nodes: those that a machine cannot have are none of its
@@ -131,9 +124,9 @@ def _policy(content: bytes, file: str, bench: CheckContext) -> Iterator[CheckedP
     """
     from partage.faces.paper import configurations
 
-    named = configurations(content, file) if bench.config is None else []
-    names: list[str | None] = list(named) if named else [bench.config]
-    judged = [(name, *_configuration(content, file, name, bench)) for name in names]
+    named = configurations(content, file) if context.config is None else []
+    names: list[str | None] = list(named) if named else [context.config]
+    judged = [(name, *_configuration(content, file, name, context)) for name in names]
     one_fits = any(not errors_of(here) for _, _, here in judged)
     found: list[CheckedProblem] = []
     for name, said, here in judged:
@@ -156,7 +149,7 @@ def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> Chec
 
 
 def _configuration(
-    content: bytes, file: str, config: str | None, bench: CheckContext
+    content: bytes, file: str, config: str | None, context: CheckContext
 ) -> tuple[list[CheckedProblem], list[CheckedProblem]]:
     """What is to be said of one configuration, and of it on the machine."""
     from partage.edges.files.policy import parse_policy
@@ -166,7 +159,9 @@ def _configuration(
     except InputError as error:
         return [CheckedProblem(problem) for problem in error.problems], []
     said = [CheckedProblem(problem) for problem in loaded.warnings]
-    return said, [] if bench.inventory is None else list(_on_machine(loaded.policy, file, bench.inventory))
+    return said, [] if context.inventory is None else list(
+        _on_machine(loaded.policy, file, context.inventory)
+    )
 
 
 def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
@@ -194,15 +189,14 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
             yield CheckedProblem(Problem(file, "", "warning", caveat.sentence))
 
 
-def _manifest(paper: Manifest, bench: CheckContext) -> Iterator[CheckedProblem]:
+def _manifest(paper: Manifest, context: CheckContext) -> Iterator[CheckedProblem]:
     from partage.faces.manifest import findings
     from partage.faces.paper import configs_of, objects
 
     for path, document in objects(paper):
-        for found in findings(document, paper.file, path, bench.offered):
-            yield CheckedProblem(found.problem, found.here)
+        yield from findings(document, paper.file, path, context.offered)
         for where, text in configs_of(document, path):
-            yield from _policy(text.encode(), f"{paper.file}: {where}", bench)
+            yield from _policy(text.encode(), f"{paper.file}: {where}", context)
 
 
 def _story(file: str) -> Iterator[CheckedProblem]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from partage.lab.prove.model import AttackOutcome
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.model.share import Guarantee
+
+Act = Callable[[ExperimentStage], Awaitable[AttackOutcome]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,5 +29,18 @@ class Attack:
     promised: str
     tried: str
     on: Callable[[PromisedShare], bool]
-    act: Callable[[ExperimentStage], Awaitable[AttackOutcome]]
-    needs: frozenset[AttackNeed] = frozenset()
+    needs: frozenset[AttackNeed]
+    act: Act
+
+
+def attack(
+    name: str,
+    strategy: str,
+    guarantee: Guarantee,
+    *needs: AttackNeed,
+    promised: str,
+    tried: str,
+    on: Callable[[PromisedShare], bool],
+) -> Callable[[Act], Attack]:
+    """Makes an attack of the function that carries it out."""
+    return partial(Attack, name, strategy, guarantee, promised, tried, on, frozenset(needs))

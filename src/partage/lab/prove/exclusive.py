@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from partage.lab.prove.attack import Attack
+from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
@@ -17,10 +17,22 @@ def _whole(share: PromisedShare) -> bool:
     return share.offering.shared is Strategy.EXCLUSIVE and not share.mig
 
 
+@attack(
+    "exclusive-sees-its-own", "exclusive", Guarantee.HARD, AttackNeed.GPU,
+    promised="A tenant that is shown one GPU sees that one.",
+    tried="A tenant with the GPU's UUID in CUDA_VISIBLE_DEVICES lists its devices.",
+    on=_whole,
+)  # fmt: skip
 async def _shown(stage: ExperimentStage) -> AttackOutcome:
     return await _compared(await stage.tenant(), [stage.share.offering.device])
 
 
+@attack(
+    "exclusive-sees-no-other", "exclusive", Guarantee.HARD, AttackNeed.GPU, AttackNeed.CONTAINER,
+    promised="A container has device files of its own GPUs alone: without CUDA_VISIBLE_DEVICES it sees no other.",
+    tried="In a container that holds shares, a tenant without CUDA_VISIBLE_DEVICES lists its devices.",
+    on=_whole,
+)  # fmt: skip
 async def _unmasked(stage: ExperimentStage) -> AttackOutcome:
     tenant = await stage.tenant({"CUDA_VISIBLE_DEVICES": None})
     return await _compared(tenant, os.environ.get("PARTAGE_GPUS", "").split(","))
@@ -34,25 +46,4 @@ async def _compared(tenant: TenantProcess, promised: list[str]) -> AttackOutcome
     return kept(seen) if known.issuperset(found) else broken(seen)
 
 
-ATTACKS = (
-    Attack(
-        "exclusive-sees-its-own",
-        "exclusive",
-        Guarantee.HARD,
-        "A tenant that is shown one GPU sees that one.",
-        "A tenant with the GPU's UUID in CUDA_VISIBLE_DEVICES lists its devices.",
-        _whole,
-        _shown,
-        frozenset({AttackNeed.GPU}),
-    ),
-    Attack(
-        "exclusive-sees-no-other",
-        "exclusive",
-        Guarantee.HARD,
-        "A container has the device files of its own GPUs: dropping CUDA_VISIBLE_DEVICES shows no other.",
-        "In a container that holds shares, a tenant without CUDA_VISIBLE_DEVICES lists its devices.",
-        _whole,
-        _unmasked,
-        frozenset({AttackNeed.GPU, AttackNeed.CONTAINER}),
-    ),
-)
+ATTACKS = (_shown, _unmasked)

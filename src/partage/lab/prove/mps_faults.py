@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from partage.lab.prove.attack import Attack
+from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import fault, must_work
+from partage.lab.prove.outcomes import make_fault, must_work
 from partage.lab.prove.stage import AttackNeed, CannotTry, ExperimentStage
 from partage.lab.tenant import OK, NotConnected, TenantFailed
 from partage.model.share import Guarantee
@@ -17,10 +17,19 @@ _PATIENCE_S = 2.0
 """How long a newcomer may wait during the fault before it counts as waiting."""
 
 
+@attack(
+    "mps-neighbours-fault", "MPS", Guarantee.GUARDED, AttackNeed.FAULTS,
+    promised=(
+        "A fatal fault ends all clients of the GPU, and new ones are refused until all have gone; then new "
+        "ones are served again. No other GPU is touched."
+    ),
+    tried="A tenant's kernel writes to an invalid address beside a neighbour; a new client comes; all leave.",
+    on=is_mps,
+)  # fmt: skip
 async def _fault(stage: ExperimentStage) -> AttackOutcome:
     culprit, neighbour = await stage.tenant(), await stage.tenant()
     must_work(await culprit.attempt("launch"), await neighbour.attempt("launch"))
-    await fault(culprit)
+    await make_fault(culprit)
     after = await neighbour.attempt("launch")
     newcomer = await _newcomer(stage)
     await stage.end()
@@ -55,16 +64,4 @@ async def _served_again(stage: ExperimentStage) -> str:
         await asyncio.sleep(_AGAIN_S)
 
 
-ATTACKS = (
-    Attack(
-        "mps-neighbours-fault",
-        "MPS",
-        Guarantee.GUARDED,
-        "A fatal fault ends all clients of the GPU, and new ones are refused until all have gone; then new "
-        "ones are served again. No other GPU is touched.",
-        "A tenant's kernel writes to an invalid address beside a neighbour; a new client comes; all leave.",
-        is_mps,
-        _fault,
-        frozenset({AttackNeed.FAULTS}),
-    ),
-)
+ATTACKS = (_fault,)

@@ -6,10 +6,10 @@ import asyncio
 import os
 
 from partage.lab.place import THREADS_VARIABLE
-from partage.lab.prove.attack import Attack
+from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import NO_ROOM, got_around
+from partage.lab.prove.outcomes import got_around, within
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK, OUT_OF_MEMORY
@@ -21,11 +21,22 @@ _PATIENCE = 5
 """How many times as long as the first user's tenant the second's may take before it counts as waiting."""
 
 
+def _has_ceiling(share: PromisedShare) -> bool:
+    return is_mps(share) and not share.by_variable and (share.largest_threads or 100) < 100
+
+
+@attack(
+    "mps-two-processes", "MPS", Guarantee.GUARDED,
+    promised=(
+        "The limit is each process's: several in one container can have a multiple of the share, which the "
+        "watchdog reports."
+    ),
+    tried="Two processes of one tenant allocate five sixths of the share each.",
+    on=is_mps,
+)  # fmt: skip
 async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
-    each = share.bytes * 5 // 6
-    if 2 * each > share.device_bytes * 9 // 10:
-        return NO_ROOM
+    each = within(2 * (share.bytes * 5 // 6), share.device_bytes) // 2
     one, other = await stage.tenant(), await stage.tenant()
     answers = [await one.allocate(each), await other.allocate(each)]
     size = format_bytes(share.bytes)
@@ -36,6 +47,12 @@ async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
     return not_tried(f"the processes did not reach their limits: {', '.join(answers)}")
 
 
+@attack(
+    "mps-two-users", "MPS", Guarantee.GUARDED, AttackNeed.ROOT,
+    promised="Tenants of two users are both served: beside each other, or one after the other.",
+    tried=f"A tenant of user {NOBODY} comes while one of this user works.",
+    on=is_mps,
+)  # fmt: skip
 async def _two_users(stage: ExperimentStage) -> AttackOutcome:
     clock = asyncio.get_running_loop()
     began = clock.time()
@@ -54,6 +71,12 @@ async def _two_users(stage: ExperimentStage) -> AttackOutcome:
     return kept(seen) if set(answers) == {OK} else broken(f"a client failed: {', '.join(answers)}")
 
 
+@attack(
+    "mps-raise-threads", "MPS", Guarantee.GUARDED, AttackNeed.GPU,
+    promised="The client's own variable can only lower the daemon's ceiling of compute.",
+    tried=f"Multiprocessors are counted without {THREADS_VARIABLE}, with 100, and with half of the share.",
+    on=_has_ceiling,
+)  # fmt: skip
 async def _threads(stage: ExperimentStage) -> AttackOutcome:
     """One tenant after the other, so that the numbers do not depend on other clients."""
     found: list[int] = []
@@ -66,39 +89,4 @@ async def _threads(stage: ExperimentStage) -> AttackOutcome:
     return kept(seen) if raised <= plain else got_around(stage.share, seen)
 
 
-def _has_ceiling(share: PromisedShare) -> bool:
-    return is_mps(share) and not share.by_variable and (share.largest_threads or 100) < 100
-
-
-ATTACKS = (
-    Attack(
-        "mps-raise-threads",
-        "MPS",
-        Guarantee.GUARDED,
-        "The client's own variable can only lower the daemon's ceiling of compute.",
-        f"Multiprocessors are counted without {THREADS_VARIABLE}, with 100, and with half of the share.",
-        _has_ceiling,
-        _threads,
-        frozenset({AttackNeed.GPU}),
-    ),
-    Attack(
-        "mps-two-processes",
-        "MPS",
-        Guarantee.GUARDED,
-        "The limit is each process's: several in one container can have a multiple of the share, which the "
-        "watchdog reports.",
-        "Two processes of one tenant allocate five sixths of the share each.",
-        is_mps,
-        _two_processes,
-    ),
-    Attack(
-        "mps-two-users",
-        "MPS",
-        Guarantee.GUARDED,
-        "Tenants of two users are both served: beside each other, or one after the other.",
-        f"A tenant of user {NOBODY} comes while one of this user works.",
-        is_mps,
-        _two_users,
-        frozenset({AttackNeed.ROOT}),
-    ),
-)
+ATTACKS = (_threads, _two_processes, _two_users)

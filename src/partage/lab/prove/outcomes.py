@@ -22,7 +22,7 @@ def must_work(*answers: str) -> None:
         raise CannotTry(f"the tenants did not work to begin with: {', '.join(answers)}")
 
 
-async def fault(tenant: TenantProcess) -> str:
+async def make_fault(tenant: TenantProcess) -> str:
     """What the tenant is answered whose kernel faults. Raises CannotTry where it does not, TenantLost."""
     answer = await tenant.attempt("fault")
     if answer == OK:
@@ -30,13 +30,21 @@ async def fault(tenant: TenantProcess) -> str:
     return answer
 
 
-def beyond(limit_bytes: int, device_bytes: int) -> int | None:
-    """How much to ask for so that the limit and not the device refuses; None where the two are too close.
+def beyond(limit_bytes: int, device_bytes: int) -> int:
+    """How much to ask for so that the limit and not the device refuses: a quarter more than the limit.
 
-    A quarter more than the limit, if that is at most nine tenths of the device.
+    Raises CannotTry where that is more than nine tenths of the device.
     """
-    most = limit_bytes * 5 // 4
-    return most if most <= device_bytes * 9 // 10 else None
+    return within(limit_bytes * 5 // 4, device_bytes)
+
+
+def within(amount_bytes: int, device_bytes: int) -> int:
+    """The amount. Raises CannotTry where it is more than nine tenths of the device."""
+    if amount_bytes > device_bytes * 9 // 10:
+        raise CannotTry(
+            "the share is so large a part of the device that its limit cannot be told from the device's own"
+        )
+    return amount_bytes
 
 
 async def allocate_beside(
@@ -52,12 +60,7 @@ async def allocate_beside(
     return AttackOutcome(outcome.verdict, f"{outcome.seen}; the neighbour works on")
 
 
-NO_ROOM = not_tried(
-    "the share is so large a part of the device that its limit cannot be told from the end of the memory"
-)
-
-
-def was_held(got: Allocated, limit_bytes: int) -> bool:
+def was_limited(got: Allocated, limit_bytes: int) -> bool:
     """It got no more than the limit, and was refused as out of memory."""
     return got.bytes <= limit_bytes and got.answer == OUT_OF_MEMORY
 

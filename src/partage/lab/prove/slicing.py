@@ -5,16 +5,15 @@ from __future__ import annotations
 from functools import partial
 
 from partage.lab.place import TenantMode
-from partage.lab.prove.attack import Attack
+from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, kept
 from partage.lab.prove.outcomes import (
-    NO_ROOM,
     amount,
     beyond,
     got_around,
     judge_allocation,
     shared_by,
-    was_held,
+    was_limited,
 )
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import UNCHANGED, Allocated, AttackNeed, ExperimentStage, VariableChanges, fill
@@ -31,64 +30,50 @@ def _unlimited(share: PromisedShare) -> bool:
 
 async def _filled(
     stage: ExperimentStage, mode: TenantMode | None, changes: VariableChanges = UNCHANGED
-) -> Allocated | None:
-    """What a tenant gets that wants more than its share; None where the limit cannot be told from the end."""
+) -> Allocated:
+    """What a tenant gets that wants more than its share."""
     share = stage.share
     most = beyond(share.bytes, share.device_bytes)
-    return None if most is None else await fill(await stage.tenant(changes, mode=mode), share.bytes, most)
+    return await fill(await stage.tenant(changes, mode=mode), share.bytes, most)
 
 
+@attack(
+    "slicing-over-share", "time-slicing", Guarantee.NONE, AttackNeed.GPU,
+    promised="Nothing limits a tenant's memory.",
+    tried="A tenant allocates in pieces up to five quarters of its share.",
+    on=_unlimited,
+)  # fmt: skip
 async def _unheld(stage: ExperimentStage) -> AttackOutcome:
-    got = await _filled(stage, None)
-    return NO_ROOM if got is None else _without_limit(stage, got)
+    return _without_limit(stage, await _filled(stage, None))
 
 
+@attack(
+    "guard-over-share", "time-slicing, guard", Guarantee.ADVISORY, AttackNeed.GPU, AttackNeed.TORCH,
+    promised="A PyTorch program that wants more than its share gets out of memory.",
+    tried="A tenant with the guard allocates in pieces up to five quarters of its share, through PyTorch.",
+    on=lambda share: share.guarded_by_framework,
+)  # fmt: skip
 async def _capped(stage: ExperimentStage) -> AttackOutcome:
     got = await _filled(stage, TenantMode.WITH_GUARD)
-    return NO_ROOM if got is None else judge_allocation(got, stage.share.bytes, "the share")
+    return judge_allocation(got, stage.share.bytes, "the share")
 
 
+@attack(
+    "guard-off", "time-slicing, guard", Guarantee.ADVISORY, AttackNeed.GPU, AttackNeed.TORCH,
+    promised="A tenant can drop the guard, and then nothing limits its memory.",
+    tried="The same with PARTAGE_GUARD=off.",
+    on=lambda share: share.guarded_by_framework,
+)  # fmt: skip
 async def _off(stage: ExperimentStage) -> AttackOutcome:
     got = await _filled(stage, TenantMode.WITH_GUARD, {"PARTAGE_GUARD": "off"})
-    return NO_ROOM if got is None else _without_limit(stage, got)
+    return _without_limit(stage, got)
 
 
 def _without_limit(stage: ExperimentStage, got: Allocated) -> AttackOutcome:
     share = stage.share
-    if was_held(got, share.bytes):
-        return kept(f"{amount(got)}: held, although nothing is promised")
+    if was_limited(got, share.bytes):
+        return kept(f"{amount(got)}: limited, although nothing is promised")
     return got_around(share, f"{amount(got)}, with a share of {format_bytes(share.bytes)}")
 
 
-ATTACKS = (
-    Attack(
-        "slicing-over-share",
-        "time-slicing",
-        Guarantee.NONE,
-        "Nothing limits a tenant's memory.",
-        "A tenant allocates in pieces up to five quarters of its share.",
-        _unlimited,
-        _unheld,
-        frozenset({AttackNeed.GPU}),
-    ),
-    Attack(
-        "guard-over-share",
-        "time-slicing, guard",
-        Guarantee.ADVISORY,
-        "A PyTorch program that wants more than its share gets out of memory.",
-        "A tenant with the guard allocates in pieces up to five quarters of its share, through PyTorch.",
-        lambda share: share.guarded_by_framework,
-        _capped,
-        frozenset({AttackNeed.GPU, AttackNeed.TORCH}),
-    ),
-    Attack(
-        "guard-off",
-        "time-slicing, guard",
-        Guarantee.ADVISORY,
-        "A tenant can drop the guard, and then nothing limits its memory.",
-        "The same with PARTAGE_GUARD=off.",
-        lambda share: share.guarded_by_framework,
-        _off,
-        frozenset({AttackNeed.GPU, AttackNeed.TORCH}),
-    ),
-)
+ATTACKS = (_unheld, _capped, _off)

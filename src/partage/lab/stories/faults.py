@@ -6,26 +6,8 @@ from partage.edges.files.fields import Field
 from partage.lab.stories.model import FaultStep
 from partage.model.layout import LayoutItem
 from partage.model.mps import Phase
+from partage.sim import faults
 from partage.sim.fault_words import parse_fault
-from partage.sim.faults import (
-    Ailing,
-    Blind,
-    DriverGone,
-    DriverLoaded,
-    FailCall,
-    Fault,
-    GpuReturns,
-    HangCall,
-    HealCall,
-    LoseGpu,
-    MpsTurns,
-    Occupy,
-    RaiseXid,
-    Reboot,
-    ResetGpu,
-    SetMig,
-    Vacate,
-)
 
 
 def read_fault(place: Field) -> FaultStep | None:
@@ -49,46 +31,54 @@ _TURNS = {
 }
 
 
-def sentence(fault: Fault) -> str:
+def sentence(fault: faults.Fault) -> str:
     """The fault in words."""
     match fault:
-        case LoseGpu(gpu):
+        case faults.LoseGpu(gpu):
             return f"GPU {gpu} does not answer any more"
-        case GpuReturns(gpu):
+        case faults.GpuReturns(gpu):
             return f"GPU {gpu} answers again"
-        case RaiseXid(gpu, code):
+        case faults.RaiseXid(gpu, code):
             return f"XID {code}" + ("" if gpu is None else f" on GPU {gpu}")
-        case Ailing(gpu):
+        case faults.Ailing(gpu):
             return f"the driver reports an ailment of GPU {gpu}"
-        case ResetGpu(gpu):
+        case faults.ResetGpu(gpu):
             return f"GPU {gpu} is reset"
-        case Occupy(gpu, name):
+        case faults.Occupy(gpu, name):
             return f"{name} opens GPU {gpu}"
-        case Vacate(gpu, name):
+        case faults.Vacate(gpu, name):
             return f"{name or 'every process'} closes GPU {gpu}"
-        case MpsTurns(gpu, phase):
+        case faults.MpsTurns(gpu, phase):
             return f"the MPS daemon of GPU {gpu} {_TURNS.get(phase, phase)}"
-        case SetMig(gpu, layout):
+        case faults.SetMig(gpu, layout):
             return f"an administrator {_laid_out(layout)} on GPU {gpu}"
         case _:
             return _of_the_node(fault)
 
 
-def _of_the_node(fault: Reboot | DriverGone | DriverLoaded | FailCall | HangCall | HealCall | Blind) -> str:
+def _of_the_node(
+    fault: faults.Reboot
+    | faults.DriverGone
+    | faults.DriverLoaded
+    | faults.FailCall
+    | faults.HangCall
+    | faults.HealCall
+    | faults.Blind,
+) -> str:
     match fault:
-        case Blind(on):
+        case faults.Blind(on):
             return f"the node's processes {'are hidden' if on else 'can be seen'}"
-        case Reboot():
+        case faults.Reboot():
             return "the node reboots"
-        case DriverGone():
+        case faults.DriverGone():
             return "the driver is unloaded"
-        case DriverLoaded(version):
+        case faults.DriverLoaded(version):
             return f"driver {version} is loaded" if version else "the driver is loaded"
-        case FailCall(call):
+        case faults.FailCall(call):
             return f"the driver's answer to '{call}' is an error"
-        case HangCall(call):
+        case faults.HangCall(call):
             return f"the driver hangs at '{call}'"
-        case HealCall(call):
+        case faults.HealCall(call):
             return f"the driver answers '{call}' again"
 
 
