@@ -52,7 +52,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.command(name="bench")
 @click.option("--read", metavar="FILE", help="Show a recorded run; nothing is measured.")
 @click.option("--save", metavar="FILE", help="Write the run down, every sample (JSON).")
-@click.option("--plot", metavar="FILE", help="Draw it: .png or .svg.")
+@click.option("--plot", metavar="FILE", help="Draw it: .png or .svg (needs matplotlib).")
 @click.option("--quick", is_flag=True, help="Three repeats of half a second in one pass, for a first look.")
 @click.option("--gpu", metavar="INDEX|UUID", help="Which GPU (the first).")
 @click.option(

@@ -29,7 +29,7 @@ async def _shown(stage: ExperimentStage) -> AttackOutcome:
 
 @attack(
     "exclusive-sees-no-other", "exclusive", Guarantee.HARD, AttackNeed.GPU, AttackNeed.CONTAINER,
-    promised="A container has device files of its own GPUs alone: without CUDA_VISIBLE_DEVICES it sees no other.",
+    promised="A container has its own GPUs' device files: without CUDA_VISIBLE_DEVICES it sees no other.",
     tried="In a container that holds shares, a tenant without CUDA_VISIBLE_DEVICES lists its devices.",
     on=_whole,
 )  # fmt: skip
