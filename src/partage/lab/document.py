@@ -40,7 +40,7 @@ class LabReport(LabValue, frozen=True, kw_only=True):
     at: str
     command: tuple[str, ...]
     versions: dict[str, str]
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...]
 
 
 def now() -> str:

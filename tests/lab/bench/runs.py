@@ -68,6 +68,7 @@ def bench(
         settings=BenchSettings(),
         cells=cells,
         memory=tuple(memory),
+        remarks=(),
     )  # fmt: skip
 
 

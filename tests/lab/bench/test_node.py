@@ -1,7 +1,5 @@
 """Which part of a machine is measured, and which Python has what it takes."""
 
-
-
 from partage.faces.cli import common
 from partage.lab.bench import node
 from partage.lab.bench.model import BenchSettings

@@ -110,8 +110,8 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
     from partage.faces.render.bench_tables import bench_lines
     from partage.lab.bench.document import BENCH
 
-    for path in (save, plot):
-        lab.check_writable(str(path), Path(path or ".").parent)
+    for path in filter(None, (save, plot)):
+        lab.check_writable(path, Path(path).parent)
     if plot is not None:
         from partage.faces.render.bench_plot import check_plot
 

@@ -116,8 +116,6 @@ class ProofReport(LabReport, frozen=True, kw_only=True):
     machine: str
     gpus: tuple[str, ...]
     rows: tuple[ProofRow, ...]
-    # A report without remarks is not one of ours.
-    remarks: tuple[str, ...]
 
     def count(self, verdict: ProofVerdict) -> int:
         """How many rows have this verdict."""
