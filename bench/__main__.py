@@ -134,9 +134,9 @@ def _plan_alone_ms(count: int) -> float:
     """From the policy's text to what is offered, without starting Python."""
     from partage.edges.files.catalogue import geometry_of
     from partage.edges.files.policy import parse_policy
-    from partage.plan.advertise import advertise
-    from partage.plan.assign import assign
-    from partage.sim.machine import parse_machine
+    from partage.plan.offer.advertise import advertise
+    from partage.plan.offer.assign import assign
+    from partage.sim.node.machine import parse_machine
 
     inventory = parse_machine(MACHINE).inventory
 

@@ -18,11 +18,11 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.policy import Policy
 from partage.model.share import Resource, resources_of
-from partage.plan.advertise import advertise
-from partage.plan.allocate import Chooser
-from partage.plan.answer import Answerer
-from partage.plan.assign import assign
-from partage.sim.machine import parse_machine
+from partage.plan.offer.advertise import advertise
+from partage.plan.offer.assign import assign
+from partage.plan.serve.allocate import PreferredAllocator
+from partage.plan.serve.answer import AllocateResponder
+from partage.sim.node.machine import parse_machine
 
 CALLS = 2000
 
@@ -50,14 +50,14 @@ def measured(what: str, size: int, call: Callable[[], object], calls: int = CALL
     return Row(what, size, percent[49], percent[98])
 
 
-def node(machine: str, policy: Policy) -> tuple[Resource, Chooser, Answerer, float]:
+def node(machine: str, policy: Policy) -> tuple[Resource, PreferredAllocator, AllocateResponder, float]:
     """The only resource of that node, what serves it, and how long that took to build, in microseconds."""
     inventory = parse_machine(machine).inventory
     offer = advertise(assign(policy, inventory, geometry_of), inventory, policy)
     (resource,) = resources_of(offer).values()
     started = time.perf_counter_ns()
-    chooser = Chooser(resource, inventory.links, policy.options.allocation)
-    answerer = Answerer(resource, inventory, policy.options, "/run/partage")
+    chooser = PreferredAllocator(resource, inventory.links, policy.options.allocation)
+    answerer = AllocateResponder(resource, inventory, policy.options, "/run/partage")
     return resource, chooser, answerer, (time.perf_counter_ns() - started) / 1000
 
 

@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from partage.edges.files.catalogue import geometry_of, load
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
-from partage.model.policy import GpuEntry, MigWish, Options, Policy, Where
-from partage.model.step import Use, UseKind
-from partage.plan.advertise import advertise
-from partage.plan.assign import assign
-from partage.plan.node_steps import NodePlan, node_steps
-from partage.plan.wishes import wishes_of
-from partage.sim.machine import named_gpus, simulated_inventory
-from partage.sim.mig import lay_out
+from partage.model.policy import DesiredMig, GpuEntry, Options, Policy, Where
+from partage.model.step import GpuUse, UseKind
+from partage.plan.offer.advertise import advertise
+from partage.plan.offer.assign import assign
+from partage.plan.reconcile.holders import wishes_of
+from partage.plan.reconcile.mig_plan import MigPlan, node_steps
+from partage.sim.node.machine import named_gpus, simulated_inventory
+from partage.sim.node.mig import lay_out
 from tests.oracle import enumerate_mig as oracle
 
 MODEL = "h100-sxm5-80gb"
@@ -43,7 +43,7 @@ class Case:
 
     inventory: Inventory
     policy: Policy
-    uses: tuple[Use, ...]
+    uses: tuple[GpuUse, ...]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def cases(count: int = CASES) -> Iterator[Case]:
         bare = named_gpus(f"{GPUS}x{MODEL}", GPUS)
         gpus = tuple(_laid_out(gpu, chance.choice(layouts), str(number)) for gpu in bare)
         uses = tuple(
-            Use(gpu.uuid, UseKind.POD, "default/pod", None, device.uuid, device.gi_id, device.ci_id)
+            GpuUse(gpu.uuid, UseKind.POD, "default/pod", None, device.uuid, device.gi_id, device.ci_id)
             for gpu in gpus
             for device in gpu.mig_devices
             if chance.random() < BUSY
@@ -84,10 +84,10 @@ def _laid_out(gpu: Gpu, layout: list[str], birth: str) -> Gpu:
 def _entry(index: int, layout: list[str]) -> GpuEntry:
     """The layout without its starts: where everything comes to sit is what takes the time."""
     items = tuple(LayoutItem.parse(one.partition("@")[0]) for one in layout)
-    return GpuEntry(f"gpus[{index}]", Where(index=(index,)), mig=MigWish(items))
+    return GpuEntry(f"gpus[{index}]", Where(index=(index,)), mig=DesiredMig(items))
 
 
-def decide(case: Case) -> NodePlan:
+def decide(case: Case) -> MigPlan:
     """Everything between looking and answering."""
     assignment = assign(case.policy, case.inventory, geometry_of)
     advertise(assignment, case.inventory, case.policy)

@@ -16,12 +16,12 @@ from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
 from partage.errors import Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
-from partage.plan.candidates import survey
-from partage.plan.demand import Demand
-from partage.plan.integer import need_solver
-from partage.plan.pack import Packing, pack
-from partage.sim.machine import DRIVER, new_gpu
-from partage.sim.mig import lay_out
+from partage.plan.packing.candidates import survey
+from partage.plan.packing.demand import Demand
+from partage.plan.packing.integer_program import need_solver
+from partage.plan.packing.pack import Packing, pack
+from partage.sim.node.machine import DRIVER, new_gpu
+from partage.sim.node.mig import lay_out
 from tests.oracle import enumerate_mig as oracle
 
 H100 = ("h100-sxm5-80gb",)

@@ -11,7 +11,7 @@ from partage.edges.files.policy import load_policy
 from partage.faces.cli.main import run
 from partage.faces.paper import configurations
 from partage.lab.stories.read import read_story
-from partage.model.named import named_layouts
+from partage.model.named_layouts import named_layouts
 from partage.model.policy import GpuEntry, Where
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

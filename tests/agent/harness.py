@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partage.edges.hardware.serve import Server
-from partage.sim.faults import Fault
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import Machine, load_machine
+from partage.edges.hardware.serve import HelperServer
+from partage.sim.node.faults import Fault
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import Machine, load_machine
 from tests.kubelet_script import LIMIT_S, Registered, ScriptedKubelet, wait_for
 
 MACHINE = "8xh100-sxm5-80gb"
@@ -272,7 +272,7 @@ class SimulatedHelper:
     async def _serve(self) -> None:
         self._stop = asyncio.Event()
         self.hardware = self.hardware or SimulatedHardware(self._machine)
-        await Server(self.hardware).run(self._socket, self._stop)
+        await HelperServer(self.hardware).run(self._socket, self._stop)
 
     def misbehave(self, *faults: Fault) -> None:
         """Make these faults happen now."""

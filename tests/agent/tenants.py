@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from partage.plan.ledger import Holder
-from partage.sim.faults import Occupy
+from partage.plan.serve.ledger import Holder
+from partage.sim.node.faults import Occupy
 
 TRAIN, NOTEBOOK, OTHER = "3f" * 32, "a0" * 32, "77" * 32
 HOLDERS = {

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from partage.agent.board import Board
 from partage.agent.compose import run
-from partage.agent.settings import Intervals, Settings
-from partage.edges.kubelet.port import DeviceRow
+from partage.agent.options import AgentOptions, Intervals
+from partage.agent.status.status import AgentStatus
 from partage.model.gpu import RecoveryAction
-from partage.model.health import State
-from partage.sim.faults import (
+from partage.model.health import HealthState
+from partage.model.share import DeviceRow
+from partage.sim.node.faults import (
     Ailing,
     DriverGone,
     DriverLoaded,
@@ -25,8 +25,8 @@ from partage.sim.faults import (
     RaiseXid,
     ResetGpu,
 )
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import load_machine
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
 from tests.agent.harness import (
     MACHINE,
     Place,
@@ -157,10 +157,12 @@ FAST = 200.0
 
 
 @asynccontextmanager
-async def fast_agent(node: Place, hardware: SimulatedHardware, **intervals: float) -> AsyncIterator[Board]:
+async def fast_agent(
+    node: Place, hardware: SimulatedHardware, **intervals: float
+) -> AsyncIterator[AgentStatus]:
     """An agent in this loop whose clock runs fast."""
-    board = Board(lambda: time.monotonic() * FAST)
-    settings = Settings(
+    board = AgentStatus(lambda: time.monotonic() * FAST)
+    settings = AgentOptions(
         kubelet_dir=node.kubelet_dir,
         pod_resources=node.pod_resources,
         state_dir=node.state_dir,
@@ -193,7 +195,7 @@ async def test_a_gpu_comes_back_after_a_proven_reset_and_its_probation(
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 7)
         await hardware.misbehave(GpuReturns(3))
         await hardware.misbehave(ResetGpu(3))
-        await board.until(lambda report: report.gpus[3].health.state is State.PROBATION)
+        await board.until(lambda report: report.gpus[3].health.state is HealthState.PROBATION)
         assert sum(row.healthy for row in rows(kubelet)) == 7
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.agent.guard import GuardFiles, guard_files, write
+from partage.agent.endpoints.guard_files import GuardFiles, guard_files, write
 from tests.agent.harness import ids, native, place, registered, running, spawn
 from tests.guard.pythons import READY, STATE, environment, said
 from tests.kubelet_script import scripted_kubelet

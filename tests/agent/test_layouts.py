@@ -8,7 +8,7 @@ import pytest
 
 from partage.errors import NoRoom
 from partage.model.step import UseKind
-from partage.sim.faults import FailCall, LoseGpu, Occupy, Vacate
+from partage.sim.node.faults import FailCall, LoseGpu, Occupy, Vacate
 from tests.agent.harness import (
     AgentProcess,
     Place,

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from partage.edges.mps.keeper import MpsKeeper
-from partage.model.mps import DaemonState, Phase
-from partage.sim.mps.node import Node, install
+from partage.model.mps import DaemonPhase, DaemonState
+from partage.sim.mps.node import MpsNode, install
 from partage.units import GIB
 from tests.agent.harness import REAL, AgentProcess, Place, healthy, native, place, registered, running, spawn
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
@@ -80,7 +80,7 @@ def test_a_lost_gpu_is_unhealthy_and_the_others_go_on(
 def keeper(node: Place, driver: StubNode) -> Iterator[MpsKeeper]:
     """Whose daemons outlive every agent, and end with the test."""
     driver.write(**{f"gpu.{index}.live": "direct" for index in range(4)})
-    install(driver.root / "usr" / "bin", Node({driver.uuid(index): 80 * GIB for index in range(4)}))
+    install(driver.root / "usr" / "bin", MpsNode({driver.uuid(index): 80 * GIB for index in range(4)}))
     keeper = MpsKeeper(node.run_dir, driver.root)
 
     async def stop_all() -> None:
@@ -107,7 +107,7 @@ def test_mps_on_a_real_node_has_daemons_that_outlive_the_agent_and_end_with_the_
         agent.wait(lambda: len(healthy(kubelet, SHARED)) == 8, "shares with their daemons", LONG_S)
         standing = states(keeper)
         assert standing.keys() == {driver.uuid(0), driver.uuid(1)}
-        assert all(one.phase is Phase.SERVING for one in standing.values())
+        assert all(one.phase is DaemonPhase.SERVING for one in standing.values())
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
         share = f"{driver.uuid(0)}::0"

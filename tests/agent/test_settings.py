@@ -13,10 +13,10 @@ import pytest
 
 from partage.errors import Unsupported
 from partage.model.gpu import ComputeMode
-from partage.model.mps import DaemonState, Phase
+from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Interval
 from partage.model.step import UseKind
-from partage.sim.faults import FailCall, MpsTurns, Occupy, Reboot, Vacate
+from partage.sim.node.faults import FailCall, MpsTurns, Occupy, Reboot, Vacate
 from tests.agent.harness import (
     MACHINE,
     REPOSITORY,
@@ -103,14 +103,18 @@ def test_four_cards_of_eight_under_mps_have_four_daemons_and_a_fault_leaves_thre
         offered(kubelet, SHARED, 16)
         offered(kubelet, GPU, 4)
         assert {index: one.phase for index, one in daemons(helper).items()} == dict.fromkeys(
-            range(4), Phase.SERVING
+            range(4), DaemonPhase.SERVING
         )
         assert modes(helper) == [ComputeMode.EXCLUSIVE_PROCESS] * 4 + [ComputeMode.DEFAULT] * 4
-        helper.misbehave(MpsTurns(2, Phase.FAULT))
+        helper.misbehave(MpsTurns(2, DaemonPhase.FAULT))
         offered(kubelet, SHARED, 12)
         assert len(ids(kubelet, SHARED)) == 16
-        assert {index for index, one in daemons(helper).items() if one.phase is Phase.SERVING} == {0, 1, 3}
-        helper.misbehave(MpsTurns(2, Phase.SERVING))
+        assert {index for index, one in daemons(helper).items() if one.phase is DaemonPhase.SERVING} == {
+            0,
+            1,
+            3,
+        }
+        helper.misbehave(MpsTurns(2, DaemonPhase.SERVING))
         offered(kubelet, SHARED, 16)
         assert len(healthy(kubelet, GPU)) == 4
         agent.wait(lambda: agent.health() == (200, []), "healthy")
@@ -235,8 +239,8 @@ def test_a_dead_daemon_is_started_again_under_its_shares(
         share = ids(kubelet, SHARED)[0]
         calls.allocate([share])
         kubelet.pod_resources = held({"default/pod": {"main": {SHARED: [share]}}})
-        helper.misbehave(MpsTurns(0, Phase.DEAD))
-        wait_for(lambda: daemons(helper)[0].phase is Phase.SERVING, what="it serves again")
+        helper.misbehave(MpsTurns(0, DaemonPhase.DEAD))
+        wait_for(lambda: daemons(helper)[0].phase is DaemonPhase.SERVING, what="it serves again")
         offered(kubelet, SHARED, 2)
         assert not any(
             len(message.devices) < 2

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from partage.agent.board import Board
 from partage.agent.compose import run
-from partage.agent.settings import Intervals, Settings
+from partage.agent.options import AgentOptions, Intervals
+from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.remote import RemoteHardware
-from partage.sim.faults import Blind
-from partage.sim.machine import load_machine
+from partage.sim.node.faults import Blind
+from partage.sim.node.machine import load_machine
 from partage.units import GIB
 from tests.agent.harness import (
     Place,
@@ -56,9 +56,9 @@ def pods(**shares: list[str]) -> Any:
 
 
 @asynccontextmanager
-async def looking_often(node: Place) -> AsyncIterator[Board]:
+async def looking_often(node: Place) -> AsyncIterator[AgentStatus]:
     """An agent in this loop, whose watchdog looks every tenth of a second, through the helper's socket."""
-    settings = Settings(
+    settings = AgentOptions(
         kubelet_dir=node.kubelet_dir,
         pod_resources=node.pod_resources,
         state_dir=node.state_dir,
@@ -67,7 +67,7 @@ async def looking_often(node: Place) -> AsyncIterator[Board]:
         policy=node.policy,
         intervals=Intervals(watch_s=0.1, holders_s=0.1),
     )
-    hardware, stop, board = RemoteHardware(node.hardware_socket), asyncio.Event(), Board(time.monotonic)
+    hardware, stop, board = RemoteHardware(node.hardware_socket), asyncio.Event(), AgentStatus(time.monotonic)
     hardware.start()
     agent = asyncio.create_task(run(settings, hardware, stop=stop, board=board))
     try:

@@ -4,7 +4,7 @@ from partage.model.gpu import Driver, Gpu, Inventory, LostGpu, MigDevice, MigMod
 from partage.model.ids import ResourceName
 from partage.model.placement import Placement
 from partage.model.policy import Strategy
-from partage.model.share import Guarantee, Offering
+from partage.model.share import DeviceOffer, Guarantee
 from partage.units import GIB
 
 EXCLUSIVE, SLICED, MPS, MIG = Strategy.EXCLUSIVE, Strategy.TIME_SLICING, Strategy.MPS, Strategy.MIG
@@ -45,7 +45,7 @@ def offering(gpu_index, shared, replicas, guarantee, **more):
         "guarantee": guarantee,
         "count": replicas,
     }
-    return Offering(**{**fields, **more})
+    return DeviceOffer(**{**fields, **more})
 
 
 def node(*gpus, lost=()):

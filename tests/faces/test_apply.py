@@ -154,7 +154,7 @@ def test_a_dry_run_says_the_steps_and_does_nothing(node):
     (row,) = answer["gpus"]
     assert row["outcome"] == "planned"
     assert [step["act"] for step in row["steps"]] == [
-        "set-mode",
+        "set-mig-mode",
         "create-instance",
         "create-compute",
         "verify",

@@ -7,17 +7,17 @@ import asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from partage.agent.execute import Ending
+from partage.agent.executor import TransactionEnd
 from partage.edges.files.catalogue import geometry_of, load
 from partage.errors import GpuInUse, NoRoom
 from partage.faces.applying import Applying, Goal, Node
 from partage.model.layout import DoesNotFit, LayoutItem, place
-from partage.model.policy import MigWish
+from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
-from partage.plan.steps import Planned, as_found, steps_between
-from partage.sim.faults import FailCall, Occupy
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import load_machine
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, steps_between
+from partage.sim.node.faults import FailCall, Occupy
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
 
 MODELS = sorted(
     model.id
@@ -30,7 +30,7 @@ MODELS = sorted(
 def layouts(draw, geometry):
     """Any layout that an empty card can have, or MIG mode off."""
     if draw(st.integers(0, 9)) == 0:
-        return MigWish(enabled=False)
+        return DesiredMig(enabled=False)
     items: tuple[LayoutItem, ...] = ()
     for spec in draw(st.lists(st.sampled_from(geometry.profiles), max_size=8)):
         more = (*items, LayoutItem(spec.profile))
@@ -39,7 +39,7 @@ def layouts(draw, geometry):
         except DoesNotFit:
             continue
         items = more
-    return MigWish(items)
+    return DesiredMig(items)
 
 
 async def _apply(hardware, wishes):
@@ -76,9 +76,9 @@ async def _play(data):
     endings = {uuid: outcome.ending for outcome in applied.outcomes for uuid in outcome.unit.gpus}
     for was, now in zip(before.gpus, after.gpus, strict=True):
         assert now.empty_instances == ()
-        if endings.get(was.uuid) is Ending.DONE:
+        if endings.get(was.uuid) is TransactionEnd.DONE:
             way = steps_between(now, second[was.uuid], geometry)
-            assert isinstance(way, Planned)
+            assert isinstance(way, GpuMigPlan)
             assert way.steps == ()
         else:
             assert as_found(now) == as_found(was)
@@ -117,13 +117,13 @@ async def _scattered(*profiles, keep):
 
 
 def _wish(*profiles):
-    return MigWish(tuple(LayoutItem.parse(one) for one in profiles))
+    return DesiredMig(tuple(LayoutItem.parse(one) for one in profiles))
 
 
 async def test_a_gpu_instance_without_room_side_by_side_is_made_anew():
     hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
     applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
-    assert (applied.exit_code, [one.ending for one in applied.outcomes]) == (0, [Ending.DONE])
+    assert (applied.exit_code, [one.ending for one in applied.outcomes]) == (0, [TransactionEnd.DONE])
     (row,) = applied.rows()
     assert (row["outcome"], row["kept"]) == ("done", [])
     live = (await hardware.observe()).gpus[0].mig_devices
@@ -151,7 +151,7 @@ async def test_what_was_there_comes_back_even_where_its_gpu_instance_has_no_room
     hardware.full = True
     applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
     (outcome,) = applied.outcomes
-    assert (outcome.ending, applied.exit_code) == (Ending.BACK, 3)
+    assert (outcome.ending, applied.exit_code) == (TransactionEnd.BACK, 3)
     assert as_found((await hardware.observe()).gpus[0]) == as_found(before.gpus[0])
 
 

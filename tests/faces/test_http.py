@@ -20,12 +20,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from partage.agent.board import Asked, Board
-from partage.agent.node import recognise
-from partage.agent.report import Neighbours, PolicyReport, PolicyState, Report, gpu_reports, resource_reports
-from partage.agent.settings import Intervals
-from partage.agent.turn import NO_ROWS, Seen, Standing, turn
-from partage.agent.wish import lay
+from partage.agent.options import Intervals
+from partage.agent.status.status import AgentStatus, RequestCounts
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.edges.hardware.supervisor import HelperState
@@ -34,13 +30,17 @@ from partage.errors import InputError, Problem
 from partage.faces.agent import listen, say_url
 from partage.faces.http import Answer, HttpFace, agent_pages, json_answer
 from partage.faces.report import ReportFile
-from partage.model.answer import HeldBy
+from partage.model.allocation import ContainerHold
 from partage.model.gpu import NoDriver
 from partage.model.health import Xid
 from partage.model.ids import ResourceName
-from partage.plan.ledger import Ledger
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import load_machine
+from partage.plan.offer.desired import resolve
+from partage.plan.reconcile.known_node import recognise
+from partage.plan.report import Dependencies, PolicyReport, PolicyState, Report, gpu_reports, resource_reports
+from partage.plan.serve.ledger import Ledger
+from partage.plan.turn import NO_ROWS, NodeState, TurnInput, turn
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
@@ -64,11 +64,11 @@ class Agent:
     helper: HelperState = field(default_factory=lambda: HelperState(up=True, restarts=2, pid=7))
 
     def __post_init__(self) -> None:
-        self.board = Board(self.clock, pulse_s=self.clock.now_s)
+        self.board = AgentStatus(self.clock, pulse_s=self.clock.now_s)
         self.pages = agent_pages(self.board, INTERVALS, lambda: self.helper)
         self.states = [EndpointState(name, serving=True, registered=True) for name in (SHARED, GPU)]
         self.board.endpoints = lambda: self.states
-        self.board.counts.asked = lambda: {SHARED: Asked(3, 1, 0)}
+        self.board.counts.asked = lambda: {SHARED: RequestCounts(3, 1, 0)}
         self.report = a_report(self.clock.now_s)
         self.board.publish(self.report)
 
@@ -93,12 +93,12 @@ def a_report(now_s: float) -> Report:
     """Four GPUs, two of them shared; a share of the first is held, the last has a fault."""
     inventory = asyncio.run(SimulatedHardware(load_machine("4xa100-sxm4-40gb")).observe())
     node = recognise(None, inventory)
-    wish = lay(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of, Path("/dp"))
+    wish = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
     uuids = [gpu.uuid for gpu in inventory]
     ledger = Ledger()
     ledger.allocated(SHARED, [f"{uuids[0]}::0", f"{uuids[0]}::1"], now_s - 10)
-    ledger.observed([HeldBy("default", "pod", "main", SHARED, (f"{uuids[0]}::0",))], now_s - 5)
-    seen = Seen(
+    ledger.observed([ContainerHold("default", "pod", "main", SHARED, (f"{uuids[0]}::0",))], now_s - 5)
+    seen = TurnInput(
         now_s=now_s,
         node=node,
         wish=wish,
@@ -107,7 +107,7 @@ def a_report(now_s: float) -> Report:
         held_version=ledger.version,
         entries=ledger.entries(),
     )
-    done = turn(seen, Standing(), NO_ROWS, 1.0)
+    done = turn(seen, NodeState(), NO_ROWS, 1.0)
     return Report(
         at_s=1_700_000_000.0,
         clock_s=now_s,
@@ -119,7 +119,7 @@ def a_report(now_s: float) -> Report:
         resources=resource_reports(done.rows.by_resource, ledger.entries()),
         entries=ledger.entries(),
         policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
-        neighbours=Neighbours(),
+        neighbours=Dependencies(),
     )
 
 
@@ -150,7 +150,7 @@ def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
         (lambda agent: _unregister(agent, attempts=0, since=999.0), "not-registered"),
         (lambda agent: _unregister(agent, attempts=3, since=900.0), "kubelet-silent"),
         (lambda agent: agent.states.clear(), "not-registered"),
-        (lambda agent: agent.say(neighbours=Neighbours(hardware="the helper is away")), "helper-down"),
+        (lambda agent: agent.say(neighbours=Dependencies(hardware="the helper is away")), "helper-down"),
         (lambda agent: setattr(agent.board, "helper_trouble", lambda: "it has ended"), "helper-down"),
         (lambda agent: agent.say(node=None), "helper-down"),
         (lambda agent: agent.say(node=without_driver(agent)), "driver-missing"),
@@ -189,7 +189,7 @@ def without_driver(agent: Agent) -> Any:
 
 
 def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
-    agent.say(neighbours=Neighbours(hardware="away"))
+    agent.say(neighbours=Dependencies(hardware="away"))
     assert agent.get("/livez")[0] == 200
     agent.clock.now_s += INTERVALS.stalled_s + 1
     assert agent.get("/livez")[0] == 503

@@ -9,7 +9,7 @@ import pytest
 
 from partage.faces.cli.main import run
 from partage.faces.packings import disturbed_sentence, gpus_sentence
-from tests.plan.fleets import gpu, packed
+from tests.plan.packing.fleets import gpu, packed
 
 MACHINE = ("--machine", "8xh100-sxm5-80gb")
 LIVE = """\

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from partage.faces.cli.main import run
-from partage.sim.machine import load_machine
+from partage.sim.node.machine import load_machine
 
 
 @pytest.mark.parametrize("machine", ["8xa100-40gb+2xl4", "examples/07-mixed-node/machine.json"])

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from partage.agent.report import Report
-from partage.agent.verdict import judge
+from partage.agent.status.readiness import assess
 from partage.faces.cli.main import run
 from partage.faces.report import report_document
 from partage.faces.reported import Reported, Unreadable, read_report
 from partage.lab.stories.model import PolicyText
 from partage.lab.stories.read import read_story
 from partage.lab.stories.stage import INTERVALS, StoryStage
-from partage.sim.pod import Container, Pod
+from partage.plan.report import Report
+from partage.sim.kubelet.pod import Container, Pod
 
 STORY = """\
 machine: 4xh100-sxm5-80gb
@@ -52,7 +52,7 @@ async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
         if drain:
             stage.write_policy(PolicyText("p.yaml", b"version: partage/v1"))
             assert await stage.eventually(lambda: any(gpu.draining for gpu in _report(stage).gpus))
-        return report_document(_report(stage), stage.board, judge(stage.board, INTERVALS))
+        return report_document(_report(stage), stage.board, assess(stage.board, INTERVALS))
     finally:
         await stage.close()
 

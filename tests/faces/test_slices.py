@@ -7,7 +7,7 @@ from partage.faces.cli.plan import make_plan
 from partage.faces.render.slices import SliceUse, slices_of
 from partage.model.gpu import EmptyInstance
 from partage.model.layout import place
-from partage.model.named import named_layouts
+from partage.model.named_layouts import named_layouts
 from partage.model.placement import Placement
 from tests.faces.nodes import EXCLUSIVE, HARD, MIG, gpu, offering
 

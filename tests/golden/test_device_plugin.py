@@ -20,20 +20,20 @@ from google.protobuf.json_format import MessageToDict
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.edges.kubelet.messages import answer_message, device_list_message
-from partage.edges.kubelet.port import DeviceList, DeviceRow
+from partage.edges.kubelet.port import DeviceList
 from partage.edges.kubelet.server import PluginServer
 from partage.errors import InputError
-from partage.model.answer import AllocationRefused, ContainerAnswer
+from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName, ShareId, plugin_socket_name
 from partage.model.policy import Policy
-from partage.model.share import Resource, resources_of
-from partage.plan.advertise import advertise
-from partage.plan.allocate import Chooser
-from partage.plan.answer import Answerer
-from partage.plan.assign import assign
-from partage.plan.linked import pair_score
-from partage.sim.file import read_machine
+from partage.model.share import DeviceRow, Resource, resources_of
+from partage.plan.offer.advertise import advertise
+from partage.plan.offer.assign import assign
+from partage.plan.serve.allocate import PreferredAllocator
+from partage.plan.serve.answer import AllocateResponder
+from partage.plan.serve.linked import pair_score
+from partage.sim.node.machine_file import read_machine
 
 Json = Any
 _FOLDER = Path(__file__).parent / "device-plugin"
@@ -67,11 +67,11 @@ class _Ours:
     inventory: Inventory
     resources: Mapping[ResourceName, Resource]
 
-    def answerer(self, name: ResourceName) -> Answerer:
-        return Answerer(self.resources[name], self.inventory, self.policy.options, _RUN_DIR)
+    def answerer(self, name: ResourceName) -> AllocateResponder:
+        return AllocateResponder(self.resources[name], self.inventory, self.policy.options, _RUN_DIR)
 
-    def chooser(self, name: ResourceName) -> Chooser:
-        return Chooser(self.resources[name], self.inventory.links, self.policy.options.allocation)
+    def chooser(self, name: ResourceName) -> PreferredAllocator:
+        return PreferredAllocator(self.resources[name], self.inventory.links, self.policy.options.allocation)
 
     def gpu_of(self, id_: str) -> str:
         rows = (row for resource in self.resources.values() for row in resource.offerings)
@@ -214,7 +214,7 @@ class _Plugin:
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         raise NotImplementedError
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAnswer:
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
         raise NotImplementedError
 
     async def pre_start(self, ids: Sequence[str]) -> None:
@@ -254,7 +254,7 @@ def test_allocate_answers_alike(machine: str, name: str) -> None:
             assert _allocated(answerer, call["ids"]) == _expected(call, ours), call["ids"]
 
 
-def _allocated(answerer: Answerer, ids: Sequence[str]) -> Json:
+def _allocated(answerer: AllocateResponder, ids: Sequence[str]) -> Json:
     try:
         message = answer_message(answerer.answer(ids))
     except AllocationRefused as refusal:

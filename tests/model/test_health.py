@@ -21,8 +21,8 @@ from partage.model.health import (
     Event,
     Finding,
     Health,
+    HealthState,
     Silent,
-    State,
     Xid,
     keep_instances,
     step,
@@ -45,7 +45,7 @@ def after(
     return health
 
 
-def state(*events: tuple[float, Event]) -> State:
+def state(*events: tuple[float, Event]) -> HealthState:
     return after(*events).gpu.state
 
 
@@ -54,8 +54,8 @@ def xid(code: int, gi_id: int | None = None) -> Xid:
 
 
 def test_a_gpu_is_healthy_until_something_is_said_against_it():
-    assert state() is State.HEALTHY
-    assert state((1, FINE)) is State.HEALTHY
+    assert state() is HealthState.HEALTHY
+    assert state((1, FINE)) is HealthState.HEALTHY
     assert Health().offered()
 
 
@@ -67,7 +67,7 @@ def test_an_applications_xid_changes_nothing(code: int):
 @pytest.mark.parametrize("code", sorted(RESET_XIDS))
 def test_an_xid_of_the_reset_class_takes_the_gpu_away_at_once(code: int):
     health = after((1, xid(code)))
-    assert health.gpu.state is State.UNHEALTHY
+    assert health.gpu.state is HealthState.UNHEALTHY
     assert not health.offered()
     assert health.gpu.reason == describe(code)
     assert "reset" in health.gpu.waits_for
@@ -75,77 +75,81 @@ def test_an_xid_of_the_reset_class_takes_the_gpu_away_at_once(code: int):
 
 def test_an_unknown_xid_makes_suspect_for_a_while_and_the_gpu_stays_offered():
     health = after((1, xid(999)), (2, FINE))
-    assert health.gpu.state is State.SUSPECT
+    assert health.gpu.state is HealthState.SUSPECT
     assert health.offered()
-    assert state((1, xid(999)), (SUSPECT_S, FINE)) is State.SUSPECT
-    assert state((1, xid(999)), (1 + SUSPECT_S, FINE)) is State.HEALTHY
-    assert state((1, xid(999)), (200, xid(999)), (1 + SUSPECT_S, FINE)) is State.SUSPECT
+    assert state((1, xid(999)), (SUSPECT_S, FINE)) is HealthState.SUSPECT
+    assert state((1, xid(999)), (1 + SUSPECT_S, FINE)) is HealthState.HEALTHY
+    assert state((1, xid(999)), (200, xid(999)), (1 + SUSPECT_S, FINE)) is HealthState.SUSPECT
 
 
 def test_an_old_driver_that_cannot_prove_a_reset_leaves_the_gpu_unhealthy():
     day = 24 * 3600
-    assert state((1, xid(79)), *((t, FINE_ON_AN_OLD_DRIVER) for t in range(5, day, 600))) is State.UNHEALTHY
+    assert (
+        state((1, xid(79)), *((t, FINE_ON_AN_OLD_DRIVER) for t in range(5, day, 600)))
+        is HealthState.UNHEALTHY
+    )
 
 
 def test_a_counted_reset_is_proof():
     health = after((1, Condition(UUID, resets=2)), (2, xid(79)), (3, Condition(UUID, resets=2)))
-    assert health.gpu.state is State.UNHEALTHY
+    assert health.gpu.state is HealthState.UNHEALTHY
     health = after((4, Condition(UUID, resets=3)), health=health)
-    assert health.gpu.state is State.PROBATION
+    assert health.gpu.state is HealthState.PROBATION
     assert not health.offered()
-    assert after((4 + PROBATION_S, Condition(UUID, resets=3)), health=health).gpu.state is State.HEALTHY
+    assert after((4 + PROBATION_S, Condition(UUID, resets=3)), health=health).gpu.state is HealthState.HEALTHY
 
 
 def test_a_count_that_was_not_known_before_or_falls_is_no_proof():
     """The counter began again with the process that counts."""
-    assert state((1, xid(79)), (2, Condition(UUID, resets=1))) is State.UNHEALTHY
+    assert state((1, xid(79)), (2, Condition(UUID, resets=1))) is HealthState.UNHEALTHY
     assert (
-        state((1, Condition(UUID, resets=5)), (2, xid(79)), (3, Condition(UUID, resets=0))) is State.UNHEALTHY
+        state((1, Condition(UUID, resets=5)), (2, xid(79)), (3, Condition(UUID, resets=0)))
+        is HealthState.UNHEALTHY
     )
 
 
 def test_a_recovery_action_that_the_driver_takes_back_is_proof():
     events: list[tuple[float, Event]] = [(1, xid(95)), (2, RESET_NEEDED), (3, RESET_NEEDED)]
-    assert state(*events) is State.UNHEALTHY
-    assert state(*events, (4, FINE)) is State.PROBATION
-    assert state(*events, (4, FINE_ON_AN_OLD_DRIVER)) is State.UNHEALTHY, "no word is no proof"
+    assert state(*events) is HealthState.UNHEALTHY
+    assert state(*events, (4, FINE)) is HealthState.PROBATION
+    assert state(*events, (4, FINE_ON_AN_OLD_DRIVER)) is HealthState.UNHEALTHY, "no word is no proof"
 
 
 def test_the_drivers_wish_for_a_reset_needs_no_xid():
     health = after((1, RESET_NEEDED))
-    assert health.gpu.state is State.UNHEALTHY
+    assert health.gpu.state is HealthState.UNHEALTHY
     assert health.gpu.reason == "the driver asks for a reset of the GPU"
-    assert after((2, FINE), health=health).gpu.state is State.PROBATION
+    assert after((2, FINE), health=health).gpu.state is HealthState.PROBATION
 
 
 @pytest.mark.parametrize("action", [action for action in RecoveryAction if action])
 def test_every_recovery_action_takes_the_gpu_away(action: RecoveryAction):
-    assert state((1, Condition(UUID, recovery=action))) is State.UNHEALTHY
+    assert state((1, Condition(UUID, recovery=action))) is HealthState.UNHEALTHY
 
 
 def test_a_driver_that_needs_nothing_for_long_enough_overrules_the_table():
     events: list[tuple[float, Event]] = [(1, xid(62)), (2, FINE), (OVERRULED_S, FINE)]
-    assert state(*events) is State.UNHEALTHY
-    assert state(*events, (1 + OVERRULED_S, FINE)) is State.PROBATION
+    assert state(*events) is HealthState.UNHEALTHY
+    assert state(*events, (1 + OVERRULED_S, FINE)) is HealthState.PROBATION
 
 
 def test_each_further_fault_makes_the_driver_wait_again_before_it_overrules():
     events: list[tuple[float, Event]] = [(1, xid(62)), (500, xid(62)), (1 + OVERRULED_S, FINE)]
-    assert state(*events) is State.UNHEALTHY
-    assert state(*events, (500 + OVERRULED_S, FINE)) is State.PROBATION
+    assert state(*events) is HealthState.UNHEALTHY
+    assert state(*events, (500 + OVERRULED_S, FINE)) is HealthState.PROBATION
 
 
 def test_a_reboot_of_the_node_is_proof():
-    assert state((1, xid(79)), (2, Booted())) is State.UNHEALTHY, "the driver has not been asked yet"
-    assert state((1, xid(79)), (2, Booted()), (3, FINE_ON_AN_OLD_DRIVER)) is State.PROBATION
+    assert state((1, xid(79)), (2, Booted())) is HealthState.UNHEALTHY, "the driver has not been asked yet"
+    assert state((1, xid(79)), (2, Booted()), (3, FINE_ON_AN_OLD_DRIVER)) is HealthState.PROBATION
 
 
 def test_a_lost_gpu_is_unhealthy_at_once_and_comes_back_by_answering():
     lost = Condition(UUID, lost="GPU is lost")
     health = after((1, lost), (2, lost))
-    assert health.gpu.state is State.UNHEALTHY
+    assert health.gpu.state is HealthState.UNHEALTHY
     assert health.gpu.reason == "does not answer: GPU is lost"
-    assert after((3, FINE), health=health).gpu.state is State.PROBATION
+    assert after((3, FINE), health=health).gpu.state is HealthState.PROBATION
 
 
 def test_a_gpu_that_fell_off_the_bus_does_not_come_back_by_answering():
@@ -154,26 +158,26 @@ def test_a_gpu_that_fell_off_the_bus_does_not_come_back_by_answering():
     for first, second in orders:
         health = after((1, first), (2, second), (3, lost))
         assert health.gpu.reason == "XID 79 (GPU has fallen off the bus)"
-        assert after((4, FINE), (5, FINE), health=health).gpu.state is State.UNHEALTHY
+        assert after((4, FINE), (5, FINE), health=health).gpu.state is HealthState.UNHEALTHY
 
 
 def test_rows_that_wait_to_be_remapped_make_suspect_and_leave_the_gpu_usable():
     pending = Condition(UUID, recovery=RecoveryAction.NONE, rows_pending=True)
-    assert state((1, pending), (10_000, pending)) is State.SUSPECT
-    assert state((1, pending), (2, FINE)) is State.HEALTHY
+    assert state((1, pending), (10_000, pending)) is HealthState.SUSPECT
+    assert state((1, pending), (2, FINE)) is HealthState.HEALTHY
 
 
 def test_pending_rows_do_not_hold_up_a_probation():
     pending = Condition(UUID, recovery=RecoveryAction.NONE, rows_pending=True)
     health = after((1, RESET_NEEDED), (2, pending))
-    assert health.gpu.state is State.PROBATION
-    assert after((2 + PROBATION_S, pending), health=health).gpu.state is State.SUSPECT
+    assert health.gpu.state is HealthState.PROBATION
+    assert after((2 + PROBATION_S, pending), health=health).gpu.state is HealthState.SUSPECT
 
 
 @pytest.mark.parametrize("bad", [Condition(UUID, rows_failed=True), Condition(UUID, fabric_ok=False)])
 def test_failed_rows_and_a_fabric_that_is_not_ready_take_the_gpu_away_while_they_last(bad: Condition):
-    assert state((1, bad), (10_000, bad)) is State.UNHEALTHY
-    assert state((1, bad), (2, FINE)) is State.PROBATION
+    assert state((1, bad), (10_000, bad)) is HealthState.UNHEALTHY
+    assert state((1, bad), (2, FINE)) is HealthState.PROBATION
 
 
 def test_a_fault_in_probation_doubles_it_up_to_a_limit():
@@ -189,7 +193,7 @@ def test_a_fault_in_probation_doubles_it_up_to_a_limit():
 
 def test_a_long_probation_is_forgotten_after_a_long_time_in_health():
     health = after((0, RESET_NEEDED), (1, FINE), (2, RESET_NEEDED), (3, FINE), (3 + 2 * PROBATION_S, FINE))
-    assert health.gpu.state is State.HEALTHY
+    assert health.gpu.state is HealthState.HEALTHY
     soon = after((200, RESET_NEEDED), (201, FINE), health=health)
     assert soon.gpu.probation_s == 2 * PROBATION_S
     late = after((200 + FORGIVEN_S, RESET_NEEDED), (201 + FORGIVEN_S, FINE), health=health)
@@ -198,16 +202,16 @@ def test_a_long_probation_is_forgotten_after_a_long_time_in_health():
 
 def test_an_unknown_xid_in_probation_starts_it_again():
     events: list[tuple[float, Event]] = [(0, RESET_NEEDED), (1, FINE), (50, xid(999))]
-    assert state(*events, (1 + PROBATION_S, FINE)) is State.PROBATION
-    assert state(*events, (50 + PROBATION_S, FINE)) is State.HEALTHY
+    assert state(*events, (1 + PROBATION_S, FINE)) is HealthState.PROBATION
+    assert state(*events, (50 + PROBATION_S, FINE)) is HealthState.HEALTHY
 
 
 def test_nobody_to_ask_makes_suspect_until_somebody_answers_and_heals_nothing():
-    assert state((1, Silent("the helper died"))) is State.SUSPECT
-    assert state((1, Silent("the helper died")), (2, FINE)) is State.HEALTHY
-    assert state((1, xid(79)), (2, Silent("the helper died"))) is State.UNHEALTHY
+    assert state((1, Silent("the helper died"))) is HealthState.SUSPECT
+    assert state((1, Silent("the helper died")), (2, FINE)) is HealthState.HEALTHY
+    assert state((1, xid(79)), (2, Silent("the helper died"))) is HealthState.UNHEALTHY
     probation: list[tuple[float, Event]] = [(0, RESET_NEEDED), (1, FINE), (55, Silent("the helper died"))]
-    assert state(*probation, (1 + PROBATION_S, FINE)) is State.PROBATION
+    assert state(*probation, (1 + PROBATION_S, FINE)) is HealthState.PROBATION
 
 
 def test_an_xid_of_one_gpu_instance_takes_only_that_instance_away():
@@ -231,7 +235,7 @@ def test_an_instance_comes_back_by_a_reset_of_its_gpu():
 
 def test_a_suspect_instance_is_watched_and_then_forgotten():
     health = after((1, xid(999, gi_id=3)), (2, FINE))
-    assert health.phase(3).state is State.SUSPECT
+    assert health.phase(3).state is HealthState.SUSPECT
     assert after((1 + SUSPECT_S, FINE), health=health) == Health()
 
 
@@ -243,8 +247,8 @@ def test_instances_that_no_longer_exist_are_forgotten():
 
 
 def test_a_fault_of_nobody_knows_which_gpu_makes_suspect_only():
-    assert state((1, Xid(None, 79))) is State.SUSPECT
-    assert state((1, Xid(None, 13))) is State.HEALTHY
+    assert state((1, Xid(None, 79))) is HealthState.SUSPECT
+    assert state((1, Xid(None, 13))) is HealthState.HEALTHY
 
 
 # --- the operator's exceptions ----------------------------------------------------------------------
@@ -278,7 +282,7 @@ def test_the_two_variables_say_which_xids_count(disable: str, enable: str, code:
 
 def test_an_enabled_application_xid_takes_the_gpu_away_until_it_is_quiet():
     health = after((1, xid(13)), rules=XidRules.parse("", "13"))
-    assert health.gpu.state is State.UNHEALTHY
+    assert health.gpu.state is HealthState.UNHEALTHY
     assert after((2, FINE), (2 + PROBATION_S, FINE), health=health).offered()
 
 
@@ -327,7 +331,7 @@ def lived(events: list[tuple[float, Event]]) -> tuple[Health, float]:
 
 
 def test_the_table_answers_every_finding_in_every_state():
-    assert {(a, b) for a in NEXT for b in NEXT[a]} == {(a, b) for a in State for b in Finding}
+    assert {(a, b) for a in NEXT for b in NEXT[a]} == {(a, b) for a in HealthState for b in Finding}
 
 
 @given(EVENTS)
@@ -336,8 +340,8 @@ def test_a_gpu_never_goes_from_unhealthy_to_offered_without_probation(events: li
     for wait_s, event in events:
         now_s += wait_s
         later = step(health, event, now_s)
-        assert not (health.gpu.state is State.UNHEALTHY and later.gpu.state.offered)
-        assert later.gpu.reason or later.gpu.state is State.HEALTHY
+        assert not (health.gpu.state is HealthState.UNHEALTHY and later.gpu.state.offered)
+        assert later.gpu.reason or later.gpu.state is HealthState.HEALTHY
         assert PROBATION_S <= later.gpu.probation_s <= PROBATION_CAP_S
         health = later
 
@@ -349,7 +353,7 @@ def test_with_proof_and_quiet_every_gpu_comes_back(events: list[tuple[float, Eve
     for wait_s in (1, PROBATION_CAP_S, SUSPECT_S):
         now_s += wait_s
         health = step(health, FINE, now_s)
-    assert health.gpu.state is State.HEALTHY
+    assert health.gpu.state is HealthState.HEALTHY
     assert health.offered(gi_id=1)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from partage.edges.files.catalogue import load
 from partage.model.layout import DoesNotFit, LayoutItem, Misfit, place
-from partage.model.named import meant, named_layouts, parse_layout_name
+from partage.model.named_layouts import meant, named_layouts, parse_layout_name
 
 MODELS = [model for model in load().models if model.geometry is not None]
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from partage.model.mps import Client, DaemonSpec, DaemonState, Limits, MpsServer, Namespace, Phase
+from partage.model.mps import (
+    ClientLimits,
+    ConnectedClient,
+    DaemonPhase,
+    DaemonSpec,
+    DaemonState,
+    MpsServer,
+    Namespace,
+)
 from partage.units import GIB, MIB
 
 GPU = "GPU-11111111-2222-3333-4444-000000000000"
@@ -53,16 +61,19 @@ def test_with_namespaces_a_daemon_speaks_version_3():
 
 
 def test_limits_are_told_in_words():
-    several = Limits(GIB, 10, (Namespace("share0", 3 * GIB, 50), Namespace("share1", GIB, 10)))
+    several = ClientLimits(GIB, 10, (Namespace("share0", 3 * GIB, 50), Namespace("share1", GIB, 10)))
     assert str(several) == (
         "3 GiB and 50 % of threads in share0, 1 GiB and 10 % of threads in share1, "
         "else 1 GiB and 10 % of threads for each client"
     )
-    assert str(Limits(3 * GIB, 25)) == "3 GiB and 25 % of threads for each client"
-    assert str(Limits()) == "any memory and 100 % of threads for each client"
+    assert str(ClientLimits(3 * GIB, 25)) == "3 GiB and 25 % of threads for each client"
+    assert str(ClientLimits()) == "any memory and 100 % of threads for each client"
 
 
 def test_the_clients_of_a_daemon_are_those_of_all_its_servers():
-    servers = (MpsServer(1, clients=(Client(10),)), MpsServer(2, clients=(Client(20, command="python"),)))
-    state = DaemonState(GPU, GPU, Phase.SERVING, servers=servers)
+    servers = (
+        MpsServer(1, clients=(ConnectedClient(10),)),
+        MpsServer(2, clients=(ConnectedClient(20, command="python"),)),
+    )
+    state = DaemonState(GPU, GPU, DaemonPhase.SERVING, servers=servers)
     assert [str(client) for client in state.clients] == ["client process (pid 10)", "client python (pid 20)"]

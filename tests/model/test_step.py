@@ -8,7 +8,7 @@ from partage.model.step import (
     Blast,
     EndProcess,
     SetComputeMode,
-    SetMode,
+    SetMigMode,
     SetTimeSlice,
     Step,
     blast,
@@ -47,9 +47,9 @@ def test_a_setting_is_taken_back_by_the_one_before():
 
 def test_what_was_ended_is_not_begun_again_and_the_rest_is_taken_back_last_first():
     done: list[tuple[Step, None]] = [
-        (SetMode("GPU-1", enabled=True), None),
+        (SetMigMode("GPU-1", enabled=True), None),
         (MODE, None),
         (END, None),
         (SLICE, None),
     ]
-    assert undo(done) == (reverse(SLICE), reverse(MODE), SetMode("GPU-1", enabled=False))
+    assert undo(done) == (reverse(SLICE), reverse(MODE), SetMigMode("GPU-1", enabled=False))

@@ -11,12 +11,12 @@ from typing import Self
 
 from partage.edges.files.journal import Unfinished, read_journal
 from partage.model.gpu import Gpu
-from partage.model.step import Made, Step
-from partage.sim.behaviour import Behaviour
-from partage.sim.faults import Fault, HealCall, ResetGpu, Vacate
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import Machine
-from partage.sim.state import NodeState
+from partage.model.step import Created, Step
+from partage.sim.kubelet.behaviour import Behaviour
+from partage.sim.node.faults import Fault, HealCall, ResetGpu, Vacate
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import Machine
+from partage.sim.node.state import SimulatedNode
 from tests.agent.harness import Place
 from tests.node.loops import Loop
 from tests.node.sharing import Share, Sharing, Terms
@@ -59,7 +59,7 @@ def made(*profiles: str, replicas: int = 1) -> Layout:
 DISABLED = Layout("no mig", "mig: {layout: all-disabled}", "exclusive", ("nvidia.com/gpu",), None)
 
 
-def live_devices(state: NodeState) -> set[str]:
+def live_devices(state: SimulatedNode) -> set[str]:
     """UUIDs of all that a container can have at this moment, on lost GPUs as well."""
     found: set[str] = set()
     for gpu in state.gpus.values():
@@ -77,15 +77,15 @@ class SlowHardware(SimulatedHardware):
     def __init__(self, machine: Machine, loop: Loop) -> None:
         super().__init__(machine, clock=loop.time)
         self._loop = loop
-        self._acts: set[asyncio.Task[Made | None]] = set()
-        self._asked: set[asyncio.Future[Made | None]] = set()
+        self._acts: set[asyncio.Task[Created | None]] = set()
+        self._asked: set[asyncio.Future[Created | None]] = set()
         self.forsaken = False
         self.step_s = 0.0
         self.homes: dict[str, str] = {}
         self.taken: dict[str, float] = {}
         self._learn()
 
-    async def perform(self, step: Step) -> Made | None:
+    async def perform(self, step: Step) -> Created | None:
         if self.forsaken:
             raise asyncio.CancelledError
         act = self._loop.create_task(self._slowly(step))
@@ -96,14 +96,14 @@ class SlowHardware(SimulatedHardware):
         asked.add_done_callback(self._asked.discard)
         return await asked
 
-    async def _slowly(self, step: Step) -> Made | None:
+    async def _slowly(self, step: Step) -> Created | None:
         await asyncio.sleep(self.step_s)
         try:
             return await super().perform(step)
         finally:
             self._learn()
 
-    def _over(self, act: asyncio.Task[Made | None]) -> None:
+    def _over(self, act: asyncio.Task[Created | None]) -> None:
         self._acts.discard(act)
         if not act.cancelled():
             act.exception()  # whoever waited has heard it

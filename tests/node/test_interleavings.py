@@ -18,9 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from partage.errors import DriverUnavailable, HardwareTimeout
 from partage.model.layout import LayoutItem
-from partage.model.mps import Phase
-from partage.sim.behaviour import Behaviour, PodResourcesMode
-from partage.sim.faults import (
+from partage.model.mps import DaemonPhase
+from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
+from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.faults import (
     Ailing,
     DriverGone,
     DriverLoaded,
@@ -35,8 +36,7 @@ from partage.sim.faults import (
     ResetGpu,
     SetMig,
 )
-from partage.sim.machine import load_machine
-from partage.sim.pod import Container, Pod
+from partage.sim.node.machine import load_machine
 from tests.agent.harness import Place, place
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import MIG_SHARINGS, SHARINGS, WRONG_POLICIES, Sharing
@@ -73,7 +73,7 @@ FAULTS: st.SearchStrategy[Fault] = st.one_of(
     st.builds(GpuReturns, st.integers(0, GPUS - 1)),
     st.builds(ResetGpu, st.integers(0, GPUS - 1)),
     st.builds(Ailing, st.integers(0, GPUS - 1), rows_pending=st.booleans(), fabric_ok=st.booleans()),
-    st.builds(MpsTurns, st.integers(0, GPUS - 1), st.just(Phase.DEAD)),
+    st.builds(MpsTurns, st.integers(0, GPUS - 1), st.just(DaemonPhase.DEAD)),
     st.builds(FailCall, CALLS, ERRORS, TIMES),
     st.builds(HangCall, CALLS, st.sampled_from([0.5, None]), TIMES),
     st.builds(HealCall, CALLS),

@@ -9,10 +9,10 @@ from typing import Any
 from partage.edges.files.journal import Unfinished, read_journal
 from partage.model.layout import LayoutItem
 from partage.model.step import DestroyCompute
-from partage.sim.behaviour import Behaviour, PodResourcesMode
-from partage.sim.faults import LoseGpu, SetMig
-from partage.sim.machine import load_machine
-from partage.sim.pod import Container, Pod
+from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
+from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.faults import LoseGpu, SetMig
+from partage.sim.node.machine import load_machine
 from tests.agent.harness import place
 from tests.node.layouts import LayoutTruth, LayoutWorld, live_devices, made
 from tests.node.loops import SimulatedTimeLoop

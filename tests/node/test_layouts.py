@@ -14,8 +14,8 @@ from hypothesis.stateful import precondition, rule
 
 from partage.errors import DriverUnavailable, HardwareTimeout, NoRoom
 from partage.model.layout import LayoutItem
-from partage.sim.behaviour import Behaviour
-from partage.sim.faults import (
+from partage.sim.kubelet.behaviour import Behaviour
+from partage.sim.node.faults import (
     Ailing,
     DriverGone,
     DriverLoaded,
@@ -31,7 +31,7 @@ from partage.sim.faults import (
     SetMig,
     Vacate,
 )
-from partage.sim.machine import load_machine
+from partage.sim.node.machine import load_machine
 from tests.agent.harness import Place
 from tests.node.layouts import DISABLED, LayoutTruth, LayoutWorld, made
 from tests.node.loops import SimulatedTimeLoop

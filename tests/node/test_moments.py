@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from partage.sim.behaviour import Behaviour
-from partage.sim.machine import load_machine
-from partage.sim.pod import Container, Pod
+from partage.sim.kubelet.behaviour import Behaviour
+from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.machine import load_machine
 from tests.agent.harness import place
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import HALVES, SHARED, THIRDS

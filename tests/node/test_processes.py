@@ -15,9 +15,9 @@ from random import Random
 
 import pytest
 
-from partage.sim.behaviour import Behaviour
-from partage.sim.machine import load_machine
-from partage.sim.pod import Container, Pod
+from partage.sim.kubelet.behaviour import Behaviour
+from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.machine import load_machine
 from tests.agent.harness import AgentProcess, place, spawn
 from tests.node.loops import Loop
 from tests.node.sharing import SHARINGS, WRONG_POLICIES

@@ -9,20 +9,20 @@ from dataclasses import replace
 
 import pytest
 
-from partage.agent.board import Board, Look
-from partage.agent.settings import Intervals
-from partage.agent.verdict import judge
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import assess
+from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.errors import HardwareTimeout
 from partage.faces.report import report_document
 from partage.model.process import Processes
 from partage.model.share import Guarantee
-from partage.plan.ledger import Holder
-from partage.plan.watchdog import Concern
-from partage.sim.behaviour import Behaviour, PodResourcesMode
-from partage.sim.faults import Blind, FailCall, HealCall, Vacate
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import load_machine
-from partage.sim.pod import Container, Pod
+from partage.plan.serve.ledger import Holder
+from partage.plan.serve.watchdog import Concern
+from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
+from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.faults import Blind, FailCall, HealCall, Vacate
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
 from partage.units import GIB
 from tests.agent.harness import place
 from tests.agent.tenants import NOTEBOOK, TRAIN, works, write_logs
@@ -71,19 +71,19 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def board(world: World) -> Board:
+def board(world: World) -> AgentStatus:
     assert world.agent is not None
     return world.agent.board
 
 
-def look(world: World) -> Look:
+def look(world: World) -> WatchObservation:
     """The last one."""
     found = board(world).look()
     assert found is not None
     return found
 
 
-async def looks_again(world: World, times: int = 1) -> Look:
+async def looks_again(world: World, times: int = 1) -> WatchObservation:
     """Wait until the watchdog has looked so often."""
     for _ in range(times):
         before = look(world).at_s
@@ -287,13 +287,13 @@ def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_i
         assert (await admitted(world, "train"))["PARTAGE_GUARANTEE"] == "guarded"
         await world.fault(Blind())
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        assert [reason.code for reason in judge(board(world), Intervals()).degraded] == ["watch-blind"]
+        assert [reason.code for reason in assess(board(world), Intervals()).degraded] == ["watch-blind"]
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await asyncio.sleep(10.0)
         assert undisturbed(world)
         await world.fault(Blind(on=False))
         await until(lambda: told(world) == {Guarantee.GUARDED})
-        assert judge(board(world), Intervals()).degraded == ()
+        assert assess(board(world), Intervals()).degraded == ()
         assert undisturbed(world)
 
     with one_gpu(WARNED) as play:
@@ -382,7 +382,7 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
         def section() -> object:
             report = board(world).report
             assert report is not None
-            return report_document(report, board(world), judge(board(world), Intervals()))["watch"]
+            return report_document(report, board(world), assess(board(world), Intervals()))["watch"]
 
         said = section()
         assert isinstance(said, dict)

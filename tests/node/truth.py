@@ -6,9 +6,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from partage.agent.report import Report
-from partage.plan.ledger import Degree, Entry
-from partage.sim.pod import Container, Pod, PodPhase
+from partage.plan.report import Report
+from partage.plan.serve.ledger import Degree, Entry
+from partage.sim.kubelet.pod import Container, Pod, PodPhase
 from tests.node.sharing import Share, Terms
 from tests.node.world import Held, World
 

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from partage.agent.board import Board
 from partage.agent.compose import run
-from partage.agent.settings import Settings
+from partage.agent.options import AgentOptions
+from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unsatisfiable
-from partage.sim.behaviour import Behaviour, PodResourcesMode
-from partage.sim.faults import (
+from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
+from partage.sim.kubelet.kubelet import EmbeddedKubelet
+from partage.sim.kubelet.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus
+from partage.sim.node.faults import (
     Ailing,
     DriverLoaded,
     Fault,
@@ -28,10 +30,8 @@ from partage.sim.faults import (
     Reboot,
     ResetGpu,
 )
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.kubelet import EmbeddedKubelet
-from partage.sim.machine import Machine
-from partage.sim.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import Machine
 from tests.agent.harness import Place
 from tests.node.loops import Loop
 from tests.node.sharing import Share, Sharing, Terms, policy_text
@@ -62,7 +62,7 @@ class Agent:
 
     task: asyncio.Task[None]
     stop: asyncio.Event
-    board: Board
+    board: AgentStatus
     since_s: float
 
 
@@ -139,7 +139,7 @@ class World:
         assert self.agent is None
         self.note("agent starts")
         self.may_refuse = not self.policy_is_good
-        settings = Settings(
+        settings = AgentOptions(
             kubelet_dir=self.place.kubelet_dir,
             pod_resources=self.place.pod_resources,
             state_dir=self.place.state_dir,
@@ -148,7 +148,7 @@ class World:
             container_logs=self.place.container_logs,
             policy=self.place.policy,
         )
-        stop, board = asyncio.Event(), Board(self.loop.time)
+        stop, board = asyncio.Event(), AgentStatus(self.loop.time)
         task = self.loop.create_task(run(settings, self.hardware, stop=stop, board=board))
         self.agent = Agent(task, stop, board, self.loop.time())
 

@@ -8,8 +8,8 @@ from partage.model.gpu import Driver, Gpu, Inventory, MigDevice, MigMode
 from partage.model.ids import ResourceName
 from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Sharing, Strategy, TimeSlicing
-from partage.model.share import Guarantee, Offering, Resource
-from partage.plan.assign import Assignment, Target
+from partage.model.share import DeviceOffer, Guarantee, Resource
+from partage.plan.offer.assign import Assignment, Target
 from partage.units import GIB
 
 NAME = ResourceName("nvidia.com/gpu")
@@ -88,12 +88,12 @@ def offering(
     shared: Strategy | None = None,
     mig: int | None = None,
     single: bool = False,
-) -> Offering:
+) -> DeviceOffer:
     """GPU ``index``, or a MIG device of it; time-sliced where it has replicas and nothing else is said."""
     if shared is None:
         shared = Strategy.TIME_SLICING if replicas > 1 else Strategy.EXCLUSIVE
     of = gpu(index, migs=0 if mig is None else mig + 1)
-    return Offering(
+    return DeviceOffer(
         device=of.uuid if mig is None else of.mig_devices[mig].uuid,
         gpu=of.uuid,
         index=str(index) if mig is None else f"{index}:{mig}",
@@ -111,12 +111,12 @@ def offering(
     )
 
 
-def resource(*offerings: Offering) -> Resource:
+def resource(*offerings: DeviceOffer) -> Resource:
     """All under ``nvidia.com/gpu``."""
     return Resource(NAME, offerings)
 
 
-def ids(*offerings: Offering) -> list[str]:
+def ids(*offerings: DeviceOffer) -> list[str]:
     """Every share's id."""
     return [id_ for one in offerings for id_ in one.share_ids]
 

@@ -11,24 +11,23 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from partage.agent.board import Board
-from partage.agent.cdi import CdiSpecs
-from partage.agent.changes import Changes
-from partage.agent.failures import Failures
-from partage.agent.guard import GuardFiles
-from partage.agent.holders import HolderQuestions, Names
-from partage.agent.looks import Looks
+from partage.agent.endpoints.cdi_specs import CdiSpecs
+from partage.agent.endpoints.guard_files import GuardFiles
+from partage.agent.endpoints.plugin_set import PluginSet
+from partage.agent.endpoints.resource_plugin import Hooks, ResourcePlugin
 from partage.agent.loop import Loop, Parts, Requests
-from partage.agent.plugins import Hooks, ResourcePlugin
-from partage.agent.policies import Policies
-from partage.agent.publishing import Plugins
-from partage.agent.remember import Memory
-from partage.agent.senses import HardwareSense
-from partage.agent.settings import Settings
-from partage.agent.turn import Standing, after_restart
+from partage.agent.observers.hardware import HardwareObserver
+from partage.agent.observers.pod_resources import OurNames, PodResourcesPoller
+from partage.agent.observers.policy import PolicyObserver
+from partage.agent.observers.settings import SettingsObserver
+from partage.agent.options import AgentOptions
+from partage.agent.reconciler import Reconciler
+from partage.agent.retries import Retries
+from partage.agent.state_writer import StateWriter
+from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.state import State, StateDir
+from partage.edges.files.state import SavedState, StateDir
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
@@ -37,8 +36,9 @@ from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.xid import XidRules
-from partage.plan.ledger import Ledger
-from partage.plan.transition import answerable
+from partage.plan.reconcile.transition import answerable
+from partage.plan.serve.ledger import Ledger
+from partage.plan.turn import NodeState, after_restart
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +51,15 @@ FIRST_LOOK_S = 5.0
 """How long the start waits for the first look at the node: a policy that does not fit it ends the agent.
 A helper that takes longer hangs; then the agent runs, says so, and offers what it sees once it sees it."""
 
-Beside = Callable[[Board], Coroutine[Any, Any, None]]
+Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
 
 async def run(
-    settings: Settings,
+    settings: AgentOptions,
     hardware: Hardware,
     *,
     stop: asyncio.Event,
-    board: Board | None = None,
+    board: AgentStatus | None = None,
     beside: Beside | None = None,
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
@@ -71,9 +71,9 @@ async def run(
     one stands in; InputError for a socket's path that is too long, where another agent has the state
     directory, and where the helper refuses what it was started with.
     """
-    board = board or Board(time.monotonic)
+    board = board or AgentStatus(time.monotonic)
     _check_paths(settings)
-    memory = Memory(StateDir(settings.state_dir), board.clock)
+    memory = StateWriter(StateDir(settings.state_dir), board.clock)
     try:
         agent = _Agent(settings, hardware, board, memory)
         await agent.run(stop, beside)
@@ -81,7 +81,7 @@ async def run(
         memory.directory.close()
 
 
-def _check_paths(settings: Settings) -> None:
+def _check_paths(settings: AgentOptions) -> None:
     sockets = {"--kubelet-dir": settings.kubelet_socket, "--pod-resources": settings.pod_resources}
     for option, path in sockets.items():
         size = len(str(path).encode())
@@ -93,7 +93,9 @@ def _check_paths(settings: Settings) -> None:
 class _Agent:
     """The parts, wired."""
 
-    def __init__(self, settings: Settings, hardware: Hardware, board: Board, memory: Memory) -> None:
+    def __init__(
+        self, settings: AgentOptions, hardware: Hardware, board: AgentStatus, memory: StateWriter
+    ) -> None:
         self._settings = settings
         self._board = board
         self._memory = memory
@@ -105,8 +107,8 @@ class _Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[str] = set()
         ask, clock = self._requests.ask, board.clock
-        self._sense = HardwareSense(hardware, ask, settings.intervals)
-        self._holders = HolderQuestions(
+        self._sense = HardwareObserver(hardware, ask, settings.intervals)
+        self._holders = PodResourcesPoller(
             pod_resources=self._pod_resources,
             ledger=self._ledger,
             clock=clock,
@@ -117,13 +119,13 @@ class _Agent:
             there=settings.pod_resources.exists,
         )
         hooks = Hooks(self._ledger, clock, self._holders.question, self._holders.soon)
-        self._plugins = Plugins(hooks)
-        self._policies = Policies(settings, geometry_of, ask)
+        self._plugins = PluginSet(hooks)
+        self._policies = PolicyObserver(settings, geometry_of, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
-        self._changes = Changes(
+        self._changes = Reconciler(
             sense=self._sense,
-            failures=Failures(clock, settings.intervals.retry_s),
-            looks=Looks(hardware, clock, settings.intervals.observe_s),
+            failures=Retries(clock, settings.intervals.retry_s),
+            looks=SettingsObserver(hardware, clock, settings.intervals.observe_s),
             state_dir=settings.state_dir,
             geometry_of=geometry_of,
             ask=ask,
@@ -176,7 +178,7 @@ class _Agent:
             self._pod_resources.close()
         await asyncio.to_thread(self._memory.save)
 
-    def _loop(self, remembered: State) -> Loop:
+    def _loop(self, remembered: SavedState) -> Loop:
         environ = self._settings.environ
         disabled, enabled = (environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
         parts = Parts(
@@ -199,7 +201,7 @@ class _Agent:
         )
         return Loop(
             parts,
-            standing=after_restart(Standing(remembered.serving, remembered.health)),
+            standing=after_restart(NodeState(remembered.serving, remembered.health)),
             boot_id=remembered.boot_id,
         )
 
@@ -249,11 +251,11 @@ class _Agent:
         self._endpoints.append(endpoint)
         self._tasks.append(self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}"))
 
-    def _names(self) -> Names:
+    def _names(self) -> OurNames:
         node = self._sense.node
         gpus = node.known.values() if node else ()
         devices = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
-        return Names(self._plugins.by_name.keys(), devices | self._served_before)
+        return OurNames(self._plugins.by_name.keys(), devices | self._served_before)
 
     def _cdi_dir(self, inventory: Inventory) -> Path:
         """A simulated node's specs shall not reach a real container runtime."""

@@ -8,27 +8,27 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from partage.agent.board import Board
-from partage.agent.cdi import CdiSpecs
-from partage.agent.changes import Changes
-from partage.agent.guard import GuardFiles
-from partage.agent.holders import HolderQuestions
-from partage.agent.plugins import ResourcePlugin
-from partage.agent.policies import Policies
-from partage.agent.publishing import Plugins, Terms
-from partage.agent.remember import Memory
-from partage.agent.report import Neighbours, Report, gpu_reports, resource_reports
-from partage.agent.senses import HardwareSense, Sensed
-from partage.agent.settings import Settings
-from partage.agent.telling import told
-from partage.agent.turn import NO_ROWS, Rows, Seen, Standing, Turn, turn
+from partage.agent.endpoints.cdi_specs import CdiSpecs
+from partage.agent.endpoints.guard_files import GuardFiles
+from partage.agent.endpoints.plugin_set import AnswerTerms, PluginSet
+from partage.agent.endpoints.resource_plugin import ResourcePlugin
+from partage.agent.observers.hardware import HardwareObserver, Observation
+from partage.agent.observers.pod_resources import PodResourcesPoller
+from partage.agent.observers.policy import PolicyObserver
+from partage.agent.options import AgentOptions
+from partage.agent.reconciler import Reconciler
+from partage.agent.state_writer import StateWriter
+from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
-from partage.agent.wish import Wish
 from partage.model.gpu import NoDriver
 from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
-from partage.plan.ledger import Ledger
-from partage.plan.watched import believed
+from partage.plan.offer.desired import DesiredState
+from partage.plan.offer.guarantees import believed
+from partage.plan.report import Dependencies, Report, gpu_reports, resource_reports
+from partage.plan.report_events import diff_reports
+from partage.plan.serve.ledger import Ledger
+from partage.plan.turn import NO_ROWS, KubeletView, NodeState, TurnInput, TurnResult, turn
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +57,17 @@ class Requests:
 class Parts:
     """What the loop turns: everything that it reads and writes."""
 
-    settings: Settings
+    settings: AgentOptions
     clock: Callable[[], float]
-    board: Board
+    board: AgentStatus
     requests: Requests
     ledger: Ledger
-    sense: HardwareSense
-    holders: HolderQuestions
-    policies: Policies
-    changes: Changes
-    plugins: Plugins
-    memory: Memory
+    sense: HardwareObserver
+    holders: PodResourcesPoller
+    policies: PolicyObserver
+    changes: Reconciler
+    plugins: PluginSet
+    memory: StateWriter
     cdi: CdiSpecs
     guard: GuardFiles
     watchdog: Watchdog
@@ -83,10 +83,10 @@ class Loop:
     """
 
     parts: Parts
-    standing: Standing = field(default_factory=Standing)
-    rows: Rows = NO_ROWS
+    standing: NodeState = field(default_factory=NodeState)
+    rows: KubeletView = NO_ROWS
     boot_id: str = ""
-    _terms: Terms | None = None
+    _terms: AnswerTerms | None = None
     _due_s: float | None = None
     _number: int = 0
 
@@ -139,9 +139,11 @@ class Loop:
     def _pause_s(self) -> float | None:
         return None if self._due_s is None else max(0.0, self._due_s - self.parts.clock())
 
-    def _seen(self, sensed: Sensed, wish: Wish | None, now_s: float, *, booted: bool) -> Seen:
+    def _seen(
+        self, sensed: Observation, wish: DesiredState | None, now_s: float, *, booted: bool
+    ) -> TurnInput:
         ledger = self.parts.ledger
-        return Seen(
+        return TurnInput(
             now_s=now_s,
             node=sensed.node,
             fresh=sensed.fresh,
@@ -158,13 +160,13 @@ class Loop:
             in_hand=self.parts.changes.in_hand,
         )
 
-    def _has_booted(self, sensed: Sensed) -> bool:
+    def _has_booted(self, sensed: Observation) -> bool:
         """Whether the node has booted since it was last seen. A simulated one may do so under our feet."""
         boot_id = sensed.node.inventory.boot_id if sensed.node else ""
         before, self.boot_id = self.boot_id, boot_id or self.boot_id
         return bool(before) and before != self.boot_id
 
-    def _publish(self, sensed: Sensed) -> None:
+    def _publish(self, sensed: Observation) -> None:
         """Serve the new rows. Without a driver, answers stay what they were when there was one."""
         parts, wish = self.parts, self.parts.policies.wish
         if sensed.node and wish and not isinstance(sensed.node.inventory.driver, NoDriver):
@@ -173,12 +175,14 @@ class Loop:
             parts.guard.want(offering for rows in self.rows.offer.values() for offering in rows)
             run_dir, guard_dir = str(parts.settings.run_dir), parts.guard.directory
             unwatched = parts.watchdog.unwatched
-            self._terms = Terms(inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched)
+            self._terms = AnswerTerms(inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched)
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.rows, self._terms):
                 parts.serve(plugin)
 
-    def _report(self, sensed: Sensed, wish: Wish | None, done: Turn, began_s: float) -> None:
+    def _report(
+        self, sensed: Observation, wish: DesiredState | None, done: TurnResult, began_s: float
+    ) -> None:
         parts = self.parts
         self._number += 1
         entries = parts.ledger.entries()
@@ -197,16 +201,16 @@ class Loop:
             policy=parts.policies.report,
             neighbours=self._neighbours(),
         )
-        for one in told(parts.board.report, report):
+        for one in diff_reports(parts.board.report, report):
             log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))
         counts = parts.board.counts
         counts.turns = self._number
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed
         parts.board.publish(report)
 
-    def _neighbours(self) -> Neighbours:
+    def _neighbours(self) -> Dependencies:
         parts = self.parts
-        return Neighbours(
+        return Dependencies(
             hardware=parts.sense.trouble,
             pod_resources=parts.holders.trouble,
             state_dir=parts.memory.trouble,
@@ -215,6 +219,6 @@ class Loop:
         )
 
 
-def _shares(standing: Standing) -> dict[str, GpuOffer]:
+def _shares(standing: NodeState) -> dict[str, GpuOffer]:
     """What containers can have, or have, by GPU."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in standing.serving.items()}

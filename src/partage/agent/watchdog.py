@@ -12,19 +12,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from partage.agent.board import Counts, Look
-from partage.agent.ending import end
-from partage.agent.settings import Intervals
-from partage.agent.wish import Wish
+from partage.agent.enforcement import end
+from partage.agent.options import Intervals
+from partage.agent.status.status import Counts, WatchObservation
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
-from partage.model.policy import Watch
+from partage.model.policy import WatchAction
 from partage.model.process import Processes
-from partage.model.share import Offer
-from partage.plan.ledger import Ledger
-from partage.plan.watchdog import Concern, Verdict, Watched, grants, watch
-from partage.plan.watched import to_watch, unwatched
+from partage.model.share import NodeOffer
+from partage.plan.offer.desired import DesiredState
+from partage.plan.offer.guarantees import to_watch, unwatched
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.watchdog import Concern, Violation, WatchResult, grants, watch
 from partage.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ _Key = tuple[Concern, str, str]
 class _Case:
     """A container of which something is wrong. looks: in a row. failed: why it could not be ended."""
 
-    verdict: Verdict
+    verdict: Violation
     looks: int = 0
     ending: bool = False
     failed: tuple[str, ...] = ()
@@ -64,11 +64,11 @@ class Watchdog:
     ask: Callable[[], None]
     intervals: Intervals
     counts: Counts
-    look: Look | None = None
+    look: WatchObservation | None = None
     looked_once: asyncio.Event = field(default_factory=asyncio.Event)
-    _offer: Offer = field(default_factory=dict)
-    _promised: Offer = field(default_factory=dict)
-    _watch_of: Mapping[str, Watch] = field(default_factory=dict)
+    _offer: NodeOffer = field(default_factory=dict)
+    _promised: NodeOffer = field(default_factory=dict)
+    _watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
     _watched: frozenset[str] = frozenset()
     _sees: bool = False
     _missed: int = 0
@@ -77,7 +77,7 @@ class Watchdog:
 
     # --- the loop's side ---
 
-    def stand(self, wish: Wish | None, offer: Offer) -> None:
+    def stand(self, wish: DesiredState | None, offer: NodeOffer) -> None:
         """What is wanted, and what can be held now. What is about to be offered is watched already."""
         if wish is not None:
             self._watch_of = wish.watch_of
@@ -130,14 +130,14 @@ class Watchdog:
         found = await self._judged(seen)
         self._missed = 0
         self._note_sight(found.blind)
-        self.look = Look(self.clock(), found, found.blind)
+        self.look = WatchObservation(self.clock(), found, found.blind)
         self._note(found)
         for case in self._cases.values():
             if self._is_due(case):
                 case.ending = True
                 group.create_task(self._end(case), name=f"end {case.verdict.usage.container[:12]}")
 
-    async def _judged(self, seen: Processes) -> Watched:
+    async def _judged(self, seen: Processes) -> WatchResult:
         names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
         found = watch(seen, names, grants(self.ledger.entries(), self._offer), self._watch_of)
         if self.holders_known():
@@ -152,7 +152,7 @@ class Watchdog:
             case.looks = 0
         if self._missed >= PATIENCE:
             self._note_sight(reason)
-            self.look = Look(self.clock(), Watched(), reason)
+            self.look = WatchObservation(self.clock(), WatchResult(), reason)
 
     # --- what is said ---
 
@@ -166,7 +166,7 @@ class Watchdog:
             self._sees = not blind
             self.ask()
 
-    def _note(self, found: Watched) -> None:
+    def _note(self, found: WatchResult) -> None:
         """Keep the cases, each told when it begins and when it ends."""
         now = {(one.concern, one.usage.device, one.usage.container): one for one in found.verdicts}
         for key in self._cases.keys() - now.keys():
@@ -181,8 +181,8 @@ class Watchdog:
 
     def _is_due(self, case: _Case) -> bool:
         """Where we are blind, the pids that we see may be numbered otherwise than the MPS daemon's."""
-        wanted = self._watch_of.get(case.verdict.usage.gpu, Watch.WARN)
-        over = case.verdict.concern is Concern.OVER and wanted is Watch.KILL
+        wanted = self._watch_of.get(case.verdict.usage.gpu, WatchAction.WARN)
+        over = case.verdict.concern is Concern.OVER and wanted is WatchAction.KILL
         return over and self._sees and case.looks >= PATIENCE and not case.ending
 
     async def _end(self, case: _Case) -> None:
@@ -209,14 +209,14 @@ _OVER = {
 }
 
 
-def _who(verdict: Verdict) -> dict[str, object]:
+def _who(verdict: Violation) -> dict[str, object]:
     usage = verdict.usage
     holder = usage.holder
     named = {"pod": f"{holder.namespace}/{holder.pod}", "container": holder.container} if holder else {}
     return {**named, "id": usage.container[:12], "gpu": usage.gpu, "device": usage.device}
 
 
-def _figures(verdict: Verdict) -> dict[str, object]:
+def _figures(verdict: Violation) -> dict[str, object]:
     usage = verdict.usage
     return {
         "used": format_bytes(usage.used_bytes),

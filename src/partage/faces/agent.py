@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.board import Board
 from partage.agent.compose import run
 from partage.agent.log import configure
-from partage.agent.settings import Settings
+from partage.agent.options import AgentOptions
+from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.remote import RemoteHardware
 from partage.errors import InputError
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    settings: Settings, hardware_of: Callable[[], RemoteHardware], http: str | None, log_level: str
+    settings: AgentOptions, hardware_of: Callable[[], RemoteHardware], http: str | None, log_level: str
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does."""
     configure(log_level)
@@ -52,7 +52,7 @@ def listen(address: str) -> socket.socket:
 
 
 async def _run(
-    settings: Settings, hardware_of: Callable[[], RemoteHardware], listening: socket.socket | None
+    settings: AgentOptions, hardware_of: Callable[[], RemoteHardware], listening: socket.socket | None
 ) -> None:
     hardware = hardware_of()
     hardware.start()
@@ -63,7 +63,7 @@ async def _run(
     # NVIDIA's config-manager sends SIGHUP after a change; the file is watched anyway.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
 
-    async def beside(board: Board) -> None:
+    async def beside(board: AgentStatus) -> None:
         await _faces(board, settings, hardware, listening)
 
     try:
@@ -73,7 +73,7 @@ async def _run(
 
 
 async def _faces(
-    board: Board, settings: Settings, hardware: RemoteHardware, listening: socket.socket | None
+    board: AgentStatus, settings: AgentOptions, hardware: RemoteHardware, listening: socket.socket | None
 ) -> None:
     """HTTP and the report file, once the kubelet knows us: it shall not wait for them."""
     board.helper_trouble = lambda: hardware.state.trouble
@@ -100,14 +100,16 @@ def say_url(host: str, port: int) -> None:
         log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})
 
 
-async def _first_registration(board: Board) -> None:
+async def _first_registration(board: AgentStatus) -> None:
     for _ in range(round(_REGISTERS_WITHIN_S / _LOOK_EVERY_S)):
         if any(state.registered for state in board.endpoints()):
             return
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
-def _http(listening: socket.socket, board: Board, settings: Settings, hardware: RemoteHardware) -> HttpFace:
+def _http(
+    listening: socket.socket, board: AgentStatus, settings: AgentOptions, hardware: RemoteHardware
+) -> HttpFace:
     from partage.faces.http import HttpFace, agent_pages
 
     return HttpFace(listening, agent_pages(board, settings.intervals, lambda: hardware.state))
@@ -121,7 +123,7 @@ def _set_aside_what_stays() -> None:
     gc.enable()
 
 
-async def _keep_report_file(board: Board, settings: Settings) -> None:
+async def _keep_report_file(board: AgentStatus, settings: AgentOptions) -> None:
     """Write the report when it says something new, for ever. Where it cannot be, a warning says so."""
     from partage.faces.report import ReportFile
 

@@ -7,23 +7,23 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from partage.agent.execute import Ending, Executor, Outcome, Phase, before
+from partage.agent.executor import Executor, StepStatus, TransactionEnd, TransactionOutcome, before
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.journal import Beginning, Journal, Unfinished
+from partage.edges.files.journal import Journal, JournalHeader, Unfinished
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.port import PodResources
 from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.moves import by_gpu, holder_rows, way_keys
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.policy import MigWish, Policy
-from partage.model.step import Step, Use, gpus_of
-from partage.plan.assign import assign
-from partage.plan.findings import name_gpus
-from partage.plan.live import to_renew
-from partage.plan.node_steps import NodePlan, node_steps
-from partage.plan.refusals import Refusal, Refused
-from partage.plan.steps import Planned
-from partage.plan.wishes import pod_uses, wishes_of
+from partage.model.policy import DesiredMig, Policy
+from partage.model.step import GpuUse, Step, gpus_of
+from partage.plan.offer.assign import assign
+from partage.plan.offer.findings import name_gpus
+from partage.plan.reconcile.blocked import Blocked, BlockKind
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
+from partage.plan.reconcile.holders import pod_uses, wishes_of
+from partage.plan.reconcile.live_instances import to_renew
+from partage.plan.reconcile.mig_plan import MigPlan, node_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Goal:
 
     policy: Policy | None = None
     digest: str = ""
-    back: Mapping[str, MigWish] | None = None
+    back: Mapping[str, DesiredMig] | None = None
 
-    def wishes(self, inventory: Inventory) -> tuple[Mapping[str, MigWish], tuple[Problem, ...]]:
+    def wishes(self, inventory: Inventory) -> tuple[Mapping[str, DesiredMig], tuple[Problem, ...]]:
         """What every GPU shall have, and what there is to say. Raises InputError, Unsatisfiable."""
         if self.back is not None or self.policy is None:
             return self.back or {}, ()
@@ -57,7 +57,7 @@ class Node:
     hardware: Hardware
     pod_resources: PodResources | None = None
 
-    async def look(self) -> tuple[Inventory, tuple[Use, ...]]:
+    async def look(self) -> tuple[Inventory, tuple[GpuUse, ...]]:
         """What is there and who uses it. Raises Unreachable where the kubelet should say and does not."""
         inventory = await self.hardware.observe()
         if isinstance(inventory.driver, NoDriver):
@@ -72,22 +72,22 @@ class Applied:
     """What became of it. inventory: as it was found; outcomes: empty for a dry run."""
 
     inventory: Inventory
-    plan: NodePlan
-    outcomes: tuple[Outcome, ...] = ()
+    plan: MigPlan
+    outcomes: tuple[TransactionOutcome, ...] = ()
     warnings: tuple[Problem, ...] = ()
     dry_run: bool = False
 
     @property
-    def failed(self) -> tuple[Outcome, ...]:
+    def failed(self) -> tuple[TransactionOutcome, ...]:
         """Units that did not come to their end."""
-        return tuple(outcome for outcome in self.outcomes if outcome.ending is not Ending.DONE)
+        return tuple(outcome for outcome in self.outcomes if outcome.ending is not TransactionEnd.DONE)
 
     @property
     def exit_code(self) -> int:
         """Of the worst thing that happened. In use is impossible here and now, and nothing is broken."""
         codes = [Unsatisfiable.exit_code for _ in self.plan.refused]
         for outcome in self.failed:
-            busy = isinstance(outcome.error, GpuInUse) and outcome.ending is Ending.BACK
+            busy = isinstance(outcome.error, GpuInUse) and outcome.ending is TransactionEnd.BACK
             codes.append(Unsatisfiable.exit_code if busy else outcome.error.exit_code if outcome.error else 4)
         return max(codes, default=0)
 
@@ -105,7 +105,7 @@ class Applied:
         ways = by_gpu(self.plan)
         return [self._row(gpu.index, gpu.uuid, ways[gpu.uuid]) for gpu in self.inventory if gpu.uuid in ways]
 
-    def _row(self, index: int, uuid: str, way: Planned | Refused) -> dict[str, Any]:
+    def _row(self, index: int, uuid: str, way: GpuMigPlan | Blocked) -> dict[str, Any]:
         outcome = next((one for one in self.outcomes if uuid in one.unit.gpus), None)
         row = {"index": index, "uuid": uuid, "outcome": self._word(way, outcome)}
         row |= way_keys(way, self.inventory)
@@ -115,9 +115,9 @@ class Applied:
             row["torn"] = outcome.torn
         return row
 
-    def _word(self, way: Planned | Refused, outcome: Outcome | None) -> str:
+    def _word(self, way: GpuMigPlan | Blocked, outcome: TransactionOutcome | None) -> str:
         """What became of one GPU. untouched: another one's refusal keeps all as they are."""
-        if isinstance(way, Refused):
+        if isinstance(way, Blocked):
             return "refused"
         if not way.steps:
             return "unchanged"
@@ -163,9 +163,11 @@ class Applying:
                 return applied
             await self.drain(holder_rows(plan.refused, inventory), left_s)
 
-    async def _anew(self, applied: Applied, wishes: Mapping[str, MigWish]) -> Applied:
+    async def _anew(self, applied: Applied, wishes: Mapping[str, DesiredMig]) -> Applied:
         """Once more for GPUs on which a GPU instance had no room for a compute instance: with a new one."""
-        tight = [one for one in applied.failed if one.ending is Ending.BACK and one.failed and one.error]
+        tight = [
+            one for one in applied.failed if one.ending is TransactionEnd.BACK and one.failed and one.error
+        ]
         if not tight:
             return applied
         inventory, uses = await self.node.look()
@@ -183,34 +185,34 @@ class Applying:
             outcomes += await self._execute(inventory, plan)
         return replace(applied, plan=_replanned(applied.plan, plan), outcomes=outcomes)
 
-    async def _execute(self, inventory: Inventory, plan: NodePlan) -> tuple[Outcome, ...]:
+    async def _execute(self, inventory: Inventory, plan: MigPlan) -> tuple[TransactionOutcome, ...]:
         was = before(inventory, plan.units)
         if self.unfinished is not None:
             # What lived before the run that was cut off is the way back, not its half-done work.
             was = {**was, **self.unfinished.beginning.before}
         if not plan.units and self.unfinished is None:
             return ()
-        beginning = Beginning(inventory.boot_id, self.goal.digest, was, self.goal.back is not None)
+        beginning = JournalHeader(inventory.boot_id, self.goal.digest, was, self.goal.back is not None)
 
-        def progress(step: Step, phase: Phase, reason: str) -> None:
-            if phase is not Phase.DONE:
+        def progress(step: Step, phase: StepStatus, reason: str) -> None:
+            if phase is not StepStatus.DONE:
                 self.tell(_progress(inventory, step, phase, reason))
 
         executor = Executor(self.node.hardware, self.journal, geometry_of, progress)
         return await executor.execute(plan.units, beginning)
 
 
-def _progress(inventory: Inventory, step: Step, phase: Phase, reason: str) -> str:
+def _progress(inventory: Inventory, step: Step, phase: StepStatus, reason: str) -> str:
     """``GPU 3: taking back: destroy the GPU instance 3g.40gb at 4:4``."""
     where = name_gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
-    said = "" if phase is Phase.DOING else f"{phase}: "
+    said = "" if phase is StepStatus.DOING else f"{phase}: "
     return f"{where}: {said}{step}{f': {reason}' if reason else ''}"
 
 
-def _replanned(first: NodePlan, second: NodePlan) -> NodePlan:
+def _replanned(first: MigPlan, second: MigPlan) -> MigPlan:
     """The first plan, with the second in place of what it says of the same GPUs."""
     anew = {one.gpu for one in second.planned} | {one.gpu for one in second.refused}
-    return NodePlan(
+    return MigPlan(
         (*(unit for unit in first.units if anew.isdisjoint(unit.gpus)), *second.units),
         (*(one for one in first.planned if one.gpu not in anew), *second.planned),
         second.refused,
@@ -219,9 +221,9 @@ def _replanned(first: NodePlan, second: NodePlan) -> NodePlan:
 
 def _passes(applied: Applied) -> bool:
     """Whether what is in the way can go away by itself, and nothing else is wrong."""
-    if any(one.kind not in (Refusal.HELD, Refusal.SHARED) for one in applied.plan.refused):
+    if any(one.kind not in (BlockKind.HELD, BlockKind.SHARED) for one in applied.plan.refused):
         return False
-    if any(one.kind is Refusal.HELD for one in applied.plan.refused):
+    if any(one.kind is BlockKind.HELD for one in applied.plan.refused):
         return True
-    busy = [isinstance(one.error, GpuInUse) and one.ending is Ending.BACK for one in applied.failed]
+    busy = [isinstance(one.error, GpuInUse) and one.ending is TransactionEnd.BACK for one in applied.failed]
     return bool(busy) and all(busy)

@@ -7,17 +7,17 @@ from typing import Any
 
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.policy import Strategy
-from partage.model.share import Guarantee, Offer, Offering, Resource, resources_of, weakest
-from partage.plan.changes import Change
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
+from partage.plan.reconcile.changes import Change
 
 
-def resource_rows(offer: Offer) -> list[dict[str, Any]]:
+def resource_rows(offer: NodeOffer) -> list[dict[str, Any]]:
     """One row per resource name: how many, how, with what guarantee, and on which GPUs."""
     return [_resource_row(resource) for resource in resources_of(offer).values()]
 
 
 def _resource_row(resource: Resource) -> dict[str, Any]:
-    by_gpu: dict[int, list[Offering]] = {}
+    by_gpu: dict[int, list[DeviceOffer]] = {}
     for offering in resource.offerings:
         by_gpu.setdefault(offering.gpu_index, []).append(offering)
     return {
@@ -29,7 +29,7 @@ def _resource_row(resource: Resource) -> dict[str, Any]:
     }
 
 
-def _gpu_row(offerings: Sequence[Offering]) -> dict[str, Any]:
+def _gpu_row(offerings: Sequence[DeviceOffer]) -> dict[str, Any]:
     """What one GPU adds to a resource. memoryBytes: of the smallest share, where shares differ."""
     first = offerings[0]
     return {
@@ -44,7 +44,7 @@ def _gpu_row(offerings: Sequence[Offering]) -> dict[str, Any]:
     }
 
 
-def _device_row(offering: Offering) -> dict[str, Any]:
+def _device_row(offering: DeviceOffer) -> dict[str, Any]:
     """One GPU or MIG device. uuid: None for a device that has still to be made."""
     row: dict[str, Any] = {
         "uuid": None if offering.planned else offering.device,
@@ -65,12 +65,12 @@ def _device_row(offering: Offering) -> dict[str, Any]:
     return {key: value for key, value in row.items() if value is not None or key == "uuid"}
 
 
-def _strategy(offerings: Sequence[Offering]) -> str:
+def _strategy(offerings: Sequence[DeviceOffer]) -> str:
     strategies: set[Strategy] = {offering.strategy for offering in offerings}
     return str(next(iter(strategies))) if len(strategies) == 1 else "mixed"
 
 
-def _weakest(offerings: Sequence[Offering]) -> Guarantee:
+def _weakest(offerings: Sequence[DeviceOffer]) -> Guarantee:
     return weakest(offering.guarantee for offering in offerings)
 
 

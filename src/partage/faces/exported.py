@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from partage.model.gpu import Gpu, Inventory
-from partage.model.named import DISABLED, ENABLED
-from partage.plan.steps import as_found
+from partage.model.named_layouts import DISABLED, ENABLED
+from partage.plan.reconcile.gpu_mig_plan import as_found
 
 
 def policy_of(inventory: Inventory) -> dict[str, Any]:

@@ -18,9 +18,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from partage import __version__
-from partage.agent.board import Board
-from partage.agent.settings import Intervals
-from partage.agent.verdict import Verdict, judge, stalled
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import Readiness, assess, stalled
+from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.supervisor import HelperState
 from partage.faces.report import health_document, report_document
 
@@ -120,14 +120,16 @@ class HttpFace:
 
 
 def agent_pages(
-    board: Board, intervals: Intervals, helper: Callable[[], HelperState] | None
+    board: AgentStatus, intervals: Intervals, helper: Callable[[], HelperState] | None
 ) -> dict[str, Page]:
     """What the agent serves. helper: None where the hardware is in the agent's own process."""
     metrics: list[Callable[[], bytes]] = []
 
     def metrics_page() -> Answer:
         if not metrics:
-            from partage.agent.metrics import exposition  # at the first scrape: not every node is scraped
+            from partage.agent.status.metrics import (
+                exposition,  # at the first scrape: not every node is scraped
+            )
 
             metrics.append(exposition(board, intervals, helper))
         return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", metrics[0]()
@@ -136,15 +138,15 @@ def agent_pages(
         report = board.report
         if report is None:
             return json_answer({"error": "no report yet"}, HTTPStatus.SERVICE_UNAVAILABLE)
-        return json_answer(report_document(report, board, judge(board, intervals)))
+        return json_answer(report_document(report, board, assess(board, intervals)))
 
     def health_page() -> Answer:
-        verdict = judge(board, intervals)
+        verdict = assess(board, intervals)
         return json_answer(health_document(verdict), _status(well=not verdict.not_well))
 
     def life_page() -> Answer:
         reason = stalled(board, intervals)
-        verdict = Verdict((reason,) if reason else (), ())
+        verdict = Readiness((reason,) if reason else (), ())
         return json_answer(health_document(verdict), _status(well=reason is None))
 
     return {

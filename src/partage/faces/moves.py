@@ -8,11 +8,11 @@ from typing import Any
 
 from partage.faces.documents import step_rows
 from partage.model.gpu import Inventory
-from partage.model.step import Step, Use, Verify, blast, gpus_of
-from partage.plan.changes import Act, Change
-from partage.plan.node_steps import NodePlan
-from partage.plan.refusals import Blocker, Refused
-from partage.plan.steps import Planned
+from partage.model.step import GpuUse, Step, Verify, blast, gpus_of
+from partage.plan.reconcile.blocked import Blocked, Blocker
+from partage.plan.reconcile.changes import Act, Change
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
+from partage.plan.reconcile.mig_plan import MigPlan
 
 
 def act(step: Step) -> str:
@@ -32,7 +32,7 @@ def step_row(step: Step, inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def planned_keys(planned: Planned, inventory: Inventory) -> dict[str, Any]:
+def planned_keys(planned: GpuMigPlan, inventory: Inventory) -> dict[str, Any]:
     """The way of one GPU: its steps, what it will have, which MIG devices live on and which do not."""
     return {
         "layout": list(planned.layout),
@@ -42,7 +42,7 @@ def planned_keys(planned: Planned, inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def refused_keys(refused: Refused, inventory: Inventory) -> dict[str, Any]:
+def refused_keys(refused: Blocked, inventory: Inventory) -> dict[str, Any]:
     """Why a GPU has no way, and who would have to go."""
     return {
         "refusal": str(refused.kind),
@@ -51,14 +51,14 @@ def refused_keys(refused: Refused, inventory: Inventory) -> dict[str, Any]:
     }
 
 
-def holder_rows(refused: Iterable[Refused], inventory: Inventory) -> list[dict[str, Any]]:
+def holder_rows(refused: Iterable[Blocked], inventory: Inventory) -> list[dict[str, Any]]:
     """Everybody who is in the way, each once for each thing that he holds."""
     blockers = dict.fromkeys(blocker for one in refused for blocker in one.blockers)
     rows = [_holder_row(use, blocker, inventory) for blocker in blockers for use in blocker.users]
     return [row for number, row in enumerate(rows) if row not in rows[:number]]
 
 
-def _holder_row(use: Use, blocker: Blocker, inventory: Inventory) -> dict[str, Any]:
+def _holder_row(use: GpuUse, blocker: Blocker, inventory: Inventory) -> dict[str, Any]:
     devices = [use.device] if use.device else list(blocker.devices)
     return {
         "kind": str(use.kind),
@@ -72,7 +72,7 @@ def _holder_row(use: Use, blocker: Blocker, inventory: Inventory) -> dict[str, A
     }
 
 
-def change_rows(changes: Sequence[Change], plan: NodePlan, inventory: Inventory) -> list[dict[str, Any]]:
+def change_rows(changes: Sequence[Change], plan: MigPlan, inventory: Inventory) -> list[dict[str, Any]]:
     """What has to be done to a node, GPU by GPU; changes under MIG say their steps, or who is in the way."""
     ways = by_gpu(plan)
     return [
@@ -81,14 +81,14 @@ def change_rows(changes: Sequence[Change], plan: NodePlan, inventory: Inventory)
     ]
 
 
-def way_keys(way: Planned | Refused | None, inventory: Inventory) -> dict[str, Any]:
+def way_keys(way: GpuMigPlan | Blocked | None, inventory: Inventory) -> dict[str, Any]:
     """What is said of one GPU's way, or of why it has none. None: nobody wants anything of it."""
-    if isinstance(way, Refused):
+    if isinstance(way, Blocked):
         return refused_keys(way, inventory)
     return {} if way is None else planned_keys(way, inventory)
 
 
-def _with_quiet_ones(changes: Sequence[Change], plan: NodePlan, inventory: Inventory) -> list[Change]:
+def _with_quiet_ones(changes: Sequence[Change], plan: MigPlan, inventory: Inventory) -> list[Change]:
     """Changes that no MIG device shows are in it, too: an empty GPU instance, a pending mode."""
     said = {change.gpu.uuid for change in changes if change.act is Act.MIG_LAYOUT}
     moved = {one.gpu for one in plan.planned if one.steps} | {one.gpu for one in plan.refused}
@@ -100,7 +100,7 @@ def _with_quiet_ones(changes: Sequence[Change], plan: NodePlan, inventory: Inven
     return sorted([*changes, *quiet], key=lambda change: (change.gpu.index, change.act != Act.MIG_LAYOUT))
 
 
-def unit_rows(plan: NodePlan, inventory: Inventory) -> list[dict[str, Any]]:
+def unit_rows(plan: MigPlan, inventory: Inventory) -> list[dict[str, Any]]:
     """All steps of a node, in their order, but for those that only look."""
     return [
         step_row(step, inventory)
@@ -110,9 +110,9 @@ def unit_rows(plan: NodePlan, inventory: Inventory) -> list[dict[str, Any]]:
     ]
 
 
-def by_gpu(plan: NodePlan) -> dict[str, Planned | Refused]:
+def by_gpu(plan: MigPlan) -> dict[str, GpuMigPlan | Blocked]:
     """The way of every GPU, or why it has none, by UUID."""
-    ways: dict[str, Planned | Refused] = {one.gpu: one for one in plan.planned}
+    ways: dict[str, GpuMigPlan | Blocked] = {one.gpu: one for one in plan.planned}
     return ways | {one.gpu: one for one in plan.refused}
 
 

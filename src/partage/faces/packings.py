@@ -10,8 +10,8 @@ from typing import Any
 from partage.errors import Problem
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
-from partage.plan.candidates import Unavailable
-from partage.plan.pack import Assignment, Packing, PriceProof
+from partage.plan.packing.candidates import Unavailable
+from partage.plan.packing.pack import PackedGpu, Packing, PriceProof
 from partage.text import count_of, gpus
 
 _MOST_MACHINES = 3
@@ -37,7 +37,7 @@ def packing_rows(packing: Packing, unavailable: Sequence[Unavailable]) -> dict[s
     }
 
 
-def _assignment_row(one: Assignment) -> dict[str, Any]:
+def _assignment_row(one: PackedGpu) -> dict[str, Any]:
     gpu = one.candidate.gpu
     return {
         "machine": one.candidate.machine,

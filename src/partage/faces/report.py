@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from partage import __version__
-from partage.agent.board import Board, Look
-from partage.agent.report import GpuReport, PolicyReport, Report
-from partage.agent.settings import Intervals
-from partage.agent.verdict import Reason, Verdict, judge
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import Readiness, Reason, assess
+from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.edges.kubelet.port import EndpointState
 from partage.faces.documents import node_rows, resource_rows
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.health import Phase
+from partage.model.health import HealthStatus
 from partage.model.mps import DaemonState
-from partage.plan.ledger import Entry
-from partage.plan.watchdog import Grant, Usage
+from partage.plan.report import GpuReport, PolicyReport, Report
+from partage.plan.serve.ledger import Entry
+from partage.plan.serve.watchdog import ContainerUsage, GrantKind
 
 
-def report_document(report: Report, board: Board, verdict: Verdict) -> dict[str, Any]:
+def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> dict[str, Any]:
     """Everything that the agent knows, as one document."""
     at = _Times(report)
     inventory = report.node.inventory if report.node else Inventory(NoDriver("unknown", "not observed yet"))
@@ -44,7 +44,7 @@ def report_document(report: Report, board: Board, verdict: Verdict) -> dict[str,
     }
 
 
-def health_document(verdict: Verdict) -> dict[str, Any]:
+def health_document(verdict: Readiness) -> dict[str, Any]:
     """What a probe is told."""
     return {
         "apiVersion": "partage/v1",
@@ -58,7 +58,7 @@ def health_document(verdict: Verdict) -> dict[str, Any]:
 class ReportFile:
     """``<run-dir>/report.json``, for ``partage show``: replaced when it would say something new."""
 
-    def __init__(self, board: Board, intervals: Intervals, path: Path) -> None:
+    def __init__(self, board: AgentStatus, intervals: Intervals, path: Path) -> None:
         self._board = board
         self._intervals = intervals
         self._path = path
@@ -69,7 +69,7 @@ class ReportFile:
         report = self._board.report
         if report is None:
             return ""
-        verdict = judge(self._board, self._intervals)
+        verdict = assess(self._board, self._intervals)
         endpoints = self._board.endpoints()
         codes = [reason.code for reason in verdict.not_well]
         says = (
@@ -107,7 +107,7 @@ class _Times:
         return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _watched(look: Look | None) -> object:
+def _watched(look: WatchObservation | None) -> object:
     """What makes a look news for the file: figures change with every look, and are left to the metrics."""
     if look is None:
         return None
@@ -168,7 +168,7 @@ def _daemon(one: DaemonState) -> dict[str, Any]:
     }
 
 
-def _phase(phase: Phase) -> dict[str, str]:
+def _phase(phase: HealthStatus) -> dict[str, str]:
     return {"state": str(phase.state), "reason": phase.reason}
 
 
@@ -194,13 +194,13 @@ def _resources(report: Report, endpoints: Iterable[EndpointState]) -> list[dict[
     return rows
 
 
-def _watch(look: Look, at: _Times) -> dict[str, Any]:
+def _watch(look: WatchObservation, at: _Times) -> dict[str, Any]:
     """Containers that hold shares of the GPUs that are watched, and those of which something is wrong."""
     watched = look.watched
     return {
         "at": at.said(look.at_s),
         "blind": look.blind or None,
-        "containers": [_usage(usage) for usage in watched.usages if usage.grant is Grant.HELD],
+        "containers": [_usage(usage) for usage in watched.usages if usage.grant is GrantKind.HELD],
         "concerns": [
             {**_usage(one.usage), "concern": str(one.concern), "reason": one.reason}
             for one in watched.verdicts
@@ -208,7 +208,7 @@ def _watch(look: Look, at: _Times) -> dict[str, Any]:
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: ContainerUsage) -> dict[str, Any]:
     holder = usage.holder
     return {
         "gpu": usage.gpu,

@@ -10,7 +10,7 @@ from typing import Any
 
 from partage.model.ids import ResourceName
 from partage.model.policy import Interval, Strategy
-from partage.model.share import Guarantee, Offer, Offering
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Reported:
     at: str
     version: str
     policy: str
-    offer: Offer
+    offer: NodeOffer
     held: tuple[HeldShare, ...] = ()
     reasons: tuple[str, ...] = ()
     troubles: Mapping[str, str] = field(default_factory=dict)
@@ -96,8 +96,8 @@ def _reported(document: Mapping[str, Any]) -> Reported:
     )
 
 
-def _offer(resources: list[Any], gpus: list[Any]) -> Offer:
-    offer: dict[str, list[Offering]] = {row["uuid"]: [] for row in gpus}
+def _offer(resources: list[Any], gpus: list[Any]) -> NodeOffer:
+    offer: dict[str, list[DeviceOffer]] = {row["uuid"]: [] for row in gpus}
     for resource in resources:
         for gpu in resource["gpus"]:
             for device in gpu["devices"]:
@@ -105,9 +105,9 @@ def _offer(resources: list[Any], gpus: list[Any]) -> Offer:
     return {uuid: tuple(offerings) for uuid, offerings in offer.items()}
 
 
-def _offering(name: str, gpu: Mapping[str, Any], device: Mapping[str, Any]) -> Offering:
+def _offering(name: str, gpu: Mapping[str, Any], device: Mapping[str, Any]) -> DeviceOffer:
     interval = device.get("interval")
-    return Offering(
+    return DeviceOffer(
         device=device["uuid"] or "",
         gpu=gpu["uuid"],
         index=device.get("index") or str(gpu["index"]),
@@ -129,7 +129,7 @@ def _offering(name: str, gpu: Mapping[str, Any], device: Mapping[str, Any]) -> O
     )
 
 
-def _gpu_indexes(offer: Offer) -> dict[str, int]:
+def _gpu_indexes(offer: NodeOffer) -> dict[str, int]:
     return {
         share: offering.gpu_index
         for offerings in offer.values()

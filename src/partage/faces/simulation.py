@@ -7,7 +7,7 @@ from typing import Any
 from partage.faces.documents import node_rows, resource_rows
 from partage.lab.stories.model import Story
 from partage.lab.stories.play import StoryEnding, StoryScene
-from partage.sim.pod import ContainerStatus, PodStatus
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 
 
 def ending_document(story: Story, ending: StoryEnding) -> dict[str, Any]:

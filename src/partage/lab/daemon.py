@@ -15,13 +15,13 @@ from pathlib import Path
 from partage.edges.mps.control import Control
 from partage.edges.mps.ending import until
 from partage.edges.mps.named import OPTIONS, NamedControl, configuration
-from partage.edges.mps.paths import PROGRAM, Driver
+from partage.edges.mps.paths import PROGRAM, DriverFiles
 from partage.edges.mps.processes import MULTI_USER
 from partage.errors import DaemonError, Unsupported
 from partage.lab import child
 from partage.lab.place import PIPE_VARIABLE
 from partage.model.mps import DaemonSpec
-from partage.sim.mps.node import Node, install
+from partage.sim.mps.node import MpsNode, install
 
 PROGRAMS = "usr/bin"
 """Where the programs of a simulated driver are, below its root."""
@@ -37,7 +37,7 @@ class MpsDaemon:
 
     def __init__(self, pipe: Path, driver_root: Path = Path("/"), *, named: bool = False) -> None:
         environment = {"PATH": os.environ.get("PATH", os.defpath), PIPE_VARIABLE: str(pipe)}
-        program = Driver(driver_root).program
+        program = DriverFiles(driver_root).program
         self._limits = Control(program, environment, _ANSWER_S)
         self._listing = NamedControl(program, environment, _ANSWER_S) if named else self._limits
 
@@ -88,7 +88,7 @@ async def simulated_daemon(
     """
     home = passable_directory("daemon-", root)
     pipe, log = passable_directory("pipe-", home), passable_directory("log-", home)
-    program = install(root / PROGRAMS, Node({spec.device: memory_bytes}, deaf_to_limits=deaf))
+    program = install(root / PROGRAMS, MpsNode({spec.device: memory_bytes}, deaf_to_limits=deaf))
     environment = {
         "PATH": os.defpath,
         PIPE_VARIABLE: str(pipe),
@@ -97,7 +97,7 @@ async def simulated_daemon(
     }
     daemon = await child.begin([str(program), "-f", *_options(spec, home)], environment)
     try:
-        await _wait_until_it_serves(spec, Driver(root), environment)
+        await _wait_until_it_serves(spec, DriverFiles(root), environment)
         yield pipe
     finally:
         await daemon.end()
@@ -113,7 +113,9 @@ def _options(spec: DaemonSpec, home: Path) -> list[str]:
     return [*OPTIONS, str(path), MULTI_USER[spec.protocol]]
 
 
-async def _wait_until_it_serves(spec: DaemonSpec, driver: Driver, environment: Mapping[str, str]) -> None:
+async def _wait_until_it_serves(
+    spec: DaemonSpec, driver: DriverFiles, environment: Mapping[str, str]
+) -> None:
     problem = DaemonError("the simulated control daemon does not answer")
 
     async def serves() -> bool:

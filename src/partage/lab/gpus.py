@@ -7,7 +7,7 @@ from pathlib import Path
 
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu, Inventory
-from partage.model.step import Use, UseKind
+from partage.model.step import GpuUse, UseKind
 
 
 def find_gpu(inventory: Inventory, wanted: str | None) -> Gpu:
@@ -23,7 +23,7 @@ def find_gpu(inventory: Inventory, wanted: str | None) -> Gpu:
     raise InputError(f"no GPU {wanted!r} answers on this node", f"there are {known}")
 
 
-def computes(use: Use) -> bool:
+def computes(use: GpuUse) -> bool:
     """Whether it is a process with work of its own: no monitor, and no server of an MPS daemon."""
     return use.kind is not UseKind.MONITOR and "nvidia-cuda-mps" not in use.name
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from partage.model.share import Offer, Offering
+from partage.model.share import DeviceOffer, NodeOffer
 
 
 @dataclass(frozen=True, slots=True)
 class NamedShare:
     """One share. words: ``GPU 0``, ``GPU 2 #3``, ``GPU 6 3g.40gb``, ``GPU 6 3g.40gb #1``."""
 
-    offering: Offering
+    offering: DeviceOffer
     words: str
 
     @property
@@ -20,7 +20,7 @@ class NamedShare:
         return self.offering.gpu_index
 
 
-def shares_of(offer: Offer) -> dict[str, NamedShare]:
+def shares_of(offer: NodeOffer) -> dict[str, NamedShare]:
     """Every share that is offered, by id."""
     return {
         share: NamedShare(offering, _words(offering, share))
@@ -30,7 +30,7 @@ def shares_of(offer: Offer) -> dict[str, NamedShare]:
     }
 
 
-def _words(offering: Offering, share: str) -> str:
+def _words(offering: DeviceOffer, share: str) -> str:
     device = f"GPU {offering.gpu_index}" + (f" {offering.profile}" if offering.profile else "")
     _, shared, number = share.partition("::")
     return f"{device} #{number}" if shared else device

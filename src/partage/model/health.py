@@ -69,7 +69,7 @@ class Silent:
 Event = Xid | Condition | Booted | Silent
 
 
-class State(StrEnum):
+class HealthState(StrEnum):
     """healthy and suspect are offered; unhealthy and probation are not."""
 
     HEALTHY = "healthy"
@@ -80,12 +80,12 @@ class State(StrEnum):
     @property
     def offered(self) -> bool:
         """Shares go to the kubelet as Healthy."""
-        return self in (State.HEALTHY, State.SUSPECT)
+        return self in (HealthState.HEALTHY, HealthState.SUSPECT)
 
     @property
     def severity(self) -> int:
         """0 for healthy up to 3 for unhealthy."""
-        return list(State).index(self)
+        return list(HealthState).index(self)
 
 
 class Finding(StrEnum):
@@ -106,10 +106,10 @@ class Finding(StrEnum):
     RESET = "reset"
 
 
-_HEALTHY, _SUSPECT, _PROBATION, _UNHEALTHY = State
+_HEALTHY, _SUSPECT, _PROBATION, _UNHEALTHY = HealthState
 _FAULTS = {Finding.FAULT: _UNHEALTHY, Finding.RESET: _UNHEALTHY}
 
-NEXT: Mapping[State, Mapping[Finding, State]] = {
+NEXT: Mapping[HealthState, Mapping[Finding, HealthState]] = {
     _HEALTHY: {
         Finding.WELL: _HEALTHY,
         Finding.REMARK: _SUSPECT,
@@ -143,7 +143,7 @@ NEXT: Mapping[State, Mapping[Finding, State]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class HealthStatus:
     """Where a GPU, or one GPU instance of it, stands.
 
     reason:      a sentence, empty while healthy.
@@ -156,7 +156,7 @@ class Phase:
     passed_s:    when the last probation was passed.
     """
 
-    state: State = State.HEALTHY
+    state: HealthState = HealthState.HEALTHY
     reason: str = ""
     since_s: float = 0.0
     quiet_until_s: float | None = None
@@ -170,11 +170,11 @@ class Phase:
     def waits_for(self) -> str:
         """What has to happen before it is healthy, in words; empty while healthy."""
         match self.state:
-            case State.HEALTHY:
+            case HealthState.HEALTHY:
                 return ""
-            case State.UNHEALTHY if self.needs_proof:
+            case HealthState.UNHEALTHY if self.needs_proof:
                 return "proof of a reset of the GPU or a reboot of the node"
-            case State.UNHEALTHY:
+            case HealthState.UNHEALTHY:
                 return "the driver to find nothing wrong"
             case _:
                 return "a time without another fault"
@@ -188,11 +188,11 @@ class Health:
     resets: the count of the last Condition that had one.
     """
 
-    gpu: Phase = field(default_factory=Phase)
-    instances: Mapping[int, Phase] = field(default_factory=dict)
+    gpu: HealthStatus = field(default_factory=HealthStatus)
+    instances: Mapping[int, HealthStatus] = field(default_factory=dict)
     resets: int | None = None
 
-    def phase(self, gi_id: int | None = None) -> Phase:
+    def phase(self, gi_id: int | None = None) -> HealthStatus:
         """The worse of GPU and GPU instance; of the GPU alone without gi_id."""
         own = None if gi_id is None else self.instances.get(gi_id)
         return own if own is not None and own.state.severity > self.gpu.state.severity else self.gpu
@@ -238,7 +238,7 @@ def _after_xid(health: Health, xid: Xid, now_s: float, rules: XidRules) -> Healt
     finding = Finding.DOUBT if xid.gpu is None else Finding(meaning.value)
     if xid.gi_id is None:
         return replace(health, gpu=_find(health.gpu, finding, describe(xid.code), now_s))
-    own = health.instances.get(xid.gi_id, Phase(since_s=now_s))
+    own = health.instances.get(xid.gi_id, HealthStatus(since_s=now_s))
     found = _find(own, finding, describe(xid.code), now_s)
     return replace(health, instances={**health.instances, xid.gi_id: found})
 
@@ -264,7 +264,7 @@ def _after_condition(health: Health, condition: Condition, now_s: float, rules: 
         instances={
             gi: _remember_action(one, condition)
             for gi, one in instances.items()
-            if one.state is not State.HEALTHY or not _is_forgiven(one, now_s)
+            if one.state is not HealthState.HEALTHY or not _is_forgiven(one, now_s)
         },
         resets=health.resets if condition.resets is None else condition.resets,
     )
@@ -304,7 +304,7 @@ def _asks_for_action(condition: Condition) -> bool:
     return condition.recovery not in (None, RecoveryAction.NONE)
 
 
-def _weigh(phase: Phase, condition: Condition, was_reset: bool, now_s: float) -> Phase:
+def _weigh(phase: HealthStatus, condition: Condition, was_reset: bool, now_s: float) -> HealthStatus:
     """Take the proof of a reset that is in a Condition, if any."""
     if not phase.needs_proof:
         return phase
@@ -315,7 +315,7 @@ def _weigh(phase: Phase, condition: Condition, was_reset: bool, now_s: float) ->
     return phase
 
 
-def _remember_action(phase: Phase, condition: Condition) -> Phase:
+def _remember_action(phase: HealthStatus, condition: Condition) -> HealthStatus:
     asked = phase.needs_proof and not phase.action_seen and _asks_for_action(condition)
     return replace(phase, action_seen=True) if asked else phase
 
@@ -323,17 +323,17 @@ def _remember_action(phase: Phase, condition: Condition) -> Phase:
 # --- one phase -----------------------------------------------------------------------------------
 
 
-def _find(phase: Phase, finding: Finding, reason: str, now_s: float) -> Phase:
+def _find(phase: HealthStatus, finding: Finding, reason: str, now_s: float) -> HealthStatus:
     """The phase after one finding."""
     state = NEXT[phase.state][finding]
     match finding:
         case Finding.FAULT | Finding.RESET:
             return _struck(phase, finding, reason, now_s)
-        case Finding.DOUBT if state is State.SUSPECT:
+        case Finding.DOUBT if state is HealthState.SUSPECT:
             since_s = phase.since_s if phase.state is state else now_s
             until_s = now_s + SUSPECT_S
             return replace(phase, state=state, reason=reason, since_s=since_s, quiet_until_s=until_s)
-        case Finding.DOUBT | Finding.SILENCE if state is State.PROBATION:
+        case Finding.DOUBT | Finding.SILENCE if state is HealthState.PROBATION:
             return replace(phase, quiet_until_s=now_s + phase.probation_s)
         case _ if state is phase.state or not _may_leave(phase, now_s):
             return phase
@@ -341,32 +341,32 @@ def _find(phase: Phase, finding: Finding, reason: str, now_s: float) -> Phase:
             return _enter(phase, state, reason, now_s)
 
 
-def _may_leave(phase: Phase, now_s: float) -> bool:
+def _may_leave(phase: HealthStatus, now_s: float) -> bool:
     """Whether a state may be left for a better one."""
     return not phase.needs_proof and (phase.quiet_until_s is None or now_s >= phase.quiet_until_s)
 
 
-def _enter(phase: Phase, state: State, reason: str, now_s: float) -> Phase:
+def _enter(phase: HealthStatus, state: HealthState, reason: str, now_s: float) -> HealthStatus:
     """Up a step by the driver's word, or from health to suspicion by a remark of it."""
-    if state is State.PROBATION:
+    if state is HealthState.PROBATION:
         return replace(phase, state=state, since_s=now_s, quiet_until_s=now_s + phase.probation_s)
-    return Phase(
+    return HealthStatus(
         state=state,
         reason=reason,
         since_s=now_s,
         probation_s=phase.probation_s,
-        passed_s=now_s if phase.state is State.PROBATION else phase.passed_s,
+        passed_s=now_s if phase.state is HealthState.PROBATION else phase.passed_s,
     )
 
 
-def _struck(phase: Phase, finding: Finding, reason: str, now_s: float) -> Phase:
+def _struck(phase: HealthStatus, finding: Finding, reason: str, now_s: float) -> HealthStatus:
     """Unhealthy by a fault. What needs proof of a reset keeps its reason against lesser faults."""
     resets = finding is Finding.RESET
-    fresh = phase.state is not State.UNHEALTHY
+    fresh = phase.state is not HealthState.UNHEALTHY
     keeps_reason = not fresh and phase.needs_proof and not resets
     return replace(
         phase,
-        state=State.UNHEALTHY,
+        state=HealthState.UNHEALTHY,
         reason=phase.reason if keeps_reason else reason,
         since_s=now_s if fresh else phase.since_s,
         quiet_until_s=None,
@@ -376,13 +376,13 @@ def _struck(phase: Phase, finding: Finding, reason: str, now_s: float) -> Phase:
     )
 
 
-def _next_probation_s(phase: Phase, now_s: float) -> float:
-    if phase.state is State.PROBATION:
+def _next_probation_s(phase: HealthStatus, now_s: float) -> float:
+    if phase.state is HealthState.PROBATION:
         return min(2 * phase.probation_s, PROBATION_CAP_S)
     return PROBATION_S if _is_forgiven(phase, now_s) else phase.probation_s
 
 
-def _is_forgiven(phase: Phase, now_s: float) -> bool:
+def _is_forgiven(phase: HealthStatus, now_s: float) -> bool:
     """Healthy for so long that earlier faults count for nothing."""
     if not phase.state.offered:
         return False

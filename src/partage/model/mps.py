@@ -38,7 +38,7 @@ class Namespace:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ClientLimits:
     """What a daemon allows each of its clients. None: no limit was asked for, or is set.
 
     Without namespaces: each client of its next server. With namespaces: each client that is in none of them.
@@ -91,9 +91,9 @@ class DaemonSpec:
             _check(one.memory_bytes, one.threads_percent)
 
     @property
-    def limits(self) -> Limits:
+    def limits(self) -> ClientLimits:
         """What the daemon has to say of its limits."""
-        return Limits(self.memory_bytes, self.threads_percent, self.namespaces)
+        return ClientLimits(self.memory_bytes, self.threads_percent, self.namespaces)
 
     @property
     def protocol(self) -> int:
@@ -113,7 +113,7 @@ def is_device(text: str) -> bool:
     return len(text) <= _LONGEST_DEVICE and _DEVICE.fullmatch(text) is not None
 
 
-class Phase(StrEnum):
+class DaemonPhase(StrEnum):
     """How a control daemon is.
 
     starting: it runs, but nobody has verified its limits yet, or it is about to run.
@@ -140,7 +140,7 @@ class ServerStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class ConnectedClient:
     """A process that works on the GPU through an MPS server.
 
     pid: as the daemon numbers it, the host's where the daemon runs among the host's processes.
@@ -168,7 +168,7 @@ class MpsServer:
     pid: int
     uid: int | None = None
     status: ServerStatus = ServerStatus.ACTIVE
-    clients: tuple[Client, ...] = ()
+    clients: tuple[ConnectedClient, ...] = ()
     name: str = ""
 
 
@@ -182,14 +182,14 @@ class DaemonState:
 
     gpu: str
     device: str
-    phase: Phase
+    phase: DaemonPhase
     pid: int | None = None
     servers: tuple[MpsServer, ...] = ()
-    limits: Limits = Limits()
+    limits: ClientLimits = ClientLimits()
     multi_user: bool = False
     reason: str = ""
 
     @property
-    def clients(self) -> tuple[Client, ...]:
+    def clients(self) -> tuple[ConnectedClient, ...]:
         """The clients of all servers."""
         return tuple(client for server in self.servers for client in server.clients)

@@ -1,6 +1,6 @@
 """The policy: for every GPU of a node, how it is shared. One value, whatever file it was read from.
 
-``Policy`` is what the operator wants, in terms of selectors; ``plan.assign`` lays it over an inventory.
+``Policy`` is what the operator wants, in terms of selectors; ``plan.offer.assign`` lays it over an inventory.
 Two kinds of entry exist because the file formats speak of two things: Partage's own format and
 mig-parted's select *GPUs*, NVIDIA's selects the devices of a *resource*.
 """
@@ -79,11 +79,11 @@ Sharing = Exclusive | TimeSlicing | Mps
 
 
 @dataclass(frozen=True, slots=True)
-class MigWish:
+class DesiredMig:
     """The MIG layout that a GPU should have. enabled False: MIG mode off (mig-parted says so).
 
     named: the layout's name (``all-balanced``) in place of ``items``; which MIG devices that are depends on
-    the GPU's model (``model.named``).
+    the GPU's model (``model.named_layouts``).
     """
 
     items: tuple[LayoutItem, ...] = ()
@@ -144,7 +144,7 @@ DeviceSelector = Everything | Count | Listed
 # --- entries -----------------------------------------------------------------------------------
 
 
-class Watch(StrEnum):
+class WatchAction(StrEnum):
     """What happens to a container that exceeds its share."""
 
     OFF = "off"
@@ -163,10 +163,10 @@ class GpuEntry:
     origin: str
     select: GpuSelector
     sharing: Sharing = field(default_factory=Exclusive)
-    mig: MigWish | None = None
+    mig: DesiredMig | None = None
     name: ResourceName | None = None
     guard: bool = False
-    watch: Watch = Watch.WARN
+    watch: WatchAction = WatchAction.WARN
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +200,7 @@ class AllocationPolicy(StrEnum):
     PACKED = "packed"
 
 
-class DeviceList(StrEnum):
+class DeviceListStrategy(StrEnum):
     """How a container is told which devices it has (NVIDIA's ``deviceListStrategy``)."""
 
     ENVVAR = "envvar"
@@ -209,7 +209,7 @@ class DeviceList(StrEnum):
     CDI_CRI = "cdi-cri"
 
 
-class DeviceIds(StrEnum):
+class DeviceIdStrategy(StrEnum):
     """What a container's devices are called (NVIDIA's ``deviceIDStrategy``)."""
 
     UUID = "uuid"
@@ -238,8 +238,8 @@ class Options:
     fail_requests_greater_than_one: bool = True
     mig_strategy: MigStrategy = MigStrategy.MIXED
     allocation: AllocationPolicy = AllocationPolicy.DISTRIBUTED
-    device_list: tuple[DeviceList, ...] = (DeviceList.ENVVAR,)
-    device_ids: DeviceIds = DeviceIds.UUID
+    device_list: tuple[DeviceListStrategy, ...] = (DeviceListStrategy.ENVVAR,)
+    device_ids: DeviceIdStrategy = DeviceIdStrategy.UUID
     device_specs: bool = False
     cdi_annotation_prefix: str = "cdi.k8s.io/"
     nvidia_ctk: str = "/usr/bin/nvidia-ctk"
@@ -257,13 +257,17 @@ class Options:
     @property
     def uses_cdi(self) -> bool:
         """Containers are told by CDI, among others."""
-        return any(way in (DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI) for way in self.device_list)
+        return any(
+            way in (DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI)
+            for way in self.device_list
+        )
 
     @property
     def only_cdi(self) -> bool:
         """Containers are told by CDI alone: nothing else is put into the answer."""
         return bool(self.device_list) and all(
-            way in (DeviceList.CDI_ANNOTATIONS, DeviceList.CDI_CRI) for way in self.device_list
+            way in (DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI)
+            for way in self.device_list
         )
 
 

@@ -36,7 +36,7 @@ def weakest(guarantees: Iterator[Guarantee]) -> Guarantee:
 
 
 @dataclass(frozen=True, slots=True)
-class Offering:
+class DeviceOffer:
     """One device (a GPU or a MIG device) offered under one resource name.
 
     device:      UUID of the device; the ids of its shares begin with it.
@@ -90,10 +90,10 @@ class Offering:
         return tuple(str(ShareId(self.device, n)) for n in range(self.first, self.first + self.count))
 
 
-GpuOffer = tuple[Offering, ...]
+GpuOffer = tuple[DeviceOffer, ...]
 """All that one GPU offers."""
 
-Offer = Mapping[str, GpuOffer]
+NodeOffer = Mapping[str, GpuOffer]
 """GPU UUID to what it offers. A GPU that offers nothing (an empty MIG GPU) has an empty tuple."""
 
 
@@ -102,7 +102,7 @@ class Resource:
     """All that is offered under one name, ordered by GPU index, MIG index and share."""
 
     name: ResourceName
-    offerings: tuple[Offering, ...]
+    offerings: tuple[DeviceOffer, ...]
 
     @property
     def count(self) -> int:
@@ -110,15 +110,24 @@ class Resource:
         return sum(offering.count for offering in self.offerings)
 
 
-def resources_of(offer: Offer) -> dict[ResourceName, Resource]:
+@dataclass(frozen=True, slots=True)
+class DeviceRow:
+    """One device in a ListAndWatch message to the kubelet. numa_node: None sends no topology."""
+
+    id: str
+    healthy: bool
+    numa_node: int | None = None
+
+
+def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     """Group an offer by resource name; names in the order of the first GPU that has them."""
-    rows: dict[ResourceName, list[Offering]] = {}
+    rows: dict[ResourceName, list[DeviceOffer]] = {}
     offerings = (offering for gpu_offer in offer.values() for offering in gpu_offer)
     for offering in sorted(offerings, key=_node_order):
         rows.setdefault(offering.resource, []).append(offering)
     return {name: Resource(name, tuple(offerings)) for name, offerings in rows.items()}
 
 
-def _node_order(offering: Offering) -> tuple[int, int, int]:
+def _node_order(offering: DeviceOffer) -> tuple[int, int, int]:
     _, _, mig_index = offering.index.partition(":")
     return offering.gpu_index, int(mig_index or -1), offering.first

@@ -27,7 +27,7 @@ class UseKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class GpuUse:
     """Somebody holds something of one GPU.
 
     gpu: its UUID. name: ``namespace/pod``, a command's name. pid: None where it is not known.
@@ -58,7 +58,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class SetMode:
+class SetMigMode:
     """Turn MIG mode on or off. Both return values count; the caller closes its own handles first."""
 
     gpu: str
@@ -260,7 +260,7 @@ def _part(gpu: str, device: str) -> str:
 
 
 Step = (
-    SetMode
+    SetMigMode
     | Reset
     | DestroyCompute
     | DestroyInstance
@@ -287,7 +287,7 @@ class TimeSlice:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class Created:
     """What a creation brought. ci_id, uuid: of a compute instance only."""
 
     gi_id: int
@@ -300,14 +300,14 @@ def gpus_of(step: Step) -> tuple[str, ...]:
     return step.gpus if isinstance(step, Reset) else (step.gpu,)
 
 
-def reverse(step: Step, made: Made | None = None) -> Step | None:
+def reverse(step: Step, made: Created | None = None) -> Step | None:
     """What takes a step back. None for what changes nothing, for what ends, and for a reset: see ``undo``.
 
     made: what the step brought, where that is known. A MIG device that is made again has a new UUID.
     """
     match step:
-        case SetMode(gpu, enabled):
-            return SetMode(gpu, not enabled)
+        case SetMigMode(gpu, enabled):
+            return SetMigMode(gpu, not enabled)
         case DestroyCompute(gpu, instance, placement, profile):
             return CreateCompute(gpu, instance, placement, profile)
         case DestroyInstance(gpu, profile, placement):
@@ -331,7 +331,7 @@ def reverse(step: Step, made: Made | None = None) -> Step | None:
             assert_never(step)
 
 
-def undo(done: Iterable[tuple[Step, Made | None]]) -> tuple[Step, ...]:
+def undo(done: Iterable[tuple[Step, Created | None]]) -> tuple[Step, ...]:
     """What takes the steps of ``done`` back, last one first.
 
     A reset is taken back by another one, after the modes before it are: only then do the old modes come
@@ -340,7 +340,7 @@ def undo(done: Iterable[tuple[Step, Made | None]]) -> tuple[Step, ...]:
     back: list[Step] = []
     reset: Reset | None = None
     for step, made in reversed(list(done)):
-        if reset is not None and not isinstance(step, SetMode):
+        if reset is not None and not isinstance(step, SetMigMode):
             back.append(reset)
             reset = None
         if isinstance(step, Reset):
@@ -366,7 +366,7 @@ class Blast:
 def blast(step: Step) -> Blast:
     """The blast radius of a step. Instances are isolated: to make or destroy one touches no other."""
     match step:
-        case SetMode(gpu):
+        case SetMigMode(gpu):
             return Blast((gpu,))
         case Reset(gpus):
             return Blast(gpus, step.reboot)

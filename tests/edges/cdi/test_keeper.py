@@ -18,7 +18,7 @@ from partage.edges.cdi.keeper import RETRY_S, CdiKeeper
 from partage.edges.cdi.spec import DIGEST_KEY
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, Inventory
-from partage.model.policy import DeviceIds, Options
+from partage.model.policy import DeviceIdStrategy, Options
 from tests.edges.cdi.schema import CDI_SPEC
 from tests.plan.offers import gpu, node
 
@@ -110,7 +110,7 @@ async def test_the_spec_is_what_nvidia_ctk_writes_and_our_edits(tmp_path: Path) 
 
 async def test_nvidia_ctk_is_asked_for_our_vendor_names_and_roots(tmp_path: Path) -> None:
     ctk = _Toolkit(tmp_path, _writing("0"))
-    options = _options(ctk.path, device_ids=DeviceIds.INDEX, driver_root="/driver", dev_root="/host")
+    options = _options(ctk.path, device_ids=DeviceIdStrategy.INDEX, driver_root="/driver", dev_root="/host")
     await _keeper(tmp_path).keep(node(gpu(0)), options, now_s=0)
     (asked,) = ctk.asked
     arguments = asked.split()
@@ -244,7 +244,7 @@ async def test_a_simulated_node_never_asks_nvidia_ctk(tmp_path: Path) -> None:
 
 
 async def test_device_nodes_lie_below_the_device_root_and_are_called_by_index(tmp_path: Path) -> None:
-    options = _options(tmp_path / "none", device_ids=DeviceIds.INDEX, dev_root="/host/")
+    options = _options(tmp_path / "none", device_ids=DeviceIdStrategy.INDEX, dev_root="/host/")
     await _keeper(tmp_path).keep(node(gpu(0), gpu(2, migs=1)), options, now_s=0)
     spec = _spec(tmp_path / "cdi")
     assert [device["name"] for device in spec["devices"]] == ["0", "2", "2:0"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
-from partage.sim.machine import parse_machine
+from partage.sim.node.machine import parse_machine
 from partage.units import GIB, MIB
 from tests.oracle import enumerate_mig as oracle
 

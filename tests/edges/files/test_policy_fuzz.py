@@ -17,8 +17,8 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import LoadedPolicy, parse_policy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, LostGpu, MigMode
-from partage.plan.advertise import advertise
-from partage.plan.assign import assign
+from partage.plan.offer.advertise import advertise
+from partage.plan.offer.assign import assign
 from tests.edges.files.policy_texts import ALL, STRANGERS, places, removed, replaced
 from tests.plan.offers import gpu, node
 

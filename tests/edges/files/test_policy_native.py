@@ -12,21 +12,21 @@ from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
 from partage.model.policy import (
     AllocationPolicy,
-    DeviceIds,
-    DeviceList,
+    DesiredMig,
+    DeviceIdStrategy,
+    DeviceListStrategy,
     Everything,
     Exclusive,
     GpuEntry,
     Interval,
     MigStrategy,
-    MigWish,
     Mps,
     MpsClient,
     Options,
     Policy,
     Rest,
     TimeSlicing,
-    Watch,
+    WatchAction,
     Where,
 )
 from partage.units import GIB
@@ -73,7 +73,7 @@ def test_the_policy_of_the_documentation_means_what_it_says() -> None:
     assert loaded.policy == Policy(
         entries=(
             GpuEntry("gpus[0]", Where(index=(0, 1, 2, 3)), Mps(4)),
-            GpuEntry("gpus[1]", Where(index=(4, 5)), TimeSlicing(4), MigWish(layout)),
+            GpuEntry("gpus[1]", Where(index=(4, 5)), TimeSlicing(4), DesiredMig(layout)),
             GpuEntry(
                 "gpus[2]",
                 Where(index=(6,)),
@@ -98,8 +98,8 @@ def test_every_key_is_read() -> None:
         fail_requests_greater_than_one=False,
         mig_strategy=MigStrategy.MIXED,
         allocation=AllocationPolicy.PACKED,
-        device_list=(DeviceList.ENVVAR, DeviceList.CDI_CRI),
-        device_ids=DeviceIds.INDEX,
+        device_list=(DeviceListStrategy.ENVVAR, DeviceListStrategy.CDI_CRI),
+        device_ids=DeviceIdStrategy.INDEX,
         device_specs=True,
         driver_root="/run/nvidia/driver",
         dev_root="/run/nvidia/driver",
@@ -111,7 +111,7 @@ def test_every_key_is_read() -> None:
     assert second.sharing == Mps(
         2, (MpsClient("big", 8 * GIB, 20), MpsClient("nvidia.com/small", 4 * GIB, None)), protocol=3
     )
-    assert (fifth.guard, fifth.watch) == (True, Watch.KILL)
+    assert (fifth.guard, fifth.watch) == (True, WatchAction.KILL)
 
 
 def test_nothing_but_a_version_is_a_policy() -> None:
@@ -123,7 +123,7 @@ def test_all_stands_for_every_gpu() -> None:
 
 
 def test_watch_off_is_a_word_and_no_boolean() -> None:
-    assert entry("{select: all, exclusive: {}, watch: off}").watch is Watch.OFF
+    assert entry("{select: all, exclusive: {}, watch: off}").watch is WatchAction.OFF
 
 
 def test_equal_clients_need_no_names() -> None:

@@ -9,7 +9,7 @@ from partage.edges.files.catalogue import load
 from partage.edges.files.providers import tables
 from partage.faces.cli.main import run
 from partage.model.layout import DoesNotFit, LayoutItem, place
-from partage.model.named import named_layouts
+from partage.model.named_layouts import named_layouts
 
 ROWS = [(model, row) for table in tables() for model in table.models for row in table.rows]
 WRONG = [(model, row) for model, row in ROWS if row.wrong]

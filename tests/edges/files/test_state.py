@@ -18,16 +18,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from partage.edges.files.state import KEPT_ASIDE, LIMIT_BYTES, Loaded, NotSaved, SavedPolicy, State, StateDir
+from partage.edges.files.state import (
+    KEPT_ASIDE,
+    LIMIT_BYTES,
+    Loaded,
+    NotSaved,
+    SavedPolicy,
+    SavedState,
+    StateDir,
+)
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.health import Condition, Health, Xid, step
 from partage.model.ids import ResourceName
 from partage.model.policy import Interval, Strategy
-from partage.model.share import Guarantee, Offering
-from partage.plan.transition import Serving
+from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.reconcile.transition import GpuServing
 
-OFFERING = Offering(
+OFFERING = DeviceOffer(
     device="GPU-0",
     gpu="GPU-0",
     index="0",
@@ -59,12 +67,12 @@ MIG = replace(
     pipe="gpu/share0",
 )
 SICK = step(Health(), Xid("GPU-0", 79), 90)
-STATE = State(
+STATE = SavedState(
     boot_id="8f2c",
     policy=SavedPolicy("version: partage/v1\ngpus: [ü]\n", "policy.yaml", "big"),
     serving={
-        "GPU-0": Serving((OFFERING, MIG), leaving=(MIG,), draining=True, draining_since_s=40.0),
-        "GPU-1": Serving(()),
+        "GPU-0": GpuServing((OFFERING, MIG), leaving=(MIG,), draining=True, draining_since_s=40.0),
+        "GPU-1": GpuServing(()),
     },
     health={"GPU-0": step(step(SICK, Xid("GPU-0", 48, gi_id=2), 95), Condition("GPU-0", resets=1), 96)},
 )
@@ -83,7 +91,7 @@ def state_file(tmp_path: Path) -> Path:
 
 def test_the_examples_differ_in_every_field_that_has_a_default() -> None:
     """Else a field that is not written down would come back by luck."""
-    for field in fields(Offering):
+    for field in fields(DeviceOffer):
         values = {getattr(OFFERING, field.name), getattr(MIG, field.name)}
         assert field.default is MISSING or values != {field.default}, field.name
 
@@ -113,7 +121,7 @@ def test_a_probation_has_its_full_rest_to_go_after_a_restart(state_dir: StateDir
     asked = Condition("GPU-0", recovery=RecoveryAction.GPU_RESET)
     fine = Condition("GPU-0", recovery=RecoveryAction.NONE)
     health = step(step(Health(), asked, 0), fine, 10)
-    state_dir.save(State(health={"GPU-0": health}), 50)
+    state_dir.save(SavedState(health={"GPU-0": health}), 50)
     loaded = state_dir.load(4000).state
     assert loaded
     health = loaded.health["GPU-0"]
@@ -247,10 +255,10 @@ def test_a_write_that_fails_leaves_the_old_state(state_dir: StateDir, tmp_path: 
     state_dir.save(STATE, 100)
     in_the_way = state_file(tmp_path).with_name("state.json.new")
     in_the_way.mkdir()
-    assert isinstance(state_dir.save(State(boot_id="new"), 100), NotSaved)
+    assert isinstance(state_dir.save(SavedState(boot_id="new"), 100), NotSaved)
     assert state_dir.load(100) == Loaded(STATE)
     in_the_way.rmdir()
-    assert state_dir.save(State(boot_id="new"), 100) is None
+    assert state_dir.save(SavedState(boot_id="new"), 100) is None
 
 
 def test_a_link_in_the_way_is_not_followed(state_dir: StateDir, tmp_path: Path):
@@ -264,11 +272,11 @@ def test_a_link_in_the_way_is_not_followed(state_dir: StateDir, tmp_path: Path):
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from partage.edges.files.state import SavedPolicy, State, StateDir
+from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 opened = StateDir(Path(sys.argv[1]))
-assert opened.save(State(boot_id="old"), 0) is None
+assert opened.save(SavedState(boot_id="old"), 0) is None
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
-print(opened.save(State(boot_id="new", policy=SavedPolicy("x" * 100_000, "p")), 0))
+print(opened.save(SavedState(boot_id="new", policy=SavedPolicy("x" * 100_000, "p")), 0))
 print(opened.load(0).state.boot_id, sorted(path.name for path in Path(sys.argv[1]).iterdir()))
 """
 
@@ -289,7 +297,7 @@ def test_a_disk_that_takes_half_of_it_leaves_the_old_state_and_no_half(tmp_path:
 
 def test_a_state_that_is_too_long_is_not_written(state_dir: StateDir):
     state_dir.save(STATE, 100)
-    long = State(policy=SavedPolicy("x" * LIMIT_BYTES, "p"))
+    long = SavedState(policy=SavedPolicy("x" * LIMIT_BYTES, "p"))
     assert isinstance(state_dir.save(long, 100), NotSaved)
     assert state_dir.load(100) == Loaded(STATE)
 
@@ -300,10 +308,10 @@ SAVE_FOR_EVER = """
 import sys
 from itertools import cycle
 from pathlib import Path
-from partage.edges.files.state import SavedPolicy, State, StateDir
+from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 opened = StateDir(Path(sys.argv[1]))
 for letter in cycle("ab"):
-    assert opened.save(State(boot_id=letter, policy=SavedPolicy(letter * 300_000, "p")), 0) is None
+    assert opened.save(SavedState(boot_id=letter, policy=SavedPolicy(letter * 300_000, "p")), 0) is None
     print(letter, flush=True)
 """
 
@@ -402,7 +410,7 @@ def test_every_life_and_every_text_comes_back(
     for wait_s, event in events:
         now_s += wait_s
         health = step(health, event, now_s)
-    state = State("b", SavedPolicy(text, source), {}, {"GPU-0": health})
+    state = SavedState("b", SavedPolicy(text, source), {}, {"GPU-0": health})
     opened = StateDir(tmp_path_factory.mktemp("state"))
     assert opened.save(state, now_s) is None
     loaded = opened.load(now_s)

@@ -18,11 +18,11 @@ import pytest
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
 from partage.edges.hardware.remote import RemoteHardware
-from partage.edges.hardware.serve import Server
+from partage.edges.hardware.serve import HelperServer
 from partage.faces.cli.hardware import helper_argv
-from partage.sim.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import parse_machine
+from partage.sim.node.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import parse_machine
 from tests.edges.hardware.stub import StubNode
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
@@ -57,9 +57,9 @@ def node(stub_library: Path, short_dir: Path) -> StubNode:
 @contextlib.asynccontextmanager
 async def serving(
     hardware: Hardware, path: Path, **options: object
-) -> AsyncIterator[tuple[Server, asyncio.Task[bool]]]:
+) -> AsyncIterator[tuple[HelperServer, asyncio.Task[bool]]]:
     """The helper's server, in this process."""
-    server, stop = Server(hardware, **options), asyncio.Event()  # type: ignore[arg-type]
+    server, stop = HelperServer(hardware, **options), asyncio.Event()  # type: ignore[arg-type]
     task = asyncio.create_task(server.run(path, stop))
     while not path.exists() and not task.done():
         await asyncio.sleep(0.001)

@@ -13,12 +13,12 @@ from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.placement import Placement
 from partage.model.step import (
     CreateCompute,
+    Created,
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
-    Made,
     Reset,
-    SetMode,
+    SetMigMode,
     Step,
     Verify,
 )
@@ -42,10 +42,10 @@ async def refuses(hardware: Hardware, step: Step, kind: type[HardwareError]) -> 
     assert await hardware.observe() == before
 
 
-async def with_half(hardware: Hardware) -> tuple[Gpu, Made]:
+async def with_half(hardware: Hardware) -> tuple[Gpu, Created]:
     """GPU 1 in MIG mode, with an empty GPU instance on the second half."""
     uuid = (await gpu_of(hardware)).uuid
-    assert await hardware.perform(SetMode(uuid, enabled=True)) is None
+    assert await hardware.perform(SetMigMode(uuid, enabled=True)) is None
     made = await hardware.perform(CreateInstance(uuid, "3g.40gb", HALF))
     assert made is not None
     return await gpu_of(hardware), made
@@ -55,13 +55,13 @@ async def test_mig_mode_goes_on_and_off_and_touches_no_other_gpu(acting: Subject
     hardware = acting.hardware
     before = await hardware.observe()
     uuid = before.gpus[1].uuid
-    assert await hardware.perform(SetMode(uuid, enabled=True)) is None
+    assert await hardware.perform(SetMigMode(uuid, enabled=True)) is None
     after = await hardware.observe()
     assert after.gpus[1].mig_mode == MigMode(current=True, pending=True)
     assert [gpu for gpu in after.gpus if gpu.index != 1] == [gpu for gpu in before.gpus if gpu.index != 1]
-    await hardware.perform(SetMode(uuid, enabled=True))
+    await hardware.perform(SetMigMode(uuid, enabled=True))
     await hardware.perform(Verify(uuid, enabled=True))
-    await hardware.perform(SetMode(uuid, enabled=False))
+    await hardware.perform(SetMigMode(uuid, enabled=False))
     await hardware.perform(Verify(uuid, enabled=False))
     assert await hardware.observe() == before
 
@@ -78,7 +78,7 @@ async def test_a_mig_device_is_made_at_its_place_and_said_what_it_is(acting: Sub
     gpu, half = await with_half(hardware)
     made = await hardware.perform(CreateCompute(gpu.uuid, "3g.40gb", HALF, "3g.40gb"))
     (device,) = (await gpu_of(hardware)).mig_devices
-    assert made == Made(half.gi_id, device.ci_id, device.uuid)
+    assert made == Created(half.gi_id, device.ci_id, device.uuid)
     assert (device.gi_id, device.profile, device.placement) == (half.gi_id, "3g.40gb", HALF)
     assert device.uuid.startswith("MIG-")
     assert (await gpu_of(hardware)).empty_instances == ()
@@ -171,7 +171,7 @@ async def test_what_is_not_there_cannot_be_destroyed(acting: Subject) -> None:
 @pytest.mark.parametrize(
     "act",
     [
-        lambda gpu: SetMode(gpu, enabled=True),
+        lambda gpu: SetMigMode(gpu, enabled=True),
         lambda gpu: Reset((gpu,), (gpu,)),
         lambda gpu: CreateInstance(gpu, "3g.40gb", HALF),
         lambda gpu: DestroyInstance(gpu, "3g.40gb", HALF),
@@ -214,4 +214,4 @@ async def test_a_lost_gpu_takes_no_act_and_the_others_do(acting: Subject) -> Non
     await acting.lose(1)
     await refuses(hardware, CreateCompute(gpu.uuid, "3g.40gb", HALF, "3g.40gb"), GpuLost)
     other = (await gpu_of(hardware, 2)).uuid
-    await hardware.perform(SetMode(other, enabled=True))
+    await hardware.perform(SetMigMode(other, enabled=True))

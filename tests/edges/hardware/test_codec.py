@@ -31,13 +31,13 @@ from partage.model.gpu import (
 )
 from partage.model.health import Condition, Xid
 from partage.model.mps import (
-    Client,
+    ClientLimits,
+    ConnectedClient,
+    DaemonPhase,
     DaemonSpec,
     DaemonState,
-    Limits,
     MpsServer,
     Namespace,
-    Phase,
     ServerStatus,
 )
 from partage.model.placement import Placement
@@ -45,21 +45,21 @@ from partage.model.policy import Interval
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
 from partage.model.step import (
     CreateCompute,
+    Created,
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
     EndClient,
     EndProcess,
-    Made,
+    GpuUse,
     Reset,
     SetComputeMode,
-    SetMode,
+    SetMigMode,
     SetTimeSlice,
     StartDaemon,
     Step,
     StopDaemon,
     TimeSlice,
-    Use,
     UseKind,
     Verify,
 )
@@ -144,7 +144,7 @@ daemons = st.builds(
     DaemonState,
     texts,
     texts,
-    st.sampled_from(Phase),
+    st.sampled_from(DaemonPhase),
     optional_numbers,
     st.lists(
         st.builds(
@@ -152,19 +152,19 @@ daemons = st.builds(
             numbers,
             optional_numbers,
             st.sampled_from(ServerStatus),
-            st.lists(st.builds(Client, numbers, optional_numbers, optional_numbers, texts), max_size=2).map(
-                tuple
-            ),
+            st.lists(
+                st.builds(ConnectedClient, numbers, optional_numbers, optional_numbers, texts), max_size=2
+            ).map(tuple),
             texts,
         ),
         max_size=2,
     ).map(tuple),
-    st.builds(Limits, optional_numbers, optional_numbers, st.lists(namespaces, max_size=2).map(tuple)),
+    st.builds(ClientLimits, optional_numbers, optional_numbers, st.lists(namespaces, max_size=2).map(tuple)),
     st.booleans(),
     texts,
 )
 steps = st.one_of(
-    st.builds(SetMode, texts, st.booleans()),
+    st.builds(SetMigMode, texts, st.booleans()),
     st.builds(
         Reset,
         st.lists(texts, max_size=3).map(tuple),
@@ -186,9 +186,9 @@ steps = st.one_of(
     st.builds(EndClient, texts, texts, numbers, numbers),
 )
 slices = st.builds(TimeSlice, texts, st.none() | st.sampled_from(Interval), texts)
-made = st.none() | st.builds(Made, numbers, optional_numbers, texts)
+made = st.none() | st.builds(Created, numbers, optional_numbers, texts)
 uses = st.builds(
-    Use,
+    GpuUse,
     texts,
     st.sampled_from(UseKind),
     texts,
@@ -246,7 +246,7 @@ def test_events_cross_unharmed(value: Events) -> None:
 
 
 ANY_STEP = cast("type[Step]", Step)
-ANY_MADE = cast("type[Made | None]", Made | None)
+ANY_MADE = cast("type[Created | None]", Created | None)
 
 
 @given(steps)
@@ -268,13 +268,13 @@ def test_every_act_there_is_was_drawn() -> None:
 
 
 @given(made)
-def test_what_a_creation_brought_crosses_unharmed(value: Made | None) -> None:
+def test_what_a_creation_brought_crosses_unharmed(value: Created | None) -> None:
     assert decode(ANY_MADE, through_the_wire(encode(value))) == value
 
 
 @given(st.lists(uses, max_size=3).map(tuple))
-def test_who_uses_what_crosses_unharmed(value: tuple[Use, ...]) -> None:
-    crossed = decode(tuple[Use, ...], through_the_wire(encode(value)))
+def test_who_uses_what_crosses_unharmed(value: tuple[GpuUse, ...]) -> None:
+    crossed = decode(tuple[GpuUse, ...], through_the_wire(encode(value)))
     assert crossed == value
     assert all(type(use.kind) is UseKind for use in crossed)
 
@@ -301,10 +301,10 @@ def test_who_is_in_the_way_crosses_with_the_error(names: tuple[str, ...]) -> Non
     [
         None,
         {},
-        {"is": "Use"},
-        {"is": "SetMode", "gpu": "x"},
-        {"is": "SetMode", "gpu": "x", "enabled": 1},
-        {"is": "SetMode", "gpu": "x", "enabled": True, "force": True},
+        {"is": "GpuUse"},
+        {"is": "SetMigMode", "gpu": "x"},
+        {"is": "SetMigMode", "gpu": "x", "enabled": 1},
+        {"is": "SetMigMode", "gpu": "x", "enabled": True, "force": True},
         {"is": "CreateInstance", "gpu": "x", "profile": "1g.10gb", "placement": None},
         {"is": "Reset", "gpus": "all", "pending": [], "reboot": None},
         {"is": "SetComputeMode", "gpu": "x", "mode": 4, "before": 0},
@@ -320,7 +320,7 @@ def test_what_is_no_act_is_refused(wrong: Any) -> None:
 
 @given(json_values)
 def test_whatever_arrives_is_a_value_or_a_codec_error(data: Any) -> None:
-    for kind in (Inventory, Events, tuple[Condition, ...], tuple[Use, ...], Processes, ANY_STEP):
+    for kind in (Inventory, Events, tuple[Condition, ...], tuple[GpuUse, ...], Processes, ANY_STEP):
         try:
             assert encode(decode(kind, data)) == data
         except CodecError:

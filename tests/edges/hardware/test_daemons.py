@@ -7,11 +7,11 @@ import pytest
 from partage.edges.hardware.keeping import keep
 from partage.edges.hardware.port import Hardware
 from partage.errors import GpuInUse, NotThere, Unsupported
-from partage.model.mps import DaemonSpec, DaemonState, Phase
-from partage.model.step import EndClient, SetMode, StartDaemon, StopDaemon
-from partage.sim.faults import MpsTurns, Occupy
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import load_machine
+from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
+from partage.model.step import EndClient, SetMigMode, StartDaemon, StopDaemon
+from partage.sim.node.faults import MpsTurns, Occupy
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
 from partage.units import GIB
 
 
@@ -37,7 +37,7 @@ async def test_a_daemon_that_was_started_serves_with_the_limits_that_were_asked_
 ) -> None:
     step = await started(hardware)
     state = await only(hardware)
-    assert (state.phase, state.gpu, state.device) == (Phase.SERVING, step.gpu, step.gpu)
+    assert (state.phase, state.gpu, state.device) == (DaemonPhase.SERVING, step.gpu, step.gpu)
     assert (state.limits.memory_bytes, state.limits.threads_percent) == (2 * GIB, 25)
 
 
@@ -48,11 +48,11 @@ async def test_one_that_is_as_asked_is_left_alone_and_a_dead_one_is_made_anew(
     first = await only(hardware)
     await hardware.perform(step)
     assert await only(hardware) == first
-    await hardware.misbehave(MpsTurns(0, Phase.DEAD))
-    assert (await only(hardware)).phase is Phase.DEAD
+    await hardware.misbehave(MpsTurns(0, DaemonPhase.DEAD))
+    assert (await only(hardware)).phase is DaemonPhase.DEAD
     await hardware.perform(step)
     again = await only(hardware)
-    assert again.phase is Phase.SERVING
+    assert again.phase is DaemonPhase.SERVING
     assert again.pid != first.pid
 
 
@@ -73,7 +73,7 @@ async def test_clients_keep_a_daemon_until_their_work_is_ended(hardware: Simulat
 async def test_a_gpu_with_a_daemon_does_not_change_its_mig_mode(hardware: SimulatedHardware) -> None:
     step = await started(hardware)
     with pytest.raises(GpuInUse, match="nvidia-cuda-mps-server"):
-        await hardware.perform(SetMode(step.gpu, enabled=True))
+        await hardware.perform(SetMigMode(step.gpu, enabled=True))
 
 
 async def test_there_is_no_daemon_for_a_gpu_that_is_not_there(hardware: SimulatedHardware) -> None:

@@ -99,7 +99,7 @@ def test_the_helper_is_small_and_imports_what_it_uses(short_dir: Path) -> None:
         "grpclib",
         "yaml",
         "google.protobuf",
-        "partage.sim.hardware",
+        "partage.sim.node.hardware",
         "pynvml",
     }
     assert not modules & unwanted

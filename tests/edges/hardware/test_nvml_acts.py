@@ -21,11 +21,11 @@ from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.placement import Placement
 from partage.model.step import (
     CreateCompute,
+    Created,
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
-    Made,
-    SetMode,
+    SetMigMode,
     Verify,
 )
 from tests.edges.hardware.stub import StubNode
@@ -47,7 +47,7 @@ async def card(node: StubNode) -> AsyncIterator[NvmlHardware]:
 @pytest.fixture
 async def mig(card: NvmlHardware) -> NvmlHardware:
     """The same, in MIG mode."""
-    await card.perform(SetMode(GPU, enabled=True))
+    await card.perform(SetMigMode(GPU, enabled=True))
     return card
 
 
@@ -57,7 +57,7 @@ async def gpu_of(hardware: NvmlHardware) -> Gpu:
     return inventory.gpus[0]
 
 
-async def three(hardware: NvmlHardware, *cuts: str) -> list[Made]:
+async def three(hardware: NvmlHardware, *cuts: str) -> list[Created]:
     """A 3g.40gb at 4, and compute instances in it."""
     made = [await hardware.perform(THREE)]
     made += [await hardware.perform(CreateCompute(GPU, "3g.40gb", HIGH, cut)) for cut in cuts]
@@ -69,11 +69,11 @@ async def three(hardware: NvmlHardware, *cuts: str) -> list[Made]:
 
 async def test_mig_mode_is_turned_on_and_off_at_once_where_it_needs_no_reset(card: NvmlHardware) -> None:
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=False)
-    assert await card.perform(SetMode(GPU, enabled=True)) is None
+    assert await card.perform(SetMigMode(GPU, enabled=True)) is None
     assert (await gpu_of(card)).mig_mode == MigMode(current=True, pending=True)
-    await card.perform(SetMode(GPU, enabled=True))
+    await card.perform(SetMigMode(GPU, enabled=True))
     await card.perform(Verify(GPU, enabled=True))
-    await card.perform(SetMode(GPU, enabled=False))
+    await card.perform(SetMigMode(GPU, enabled=False))
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=False)
 
 
@@ -81,13 +81,13 @@ async def test_a_mode_that_waits_for_a_reset_is_left_pending_and_can_be_taken_ba
     node: StubNode, card: NvmlHardware
 ) -> None:
     node.with_live_mig(direct=False)
-    await card.perform(SetMode(GPU, enabled=True))
+    await card.perform(SetMigMode(GPU, enabled=True))
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=True)
     with pytest.raises(NotAsSaid, match="after the next reset on"):
         await card.perform(Verify(GPU, enabled=True))
     with pytest.raises(Unsupported, match=r"MIG mode of GPU .* is off"):
         await card.perform(THREE)
-    await card.perform(SetMode(GPU, enabled=False))
+    await card.perform(SetMigMode(GPU, enabled=False))
     await card.perform(Verify(GPU, enabled=False))
 
 
@@ -95,7 +95,7 @@ async def test_a_mode_that_somebody_keeps_from_changing_names_who(node: StubNode
     node.write(**{"gpu.0.monitor": 1})
     node.process(70, "nv-hostengine", "/dev/nvidia0", "/dev/nvidiactl")
     with pytest.raises(GpuInUse, match=r"it is pending.*monitor nv-hostengine") as caught:
-        await card.perform(SetMode(GPU, enabled=True))
+        await card.perform(SetMigMode(GPU, enabled=True))
     assert caught.value.uses == ("monitor nv-hostengine (pid 70)",)
 
 
@@ -103,7 +103,7 @@ async def test_a_mode_that_takes_a_reset_anyway_is_pending_although_somebody_hol
     node: StubNode, card: NvmlHardware
 ) -> None:
     node.with_live_mig(direct=False).write(**{"gpu.0.monitor": 1})
-    await card.perform(SetMode(GPU, enabled=True))
+    await card.perform(SetMigMode(GPU, enabled=True))
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=True)
 
 
@@ -112,19 +112,19 @@ async def test_a_mode_that_is_pending_from_before_does_not_hide_a_refusal(
 ) -> None:
     node.write(**{"gpu.0.monitor": 1})
     with pytest.raises(GpuInUse):
-        await card.perform(SetMode(GPU, enabled=True))
+        await card.perform(SetMigMode(GPU, enabled=True))
     node.write(**{"gpu.0.monitor": None, "fail.nvmlDeviceSetMigMode": 999})
     with pytest.raises(HardwareError, match="it is pending"):
-        await card.perform(SetMode(GPU, enabled=True))
+        await card.perform(SetMigMode(GPU, enabled=True))
     node.write(**{"fail.nvmlDeviceSetMigMode": None})
-    await card.perform(SetMode(GPU, enabled=True))
+    await card.perform(SetMigMode(GPU, enabled=True))
     assert (await gpu_of(card)).mig_enabled
 
 
 async def test_the_mode_is_not_turned_off_over_instances(mig: NvmlHardware) -> None:
     await three(mig)
     with pytest.raises(GpuInUse, match=r"there is still 3g.40gb at 4:4"):
-        await mig.perform(SetMode(GPU, enabled=False))
+        await mig.perform(SetMigMode(GPU, enabled=False))
     assert (await gpu_of(mig)).mig_enabled
 
 
@@ -132,7 +132,7 @@ async def test_a_gpu_that_leaves_mig_mode_gets_no_instance_any_more(
     node: StubNode, mig: NvmlHardware
 ) -> None:
     node.with_live_mig(direct=False)
-    await mig.perform(SetMode(GPU, enabled=False))
+    await mig.perform(SetMigMode(GPU, enabled=False))
     with pytest.raises(Unsupported, match="leaves MIG mode"):
         await mig.perform(THREE)
 
@@ -143,7 +143,7 @@ async def test_a_mode_that_the_driver_refuses_to_change_stays(
 ) -> None:
     node.write(**{"fail.nvmlDeviceSetMigMode": code})
     with pytest.raises(kind, match=r"turn MIG mode on: .*stays as it was") as caught:
-        await card.perform(SetMode(GPU, enabled=True))
+        await card.perform(SetMigMode(GPU, enabled=True))
     assert type(caught.value) is kind
 
 
@@ -151,14 +151,14 @@ async def test_a_mode_that_changed_although_the_call_failed_has_changed(
     node: StubNode, card: NvmlHardware
 ) -> None:
     node.write(**{"lie.nvmlDeviceSetMigMode": 999})
-    await card.perform(SetMode(GPU, enabled=True))
+    await card.perform(SetMigMode(GPU, enabled=True))
     assert (await gpu_of(card)).mig_enabled
 
 
 async def test_a_gpu_without_mig_says_so(node: StubNode, card: NvmlHardware) -> None:
     node.write(**{"gpu.0.live": None, "gpu.0.mig": None})
     with pytest.raises(Unsupported, match="has no MIG mode"):
-        await card.perform(SetMode(GPU, enabled=True))
+        await card.perform(SetMigMode(GPU, enabled=True))
     await card.perform(Verify(GPU, enabled=False))
 
 
@@ -168,7 +168,7 @@ async def test_a_gpu_without_mig_says_so(node: StubNode, card: NvmlHardware) -> 
 async def test_an_instance_is_made_where_it_is_wanted_and_seen_before_it_has_a_device(
     mig: NvmlHardware,
 ) -> None:
-    assert await mig.perform(THREE) == Made(gi_id=2)
+    assert await mig.perform(THREE) == Created(gi_id=2)
     gpu = await gpu_of(mig)
     assert gpu.empty_instances == (EmptyInstance(2, "3g.40gb", HIGH),)
     assert gpu.mig_devices == ()
@@ -180,7 +180,7 @@ async def test_a_made_device_has_the_uuid_that_is_listed_and_device_files_once_t
     node: StubNode, mig: NvmlHardware
 ) -> None:
     instance, made = await three(mig, "3g.40gb")
-    assert made == Made(instance.gi_id, 0, made.uuid)
+    assert made == Created(instance.gi_id, 0, made.uuid)
     (device,) = (await gpu_of(mig)).mig_devices
     assert (device.uuid, device.profile, device.placement) == (made.uuid, "3g.40gb", HIGH)
     assert (device.gi_minor, device.ci_minor) == (None, None)
@@ -289,7 +289,7 @@ async def test_what_was_not_made_is_an_error_with_the_drivers_word(
 # --- destroying ------------------------------------------------------------------------------------
 
 
-def undone(made: Made, profile: str = "3g.40gb") -> DestroyCompute:
+def undone(made: Created, profile: str = "3g.40gb") -> DestroyCompute:
     return DestroyCompute(GPU, "3g.40gb", HIGH, profile, made.gi_id, made.ci_id, made.uuid)
 
 

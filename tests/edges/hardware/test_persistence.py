@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.model.step import Reset, SetMode
+from partage.model.step import Reset, SetMigMode
 from tests.edges.hardware.stub import StubNode
 
 BOTH = (StubNode.uuid(0), StubNode.uuid(1))
@@ -35,7 +35,7 @@ async def pair(node: StubNode) -> AsyncIterator[NvmlHardware]:
     """Two GPUs in persistence mode; the MIG mode of the first waits for a reset."""
     node.add_h100s(2).with_live_mig(0, direct=False).with_live_mig(1, direct=False)
     hardware = NvmlHardware(host=node.host)
-    await hardware.perform(SetMode(BOTH[0], enabled=True))
+    await hardware.perform(SetMigMode(BOTH[0], enabled=True))
     for handle in hardware._nvml.handles().values():
         hardware._nvml.call("nvmlDeviceSetPersistenceMode", handle, 1)
     yield hardware

@@ -11,7 +11,7 @@ import pytest
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.model.placement import Placement
 from partage.model.process import GpuMemory, GpuProcess, ProcessKind
-from partage.model.step import CreateCompute, CreateInstance, SetMode
+from partage.model.step import CreateCompute, CreateInstance, SetMigMode
 from partage.units import GIB, MIB
 from tests.edges.hardware.stub import StubNode
 
@@ -71,7 +71,7 @@ async def test_an_mps_server_is_known_by_its_name(node: StubNode, hardware: Nvml
 async def test_on_a_mig_device_a_process_is_listed_once_and_with_the_device(
     node: StubNode, hardware: NvmlHardware
 ) -> None:
-    await hardware.perform(SetMode(FIRST, enabled=True))
+    await hardware.perform(SetMigMode(FIRST, enabled=True))
     await hardware.perform(CreateInstance(FIRST, "3g.40gb", HIGH))
     made = await hardware.perform(CreateCompute(FIRST, "3g.40gb", HIGH, "3g.40gb"))
     assert made is not None

@@ -24,11 +24,11 @@ from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputEr
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.health import Xid
-from partage.model.step import SetMode, Use, UseKind
-from partage.sim.faults import HangCall, Occupy, RaiseXid
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import load_machine, parse_machine
-from partage.sim.written import machine_to_json
+from partage.model.step import GpuUse, SetMigMode, UseKind
+from partage.sim.node.faults import HangCall, Occupy, RaiseXid
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine, parse_machine
+from partage.sim.node.written import machine_to_json
 from tests.edges.hardware.conftest import serving
 from tests.edges.hardware.stub import StubNode
 
@@ -121,7 +121,7 @@ async def serves_again(hardware: RemoteHardware) -> None:
 async def test_a_helper_that_is_killed_in_the_middle_of_an_act_is_known_at_once(short_dir: Path) -> None:
     hardware = await failing(short_dir, "hang: true")
     before = await hardware.observe()
-    act = asyncio.create_task(hardware.perform(SetMode(before.gpus[0].uuid, enabled=True)))
+    act = asyncio.create_task(hardware.perform(SetMigMode(before.gpus[0].uuid, enabled=True)))
     await asyncio.sleep(0.2)
     assert not act.done()
     began = time.monotonic()
@@ -139,7 +139,7 @@ async def test_an_act_that_hangs_costs_a_helper_and_nothing_else(short_dir: Path
     gpu = (await hardware.observe()).gpus[0].uuid
     first = pid_of(hardware)
     with pytest.raises(HardwareTimeout, match="perform"):
-        await hardware.perform(SetMode(gpu, enabled=True))
+        await hardware.perform(SetMigMode(gpu, enabled=True))
     await serves_again(hardware)
     assert await hardware.observe()
     assert not runs(first)
@@ -150,7 +150,7 @@ async def test_an_act_that_was_done_before_its_answer_was_lost_shows_in_what_is_
     hardware = await failing(short_dir, "fail: driver-unavailable, done: true")
     gpu = (await hardware.observe()).gpus[0].uuid
     with pytest.raises(DriverUnavailable, match="simulated"):
-        await hardware.perform(SetMode(gpu, enabled=True))
+        await hardware.perform(SetMigMode(gpu, enabled=True))
     assert (await hardware.observe()).gpus[0].mig_enabled
     await hardware.close()
 
@@ -161,7 +161,7 @@ async def test_a_look_during_a_long_act_is_no_helper_that_hangs(short_dir: Path)
     await simulation.misbehave(HangCall("observe", seconds=1.0, times=2))
     async with serving(simulation, short_dir / "s", deadline_s=0.3):
         hardware = RemoteHardware(short_dir / "s", deadline_s=0.3)
-        act = asyncio.create_task(hardware.perform(SetMode("GPU-x", enabled=True)))
+        act = asyncio.create_task(hardware.perform(SetMigMode("GPU-x", enabled=True)))
         await asyncio.sleep(0.05)
         assert (await hardware.observe()).gpus
         with pytest.raises(NotThere):
@@ -175,9 +175,9 @@ async def test_who_is_in_the_way_is_said_by_name(short_dir: Path) -> None:
     async with serving(simulation, short_dir / "s"):
         hardware = RemoteHardware(short_dir / "s")
         gpu = (await hardware.observe()).gpus[0].uuid
-        assert await hardware.uses() == (Use(gpu, UseKind.MONITOR, "nv-hostengine", 812),)
+        assert await hardware.uses() == (GpuUse(gpu, UseKind.MONITOR, "nv-hostengine", 812),)
         with pytest.raises(GpuInUse) as caught:
-            await hardware.perform(SetMode(gpu, enabled=True))
+            await hardware.perform(SetMigMode(gpu, enabled=True))
         assert caught.value.uses == ("monitor nv-hostengine (pid 812)",)
         await hardware.close()
 

@@ -21,7 +21,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import MigMode
-from partage.model.step import Reset, SetMode
+from partage.model.step import Reset, SetMigMode
 from tests.edges.hardware.stub import StubNode
 
 BOTH = (StubNode.uuid(0), StubNode.uuid(1))
@@ -35,7 +35,7 @@ async def pair(node: StubNode) -> AsyncIterator[NvmlHardware]:
     """Two GPUs; the MIG mode of the first waits for a reset."""
     node.add_h100s(2).with_live_mig(0, direct=False).with_live_mig(1, direct=False)
     hardware = NvmlHardware(host=node.host)
-    await hardware.perform(SetMode(BOTH[0], enabled=True))
+    await hardware.perform(SetMigMode(BOTH[0], enabled=True))
     yield hardware
     await hardware.close()
 
@@ -148,7 +148,7 @@ async def test_a_reset_that_changed_nothing_is_an_error_even_if_nvidia_smi_is_co
 async def test_a_reset_for_another_reason_than_a_mode_has_nvidia_smis_word_alone(
     node: StubNode, pair: NvmlHardware
 ) -> None:
-    await pair.perform(SetMode(BOTH[0], enabled=False))
+    await pair.perform(SetMigMode(BOTH[0], enabled=False))
     node.add_nvidia_smi("print('no'); sys.exit(1)")
     with pytest.raises(HardwareError, match="did not succeed: no"):
         await pair.perform(Reset(BOTH, ()))

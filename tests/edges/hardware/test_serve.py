@@ -20,16 +20,16 @@ from hypothesis import strategies as st
 
 from partage.edges.hardware import frames
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.serve import PROTOCOL, VERBS, Server, listen
+from partage.edges.hardware.serve import PROTOCOL, VERBS, HelperServer, listen
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
 from partage.model.health import Condition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
-from partage.model.step import Made, Step, TimeSlice, Use
-from partage.sim.faults import HangCall
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import parse_machine
+from partage.model.step import Created, GpuUse, Step, TimeSlice
+from partage.sim.node.faults import HangCall
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import parse_machine
 from tests.edges.hardware.conftest import serving
 
 
@@ -129,7 +129,14 @@ async def test_a_wait_that_is_no_reasonable_number_is_refused(
 
 @pytest.mark.parametrize(
     "step",
-    [None, "SetMode", {}, {"is": "SetMode"}, {"is": "Use"}, {"is": "SetMode", "gpu": ["x"], "enabled": True}],
+    [
+        None,
+        "SetMigMode",
+        {},
+        {"is": "SetMigMode"},
+        {"is": "GpuUse"},
+        {"is": "SetMigMode", "gpu": ["x"], "enabled": True},
+    ],
 )
 async def test_what_is_no_act_is_not_performed(
     simulation: SimulatedHardware, short_dir: Path, step: Any
@@ -229,7 +236,7 @@ print(data[4:].decode())
 
 
 def test_root_the_owner_and_guests_may_ask_and_nobody_else(simulation: SimulatedHardware) -> None:
-    server = Server(simulation, allowed_uids=frozenset({4242}))
+    server = HelperServer(simulation, allowed_uids=frozenset({4242}))
     assert [server.permits(uid) for uid in (0, os.geteuid(), 4242)] == [True] * 3
     assert not server.permits(4243)
 
@@ -278,7 +285,7 @@ async def test_the_newest_helper_has_the_path_and_an_old_one_does_not_take_it_al
 ) -> None:
     path = short_dir / "s"
     async with serving(simulation, path):
-        old, stop = Server(simulation), asyncio.Event()
+        old, stop = HelperServer(simulation), asyncio.Event()
         running = asyncio.create_task(old.run(path, stop))
         while path.stat().st_ino == 0 or not (peer := await Peer.at(path)):
             await asyncio.sleep(0.01)
@@ -318,10 +325,10 @@ class Broken:
     async def events(self, timeout_s: float) -> Events:
         return Events()
 
-    async def perform(self, step: Step) -> Made | None:
+    async def perform(self, step: Step) -> Created | None:
         raise ZeroDivisionError(str(step))
 
-    async def uses(self) -> tuple[Use, ...]:
+    async def uses(self) -> tuple[GpuUse, ...]:
         return ()
 
     async def processes(self) -> Processes:
@@ -338,7 +345,7 @@ class Broken:
 
 
 async def test_a_bug_is_not_hidden(short_dir: Path) -> None:
-    task = asyncio.create_task(Server(Broken()).run(short_dir / "s", asyncio.Event()))
+    task = asyncio.create_task(HelperServer(Broken()).run(short_dir / "s", asyncio.Event()))
     while not (short_dir / "s").exists():
         await asyncio.sleep(0.001)
     peer = await Peer.at(short_dir / "s")

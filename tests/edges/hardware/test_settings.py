@@ -23,7 +23,7 @@ from partage.errors import (
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.policy import Interval
 from partage.model.process import GpuProcess, ProcessKind
-from partage.model.step import EndProcess, SetComputeMode, SetMode, SetTimeSlice, Step, TimeSlice, reverse
+from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice, Step, TimeSlice, reverse
 from partage.units import GIB
 from tests.edges.hardware.conftest import Subject, Work
 
@@ -104,7 +104,7 @@ async def test_default_mode_is_in_nobodys_way(acting: Subject) -> None:
 
 async def test_a_gpu_in_mig_mode_has_no_compute_mode_to_set(acting: Subject) -> None:
     gpu = (await gpu_of(acting.hardware)).uuid
-    await acting.hardware.perform(SetMode(gpu, enabled=True))
+    await acting.hardware.perform(SetMigMode(gpu, enabled=True))
     await refuses(acting.hardware, SetComputeMode(gpu, EXCLUSIVE, DEFAULT), Unsupported)
 
 

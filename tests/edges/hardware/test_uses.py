@@ -10,7 +10,7 @@ import pytest
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.errors import DriverUnavailable
 from partage.model.placement import Placement
-from partage.model.step import CreateCompute, CreateInstance, SetMode, Use, UseKind
+from partage.model.step import CreateCompute, CreateInstance, GpuUse, SetMigMode, UseKind
 from tests.edges.hardware.stub import StubNode
 
 FIRST, SECOND = StubNode.uuid(0), StubNode.uuid(1)
@@ -29,7 +29,7 @@ async def hardware(node: StubNode) -> AsyncIterator[NvmlHardware]:
 @pytest.fixture
 async def device(node: StubNode, hardware: NvmlHardware) -> str:
     """The first GPU has a 3g.40gb in two parts; the UUID of the smaller one."""
-    await hardware.perform(SetMode(FIRST, enabled=True))
+    await hardware.perform(SetMigMode(FIRST, enabled=True))
     await hardware.perform(CreateInstance(FIRST, "3g.40gb", HIGH))
     made = await hardware.perform(CreateCompute(FIRST, "3g.40gb", HIGH, "1c.3g.40gb"))
     assert made is not None
@@ -48,14 +48,14 @@ async def test_a_process_that_driver_and_files_both_show_is_one_use(
     node: StubNode, hardware: NvmlHardware
 ) -> None:
     node.process(42, "python3", "/dev/nvidia1", "/dev/nvidiactl", "/dev/null", listed="-1 -1")
-    assert await hardware.uses() == (Use(FIRST, UseKind.PROCESS, "python3", 42),)
+    assert await hardware.uses() == (GpuUse(FIRST, UseKind.PROCESS, "python3", 42),)
 
 
 async def test_the_device_file_is_found_by_its_minor_and_not_by_the_index(
     node: StubNode, hardware: NvmlHardware
 ) -> None:
     node.process(42, "python3", "/dev/nvidia0", "/host/dev/nvidia0", "/dev/nvidia7", "/dev/nvidia-uvm")
-    assert await hardware.uses() == (Use(SECOND, UseKind.PROCESS, "python3", 42),)
+    assert await hardware.uses() == (GpuUse(SECOND, UseKind.PROCESS, "python3", 42),)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ async def test_the_device_file_is_found_by_its_minor_and_not_by_the_index(
 )
 async def test_who_only_watches_is_a_monitor(node: StubNode, hardware: NvmlHardware, name: str) -> None:
     node.process(7, name, "/dev/nvidia0", "/dev/nvidia1")
-    assert await hardware.uses() == tuple(Use(gpu, UseKind.MONITOR, name, 7) for gpu in (FIRST, SECOND))
+    assert await hardware.uses() == tuple(GpuUse(gpu, UseKind.MONITOR, name, 7) for gpu in (FIRST, SECOND))
 
 
 async def test_a_process_on_a_mig_device_holds_that_device_and_not_the_gpu(
@@ -74,7 +74,8 @@ async def test_a_process_on_a_mig_device_holds_that_device_and_not_the_gpu(
     node.process(42, "python3", "/dev/nvidia1", f"{caps}21", f"{caps}22")
     node.process(43, "train", "/dev/nvidia1", listed="2 0")
     expected = [
-        Use(FIRST, UseKind.PROCESS, name, pid, device, 2, 0) for pid, name in ((42, "python3"), (43, "train"))
+        GpuUse(FIRST, UseKind.PROCESS, name, pid, device, 2, 0)
+        for pid, name in ((42, "python3"), (43, "train"))
     ]
     assert list(await hardware.uses()) == expected
 
@@ -85,8 +86,8 @@ async def test_an_open_gpu_instance_without_a_compute_instance_is_used_as_such(
     node.process(42, "setup", "/dev/nvidia1", "/dev/nvidia-caps/nvidia-cap21")
     node.process(43, "other", "/dev/nvidia-caps/nvidia-cap23", "/dev/nvidia-caps/nvidia-cap2")
     assert await hardware.uses() == (
-        Use(FIRST, UseKind.PROCESS, "setup", 42, None, 2, None),
-        Use(FIRST, UseKind.PROCESS, "other", 43, None, 2, 1),
+        GpuUse(FIRST, UseKind.PROCESS, "setup", 42, None, 2, None),
+        GpuUse(FIRST, UseKind.PROCESS, "other", 43, None, 2, 1),
     )
     assert device
 
@@ -114,13 +115,13 @@ async def test_what_may_not_be_read_is_not_there(node: StubNode, hardware: NvmlH
 
 async def test_a_process_of_another_pid_namespace_has_no_name(node: StubNode, hardware: NvmlHardware) -> None:
     node.write(**{"gpu.1.process.0": "4711 -1 -1"})
-    assert await hardware.uses() == (Use(SECOND, UseKind.PROCESS, "unknown", 4711),)
+    assert await hardware.uses() == (GpuUse(SECOND, UseKind.PROCESS, "unknown", 4711),)
 
 
 async def test_a_lost_gpu_costs_only_its_own_answer(node: StubNode, hardware: NvmlHardware) -> None:
     node.process(42, "python3", "/dev/nvidia0", "/dev/nvidia1")
     node.lose(0)
-    assert await hardware.uses() == (Use(SECOND, UseKind.PROCESS, "python3", 42),)
+    assert await hardware.uses() == (GpuUse(SECOND, UseKind.PROCESS, "python3", 42),)
 
 
 async def test_without_a_driver_nobody_can_say(node: StubNode, hardware: NvmlHardware) -> None:

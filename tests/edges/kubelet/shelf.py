@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
-from partage.edges.kubelet.port import DeviceList, DeviceRow
-from partage.model.answer import AllocationRefused, ContainerAnswer, DeviceNode, Mount
+from partage.edges.kubelet.port import DeviceList
+from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ResourceName
+from partage.model.share import DeviceRow
 
 
 class Shelf:
@@ -44,7 +45,7 @@ class Shelf:
         rest = sorted(set(available) - set(must_include))
         return [*must_include, *rest][:size]
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAnswer:
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
         self.allocated.append(tuple(ids))
         if unknown := [device for device in ids if device not in {row.id for row in self._list.rows}]:
             raise AllocationRefused(
@@ -52,7 +53,7 @@ class Shelf:
             )
         if "bug" in ids:
             raise ZeroDivisionError("a bug of ours")
-        return ContainerAnswer(
+        return ContainerAllocation(
             envs={"NVIDIA_VISIBLE_DEVICES": ",".join(ids)},
             mounts=(Mount("/in", "/out", read_only=True),),
             devices=(DeviceNode("/dev/nvidia0", "/host/dev/nvidia0", "rw"),),

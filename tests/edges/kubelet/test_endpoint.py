@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from partage.edges.kubelet.endpoint import LONGEST_PAUSE_S, ResourceEndpoint, pause_s
-from partage.edges.kubelet.port import DeviceRow
 from partage.edges.kubelet.registration import Need, Sight, needed
 from partage.edges.kubelet.sockets import SocketIdentity
 from partage.errors import InputError
+from partage.model.share import DeviceRow
 from tests.edges.kubelet.shelf import Shelf, running
 from tests.kubelet_script import scripted_kubelet, until
 

@@ -12,7 +12,7 @@ import pytest
 
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.errors import Unreachable
-from partage.model.answer import HeldBy
+from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName
 from tests.kubelet_script import ScriptedKubelet, grpc, held, scripted_kubelet, until
 
@@ -41,9 +41,9 @@ async def test_the_entries_of_one_resource_are_put_together(short_dir: Path) -> 
             }
         )
         assert await client.held() == (
-            HeldBy("default", "train", "main", GPU, ("a", "b")),
-            HeldBy("default", "train", "main", SHARED, ("c::1",)),
-            HeldBy("other", "train", "main", SHARED, ("c::0",)),
+            ContainerHold("default", "train", "main", GPU, ("a", "b")),
+            ContainerHold("default", "train", "main", SHARED, ("c::1",)),
+            ContainerHold("other", "train", "main", SHARED, ("c::0",)),
         )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.kubelet.port import DeviceRow
 from partage.edges.kubelet.server import PRE_START_LIMIT_S, PluginServer
 from partage.errors import InputError, Unreachable
+from partage.model.share import DeviceRow
 from tests.edges.kubelet.shelf import Shelf
 from tests.kubelet_script import PluginCalls, grpc, until
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.edges.mps.paths import Driver
+from partage.edges.mps.paths import DriverFiles
 from partage.errors import Unsupported
 from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Driver as RealDriver
-from partage.sim.mps.node import CLIENT_PROGRAM, Node, install
+from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install
 from partage.units import GIB
 from tests.edges.mps.subjects import GPUS, Subject, ending, has_driver
 
@@ -41,15 +41,15 @@ def short_dir() -> Iterator[Path]:
         yield Path(directory)
 
 
-def simulated_subject(directory: Path, node: Node | None = None, protocol: int = 2) -> Subject:
-    install(directory / "usr/bin", node or Node(dict.fromkeys(GPUS, 80 * GIB)))
+def simulated_subject(directory: Path, node: MpsNode | None = None, protocol: int = 2) -> Subject:
+    install(directory / "usr/bin", node or MpsNode(dict.fromkeys(GPUS, 80 * GIB)))
     client = (str(directory / "usr/bin" / CLIENT_PROGRAM),)
     return Subject(directory / "run", directory, GPUS, client, simulated=True, protocol=protocol)
 
 
 async def _real_subject(directory: Path, protocol: int) -> Subject:
     try:
-        Driver().program()
+        DriverFiles().program()
     except Unsupported as absent:
         pytest.skip(str(absent))
     hardware = NvmlHardware()

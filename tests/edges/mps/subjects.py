@@ -11,9 +11,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from partage.edges.mps.keeper import Deadlines, MpsKeeper
+from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
 from partage.edges.mps.port import MpsDaemons
-from partage.edges.mps.starting import Host
+from partage.edges.mps.starting import DaemonHost
 from partage.model.mps import SERVER, DaemonSpec, Namespace
 from partage.units import GIB
 
@@ -69,8 +69,8 @@ class Subject:
     protocol: int = 2
     tenants: list[Tenant] = field(default_factory=list)
 
-    def keeper(self, *, host: Host | None = None, **deadlines: float) -> MpsDaemons:
-        return MpsKeeper(self.run_dir, self.root, host=host, deadlines=Deadlines(**deadlines))
+    def keeper(self, *, host: DaemonHost | None = None, **deadlines: float) -> MpsDaemons:
+        return MpsKeeper(self.run_dir, self.root, host=host, deadlines=DaemonDeadlines(**deadlines))
 
     def spec(self, number: int = 0, **changes: object) -> DaemonSpec:
         wanted: dict[str, object] = {"memory_bytes": LIMIT, "threads_percent": 25} | changes

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from partage.errors import DaemonError, GpuInUse, NotThere
-from partage.model.mps import DaemonState, Phase, ServerStatus
+from partage.model.mps import DaemonPhase, DaemonState, ServerStatus
 from tests.edges.mps.subjects import LIMIT, NOBODY, ROOT, Subject, until
 
 needs_root = pytest.mark.skipif(not ROOT, reason="other users' processes can be started by root only")
@@ -26,7 +26,7 @@ async def only(subject: Subject) -> DaemonState:
     return state
 
 
-async def phases(subject: Subject) -> list[Phase]:
+async def phases(subject: Subject) -> list[DaemonPhase]:
     return [state.phase for state in await subject.keeper().states()]
 
 
@@ -36,7 +36,7 @@ async def phases(subject: Subject) -> list[Phase]:
 async def test_a_started_daemon_serves_with_its_limits_read_back(subject: Subject):
     state = await subject.keeper().start(subject.spec())
 
-    assert (state.phase, state.reason) == (Phase.SERVING, "")
+    assert (state.phase, state.reason) == (DaemonPhase.SERVING, "")
     assert (state.limits.memory_bytes, state.limits.threads_percent) == (LIMIT, 25)
     assert [server.status for server in state.servers] == [ServerStatus.ACTIVE]
     assert state.pid is not None
@@ -89,7 +89,7 @@ async def test_another_spec_waits_for_the_clients_of_the_old_one(subject: Subjec
 async def test_without_limits_none_are_set(subject: Subject):
     state = await subject.keeper().start(subject.spec(memory_bytes=None, threads_percent=None))
     assert (state.phase, state.limits.memory_bytes, state.limits.threads_percent) == (
-        Phase.SERVING,
+        DaemonPhase.SERVING,
         None,
         None,
     )
@@ -172,16 +172,16 @@ async def test_a_fault_hits_all_clients_and_ends_with_the_last_of_them(subject: 
 
     assert await victim.says("launch") != "ok"
     state = await only(subject)
-    assert state.phase is Phase.FAULT
+    assert state.phase is DaemonPhase.FAULT
     assert "no new ones" in state.reason
     assert await (await subject.begins()).hears() == "CUDA_ERROR_MPS_SERVER_NOT_READY"
 
     await culprit.leaves()
-    assert (await only(subject)).phase is Phase.FAULT
+    assert (await only(subject)).phase is DaemonPhase.FAULT
     await victim.leaves()
 
     async def serves() -> bool:
-        return await phases(subject) == [Phase.SERVING]
+        return await phases(subject) == [DaemonPhase.SERVING]
 
     await until(serves)
     assert await (await subject.tenant()).says("launch") == "ok"
@@ -195,7 +195,7 @@ async def test_a_fault_on_one_gpu_leaves_the_other_serving(subject: Subject):
     culprit, neighbour = await subject.tenant(0), await subject.tenant(1)
     await culprit.says("fault")
 
-    assert sorted(await phases(subject)) == sorted([Phase.FAULT, Phase.SERVING])
+    assert sorted(await phases(subject)) == sorted([DaemonPhase.FAULT, DaemonPhase.SERVING])
     assert await neighbour.says("launch") == "ok"
     assert await (await subject.tenant(1)).says("launch") == "ok"
 
@@ -283,7 +283,7 @@ async def test_a_killed_daemon_is_dead_until_it_is_started_anew(subject: Subject
     os.kill(pid, signal.SIGKILL)
 
     async def is_dead() -> bool:
-        return await phases(subject) == [Phase.DEAD]
+        return await phases(subject) == [DaemonPhase.DEAD]
 
     await until(is_dead)
     dead = await only(subject)
@@ -291,7 +291,7 @@ async def test_a_killed_daemon_is_dead_until_it_is_started_anew(subject: Subject
     assert f"(pid {pid}) is gone" in dead.reason
 
     anew = await keeper.start(subject.spec())
-    assert anew.phase is Phase.SERVING
+    assert anew.phase is DaemonPhase.SERVING
     assert anew.pid != pid
     assert await (await subject.tenant()).says("launch") == "ok"
 
@@ -311,7 +311,7 @@ async def test_a_daemon_that_hangs_is_silent_and_nobody_waits_long(subject: Subj
     keeper = subject.keeper(answer_s=0.3, stop_s=0.3)
 
     (state,) = await keeper.states()
-    assert (state.phase, state.pid) == (Phase.SILENT, pid)
+    assert (state.phase, state.pid) == (DaemonPhase.SILENT, pid)
     assert "did not answer" in state.reason
     with pytest.raises(DaemonError, match="did not answer"):
         await keeper.stop(subject.devices[0])
@@ -319,7 +319,7 @@ async def test_a_daemon_that_hangs_is_silent_and_nobody_waits_long(subject: Subj
         await keeper.start(subject.spec())
 
     os.kill(pid, signal.SIGCONT)
-    assert await phases(subject) == [Phase.SERVING]
+    assert await phases(subject) == [DaemonPhase.SERVING]
 
 
 async def test_a_daemon_that_hangs_can_be_stopped_by_force(subject: Subject):

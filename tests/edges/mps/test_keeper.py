@@ -17,10 +17,10 @@ import pytest
 
 from partage.edges.hardware.codec import decode, encode
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.mps.starting import Host
+from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
-from partage.model.mps import DaemonState, Phase
-from partage.sim.mps.node import Node
+from partage.model.mps import DaemonPhase, DaemonState
+from partage.sim.mps.node import MpsNode
 from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, ending, until
@@ -31,7 +31,7 @@ needs_root = pytest.mark.skipif(not ROOT, reason="mounts, cgroups, labels and sy
 @pytest.fixture
 async def peculiar(short_dir: Path) -> AsyncIterator[Subject]:
     """A control program of a driver without multi-user servers, that ignores limits."""
-    node = Node(dict.fromkeys(GPUS, 80 * GIB), multi_user=False, deaf_to_limits=True)
+    node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), multi_user=False, deaf_to_limits=True)
     async with ending(simulated_subject(short_dir, node)) as subject:
         yield subject
 
@@ -62,7 +62,7 @@ async def test_a_limit_counts_as_read_back_where_the_daemon_prints_whole_gib(sim
 async def test_a_program_without_multi_user_serves_one_user_unless_several_are_asked_for(peculiar: Subject):
     unlimited = peculiar.spec(memory_bytes=None, threads_percent=None)
     state = await peculiar.keeper().start(unlimited)
-    assert (state.phase, state.multi_user) == (Phase.SERVING, False)
+    assert (state.phase, state.multi_user) == (DaemonPhase.SERVING, False)
 
     with pytest.raises(DaemonError, match="Unknown option"):
         await peculiar.keeper().start(peculiar.spec(multi_user=True))
@@ -83,7 +83,7 @@ async def test_without_a_control_program_it_says_so(simulated: Subject):
     with pytest.raises(Unsupported, match="there is no nvidia-cuda-mps-control"):
         await simulated.keeper().start(simulated.spec(1))
     state = await only(simulated)
-    assert state.phase is Phase.SILENT
+    assert state.phase is DaemonPhase.SILENT
     assert "nvidia-cuda-mps-control" in state.reason
 
 
@@ -132,7 +132,7 @@ async def test_a_pid_that_another_process_has_by_now_is_no_daemon_and_is_left_al
     pid_file.write_text(f"{bystander.pid}\n")
 
     async def is_dead() -> bool:
-        return (await only(simulated)).phase is Phase.DEAD
+        return (await only(simulated)).phase is DaemonPhase.DEAD
 
     await until(is_dead)
     await keeper.start(simulated.spec())
@@ -151,7 +151,7 @@ async def test_the_daemon_of_another_directory_is_not_taken_for_ours(simulated: 
     (home / "shm").mkdir()
 
     states = {state.device: state for state in await keeper.states()}
-    assert states[GPUS[0]].phase is Phase.DEAD
+    assert states[GPUS[0]].phase is DaemonPhase.DEAD
     await keeper.stop(GPUS[0])
     assert await only(simulated) == other
 
@@ -171,7 +171,7 @@ async def test_servers_that_a_dead_daemon_left_are_ended_at_the_next_start(simul
     os.kill(state.pid, signal.SIGKILL)
 
     async def is_dead() -> bool:
-        return (await only(simulated)).phase is Phase.DEAD
+        return (await only(simulated)).phase is DaemonPhase.DEAD
 
     await until(is_dead)
     await simulated.keeper().start(simulated.spec())
@@ -191,11 +191,11 @@ async def test_a_daemon_that_is_made_anew_is_found_where_running_containers_have
         os.kill(first.pid, signal.SIGKILL)
 
         async def is_dead() -> bool:
-            return (await only(simulated)).phase is Phase.DEAD
+            return (await only(simulated)).phase is DaemonPhase.DEAD
 
         await until(is_dead)
         again = await simulated.keeper().start(simulated.spec())
-        assert again.phase is Phase.SERVING
+        assert again.phase is DaemonPhase.SERVING
         for part, descriptor in opened.items():
             assert os.fstat(descriptor).st_ino == (home / part).stat().st_ino, part
             assert os.fstat(descriptor).st_dev == (home / part).stat().st_dev, part
@@ -212,12 +212,12 @@ async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_fini
     edited(record, identity=None, spec=json.loads(record.read_text())["spec"] | {"threads_percent": 30})
 
     state = await only(simulated)
-    assert (state.phase, state.pid) == (Phase.STARTING, pid)
+    assert (state.phase, state.pid) == (DaemonPhase.STARTING, pid)
     assert (
         "allows 2 GiB and 20 % of threads for each client, and was asked for 2 GiB and 30 %" in state.reason
     )
     finished = await keeper.start(simulated.spec(threads_percent=30))
-    assert (finished.phase, finished.pid) == (Phase.SERVING, pid)
+    assert (finished.phase, finished.pid) == (DaemonPhase.SERVING, pid)
     assert json.loads(record.read_text())["identity"]["pid"] == pid
 
 
@@ -231,9 +231,9 @@ async def test_a_starter_that_was_ended_before_the_daemon_ran_leaves_a_dead_one(
     edited(simulated.home() / "daemon.json", identity=None)
 
     state = await only(simulated)
-    assert (state.phase, state.pid) == (Phase.DEAD, None)
+    assert (state.phase, state.pid) == (DaemonPhase.DEAD, None)
     assert "never seen running" in state.reason
-    assert (await keeper.start(simulated.spec())).phase is Phase.SERVING
+    assert (await keeper.start(simulated.spec())).phase is DaemonPhase.SERVING
 
 
 async def test_a_record_that_cannot_be_read_costs_its_content_and_not_the_daemon(simulated: Subject):
@@ -242,7 +242,7 @@ async def test_a_record_that_cannot_be_read_costs_its_content_and_not_the_daemon
     for content in ("", "{", "[]", '{"version": 9}', '{"version": 1, "spec": {}}', "null"):
         (simulated.home() / "daemon.json").write_text(content)
         state = await only(simulated)
-        assert (state.phase, state.pid) == (Phase.STARTING, pid)
+        assert (state.phase, state.pid) == (DaemonPhase.STARTING, pid)
     with pytest.raises(GpuInUse):
         await simulated.keeper().start(simulated.spec())
     assert await tenant.says("launch") == "ok"
@@ -281,7 +281,7 @@ async def test_a_parent_that_only_its_owner_can_pass_is_named(simulated: Subject
     simulated.run_dir = closed / "run"
     state = await simulated.keeper().start(simulated.spec(multi_user=False))
 
-    assert state.phase is Phase.SERVING
+    assert state.phase is DaemonPhase.SERVING
     assert f"only the owner of {closed} can be a client" in state.reason
     assert mode(closed) == 0o700
 
@@ -300,7 +300,7 @@ async def test_each_daemon_has_a_shared_memory_of_its_own(simulated: Subject):
 
 
 async def test_without_a_shared_memory_of_its_own_a_daemon_uses_the_nodes(simulated: Subject):
-    state = await simulated.keeper(host=Host(own_shm=False)).start(simulated.spec())
+    state = await simulated.keeper(host=DaemonHost(own_shm=False)).start(simulated.spec())
     assert Path("/proc/self/ns/mnt").readlink() == Path(f"/proc/{state.pid}/ns/mnt").readlink()
     assert not (simulated.home() / "shm").is_mount()
 
@@ -309,7 +309,7 @@ async def test_without_a_shared_memory_of_its_own_a_daemon_uses_the_nodes(simula
 async def test_where_there_is_selinux_containers_are_let_in(simulated: Subject):
     enforcing = simulated.root / "selinux"
     enforcing.mkdir()
-    await simulated.keeper(host=Host(selinux=enforcing)).start(simulated.spec())
+    await simulated.keeper(host=DaemonHost(selinux=enforcing)).start(simulated.spec())
     for name in ("pipe", "log", "shm"):
         label = os.getxattr(simulated.home() / name, "security.selinux")
         assert label == b"system_u:object_r:container_file_t:s0\0"
@@ -320,8 +320,8 @@ async def test_where_there_is_selinux_containers_are_let_in(simulated: Subject):
 
 def whole_cgroup_tree() -> bool:
     paths = DaemonPaths(Path("/GPU-of-a-test"))
-    made = Host().make_cgroup(paths)
-    Host().remove_cgroup(paths)
+    made = DaemonHost().make_cgroup(paths)
+    DaemonHost().remove_cgroup(paths)
     return bool(made)
 
 
@@ -329,7 +329,7 @@ def whole_cgroup_tree() -> bool:
 async def test_a_daemon_has_a_session_and_a_cgroup_of_its_own(simulated: Subject):
     pid = (await simulated.keeper().start(simulated.spec())).pid
     assert pid is not None
-    cgroup = Host().cgroup(DaemonPaths(simulated.home()))
+    cgroup = DaemonHost().cgroup(DaemonPaths(simulated.home()))
 
     assert os.getsid(pid) not in (os.getsid(0), 0)
     assert cgroup is not None
@@ -356,13 +356,13 @@ async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulat
     program = simulated.root / "systemd-run"
     program.write_text(SYSTEMD_RUN.format(python=sys.executable, seen=str(seen)))
     program.chmod(0o755)
-    host = Host(run=run, path=str(simulated.root), own_shm=False)
+    host = DaemonHost(run=run, path=str(simulated.root), own_shm=False)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(run / "systemd/private"))
         listener.listen()
         state = await simulated.keeper(host=host).start(simulated.spec())
-    assert state.phase is Phase.SERVING
+    assert state.phase is DaemonPhase.SERVING
     options = json.loads(seen.read_text())
     assert f"--unit=partage-mps-{GPUS[0]}.service" in options
     assert f"--property=PIDFile={simulated.home()}/pipe/nvidia-cuda-mps-control.pid" in options
@@ -374,8 +374,8 @@ async def test_systemd_that_takes_no_calls_is_not_asked(simulated: Subject):
     (run / "systemd/system").mkdir(parents=True)
     (simulated.root / "systemd-run").write_text("#!/bin/false\n")
     (simulated.root / "systemd-run").chmod(0o755)
-    host = Host(run=run, path=str(simulated.root))
-    assert (await simulated.keeper(host=host).start(simulated.spec())).phase is Phase.SERVING
+    host = DaemonHost(run=run, path=str(simulated.root))
+    assert (await simulated.keeper(host=host).start(simulated.spec())).phase is DaemonPhase.SERVING
 
 
 async def test_a_program_that_does_not_return_is_ended(simulated: Subject):

@@ -11,8 +11,8 @@ import pytest
 
 from partage.edges.mps.named import configuration
 from partage.errors import DaemonError, GpuInUse
-from partage.model.mps import SERVER, DaemonSpec, DaemonState, Limits, Namespace, Phase
-from partage.sim.mps.node import Node
+from partage.model.mps import SERVER, ClientLimits, DaemonPhase, DaemonSpec, DaemonState, Namespace
+from partage.sim.mps.node import MpsNode
 from partage.units import GIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, NOBODY, ROOT, SHARE, Subject, Tenant, ending, until
@@ -38,7 +38,7 @@ async def joins(subject: Subject, below: str, **env: str) -> Tenant:
 async def test_each_namespace_holds_its_own_clients(named: Subject):
     """Whatever variables they bring, or drop; and the largest share is no loophole for the small one."""
     state = await named.keeper().start(UNEQUAL)
-    assert state.limits == Limits(2 * GIB, 20, (BIG, SMALL))
+    assert state.limits == ClientLimits(2 * GIB, 20, (BIG, SMALL))
 
     big, small = await joins(named, "gpu/share0"), await joins(named, "gpu/share1")
     raised = await joins(
@@ -67,7 +67,7 @@ async def test_a_namespaces_directory_leads_to_no_other(named: Subject):
 
 
 async def test_a_limit_that_the_daemon_does_not_have_is_found_out(short_dir: Path):
-    node = Node(dict.fromkeys(GPUS, 80 * GIB), deaf_to_limits=True)
+    node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), deaf_to_limits=True)
     async with ending(simulated_subject(short_dir, node, protocol=3)) as subject:
         with pytest.raises(DaemonError, match=r"told 2 GiB and 25 % of threads in share0.*allows any memory"):
             await subject.keeper().start(subject.spec())
@@ -98,7 +98,7 @@ async def test_another_version_of_the_language_replaces_an_idle_daemon(named: Su
     assert [server.name for server in new.servers] == ["gpu"]
     back = await keeper.start(plain)
     assert [server.name for server in back.servers] == [""]
-    assert back.limits == Limits(LIMIT, 25)
+    assert back.limits == ClientLimits(LIMIT, 25)
 
 
 async def test_another_version_waits_for_the_clients_of_the_one_that_is_there(named: Subject):
@@ -111,7 +111,7 @@ async def test_another_version_waits_for_the_clients_of_the_one_that_is_there(na
 
 
 async def test_a_program_that_knows_no_version_3_says_so_and_nothing_runs(short_dir: Path):
-    node = Node(dict.fromkeys(GPUS, 80 * GIB), protocol=2)
+    node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), protocol=2)
     async with ending(simulated_subject(short_dir, node, protocol=3)) as subject:
         with pytest.raises(DaemonError, match="Unknown option: -p 3"):
             await subject.keeper().start(subject.spec())
@@ -149,11 +149,11 @@ async def test_a_daemon_whose_server_has_gone_does_not_serve_until_it_was_made_a
 
     await until(is_gone)
     state = await only(named)
-    assert (state.phase, state.pid) == (Phase.STARTING, before.pid)
+    assert (state.phase, state.pid) == (DaemonPhase.STARTING, before.pid)
     assert "its server is gone" in state.reason
 
     anew = await keeper.start(named.spec())
-    assert (anew.phase, anew.limits) == (Phase.SERVING, before.limits)
+    assert (anew.phase, anew.limits) == (DaemonPhase.SERVING, before.limits)
     assert await (await named.tenant()).says("launch") == "ok"
 
 
@@ -165,7 +165,7 @@ async def test_a_container_that_has_its_namespace_mounted_finds_the_next_daemon_
     os.kill(pid or 0, signal.SIGKILL)
 
     async def is_dead() -> bool:
-        return (await only(named)).phase is Phase.DEAD
+        return (await only(named)).phase is DaemonPhase.DEAD
 
     try:
         await until(is_dead)

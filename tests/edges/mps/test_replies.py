@@ -24,7 +24,7 @@ from partage.edges.mps.replies import (
     parse_status,
 )
 from partage.errors import DaemonError, Unsupported
-from partage.model.mps import Client, MpsServer, ServerStatus
+from partage.model.mps import ConnectedClient, MpsServer, ServerStatus
 from partage.units import GIB, MIB
 
 GUIDE_PS = """PID       ID    SERVER    DEVICE             NAMESPACE      COMMAND
@@ -37,8 +37,11 @@ GUIDE_PS = """PID       ID    SERVER    DEVICE             NAMESPACE      COMMAN
 
 def test_ps_lists_each_process_once_for_its_server():
     assert parse_ps(GUIDE_PS) == {
-        6472: (Client(9741, 4026531836, command="./nbody"), Client(9743, 4026531836, command="./nbody")),
-        9475: (Client(9755, 4026531837, command="python train.py"),),
+        6472: (
+            ConnectedClient(9741, 4026531836, command="./nbody"),
+            ConnectedClient(9743, 4026531836, command="./nbody"),
+        ),
+        9475: (ConnectedClient(9755, 4026531837, command="python train.py"),),
     }
 
 
@@ -126,9 +129,12 @@ def test_servers_of_version_3_have_names():
 
 def test_clients_of_version_3_are_listed_by_server_with_their_command_as_it_is():
     assert parse_client_rows(GUIDE_CLIENTS + "51023,training,0,default,python train.py\n") == {
-        "training": (Client(51023, command="python train.py"), Client(51087, command="python eval.py"))
+        "training": (
+            ConnectedClient(51023, command="python train.py"),
+            ConnectedClient(51087, command="python eval.py"),
+        )
     }
-    assert parse_client_rows("7,a,0,default,sh -c a,b") == {"a": (Client(7, command="sh -c a,b"),)}
+    assert parse_client_rows("7,a,0,default,sh -c a,b") == {"a": (ConnectedClient(7, command="sh -c a,b"),)}
     assert parse_client_rows("\n") == {}
 
 
@@ -237,4 +243,4 @@ async def test_a_program_that_cannot_be_run_says_so(tmp_path: Path):
 
 async def test_clients_are_listed_by_a_daemon_that_knows_no_ps(tmp_path: Path):
     script = 'read line; case "$line" in get_client_list*) echo 41; echo 42;; *) exit 1;; esac'
-    assert await control(tmp_path, script).clients((7,)) == {7: (Client(41), Client(42))}
+    assert await control(tmp_path, script).clients((7,)) == {7: (ConnectedClient(41), ConnectedClient(42))}

@@ -5,7 +5,7 @@ from partage.lab.bench import node
 from partage.lab.bench.model import BenchSettings
 from partage.lab.gpus import find_gpu, guard_directory
 from partage.model.gpu import ComputeMode
-from partage.model.step import Use, UseKind
+from partage.model.step import GpuUse, UseKind
 from partage.units import GIB
 from tests.faces.nodes import gpu
 from tests.faces.nodes import node as inventory_of
@@ -30,10 +30,10 @@ def test_under_mig_the_first_device_stands_for_the_gpu():
 def test_what_disturbs_a_measurement_is_remarked():
     here = gpu(0)
     uses = [
-        Use(here.uuid, UseKind.PROCESS, "python", 7),
-        Use(here.uuid, UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
-        Use(here.uuid, UseKind.MONITOR, "dcgm", 9),
-        Use("GPU-elsewhere", UseKind.PROCESS, "python", 10),
+        GpuUse(here.uuid, UseKind.PROCESS, "python", 7),
+        GpuUse(here.uuid, UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
+        GpuUse(here.uuid, UseKind.MONITOR, "dcgm", 9),
+        GpuUse("GPU-elsewhere", UseKind.PROCESS, "python", 10),
     ]
     machine = node.gpu_machine(inventory_of(here), here, uses)
     assert machine.others == 1

@@ -16,7 +16,7 @@ from partage.lab.gpus import guard_directory
 from partage.lab.place import TenantMode, TenantPlace
 from partage.lab.tenant import TenantLaunch
 from partage.model.mps import DaemonSpec
-from partage.sim.mps.node import Node, install
+from partage.sim.mps.node import MpsNode, install
 from partage.units import GIB, MIB
 
 GPU = "GPU-11111111-2222-3333-4444-000000000000"
@@ -35,7 +35,7 @@ async def daemon():
     """A control daemon that allows 2 GiB, and the place of its GPU."""
     with tempfile.TemporaryDirectory(prefix="partage-bench-", dir="/tmp") as directory:
         root = Path(directory)
-        install(root / "usr/bin", Node({GPU: 24 * GIB}))
+        install(root / "usr/bin", MpsNode({GPU: 24 * GIB}))
         keeper = MpsKeeper(root / "run", root)
         await keeper.start(DaemonSpec(GPU, GPU, memory_bytes=2 * GIB))
         pipe = root / "run" / "mps" / GPU / "pipe"

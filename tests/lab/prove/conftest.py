@@ -17,9 +17,9 @@ import pytest
 from partage.faces.cli import common
 from partage.faces.cli.main import run
 from partage.model.gpu import ComputeMode
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.machine import Machine, load_machine
-from partage.sim.mps.node import Node, install
+from partage.sim.mps.node import MpsNode, install
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import Machine, load_machine
 from partage.units import GIB, MIB
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -61,7 +61,7 @@ class Real:
         log = self.pipe.with_name("log")
         for directory in (self.pipe, log):
             directory.mkdir(parents=True)
-        node = Node({gpu.uuid: gpu.memory_bytes}, deaf_to_limits=deaf)
+        node = MpsNode({gpu.uuid: gpu.memory_bytes}, deaf_to_limits=deaf)
         program = install(self.root / "usr/bin", node)
         env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
         options = ["-multiuser-server"] if multi_user else []
@@ -131,9 +131,9 @@ def real(request, short_dir, monkeypatch, capsys):
 @contextlib.contextmanager
 def client(pipe):
     """Somebody else's client of a daemon."""
-    from partage.sim.mps.client import Connection
+    from partage.sim.mps.client import MpsConnection
 
-    connection = Connection(pipe, os.environ)
+    connection = MpsConnection(pipe, os.environ)
     try:
         yield connection
     finally:

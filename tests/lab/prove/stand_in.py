@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from partage.sim.mps.client import Connection, NoDaemon, Refused
+from partage.sim.mps.client import CudaError, MpsConnection, NoDaemon
 from partage.sim.mps.server import become
 from partage.units import MIB
 
@@ -23,7 +23,7 @@ class Bare:
 
     def __init__(self):
         if os.environ["STAND_IN_MODE"] == "exclusive-process":
-            raise Refused("CUDA_ERROR_DEVICE_UNAVAILABLE")
+            raise CudaError("CUDA_ERROR_DEVICE_UNAVAILABLE")
         self.left = int(os.environ["STAND_IN_BYTES"])
         if os.environ.get("PARTAGE_GUARD") == "" and "guard" in os.environ.get("PYTHONPATH", ""):
             self.left = int(os.environ["PARTAGE_MEMORY_BYTES"]) - 512 * MIB
@@ -31,16 +31,16 @@ class Bare:
 
     def allocate(self, amount):
         if amount > self.left:
-            raise Refused("CUDA_ERROR_OUT_OF_MEMORY")
+            raise CudaError("CUDA_ERROR_OUT_OF_MEMORY")
         self.left -= amount
 
     def launch(self):
         if self.lost:
-            raise Refused(self.lost)
+            raise CudaError(self.lost)
 
     def fault(self):
         self.lost = "CUDA_ERROR_ILLEGAL_ADDRESS"
-        raise Refused(self.lost)
+        raise CudaError(self.lost)
 
 
 def main():
@@ -53,7 +53,7 @@ def main():
     become(options.uid)
     try:
         tenant = connected()
-    except Refused as refusal:
+    except CudaError as refusal:
         print("error", refusal, flush=True)
         return 1
     print("ok", flush=True)
@@ -64,11 +64,11 @@ def main():
 
 def connected():
     if (marker := os.environ.get("STAND_IN_SHM")) and not Path("/dev/shm", marker).exists():
-        raise Refused("CUDA_ERROR_MPS_CONNECTION_FAILED")
+        raise CudaError("CUDA_ERROR_MPS_CONNECTION_FAILED")
     if os.environ.get("STAND_IN_LOST"):  # it does not reach the daemon, and nobody says so
         return Bare()
     try:
-        return Connection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
+        return MpsConnection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
     except NoDaemon:
         return Bare()
 
@@ -84,7 +84,7 @@ def answer(tenant, words):
         return f"ok {json.dumps(facts)}"
     try:
         getattr(tenant, words[0])(*map(int, words[1:]))
-    except Refused as refusal:
+    except CudaError as refusal:
         return f"error {refusal}"
     return "ok"
 

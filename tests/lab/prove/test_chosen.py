@@ -4,7 +4,7 @@ import pytest
 
 from partage.errors import InputError, Unsatisfiable
 from partage.lab.prove.chosen import free_gpus, holders, refuse_blind
-from partage.model.step import Use, UseKind
+from partage.model.step import GpuUse, UseKind
 from tests.faces.nodes import gpu, node
 
 NODE = node(gpu(0), gpu(1), gpu(2))
@@ -13,9 +13,9 @@ PODS = {1: ["lab/anna"]}
 
 def test_monitors_and_mps_servers_hold_nothing():
     uses = [
-        Use("GPU-0", UseKind.MONITOR, "nv-hostengine", 7),
-        Use("GPU-0", UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
-        Use("GPU-2", UseKind.PROCESS, "python", 9),
+        GpuUse("GPU-0", UseKind.MONITOR, "nv-hostengine", 7),
+        GpuUse("GPU-0", UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
+        GpuUse("GPU-2", UseKind.PROCESS, "python", 9),
     ]
     assert holders(NODE, uses, {}) == {"GPU-2": ["process python (pid 9)"]}
 

@@ -11,7 +11,7 @@ import pytest
 from partage.edges.mps import launch
 from partage.model.gpu import ComputeMode
 from partage.model.layout import LayoutItem
-from partage.sim.faults import Blind, DriverGone, Occupy, SetMig, TimedFault
+from partage.sim.node.faults import Blind, DriverGone, Occupy, SetMig, TimedFault
 from tests.lab.prove.conftest import client, row_of, verdicts
 
 EXCLUSIVE_PROCESS = pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from partage.errors import InputError
 from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, RestartKubelet, RunPods, Say
 from partage.lab.stories.read import read_story
 from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
-from partage.sim.faults import RaiseXid
-from partage.sim.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
+from partage.sim.kubelet.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
+from partage.sim.node.faults import RaiseXid
 
 HEAD = "machine: 2xl4\nsteps:\n"
 

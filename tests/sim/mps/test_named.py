@@ -9,15 +9,15 @@ import pytest
 
 from partage.sim.mps.modules import obey
 from partage.sim.mps.named import NamedState, Wrong
-from partage.sim.mps.node import Node
+from partage.sim.mps.node import MpsNode
 from partage.sim.mps.state import (
     CONNECTION_FAILED,
     NOT_PERMITTED,
     NOT_READY,
     OUT_OF_MEMORY,
-    Client,
     Open,
     Shut,
+    SimulatedClient,
     StartServer,
     StopServer,
     Tell,
@@ -44,8 +44,8 @@ class World:
     """A state, and servers that start as soon as they are wanted, unless they see no device."""
 
     def __init__(self, *, multi_user: bool = True, uid: int = ROOT) -> None:
-        self.state = NamedState(Node({GPU: 16 * GIB}), (GPU,), uid=uid, multi_user=multi_user)
-        self.told: dict[Client, str] = {}
+        self.state = NamedState(MpsNode({GPU: 16 * GIB}), (GPU,), uid=uid, multi_user=multi_user)
+        self.told: dict[SimulatedClient, str] = {}
         self.open: set[tuple[str, str]] = set()
         self.pids = iter(range(100, 1000))
 
@@ -74,9 +74,9 @@ class World:
         finally:
             self.settle()
 
-    def arrives(self, *route: str, uid: int = ALICE, **env: str) -> Client:
+    def arrives(self, *route: str, uid: int = ALICE, **env: str) -> SimulatedClient:
         server, namespace = (*route, "", "")[:2]
-        client = Client(pid=next(self.pids), uid=uid, env=env, route=(server, namespace))
+        client = SimulatedClient(pid=next(self.pids), uid=uid, env=env, route=(server, namespace))
         self.state.arrive(client)
         self.settle()
         return client
@@ -93,7 +93,7 @@ def world() -> World:
     return made
 
 
-def limits(client: Client) -> tuple[int | None, float]:
+def limits(client: SimulatedClient) -> tuple[int | None, float]:
     return client.limit_bytes, client.threads
 
 

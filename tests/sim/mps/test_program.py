@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from partage.sim.mps.client import Connection, NoDaemon, Refused
-from partage.sim.mps.node import Node, install
+from partage.sim.mps.client import CudaError, MpsConnection, NoDaemon
+from partage.sim.mps.node import MpsNode, install
 from partage.units import GIB
 from tests.kubelet_script import wait_for
 
@@ -27,7 +27,7 @@ class Program:
         self.pipe, self.log = directory / "pipe", directory / "log"
         self.pipe.mkdir(parents=True)
         self.log.mkdir()
-        self.path = install(directory / "bin", Node({GPU: 16 * GIB}))
+        self.path = install(directory / "bin", MpsNode({GPU: 16 * GIB}))
         self.env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     def run(self, *options: str, says: str = "", **env: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +78,7 @@ def test_without_a_daemon_it_says_that_there_is_none(program: Program):
     asked = program.run(says="get_server_list\n")
     assert (asked.returncode, asked.stderr) == (1, "Cannot find MPS control daemon process\n")
     with pytest.raises(NoDaemon):
-        Connection(program.pipe, {})
+        MpsConnection(program.pipe, {})
 
 
 def test_a_second_daemon_does_not_start(program: Program):
@@ -110,15 +110,15 @@ def test_an_unknown_option_keeps_it_from_starting(program: Program, options: tup
 
 def test_it_quits_once_the_last_client_has_gone(program: Program):
     program.run("-d")
-    client = Connection(program.pipe, {})
+    client = MpsConnection(program.pipe, {})
     with subprocess.Popen([program.path], stdin=subprocess.PIPE, env=program.env, text=True) as quitting:
         assert quitting.stdin is not None
         quitting.stdin.write("quit\n")
         quitting.stdin.close()
         while True:  # until it takes nobody any more
             try:
-                Connection(program.pipe, {}).close()
-            except Refused:
+                MpsConnection(program.pipe, {}).close()
+            except CudaError:
                 break
         client.launch()
         assert quitting.poll() is None
@@ -129,17 +129,17 @@ def test_it_quits_once_the_last_client_has_gone(program: Program):
 
 def test_with_a_timeout_it_does_not_wait_for_clients(program: Program):
     program.run("-d")
-    client = Connection(program.pipe, {})
+    client = MpsConnection(program.pipe, {})
     assert program.run(says="quit -t 0\n").returncode == 0
-    with pytest.raises(Refused):
+    with pytest.raises(CudaError):
         client.launch()
     client.close()
 
 
 def test_a_server_without_a_gpu_exits_and_its_client_is_told(program: Program):
     program.run("-d", CUDA_VISIBLE_DEVICES="GPU-of-nobody")
-    with pytest.raises(Refused, match="CUDA_ERROR_MPS_CONNECTION_FAILED"):
-        Connection(program.pipe, {})
+    with pytest.raises(CudaError, match="CUDA_ERROR_MPS_CONNECTION_FAILED"):
+        MpsConnection(program.pipe, {})
     assert "exited with status 1" in (program.log / "control.log").read_text()
 
 
@@ -151,7 +151,7 @@ def test_a_server_that_cannot_pass_a_parent_of_its_pipe_exits(program: Program):
     program.run(says=f"start_server -uid {NOBODY}\n")
     while "exited with status 1" not in (program.log / "control.log").read_text():
         program.run(says="get_server_list\n")
-    Connection(program.pipe, {}).close()
+    MpsConnection(program.pipe, {}).close()
 
 
 def test_nonsense_on_the_socket_ends_the_connection_and_not_the_daemon(program: Program):
@@ -163,7 +163,7 @@ def test_nonsense_on_the_socket_ends_the_connection_and_not_the_daemon(program: 
             sock.sendall(nonsense)
             while sock.recv(4096):
                 pass
-    Connection(program.pipe, {}).close()
+    MpsConnection(program.pipe, {}).close()
 
 
 # --- version 3 of its language -------------------------------------------------------------------------
@@ -182,11 +182,11 @@ def test_a_command_is_its_arguments_and_a_server_has_a_directory_of_its_own(name
     listed = named.run("server", "list", "training", "--format=csv,noheader").stdout
     assert listed.split(",")[:2] == ["training", str(os.geteuid())]
     assert (named.pipe / "training/default/control").is_socket()
-    Connection(named.pipe / "training/default", {}).close()
+    MpsConnection(named.pipe / "training/default", {}).close()
     assert named.run("server", "delete", "training").returncode == 0
     wait_for(lambda: named.run("server", "list", "training").returncode, what="the end of its process")
     with pytest.raises(NoDaemon):
-        Connection(named.pipe / "training/default", {})
+        MpsConnection(named.pipe / "training/default", {})
 
 
 def test_a_complaint_is_an_exit_code_and_words_on_standard_error(named: Program):

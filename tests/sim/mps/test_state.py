@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.sim.mps.commands import obey
-from partage.sim.mps.limits import Limits, lowered
-from partage.sim.mps.node import Node
+from partage.sim.mps.limits import DaemonLimits, lowered
+from partage.sim.mps.node import MpsNode
 from partage.sim.mps.state import (
     CONNECTION_FAILED,
     LAUNCH_FAILED,
@@ -20,9 +20,9 @@ from partage.sim.mps.state import (
     OUT_OF_MEMORY,
     TERMINATED,
     TOO_MANY,
-    Client,
+    MpsState,
+    SimulatedClient,
     StartServer,
-    State,
     StopServer,
     Tell,
 )
@@ -37,8 +37,10 @@ class World:
     """A state, and servers that start and stop as soon as they are wanted."""
 
     def __init__(self, *, multi_user: bool = False, uid: int = ROOT, clients: int = 48) -> None:
-        self.state = State(Node({GPU: 16 * GIB}, clients=clients), (GPU,), uid=uid, multi_user=multi_user)
-        self.told: dict[Client, str] = {}
+        self.state = MpsState(
+            MpsNode({GPU: 16 * GIB}, clients=clients), (GPU,), uid=uid, multi_user=multi_user
+        )
+        self.told: dict[SimulatedClient, str] = {}
         self.pids = iter(range(100, 1000))
 
     def settle(self) -> None:
@@ -53,13 +55,13 @@ class World:
                 case StopServer(pid):
                     self.state.ended(pid, 0)
 
-    def arrives(self, uid: int = ALICE, **env: str) -> Client:
-        client = Client(pid=next(self.pids), uid=uid, env=env)
+    def arrives(self, uid: int = ALICE, **env: str) -> SimulatedClient:
+        client = SimulatedClient(pid=next(self.pids), uid=uid, env=env)
         self.state.arrive(client)
         self.settle()
         return client
 
-    def leaves(self, client: Client) -> None:
+    def leaves(self, client: SimulatedClient) -> None:
         self.state.leave(client)
         self.settle()
 
@@ -121,7 +123,7 @@ def test_a_daemon_without_privileges_serves_its_own_user():
 
 def test_a_server_that_does_not_start_fails_its_own_users_clients():
     state = World().state
-    client = Client(1, ALICE)
+    client = SimulatedClient(1, ALICE)
     state.arrive(client)
     state.started(7, ALICE)
     state.ended(7, 1)
@@ -132,7 +134,7 @@ def test_a_server_that_does_not_start_fails_its_own_users_clients():
 @given(st.lists(st.tuples(st.sampled_from([ALICE, BOB, ROOT]), st.booleans()), max_size=30))
 def test_at_any_moment_one_user_is_served_and_nobody_waits_for_an_idle_server(moves: list[tuple[int, bool]]):
     """A move is an arrival, or (True) the first client of this user, let in or waiting, leaves."""
-    world, present = World(), list[Client]()
+    world, present = World(), list[SimulatedClient]()
     for uid, leaves in moves:
         own = [client for client in present if client.uid == uid]
         if leaves and own:
@@ -224,7 +226,7 @@ def test_limits_are_read_back_as_they_were_set_and_invalid_ones_are_ignored(
 
 
 def test_of_ordinal_and_uuid_the_last_one_counts():
-    limits = Limits((GPU,)).with_memory("0", "1G").with_memory(GPU, "2G")
+    limits = DaemonLimits((GPU,)).with_memory("0", "1G").with_memory(GPU, "2G")
     assert limits.in_force(GPU) == 2 * GIB
     assert limits.with_memory("0", "3G").in_force(GPU) == 3 * GIB
 
@@ -297,7 +299,7 @@ def test_a_client_counts_gpus_as_the_daemon_sees_them(variable: str, told: str):
 )
 def test_visible_devices_follow_cudas_rules(variable: str | None, visible: tuple[str, ...]):
     gpus: Mapping[str, int] = {GPU: GIB, OTHER: GIB}
-    assert Node(gpus).visible(variable) == visible
+    assert MpsNode(gpus).visible(variable) == visible
 
 
 def test_what_is_no_command_and_no_pid_gets_words_and_changes_nothing():

@@ -12,7 +12,7 @@ from partage.edges.cdi.spec import Spec, completed, digest, digest_of, imex_chan
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
-from partage.plan.answer import CDI_VENDOR
+from partage.plan.serve.answer import CDI_VENDOR
 
 DIRECTORY = Path("/var/run/cdi")
 RETRY_S = 300.0

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from partage.model.gpu import Gpu, Inventory
-from partage.model.policy import DeviceIds, Options
-from partage.plan.answer import CDI_VENDOR, CONTROL_NODES
+from partage.model.policy import DeviceIdStrategy, Options
+from partage.plan.serve.answer import CDI_VENDOR, CONTROL_NODES
 
 Spec = dict[str, Any]
 """One CDI spec, as JSON has it."""
@@ -113,7 +113,7 @@ def _is_device(device: object) -> bool:
 
 def _names(gpu: Gpu, options: Options) -> Iterator[tuple[str, list[str]]]:
     """Name and device files of a GPU and of its MIG devices."""
-    by_index = options.device_ids is DeviceIds.INDEX
+    by_index = options.device_ids is DeviceIdStrategy.INDEX
     node = f"/dev/nvidia{gpu.minor}"
     yield str(gpu.index) if by_index else gpu.uuid, [node]
     for mig in gpu.mig_devices:

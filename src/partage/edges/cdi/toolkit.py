@@ -15,7 +15,7 @@ from pathlib import Path
 from partage.edges.cdi.spec import Spec, flaw
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.policy import Options
-from partage.plan.answer import CDI_VENDOR
+from partage.plan.serve.answer import CDI_VENDOR
 
 DEADLINE_S = 30.0
 """It looks for some dozen libraries and asks NVML; seconds on a busy node."""

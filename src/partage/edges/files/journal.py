@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from partage.model.layout import LayoutItem
-from partage.model.policy import MigWish
-from partage.model.step import Made, Step
+from partage.model.policy import DesiredMig
+from partage.model.step import Created, Step
 
 VERSION = "partage-journal/1"
 LIMIT_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class JournalHeader:
     """What is about to be done.
 
     boot_id: of the node. policy: SHA-256 of its text, empty for none. before: what lived on the GPUs that are
@@ -33,7 +33,7 @@ class Beginning:
 
     boot_id: str
     policy: str
-    before: Mapping[str, MigWish] = field(default_factory=dict)
+    before: Mapping[str, DesiredMig] = field(default_factory=dict)
     back: bool = False
 
 
@@ -41,7 +41,7 @@ class Beginning:
 class Unfinished:
     """A journal without an end. done: steps that were done. open: the one that was under way, in words."""
 
-    beginning: Beginning
+    beginning: JournalHeader
     done: int = 0
     open: str = ""
 
@@ -51,13 +51,13 @@ class Unfinished:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class UnreadableJournal:
     """A journal that says nothing; reason: one sentence."""
 
     reason: str
 
 
-def read_journal(state_dir: Path) -> Unfinished | Unreadable | None:
+def read_journal(state_dir: Path) -> Unfinished | UnreadableJournal | None:
     """What the last one who changed GPUs has left undone; None: nothing."""
     path = state_dir / "journal.jsonl"
     try:
@@ -66,11 +66,11 @@ def read_journal(state_dir: Path) -> Unfinished | Unreadable | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        return Unreadable(f"{path} cannot be read: {error.strerror}")
+        return UnreadableJournal(f"{path} cannot be read: {error.strerror}")
     try:
         return _unfinished(content)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        return Unreadable(f"{path} cannot be used: {error}")
+        return UnreadableJournal(f"{path} cannot be used: {error}")
 
 
 class Journal:
@@ -81,7 +81,7 @@ class Journal:
         self._file: int | None = None
         self._number = 0
 
-    def begin(self, beginning: Beginning) -> None:
+    def begin(self, beginning: JournalHeader) -> None:
         """Replace the last journal."""
         self.close()
         beside = self._path.with_name(f"{self._path.name}.new")
@@ -109,7 +109,7 @@ class Journal:
         act = {"act": type(step).__name__, **asdict(step)}
         self._write({"doing": self._number, "says": str(step), "step": act})
 
-    def done(self, made: Made | None) -> None:
+    def done(self, made: Created | None) -> None:
         """It is done."""
         self._write({"done": self._number, **({"made": asdict(made)} if made else {})})
 
@@ -159,15 +159,15 @@ def _unfinished(content: bytes) -> Unfinished | None:
         return None
     head = rows[0]
     before = {str(uuid): _wish_from_plain(plain) for uuid, plain in head["before"].items()}
-    beginning = Beginning(str(head["bootId"]), str(head["policy"]), before, bool(head["back"]))
+    beginning = JournalHeader(str(head["bootId"]), str(head["policy"]), before, bool(head["back"]))
     last = rows[-1]
     done = sum("done" in row for row in rows)
     return Unfinished(beginning, done, str(last["says"]) if "doing" in last else "")
 
 
-def _wish_to_plain(wish: MigWish) -> dict[str, Any]:
+def _wish_to_plain(wish: DesiredMig) -> dict[str, Any]:
     return {"enabled": wish.enabled, "layout": [str(item) for item in wish.items]}
 
 
-def _wish_from_plain(plain: Mapping[str, Any]) -> MigWish:
-    return MigWish(tuple(LayoutItem.parse(item) for item in plain["layout"]), bool(plain["enabled"]))
+def _wish_from_plain(plain: Mapping[str, Any]) -> DesiredMig:
+    return DesiredMig(tuple(LayoutItem.parse(item) for item in plain["layout"]), bool(plain["enabled"]))

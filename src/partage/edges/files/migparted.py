@@ -10,7 +10,7 @@ import re
 from partage.edges.files.fields import Dialect, Field, Notes, Table, nearest
 from partage.edges.files.safeyaml import describe
 from partage.model.layout import LayoutItem
-from partage.model.policy import Everything, GpuEntry, GpuSelector, MigWish, Options, Policy, Where
+from partage.model.policy import DesiredMig, Everything, GpuEntry, GpuSelector, Options, Policy, Where
 from partage.model.profile import MigProfile
 
 FORMAT = "mig-parted/v1"
@@ -83,7 +83,7 @@ def _entry(field: Field) -> GpuEntry | None:
         field.error("'mig-devices' is missing, and mig-enabled is true", "write {} for no MIG devices")
     if enabled is False and wanted is not None and wanted.value:
         wanted.error("MIG devices where mig-enabled is false", "remove them, or set mig-enabled: true")
-    return GpuEntry(origin=field.place.path, select=select, mig=MigWish(items, enabled is True))
+    return GpuEntry(origin=field.place.path, select=select, mig=DesiredMig(items, enabled is True))
 
 
 def _select(table: Table) -> GpuSelector:

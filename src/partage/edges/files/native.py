@@ -1,7 +1,7 @@
 """Partage's own policy format, ``version: partage/v1``. Documented in docs/policy.md and as JSON Schema.
 
 Everything is strict: exact types, unknown keys are errors. What contradicts itself is found here, without a
-node; what contradicts a node is found by ``plan.assign``.
+node; what contradicts a node is found by ``plan.offer.assign``.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, 
 from partage.model.ids import parse_resource_name
 from partage.model.pci import parse_pci_address
 from partage.model.policy import (
-    DeviceList,
+    DesiredMig,
+    DeviceListStrategy,
     Everything,
     Exclusive,
     GpuEntry,
     GpuSelector,
     MigStrategy,
-    MigWish,
     Options,
     Policy,
     Rest,
     Sharing,
-    Watch,
+    WatchAction,
     Where,
 )
 
@@ -124,13 +124,13 @@ def _options(field: Field | None) -> Options:
     )
 
 
-def _device_list(field: Field | None) -> tuple[DeviceList, ...]:
+def _device_list(field: Field | None) -> tuple[DeviceListStrategy, ...]:
     if field is None:
         return ()
     items = field.one_or_many()
     if items is not None and not items:
         field.error("has to name at least one way", "envvar is the usual one")
-    ways = (item.choice(DeviceList) for item in items or ())
+    ways = (item.choice(DeviceListStrategy) for item in items or ())
     return tuple(dict.fromkeys(way for way in ways if way is not None))
 
 
@@ -166,7 +166,7 @@ def _entry(field: Field) -> GpuEntry | None:
         mig=mig,
         name=name.parsed(parse_resource_name) if name else None,
         guard=table.boolean("guard", default=False),
-        watch=table.choice("watch", Watch.WARN),
+        watch=table.choice("watch", WatchAction.WARN),
     )
 
 
@@ -219,7 +219,7 @@ def _model_pattern(text: str) -> str:
     return text
 
 
-def _strategy(table: Table) -> tuple[Sharing, MigWish | None]:
+def _strategy(table: Table) -> tuple[Sharing, DesiredMig | None]:
     """How the GPUs are shared: exactly one of the four keys."""
     given = [key for key in _STRATEGIES if key in table]
     if len(given) != 1:
@@ -229,7 +229,7 @@ def _strategy(table: Table) -> tuple[Sharing, MigWish | None]:
     return read[0] if read else (Exclusive(), None)
 
 
-def _one_strategy(table: Table, key: str) -> tuple[Sharing, MigWish | None]:
+def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
     field = table.here(key)
     match key:
         case "time-slicing":

@@ -7,8 +7,8 @@ from enum import StrEnum
 from partage.edges.files.fields import Field
 from partage.model.ids import parse_resource_name
 from partage.model.layout import LayoutItem
-from partage.model.named import DISABLED, ENABLED, parse_layout_name
-from partage.model.policy import Exclusive, Interval, MigWish, Mps, MpsClient, Sharing, TimeSlicing
+from partage.model.named_layouts import DISABLED, ENABLED, parse_layout_name
+from partage.model.policy import DesiredMig, Exclusive, Interval, Mps, MpsClient, Sharing, TimeSlicing
 from partage.units import MIB, parse_bytes, parse_percent
 
 MOST_ITEMS = 512
@@ -127,13 +127,13 @@ def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
         )
 
 
-def read_mig(field: Field) -> tuple[Sharing, MigWish]:
+def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
     """What ``mig`` says: how each MIG device is shared, and the layout."""
     table = field.table(_MIG)
     if table is None:
-        return Exclusive(), MigWish()
+        return Exclusive(), DesiredMig()
     layout = table.required("layout", "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]")
-    wish = _layout(layout) if layout is not None else MigWish()
+    wish = _layout(layout) if layout is not None else DesiredMig()
     time_slicing, mps = table.get("time-slicing"), table.get("mps")
     if time_slicing and mps:
         field.error("time-slicing and mps exclude each other", "keep one of the two")
@@ -145,20 +145,20 @@ def read_mig(field: Field) -> tuple[Sharing, MigWish]:
     return sharing, wish
 
 
-def _layout(field: Field) -> MigWish:
+def _layout(field: Field) -> DesiredMig:
     """A list of MIG devices, or the name of a layout."""
     if isinstance(field.value, str):
         return _named_layout(field)
     items = field.items(MOST_ITEMS)
     if items is not None and not items:
         field.error("is empty", "for a GPU that is not shared write exclusive: {}")
-    return MigWish(
+    return DesiredMig(
         tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
     )
 
 
-def _named_layout(field: Field) -> MigWish:
+def _named_layout(field: Field) -> DesiredMig:
     name = field.parsed(parse_layout_name)
     if name == DISABLED:
-        return MigWish(enabled=False)
-    return MigWish(named=None if name == ENABLED else name)
+        return DesiredMig(enabled=False)
+    return DesiredMig(named=None if name == ENABLED else name)

@@ -12,8 +12,8 @@ from partage.edges.files.fields import Field, Notes, Place, Table
 from partage.edges.files.safeyaml import Value, describe
 from partage.model.policy import (
     AllocationPolicy,
-    DeviceIds,
-    DeviceList,
+    DeviceIdStrategy,
+    DeviceListStrategy,
     MigStrategy,
     NamePattern,
     Options,
@@ -77,7 +77,7 @@ _DURATION = re.compile(r"[-+]?(?:0|(?:(?:\d+\.?\d*|\.\d+)(?:ns|us|µs|μs|ms|s|m
 _ROOT = "/"
 
 
-class Discovery(StrEnum):
+class DiscoveryStrategy(StrEnum):
     """How GPUs are found."""
 
     AUTO = "auto"
@@ -98,8 +98,8 @@ class Flags:
     gds: bool
     mofed: bool
     device_specs: bool
-    device_list: tuple[DeviceList, ...]
-    device_ids: DeviceIds
+    device_list: tuple[DeviceListStrategy, ...]
+    device_ids: DeviceIdStrategy
     cdi_annotation_prefix: str
     nvidia_ctk: str
     allocation: AllocationPolicy
@@ -153,7 +153,7 @@ def read_flags(flags: Field | None, imex: Field | None, notes: Notes, env: Mappi
         mofed=common.boolean("mofedEnabled", default=False),
         device_specs=plugin.boolean("passDeviceSpecs", default=False),
         device_list=_device_list(plugin),
-        device_ids=plugin.choice("deviceIDStrategy", DeviceIds.UUID),
+        device_ids=plugin.choice("deviceIDStrategy", DeviceIdStrategy.UUID),
         cdi_annotation_prefix=plugin.text("cdiAnnotationPrefix", default.cdi_annotation_prefix),
         nvidia_ctk=plugin.text("nvidiaCTKPath", default.nvidia_ctk),
         allocation=plugin.choice("sharedDevicesAllocationPolicy", AllocationPolicy.DISTRIBUTED),
@@ -208,23 +208,23 @@ class _Settings:
 
 
 def _discovery(common: _Settings) -> None:
-    if common.choice("deviceDiscoveryStrategy", Discovery.AUTO) is Discovery.TEGRA:
+    if common.choice("deviceDiscoveryStrategy", DiscoveryStrategy.AUTO) is DiscoveryStrategy.TEGRA:
         field = common.field("deviceDiscoveryStrategy", Field.text, str)
         assert field is not None
         field.warn("Tegra's GPUs are not supported", "GPUs are found by NVML, and by nothing else")
 
 
-def _device_list(plugin: _Settings) -> tuple[DeviceList, ...]:
+def _device_list(plugin: _Settings) -> tuple[DeviceListStrategy, ...]:
     """One string is one way, ``envvar,cdi-cri`` in the file is none; in the variable it is two."""
     field = plugin.field(
         "deviceListStrategy", _texts, lambda text: [part.strip() for part in text.split(",")]
     )
     if field is None:
-        return (DeviceList.ENVVAR,)
+        return (DeviceListStrategy.ENVVAR,)
     items = field.one_or_many() or []
     if not items:
         field.warn("names no way, so containers are told nothing", "envvar is the usual one")
-    ways = [item.choice(DeviceList) for item in items]
+    ways = [item.choice(DeviceListStrategy) for item in items]
     if any(isinstance(item.value, str) and "," in item.value for item in items):
         field.warn("a comma separates nothing here", "write a list: [envvar, cdi-cri]")
     return tuple(dict.fromkeys(way for way in ways if way is not None))

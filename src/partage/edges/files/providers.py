@@ -1,7 +1,8 @@
 """The MIG layouts that providers publish, under the names that they give them, and what is wrong with them.
 
 The tables lie in ``catalogue/providers.json`` as they were printed. A row that its model cannot have says in
-``right`` what was meant; all others equal what ``model.named`` makes of their name, which the tests check.
+``right`` what was meant; all others equal what ``model.named_layouts`` makes of their name; the tests
+check that.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from partage.edges.files.state_codec import (
 )
 from partage.errors import InputError
 from partage.model.health import Health
-from partage.plan.settings import Before
-from partage.plan.transition import Serving
+from partage.plan.reconcile.settings import OriginalSettings
+from partage.plan.reconcile.transition import GpuServing
 
 VERSION = "partage-state/1"
 LIMIT_BYTES = 16 * 1024 * 1024
@@ -56,7 +56,7 @@ class SavedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SavedState:
     """What is remembered. boot_id: of the node, when it was written. serving, health: by GPU UUID.
 
     before: how GPUs were set before they were changed, by UUID.
@@ -64,16 +64,16 @@ class State:
 
     boot_id: str = ""
     policy: SavedPolicy | None = None
-    serving: Mapping[str, Serving] = field(default_factory=dict)
+    serving: Mapping[str, GpuServing] = field(default_factory=dict)
     health: Mapping[str, Health] = field(default_factory=dict)
-    before: Mapping[str, Before] = field(default_factory=dict)
+    before: Mapping[str, OriginalSettings] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """state: None where there is none that can be used. problems: sentences for the log and the report."""
 
-    state: State | None
+    state: SavedState | None
     problems: tuple[str, ...] = ()
 
 
@@ -111,7 +111,7 @@ class StateDir:
         except (ValueError, RecursionError) as error:
             return Loaded(None, (f"{self._file} cannot be used: {error}; {self._set_aside()}",))
 
-    def save(self, state: State, now_s: float) -> NotSaved | None:
+    def save(self, state: SavedState, now_s: float) -> NotSaved | None:
         """Replace the state atomically: whatever happens meanwhile, the old or the new one is there."""
         content = _encode(state, now_s)
         if len(content) > LIMIT_BYTES:
@@ -184,7 +184,7 @@ class StateDir:
         return f"it was set aside as {aside.name}"
 
 
-def _encode(state: State, now_s: float) -> bytes:
+def _encode(state: SavedState, now_s: float) -> bytes:
     policy = state.policy
     plain = {
         "version": VERSION,
@@ -203,7 +203,7 @@ def _encode(state: State, now_s: float) -> bytes:
     return json.dumps(plain, indent=1, allow_nan=False).encode("ascii")
 
 
-def _decode(content: bytes, now_s: float) -> State:
+def _decode(content: bytes, now_s: float) -> SavedState:
     """Raises ValueError for anything that ``_encode`` does not write."""
     if len(content) > LIMIT_BYTES:
         raise ValueError(f"it is longer than {LIMIT_BYTES} bytes")
@@ -212,7 +212,7 @@ def _decode(content: bytes, now_s: float) -> State:
     if version != VERSION:
         raise ValueError(f"its version is {version!r}, not {VERSION}")
     try:
-        return State(
+        return SavedState(
             boot_id=_text(plain["bootId"]),
             policy=None if plain["policy"] is None else _policy(plain["policy"]),
             before=mapping_from_plain(plain.get("before", {}), before_from_plain, now_s),

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from partage.model import health as life
 from partage.model.gpu import ComputeMode
-from partage.model.health import Health, Phase
+from partage.model.health import Health, HealthStatus
 from partage.model.ids import parse_resource_name
 from partage.model.policy import Interval, Strategy
-from partage.model.share import Guarantee, Offering
-from partage.plan.settings import Before
-from partage.plan.transition import Serving
+from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.reconcile.settings import OriginalSettings
+from partage.plan.reconcile.transition import GpuServing
 
 MOST_SHARES = 1_000_000
 """More than any kubelet message holds."""
@@ -28,7 +28,7 @@ Plain = dict[str, Any]
 """JSON values; Any, because that is what JSON gives back until ``_field`` has looked at it."""
 
 
-def serving_to_plain(serving: Serving, now_s: float) -> Plain:
+def serving_to_plain(serving: GpuServing, now_s: float) -> Plain:
     """One GPU's serving. How long it has been empty is not written: the next agent waits for itself."""
     return {
         "offer": [asdict(offering) for offering in serving.offer],
@@ -38,10 +38,10 @@ def serving_to_plain(serving: Serving, now_s: float) -> Plain:
     }
 
 
-def serving_from_plain(plain: object, now_s: float) -> Serving:
+def serving_from_plain(plain: object, now_s: float) -> GpuServing:
     """Inverse of ``serving_to_plain``. Raises ValueError."""
     row = _object(plain, "offer", "leaving", "draining", "drainingForS")
-    return Serving(
+    return GpuServing(
         offer=tuple(_offering(one) for one in _field(row, "offer", list)),
         leaving=tuple(_offering(one) for one in _field(row, "leaving", list)),
         draining=_field(row, "draining", bool),
@@ -69,21 +69,21 @@ def health_from_plain(plain: object, now_s: float) -> Health:
     )
 
 
-def before_to_plain(before: Before, now_s: float) -> Plain:
+def before_to_plain(before: OriginalSettings, now_s: float) -> Plain:
     """How one GPU was set before it was changed."""
     del now_s
     mode = None if before.mode is None else before.mode.name
     return {"mode": mode, "interval": before.interval}
 
 
-def before_from_plain(plain: object, now_s: float) -> Before:
+def before_from_plain(plain: object, now_s: float) -> OriginalSettings:
     """Inverse of ``before_to_plain``. Raises ValueError."""
     del now_s
     row = _object(plain, "mode", "interval")
     mode, interval = _optional(row, "mode", str), _optional(row, "interval", str)
     if mode is not None and mode not in ComputeMode.__members__:
         raise ValueError(f"mode is {mode!r}")
-    return Before(
+    return OriginalSettings(
         None if mode is None else ComputeMode[mode], None if interval is None else Interval(interval)
     )
 
@@ -98,10 +98,10 @@ def mapping_from_plain(plain: object, one: Callable[[object, float], T], now_s: 
 # --- offerings and phases ------------------------------------------------------------------------
 
 
-def _offering(plain: object) -> Offering:
-    row = _object(plain, *(field.name for field in fields(Offering)))
+def _offering(plain: object) -> DeviceOffer:
+    row = _object(plain, *(field.name for field in fields(DeviceOffer)))
     interval = _optional(row, "interval", str)
-    return Offering(
+    return DeviceOffer(
         device=_field(row, "device", str),
         gpu=_field(row, "gpu", str),
         index=_field(row, "index", str),
@@ -127,7 +127,7 @@ def _offering(plain: object) -> Offering:
     )
 
 
-def _phase_to_plain(phase: Phase, now_s: float) -> Plain:
+def _phase_to_plain(phase: HealthStatus, now_s: float) -> Plain:
     left_s = None if phase.quiet_until_s is None else max(0.0, phase.quiet_until_s - now_s)
     return {
         "state": phase.state.value,
@@ -142,7 +142,7 @@ def _phase_to_plain(phase: Phase, now_s: float) -> Plain:
     }
 
 
-def _phase(plain: object, now_s: float) -> Phase:
+def _phase(plain: object, now_s: float) -> HealthStatus:
     row = _object(
         plain,
         *("state", "reason", "forS", "leftS", "probationS"),
@@ -153,8 +153,8 @@ def _phase(plain: object, now_s: float) -> Phase:
     probation_s = _seconds(row, "probationS")
     if probation_s is None or not life.PROBATION_S <= probation_s <= life.PROBATION_CAP_S:
         raise ValueError(f"probationS is {probation_s}")
-    return Phase(
-        state=life.State(_field(row, "state", str)),
+    return HealthStatus(
+        state=life.HealthState(_field(row, "state", str)),
         reason=_field(row, "reason", str),
         since_s=now_s if since_s is None else since_s,
         quiet_until_s=None if left_s is None else now_s + left_s,

@@ -32,15 +32,15 @@ from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
+    Created,
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
     EndClient,
     EndProcess,
-    Made,
     Reset,
     SetComputeMode,
-    SetMode,
+    SetMigMode,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -69,14 +69,14 @@ class Acts:
         self._host = host
         self._renew = renew
 
-    def perform(self, step: Step) -> Made | None:
+    def perform(self, step: Step) -> Created | None:
         """One step through NVML; resets, time slices, processes and daemons are not NVML's to change."""
         match step:
             case CreateInstance():
                 return self._create_instance(step)
             case CreateCompute():
                 return self._create_compute(step)
-            case SetMode():
+            case SetMigMode():
                 self._set_mode(step)
             case DestroyCompute():
                 self._destroy_compute(step)
@@ -101,7 +101,7 @@ class Acts:
 
     # --- the mode --------------------------------------------------------------------------------
 
-    def _set_mode(self, step: SetMode) -> None:
+    def _set_mode(self, step: SetMigMode) -> None:
         wanted = step.enabled
         if self.mode(step.gpu) == MigMode(wanted, wanted):
             return
@@ -127,7 +127,7 @@ class Acts:
         there = "it is pending" if now.pending == wanted else "the mode stays as it was"
         raise self._refused(step, refusal, there)
 
-    def _refuse_with_instances(self, step: SetMode) -> None:
+    def _refuse_with_instances(self, step: SetMigMode) -> None:
         """With the mode everything goes that lives on the GPU: the plan destroys it first, knowing it."""
         card = self._card(step.gpu) if self.mode(step.gpu).current else None
         live = gpu_instances(self._nvml, card.handle, card.memory_bytes) if card else ()
@@ -136,7 +136,7 @@ class Acts:
 
     # --- making ----------------------------------------------------------------------------------
 
-    def _create_instance(self, step: CreateInstance) -> Made:
+    def _create_instance(self, step: CreateInstance) -> Created:
         card = self._card(step.gpu, lasting=True)
         profile_id = self._profile_id(card, step)
         before = {one.gi_id for one in self._instances(card)}
@@ -148,10 +148,10 @@ class Acts:
                 "nvmlDeviceCreateGpuInstanceWithPlacement", card.handle, profile_id, ctypes.byref(place)
             )
 
-        def look() -> Made | None:
+        def look() -> Created | None:
             return next(
                 (
-                    Made(one.gi_id)
+                    Created(one.gi_id)
                     for one in self._instances(card)
                     if one.gi_id not in before and _is(one, step.profile, step.placement)
                 ),
@@ -179,7 +179,7 @@ class Acts:
         in_the_way = [one for one in self._instances(card) if one.placement.overlaps(step.placement)]
         return NoRoom(f"cannot {step} on {card.uuid}: {_list(in_the_way)} is there") if in_the_way else None
 
-    def _create_compute(self, step: CreateCompute) -> Made:
+    def _create_compute(self, step: CreateCompute) -> Created:
         card = self._card(step.gpu, lasting=True)
         instance = self._at(card, step.instance, step.placement)
         slices = _slices(step.profile)
@@ -191,10 +191,10 @@ class Acts:
         def act() -> None:
             self._nvml.call("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile_id)
 
-        def look() -> Made | None:
+        def look() -> Created | None:
             return next(
                 (
-                    Made(instance.gi_id, one.ci_id, one.uuid)
+                    Created(instance.gi_id, one.ci_id, one.uuid)
                     for one in self._computes(card, instance)
                     if one.ci_id not in before and one.profile == step.profile
                 ),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from partage.errors import GpuInUse, HardwareError, NotAsSaid
 from partage.model.gpu import ComputeMode
 from partage.model.process import GpuProcess, ProcessKind
-from partage.model.step import SetComputeMode, Use, UseKind
+from partage.model.step import GpuUse, SetComputeMode, UseKind
 
 if TYPE_CHECKING:  # the simulation refuses in the same words, and has no driver to bind
     from partage.edges.hardware.host import Host
@@ -61,7 +61,7 @@ def refuse_in_the_way(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> Non
         return
     blocking = in_the_way(rows, step.gpu)
     if blocking:
-        who = tuple(str(Use(row.gpu, UseKind.PROCESS, row.name or "unknown", row.pid)) for row in blocking)
+        who = tuple(str(GpuUse(row.gpu, UseKind.PROCESS, row.name or "unknown", row.pid)) for row in blocking)
         raise GpuInUse(
             f"cannot {step} on {step.gpu}: {', '.join(who)} work on it, and would go on beside",
             "stop them, or leave the mode alone (exclusive-process: false)",

@@ -88,7 +88,7 @@ class Discovery:
         )
 
     def _fabric_manager(self, gpus: Sequence[Gpu]) -> bool | None:
-        """Looked for only where something depends on it (``plan.resets``): it takes a walk over /proc."""
+        """Looked for only where a reset depends on it (``plan.reconcile.resets``): it reads all of /proc."""
         resets = [gpu for gpu in gpus if gpu.architecture == "ampere" and gpu.mig_mode is not None]
         return self._host.fabric_manager() if len(resets) > 1 else None
 

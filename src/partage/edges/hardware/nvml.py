@@ -19,11 +19,11 @@ from partage.edges.hardware.persistence import Persistence
 from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.reset import Before, check_nvidia_smi, conclude, prepare, run_nvidia_smi
+from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, conclude, prepare, run_nvidia_smi
 from partage.edges.hardware.running import handle_of
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
-from partage.edges.hardware.watch import Watch
+from partage.edges.hardware.watch import EventWatch
 from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
@@ -31,16 +31,16 @@ from partage.model.health import Condition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import (
+    Created,
     EndClient,
     EndProcess,
-    Made,
+    GpuUse,
     Reset,
     SetTimeSlice,
     StartDaemon,
     Step,
     StopDaemon,
     TimeSlice,
-    Use,
     Verify,
 )
 
@@ -97,7 +97,7 @@ class NvmlHardware:
         self._discovery = Discovery(self._nvml, self._host)
         self._persistence = Persistence(self._host.run)
         self._acts = Acts(self._nvml, self._host, self._renew)
-        self._watch: Watch | None = None
+        self._watch: EventWatch | None = None
         self._opened_at = 0.0
         self._some_lost = False
         self._publish: Callable[[Events], None] | None = None
@@ -122,7 +122,7 @@ class NvmlHardware:
             if events.xids or events.changed or remaining_s <= _LOOK_S:
                 return events
 
-    async def perform(self, step: Step) -> Made | None:
+    async def perform(self, step: Step) -> Created | None:
         if isinstance(step, EndProcess):
             await self._end(step)
             return None
@@ -146,7 +146,7 @@ class NvmlHardware:
                     self._mailbox.put(Events(changed=True))  # not every driver has an event for it
         return None
 
-    async def uses(self) -> tuple[Use, ...]:
+    async def uses(self) -> tuple[GpuUse, ...]:
         return await self._on_thread(self._uses)
 
     async def processes(self) -> Processes:
@@ -217,7 +217,7 @@ class NvmlHardware:
     def _conditions(self) -> tuple[Condition, ...]:
         return self._with_session(self._discovery.conditions)
 
-    def _uses(self) -> tuple[Use, ...]:
+    def _uses(self) -> tuple[GpuUse, ...]:
         return self._with_session(lambda: uses(self._nvml, self._host))
 
     def _processes(self) -> Processes:
@@ -229,15 +229,15 @@ class NvmlHardware:
     def _find(self, uuid: str) -> None:
         self._with_session(lambda: handle_of(self._nvml, uuid))
 
-    def _act(self, step: Step) -> Made | None:
+    def _act(self, step: Step) -> Created | None:
         return self._with_session(lambda: self._acts.perform(step))
 
-    def _prepare(self, step: Reset) -> Before:
+    def _prepare(self, step: Reset) -> PendingModes:
         before = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
         self._end_session()
         return before
 
-    def _conclude(self, step: Reset, before: Before, words: str | None) -> None:
+    def _conclude(self, step: Reset, before: PendingModes, words: str | None) -> None:
         self._with_session(lambda: conclude(self._nvml, step, before, words))
 
     def _with_session(self, function: Callable[[], T]) -> T:
@@ -282,7 +282,7 @@ class NvmlHardware:
         return (watch_ended and age_s >= _REST_S) or (self._some_lost and age_s >= _REOPEN_S)
 
     def _begin_watch(self, publish: Callable[[Events], None]) -> None:
-        self._watch = Watch(self._nvml, publish)
+        self._watch = EventWatch(self._nvml, publish)
         self._watch.start(_WATCH_S)
         if self._interrupted:
             # Whatever happened while nobody watched is not known: look again.

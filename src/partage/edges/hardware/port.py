@@ -3,7 +3,7 @@
 Immutable values in and out, no handles. The list of verbs is closed, nine and no more: what is not here
 cannot be asked of the privileged helper. One of them, ``perform``, changes something, and what it can be
 told to do is closed, too: the acts of ``model.step``. Implementations: ``edges.hardware.nvml`` (in process),
-``edges.hardware.remote`` (the helper process), ``sim.hardware`` (simulated). One contract suite
+``edges.hardware.remote`` (the helper process), ``sim.node.hardware`` (simulated). One contract suite
 holds for all three.
 """
 
@@ -16,7 +16,7 @@ from partage.model.gpu import Inventory
 from partage.model.health import Condition, Xid
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.process import Processes
-from partage.model.step import Made, Step, TimeSlice, Use
+from partage.model.step import Created, GpuUse, Step, TimeSlice
 
 DEADLINE_S = 10.0
 """How long a caller waits for one call, unless it says otherwise. NVML answers in milliseconds; a GPU that
@@ -52,7 +52,7 @@ class Hardware(Protocol):
         """
         ...
 
-    async def perform(self, step: Step) -> Made | None:
+    async def perform(self, step: Step) -> Created | None:
         """One act, done when this returns; at most ACT_DEADLINE_S. Made: what a creation brought.
 
         The other calls may have to wait for it: their deadlines begin when it ends.
@@ -75,7 +75,7 @@ class Hardware(Protocol):
         """
         ...
 
-    async def uses(self) -> tuple[Use, ...]:
+    async def uses(self) -> tuple[GpuUse, ...]:
         """Who has GPUs or MIG devices open, this process and the helper left out. Raises DriverUnavailable.
 
         A pod is not known here: what runs in one is a process.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from partage.edges.hardware import procfs
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.procfs import Seen, look, own_pids
+from partage.edges.hardware.procfs import ProcessInfo, look, own_pids
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.running import Devices, Part, Running, listed, read_devices, tolerant
 from partage.model.cgroup import parse_cgroup
@@ -49,7 +49,7 @@ def _merged(running: Iterable[Running]) -> list[Running]:
     return sorted(narrow, key=lambda one: (one.pid, one.part.gi_id or 0, one.part.ci_id or 0))
 
 
-def _row(one: Running, devices: Devices, seen: Seen | None) -> GpuProcess:
+def _row(one: Running, devices: Devices, seen: ProcessInfo | None) -> GpuProcess:
     part, name = one.part, seen.name if seen else ""
     kind = ProcessKind.MPS_SERVER if name.startswith(_MPS_SERVER) else one.kind
     return GpuProcess(
@@ -81,7 +81,7 @@ def _memory(nvml: Nvml, devices: Devices) -> Iterator[GpuMemory]:
 
 def _blind(
     proc: Path,
-    seen: Mapping[int, Seen | None],
+    seen: Mapping[int, ProcessInfo | None],
     rows: Iterable[GpuProcess],
     memory: Iterable[GpuMemory],
 ) -> str:
@@ -100,7 +100,7 @@ def _blind(
     return f"we do not share the node's process ids (hostPID), and the driver hides all others{unseen}"
 
 
-def _sees_other_pods(proc: Path, seen: Mapping[int, Seen | None]) -> bool:
+def _sees_other_pods(proc: Path, seen: Mapping[int, ProcessInfo | None]) -> bool:
     """Whether processes of another pod are there: then a namespace that is not the initial one is the node's.
 
     So it is where the node is itself a container (kind). Containers of our own pod prove nothing: a pod may

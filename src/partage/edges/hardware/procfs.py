@@ -16,7 +16,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessInfo:
     """One process, all of it read while the same process had the pid. See ``model.process.GpuProcess``."""
 
     name: str
@@ -25,13 +25,13 @@ class Seen:
     uid: int | None
 
 
-def look(proc: Path, pid: int) -> Seen | None:
+def look(proc: Path, pid: int) -> ProcessInfo | None:
     """The process of that pid; None where there is none, or none that is ours to look at."""
     start = start_of(proc, pid)
     if start is None:
         return None
     uid = _UID.search(_read(proc, pid, "status"))
-    seen = Seen(name_of(proc, pid), cgroups_of(proc, pid), start, int(uid[1]) if uid else None)
+    seen = ProcessInfo(name_of(proc, pid), cgroups_of(proc, pid), start, int(uid[1]) if uid else None)
     return seen if start_of(proc, pid) == start else None
 
 

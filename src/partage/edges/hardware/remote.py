@@ -20,7 +20,7 @@ from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import Condition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
-from partage.model.step import Made, Step, TimeSlice, Use
+from partage.model.step import Created, GpuUse, Step, TimeSlice
 
 T = TypeVar("T")
 
@@ -76,11 +76,11 @@ class RemoteHardware:
     async def conditions(self) -> tuple[Condition, ...]:
         return await self._ask("conditions", tuple[Condition, ...])
 
-    async def perform(self, step: Step) -> Made | None:
-        return await self._ask(ACT, cast("type[Made | None]", Made | None), step=encode(step))
+    async def perform(self, step: Step) -> Created | None:
+        return await self._ask(ACT, cast("type[Created | None]", Created | None), step=encode(step))
 
-    async def uses(self) -> tuple[Use, ...]:
-        return await self._ask("uses", tuple[Use, ...])
+    async def uses(self) -> tuple[GpuUse, ...]:
+        return await self._ask("uses", tuple[GpuUse, ...])
 
     async def processes(self) -> Processes:
         return await self._ask("processes", Processes)

@@ -26,21 +26,21 @@ _PURPOSE = "a GPU reset"
 
 
 @dataclass(frozen=True, slots=True)
-class Before:
+class PendingModes:
     """pending: GPUs whose mode waits for the reset."""
 
     pending: tuple[str, ...]
 
 
-def prepare(nvml: Nvml, persistence: Persistence, step: Reset) -> Before:
+def prepare(nvml: Nvml, persistence: Persistence, step: Reset) -> PendingModes:
     """Persistence mode counts as somebody who holds the GPU: off with it. Raises HardwareError."""
     handles = {gpu: handle_of(nvml, gpu) for gpu in step.gpus}
     pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
     persistence.switch_off(nvml, step.gpus)
-    return Before(pending)
+    return PendingModes(pending)
 
 
-def conclude(nvml: Nvml, step: Reset, before: Before, words: str | None) -> None:
+def conclude(nvml: Nvml, step: Reset, before: PendingModes, words: str | None) -> None:
     """See what has become of the modes. The session is a new one: persistence mode is on again.
 
     words: what nvidia-smi said, if it failed. Raises HardwareError where nvidia-smi failed and nothing came

@@ -102,7 +102,7 @@ VERBS: Mapping[str, Verb] = {
 """All that can be asked of the helper."""
 
 
-class Server:
+class HelperServer:
     """Serves one hardware on one socket."""
 
     def __init__(

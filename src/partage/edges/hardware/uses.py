@@ -15,7 +15,7 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.procfs import name_of, own_pids, pids
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.running import Devices, Part, listed, read_devices
-from partage.model.step import Use, UseKind
+from partage.model.step import GpuUse, UseKind
 
 _NODE = re.compile(r"(?:.*/)?nvidia(\d+)", re.ASCII)
 _CAPABILITY = re.compile(r"(?:.*/)?nvidia-cap(\d+)", re.ASCII)
@@ -26,7 +26,7 @@ _MONITORS = (
 """How the names of those begin that only look. The kernel keeps 15 characters of a command's name."""
 
 
-def uses(nvml: Nvml, host: Host) -> tuple[Use, ...]:
+def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
     """All uses, this process left out; what may not be read is not there. Raises DriverUnavailable."""
     devices = read_devices(nvml)
     held: dict[int, set[Part]] = {}
@@ -37,12 +37,12 @@ def uses(nvml: Nvml, host: Host) -> tuple[Use, ...]:
         held.setdefault(pid, set()).add(part)
     for own in own_pids(host.proc):
         held.pop(own, None)
-    found: list[Use] = []
+    found: list[GpuUse] = []
     for pid, parts in sorted(held.items()):
         name = name_of(host.proc, pid)
         kind = UseKind.MONITOR if name.startswith(_MONITORS) else UseKind.PROCESS
         found += [
-            Use(part.gpu, kind, name or "unknown", pid, devices.migs.get(part), part.gi_id, part.ci_id)
+            GpuUse(part.gpu, kind, name or "unknown", pid, devices.migs.get(part), part.gi_id, part.ci_id)
             for part in sorted(_narrowest(parts), key=_order)
         ]
     return tuple(found)

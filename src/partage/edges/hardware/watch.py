@@ -17,7 +17,7 @@ _SLICE_MS = 250
 _PAUSE_S = 0.2
 
 
-class Watch:
+class EventWatch:
     """Waits for XIDs and changes of all GPUs that answer, until stopped or until the driver fails.
 
     There is no backlog: events from before it started are not seen.

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from partage.plan.ledger import Holder
+from partage.plan.serve.ledger import Holder
 
 LOGS = Path("/var/log/containers")
 _NAME = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log", re.ASCII)

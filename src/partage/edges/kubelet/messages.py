@@ -9,9 +9,9 @@ from grpclib.encoding.proto import ProtoCodec
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as plugin
 from partage.edges.kubelet._generated import podresources_pb2 as resources
-from partage.edges.kubelet.port import DeviceRow
-from partage.model.answer import ContainerAnswer, HeldBy
+from partage.model.allocation import ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName
+from partage.model.share import DeviceRow
 
 API_VERSION = "v1beta1"
 HEALTHY = "Healthy"
@@ -50,7 +50,7 @@ def _device(row: DeviceRow) -> plugin.Device:
     return plugin.Device(ID=row.id, health=health, topology=topology)
 
 
-def answer_message(answer: ContainerAnswer) -> plugin.ContainerAllocateResponse:
+def answer_message(answer: ContainerAllocation) -> plugin.ContainerAllocateResponse:
     """What Allocate answers for one container."""
     return plugin.ContainerAllocateResponse(
         envs=answer.envs,
@@ -71,7 +71,7 @@ def answer_message(answer: ContainerAnswer) -> plugin.ContainerAllocateResponse:
     )
 
 
-def held_by(response: resources.ListPodResourcesResponse) -> tuple[HeldBy, ...]:
+def held_by(response: resources.ListPodResourcesResponse) -> tuple[ContainerHold, ...]:
     """Every container that holds something, one row for each of its resources.
 
     The kubelet lists each device on its own (each may have another topology): they are put together again.
@@ -79,11 +79,13 @@ def held_by(response: resources.ListPodResourcesResponse) -> tuple[HeldBy, ...]:
     return tuple(row for pod in response.pod_resources for row in _held_in(pod))
 
 
-def _held_in(pod: resources.PodResources) -> Iterator[HeldBy]:
+def _held_in(pod: resources.PodResources) -> Iterator[ContainerHold]:
     for container in pod.containers:
         ids: dict[str, list[str]] = {}
         for entry in container.devices:
             ids.setdefault(entry.resource_name, []).extend(entry.device_ids)
         for resource, held in ids.items():
             if held:
-                yield HeldBy(pod.namespace, pod.name, container.name, ResourceName(resource), tuple(held))
+                yield ContainerHold(
+                    pod.namespace, pod.name, container.name, ResourceName(resource), tuple(held)
+                )

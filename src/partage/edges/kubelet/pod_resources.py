@@ -13,7 +13,7 @@ from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListe
 from partage.edges.kubelet.calls import in_our_words
 from partage.edges.kubelet.messages import LimitedCodec, held_by
 from partage.errors import Rejected, Unreachable
-from partage.model.answer import HeldBy
+from partage.model.allocation import ContainerHold
 
 CALL_TIMEOUT_S = 5.0
 LONGEST_ANSWER = 16 * 2**20
@@ -24,7 +24,7 @@ LONGEST_ANSWER = 16 * 2**20
 class _Round:
     """One call and those who share its answer: all who asked before it began."""
 
-    answer: tuple[HeldBy, ...] | Unreachable | None = None
+    answer: tuple[ContainerHold, ...] | Unreachable | None = None
 
 
 class PodResourcesClient:
@@ -41,7 +41,7 @@ class PodResourcesClient:
         self._next = _Round()
         self._channel: Channel | None = None
 
-    async def held(self) -> tuple[HeldBy, ...]:
+    async def held(self) -> tuple[ContainerHold, ...]:
         """All containers with devices. Raises Unreachable, whatever the reason; trying again
         is the caller's."""
         mine = self._next
@@ -53,7 +53,7 @@ class PodResourcesClient:
             raise Unreachable(mine.answer.problems) from mine.answer
         return mine.answer
 
-    async def _ask(self) -> tuple[HeldBy, ...] | Unreachable:
+    async def _ask(self) -> tuple[ContainerHold, ...] | Unreachable:
         """One call; failures are values, so that all who wait for it get them."""
         done = False
         try:

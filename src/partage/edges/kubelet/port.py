@@ -6,17 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from partage.model.answer import ContainerAnswer, HeldBy
+from partage.model.allocation import ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
-    """One device in ListAndWatch. numa_node: None sends no topology."""
-
-    id: str
-    healthy: bool
-    numa_node: int | None = None
+from partage.model.share import DeviceRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +64,10 @@ class PluginHandler(Protocol):
         ...
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        """Which ids to take. Raises partage.model.answer.AllocationRefused."""
+        """Which ids to take. Raises partage.model.allocation.AllocationRefused."""
         ...
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAnswer:
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
         """What a container that gets these ids gets. Raises AllocationRefused with NVIDIA's words."""
         ...
 
@@ -87,6 +79,6 @@ class PluginHandler(Protocol):
 class PodResources(Protocol):
     """Who holds what. One call in flight: callers that come meanwhile share the next one."""
 
-    async def held(self) -> tuple[HeldBy, ...]:
+    async def held(self) -> tuple[ContainerHold, ...]:
         """All containers with devices. Raises Unreachable (no socket, refused, rate limited, time-out)."""
         ...

@@ -21,7 +21,7 @@ from partage.edges.kubelet.messages import answer_message, device_list_message
 from partage.edges.kubelet.port import PluginHandler
 from partage.edges.kubelet.sockets import SocketIdentity, check_socket_path, identity, remove_socket
 from partage.errors import Unreachable
-from partage.model.answer import AllocationRefused
+from partage.model.allocation import AllocationRefused
 
 PRE_START_LIMIT_S = 20.0
 """How long a handler may take over PreStartContainer. The kubelet fails the start after 30 s."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import stat
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from partage.errors import InputError
+from partage.errors import InputError, Problem
+from partage.model.ids import ResourceName, plugin_socket_name
 
 LONGEST_SOCKET_PATH = 107
 """Bytes. ``sun_path`` of Linux has 108, the last of which is the closing zero (unix(7))."""
@@ -39,6 +41,18 @@ def check_socket_path(path: Path) -> None:
             f"the path of socket {path} has {size} bytes; the system takes {LONGEST_SOCKET_PATH}",
             "choose a shorter --kubelet-dir, or a shorter resource name",
         )
+
+
+def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
+    """Raises InputError, with a problem for each resource whose socket's path is too long."""
+    problems: list[Problem] = []
+    for name in resources:
+        try:
+            check_socket_path(kubelet_dir / plugin_socket_name(name))
+        except InputError as error:
+            problems += error.problems
+    if problems:
+        raise InputError(problems)
 
 
 def remove_socket(path: Path, mine: SocketIdentity | None) -> None:

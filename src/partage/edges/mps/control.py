@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.edges.mps.program import Program, Silence
+from partage.edges.mps.program import ControlProgram, Silence
 from partage.edges.mps.replies import (
     parse_memory,
     parse_percent,
@@ -13,7 +13,7 @@ from partage.edges.mps.replies import (
     parse_status,
 )
 from partage.errors import DaemonError
-from partage.model.mps import Client, DaemonSpec, Limits, MpsServer, ServerStatus
+from partage.model.mps import ClientLimits, ConnectedClient, DaemonSpec, MpsServer, ServerStatus
 from partage.units import MIB
 
 ORDINAL = "0"
@@ -22,7 +22,7 @@ UUID has been seen without effect (NVIDIA's device plugin, v0.15.0), so limits a
 back by ordinal: the daemon does not translate one into the other."""
 
 
-class Control(Program):
+class Control(ControlProgram):
     """One control daemon's command line."""
 
     async def ask(self, command: str, deadline_s: float | None = None) -> str:
@@ -42,12 +42,12 @@ class Control(Program):
                 found.append(MpsServer(pid, None, status, clients.get(pid, ())))
         return tuple(found)
 
-    async def limits(self, spec: DaemonSpec) -> Limits:
+    async def limits(self, spec: DaemonSpec) -> ClientLimits:
         """The limits that were asked for, as the daemon has them; the others are not asked after."""
         wanted_bytes = spec.memory_bytes
         memory = None if wanted_bytes is None else await self.memory_limit(wanted_bytes)
         threads = None if spec.threads_percent is None else await self.threads_limit()
-        return Limits(memory, threads)
+        return ClientLimits(memory, threads)
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
         """Have the work of a client ended."""
@@ -85,7 +85,7 @@ class Control(Program):
             return None
         return status
 
-    async def clients(self, servers: tuple[int, ...]) -> Mapping[int, tuple[Client, ...]]:
+    async def clients(self, servers: tuple[int, ...]) -> Mapping[int, tuple[ConnectedClient, ...]]:
         """The clients of each of these servers; without namespace and command where the daemon is old."""
         if not servers:
             return {}
@@ -100,7 +100,9 @@ class Control(Program):
         found = {}
         for server in servers:
             command = f"get_client_list {server}"
-            found[server] = tuple(Client(pid) for pid in parse_pids(command, await self.ask(command)))
+            found[server] = tuple(
+                ConnectedClient(pid) for pid in parse_pids(command, await self.ask(command))
+            )
         return found
 
     async def memory_limit(self, wanted_bytes: int) -> int | None:

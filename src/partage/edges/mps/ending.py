@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from typing import ParamSpec
 
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.mps.processes import Processes
-from partage.edges.mps.record import Identity
+from partage.edges.mps.processes import ProcessTable
+from partage.edges.mps.record import DaemonIdentity
 from partage.errors import DaemonError, NotPermitted
 
 P = ParamSpec("P")
@@ -37,12 +37,12 @@ def in_thread(
     return lambda: asyncio.to_thread(look, *args, **kwargs)
 
 
-async def gone(processes: Processes, identity: Identity, limit_s: float) -> bool:
+async def gone(processes: ProcessTable, identity: DaemonIdentity, limit_s: float) -> bool:
     """Whether a process ends in time."""
     return await until(in_thread(lambda: not processes.lives(identity)), limit_s)
 
 
-async def kill(processes: Processes, identity: Identity, grace_s: float) -> None:
+async def kill(processes: ProcessTable, identity: DaemonIdentity, grace_s: float) -> None:
     """SIGTERM, and SIGKILL after grace_s. Raises NotPermitted, DaemonError where it cannot be ended."""
     for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_S)):
         try:
@@ -57,7 +57,7 @@ async def kill(processes: Processes, identity: Identity, grace_s: float) -> None
     )
 
 
-async def kill_orphans(processes: Processes, paths: DaemonPaths, grace_s: float) -> None:
+async def kill_orphans(processes: ProcessTable, paths: DaemonPaths, grace_s: float) -> None:
     """End what still runs for these directories, side by side."""
     orphans = await asyncio.to_thread(processes.orphans, paths)
     await asyncio.gather(*(kill(processes, orphan, grace_s) for orphan in orphans))

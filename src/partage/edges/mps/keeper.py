@@ -19,19 +19,27 @@ from partage.edges.mps.ending import gone, in_thread, kill, kill_orphans, until
 from partage.edges.mps.locks import held
 from partage.edges.mps.look import AnyControl, Found, answered, ask_servers, find, has_ours, state
 from partage.edges.mps.named import OPTIONS, NamedControl, configuration
-from partage.edges.mps.paths import DaemonPaths, Driver
-from partage.edges.mps.processes import MULTI_USER, Processes
+from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.processes import MULTI_USER, ProcessTable
 from partage.edges.mps.program import DEADLINE_S
-from partage.edges.mps.record import Identity, Record
-from partage.edges.mps.starting import Host
+from partage.edges.mps.record import DaemonIdentity, Record
+from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, HardwareError, NotThere, Unsupported
-from partage.model.mps import SERVER, DaemonSpec, DaemonState, Limits, MpsServer, ServerStatus, is_device
+from partage.model.mps import (
+    SERVER,
+    ClientLimits,
+    DaemonSpec,
+    DaemonState,
+    MpsServer,
+    ServerStatus,
+    is_device,
+)
 
 _ADVICE = "end the clients, or stop it by force: then they lose their work on the GPU"
 
 
 @dataclass(frozen=True, slots=True)
-class Deadlines:
+class DaemonDeadlines:
     """How long each part may take.
 
     answer_s: one command, and all that is asked of one daemon for its state.
@@ -56,14 +64,14 @@ class MpsKeeper:
         run_dir: Path,
         driver_root: Path = Path("/"),
         *,
-        host: Host | None = None,
-        deadlines: Deadlines | None = None,
+        host: DaemonHost | None = None,
+        deadlines: DaemonDeadlines | None = None,
     ) -> None:
         self._run_dir = run_dir
-        self._driver = Driver(driver_root)
-        self._host = host or Host()
-        self._deadlines = deadlines or Deadlines()
-        self._processes = Processes(self._host.proc)
+        self._driver = DriverFiles(driver_root)
+        self._host = host or DaemonHost()
+        self._deadlines = deadlines or DaemonDeadlines()
+        self._processes = ProcessTable(self._host.proc)
 
     async def start(self, spec: DaemonSpec) -> DaemonState:
         paths = DaemonPaths.of(self._run_dir, spec.device)
@@ -202,7 +210,7 @@ class MpsKeeper:
             deadline_s=self._deadlines.start_s,
         )
 
-    async def _risen(self, paths: DaemonPaths) -> Identity:
+    async def _risen(self, paths: DaemonPaths) -> DaemonIdentity:
         """The new daemon's process, once there is one."""
         if await until(in_thread(self._processes.daemon, paths), self._deadlines.start_s):
             identity = await asyncio.to_thread(self._processes.daemon, paths)
@@ -316,7 +324,7 @@ class MpsKeeper:
         await asyncio.to_thread(self._host.remove_cgroup, found.paths)
 
 
-async def _verified(control: AnyControl, spec: DaemonSpec) -> Limits:
+async def _verified(control: AnyControl, spec: DaemonSpec) -> ClientLimits:
     """The limits as the daemon has them. Raises DaemonError where they are not those that were asked for."""
     limits = await control.limits(spec)
     if limits != spec.limits:

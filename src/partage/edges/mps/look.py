@@ -9,11 +9,20 @@ from partage.edges.mps.control import Control
 from partage.edges.mps.locks import is_held
 from partage.edges.mps.named import NamedControl
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.mps.processes import Processes
-from partage.edges.mps.record import Identity, Record, load
+from partage.edges.mps.processes import ProcessTable
+from partage.edges.mps.record import DaemonIdentity, Record, load
 from partage.edges.mps.starting import tail
 from partage.errors import DaemonError, HardwareError
-from partage.model.mps import SERVER, Client, DaemonSpec, DaemonState, Limits, MpsServer, Phase, ServerStatus
+from partage.model.mps import (
+    SERVER,
+    ClientLimits,
+    ConnectedClient,
+    DaemonPhase,
+    DaemonSpec,
+    DaemonState,
+    MpsServer,
+    ServerStatus,
+)
 
 AnyControl = Control | NamedControl
 """The daemon's own language: that of version 2 or of version 3."""
@@ -29,7 +38,7 @@ class Found:
 
     paths: DaemonPaths
     record: Record | None
-    identity: Identity | None
+    identity: DaemonIdentity | None
     protocol: int = 2
 
     @property
@@ -40,14 +49,14 @@ class Found:
         )
 
 
-def find(paths: DaemonPaths, processes: Processes) -> Found:
+def find(paths: DaemonPaths, processes: ProcessTable) -> Found:
     """Look at a daemon's directory. Blocking."""
     identity = processes.daemon(paths)
     protocol = 2 if identity is None else processes.protocol(identity.pid)
     return Found(paths, load(paths.record), identity, protocol)
 
 
-async def state(found: Found, control: AnyControl, processes: Processes, deadline_s: float) -> DaemonState:
+async def state(found: Found, control: AnyControl, processes: ProcessTable, deadline_s: float) -> DaemonState:
     """How it is; at most deadline_s. Raises nothing for what the daemon does or does not do."""
     if found.identity is None:
         return await asyncio.to_thread(_absent, found)
@@ -65,7 +74,7 @@ async def state(found: Found, control: AnyControl, processes: Processes, deadlin
 
 
 def answered(
-    found: Found, processes: Processes, servers: tuple[MpsServer, ...], limits: Limits
+    found: Found, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
 ) -> DaemonState:
     """The state of a daemon that answered this. Blocking."""
     assert found.identity is not None
@@ -77,15 +86,15 @@ def answered(
 
 def _silent(found: Found, reason: str) -> DaemonState:
     pid = found.identity.pid if found.identity else None
-    return DaemonState(found.spec.gpu, found.paths.device, Phase.SILENT, pid=pid, reason=reason)
+    return DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason)
 
 
-async def ask_servers(control: AnyControl, processes: Processes) -> tuple[MpsServer, ...]:
+async def ask_servers(control: AnyControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
     """The servers with their clients, and what /proc adds to what the daemon says of them."""
     return await asyncio.to_thread(_known, await control.listed(), processes)
 
 
-def _known(servers: tuple[MpsServer, ...], processes: Processes) -> tuple[MpsServer, ...]:
+def _known(servers: tuple[MpsServer, ...], processes: ProcessTable) -> tuple[MpsServer, ...]:
     return tuple(
         replace(
             server,
@@ -96,7 +105,7 @@ def _known(servers: tuple[MpsServer, ...], processes: Processes) -> tuple[MpsSer
     )
 
 
-def _named(processes: Processes, clients: tuple[Client, ...]) -> tuple[Client, ...]:
+def _named(processes: ProcessTable, clients: tuple[ConnectedClient, ...]) -> tuple[ConnectedClient, ...]:
     return tuple(
         replace(
             client,
@@ -112,20 +121,20 @@ def has_ours(servers: tuple[MpsServer, ...]) -> bool:
     return any(server.name == SERVER for server in servers)
 
 
-def _judge(found: Found, servers: tuple[MpsServer, ...], limits: Limits) -> tuple[Phase, str]:
+def _judge(found: Found, servers: tuple[MpsServer, ...], limits: ClientLimits) -> tuple[DaemonPhase, str]:
     faults = [server for server in servers if server.status is ServerStatus.FAULT]
     if faults:
-        return Phase.FAULT, _fault(faults[0])
+        return DaemonPhase.FAULT, _fault(faults[0])
     if found.record is None:
-        return Phase.STARTING, "nothing is written down of what this daemon was asked to be"
+        return DaemonPhase.STARTING, "nothing is written down of what this daemon was asked to be"
     if found.record.spec.namespaces and not has_ours(servers):
         return (
-            Phase.STARTING,
+            DaemonPhase.STARTING,
             "its server is gone: who connects now works without MPS, if compute mode lets him",
         )
     if limits != found.record.spec.limits:
-        return Phase.STARTING, f"it allows {limits}, and was asked for {found.record.spec.limits}"
-    return Phase.SERVING, found.record.remark
+        return DaemonPhase.STARTING, f"it allows {limits}, and was asked for {found.record.spec.limits}"
+    return DaemonPhase.SERVING, found.record.remark
 
 
 def _fault(server: MpsServer) -> str:
@@ -137,10 +146,10 @@ def _fault(server: MpsServer) -> str:
 
 
 def _absent(found: Found) -> DaemonState:
-    known = DaemonState(found.spec.gpu, found.paths.device, Phase.DEAD)
+    known = DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.DEAD)
     identity = found.record.identity if found.record else None
     if identity is None and is_held(found.paths.lock):
-        return replace(known, phase=Phase.STARTING, reason="it is being started")
+        return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")
     if identity is None:
         return replace(known, reason="it was never seen running: whoever started it was ended")
     last = tail(found.paths.log / "control.log")

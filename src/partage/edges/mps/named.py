@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from partage.edges.mps.program import Program
+from partage.edges.mps.program import ControlProgram
 from partage.edges.mps.replies import (
     NamespaceRow,
     parse_client_rows,
@@ -24,7 +24,7 @@ from partage.edges.mps.replies import (
     parse_percent,
     parse_server_rows,
 )
-from partage.model.mps import SERVER, DaemonSpec, Limits, MpsServer, Namespace
+from partage.model.mps import SERVER, ClientLimits, DaemonSpec, MpsServer, Namespace
 from partage.units import MIB
 
 OPTIONS = ("-p", "3", "-a")
@@ -34,7 +34,7 @@ _ROWS = "--format=csv,noheader"
 _DEFAULT = "default"
 
 
-class NamedControl(Program):
+class NamedControl(ControlProgram):
     """The command line of one control daemon that has named servers."""
 
     async def tell(self, *words: str, deadline_s: float | None = None) -> str:
@@ -49,15 +49,15 @@ class NamedControl(Program):
         clients = parse_client_rows(await self.tell("client", "list", "--all", _ROWS))
         return tuple(replace(server, clients=clients.get(server.name, ())) for server in servers)
 
-    async def limits(self, spec: DaemonSpec) -> Limits:
+    async def limits(self, spec: DaemonSpec) -> ClientLimits:
         """Those of our server and its namespaces, as far as they were asked for; what is not there is not."""
         rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
         ours = {row.name: row for row in rows if row.server == SERVER}
         others = _as_found(Namespace(_DEFAULT, spec.memory_bytes, spec.threads_percent), ours)
         namespaces = tuple(found for one in spec.namespaces if (found := _as_found(one, ours)) is not None)
         if others is None:
-            return Limits(namespaces=namespaces)
-        return Limits(others.memory_bytes, others.threads_percent, namespaces)
+            return ClientLimits(namespaces=namespaces)
+        return ClientLimits(others.memory_bytes, others.threads_percent, namespaces)
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
         """Have the work of a client ended; the daemon finds its server by itself."""

@@ -90,7 +90,7 @@ class DaemonPaths:
 
 
 @dataclass(frozen=True, slots=True)
-class Driver:
+class DriverFiles:
     """The programs of a driver that is installed below ``root``."""
 
     root: Path = Path("/")

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 
 from partage.edges.mps.paths import PROGRAM, SERVER_PROGRAM, DaemonPaths
-from partage.edges.mps.record import Identity
+from partage.edges.mps.record import DaemonIdentity
 
 MULTI_USER = {2: "-multiuser-server", 3: "-m"}
 """One server for all users, by the version of the daemon's language. Source: NVIDIA's MPS guide, r615."""
@@ -24,13 +24,13 @@ _NAME_AMONG = 3
 """The program's name is one of the first words of the command line: an interpreter may stand before it."""
 
 
-class Processes:
+class ProcessTable:
     """The processes below one /proc."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
 
-    def daemon(self, paths: DaemonPaths) -> Identity | None:
+    def daemon(self, paths: DaemonPaths) -> DaemonIdentity | None:
         """The daemon that lives in these directories; None where none does."""
         try:
             pid = int(paths.pid_file.read_bytes()[:32])
@@ -38,7 +38,7 @@ class Processes:
             return None
         return self._identity(pid) if self._belongs(pid, paths) else None
 
-    def lives(self, identity: Identity) -> bool:
+    def lives(self, identity: DaemonIdentity) -> bool:
         """Whether this process has not ended."""
         return self._identity(identity.pid) == identity
 
@@ -72,7 +72,7 @@ class Processes:
         """The short name of a process's command; empty where there is none."""
         return self._read(pid, "comm").decode(errors="replace").strip()
 
-    def orphans(self, paths: DaemonPaths) -> tuple[Identity, ...]:
+    def orphans(self, paths: DaemonPaths) -> tuple[DaemonIdentity, ...]:
         """Servers and half-started daemons of these directories; not programs that only ask."""
         return tuple(
             identity
@@ -80,7 +80,7 @@ class Processes:
             if self._is_orphan(pid, paths) and (identity := self._identity(pid)) is not None
         )
 
-    def signal(self, identity: Identity, number: signal.Signals) -> None:
+    def signal(self, identity: DaemonIdentity, number: signal.Signals) -> None:
         """Send a signal, to this process only. Raises PermissionError."""
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(identity.pid)
@@ -104,12 +104,12 @@ class Processes:
         ours = SERVER_PROGRAM in names or (PROGRAM in names and "-d" in words)
         return ours and f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
 
-    def _identity(self, pid: int) -> Identity | None:
+    def _identity(self, pid: int) -> DaemonIdentity | None:
         # The command's name stands in parentheses and may have some in it; state and start time come after.
         fields = self._read(pid, "stat").rpartition(b")")[2].split()
         if len(fields) < 20 or fields[0].decode() in _DEAD_STATES:
             return None
-        return Identity(pid, int(fields[19]), self._boot())
+        return DaemonIdentity(pid, int(fields[19]), self._boot())
 
     def _boot(self) -> str:
         try:

@@ -26,7 +26,7 @@ class Silence(DaemonError):
     """The control daemon did not answer in time."""
 
 
-class Program:
+class ControlProgram:
     """The control program, as it speaks to one daemon.
 
     program: where it is, or Unsupported; asked each time, since drivers come and go.

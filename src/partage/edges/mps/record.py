@@ -17,7 +17,7 @@ _LARGEST_BYTES = 64 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class DaemonIdentity:
     """One process, and no other that gets its number later.
 
     started: in clock ticks since boot, as /proc has it. boot: the boot id, empty where the kernel has none.
@@ -36,7 +36,7 @@ class Record:
     """
 
     spec: DaemonSpec
-    identity: Identity | None = None
+    identity: DaemonIdentity | None = None
     remark: str = ""
 
 
@@ -57,6 +57,6 @@ def load(path: Path) -> Record | None:
         asked, identity = found.pop("spec"), found.pop("identity")
         namespaces = tuple(Namespace(**one) for one in asked.pop("namespaces", ()))
         spec = DaemonSpec(**asked, namespaces=namespaces)
-        return Record(spec, identity=Identity(**identity) if identity is not None else None, **found)
+        return Record(spec, identity=DaemonIdentity(**identity) if identity is not None else None, **found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

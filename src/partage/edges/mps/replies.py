@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from partage.errors import DaemonError
-from partage.model.mps import Client, MpsServer, ServerStatus
+from partage.model.mps import ConnectedClient, MpsServer, ServerStatus
 from partage.units import GIB, KIB, MIB
 
 _MEMORY = re.compile(r"(0x[0-9a-f]+|\d+)\s*(?:([KMG])(?:i?B)?|B|bytes)?", re.ASCII | re.IGNORECASE)
@@ -82,7 +82,7 @@ def parse_memory(command: str, reply: str) -> Amount | None:
     return Amount(units, _UNITS[(match[2] or "").upper()]) if units else None
 
 
-def parse_ps(reply: str) -> dict[int, tuple[Client, ...]] | None:
+def parse_ps(reply: str) -> dict[int, tuple[ConnectedClient, ...]] | None:
     """Server pid to its clients; None where the daemon knows no ``ps`` (old drivers).
 
     A process stands there once for each of its contexts. Columns: PID ID SERVER DEVICE NAMESPACE COMMAND.
@@ -92,13 +92,13 @@ def parse_ps(reply: str) -> dict[int, tuple[Client, ...]] | None:
         return {}
     if [word.upper() for word in lines[0][:3]] != ["PID", "ID", "SERVER"]:
         return None
-    found: dict[int, dict[int, Client]] = {}
+    found: dict[int, dict[int, ConnectedClient]] = {}
     for line in lines[1:]:
         if len(line) < _COLUMNS - 1 or not (line[0].isdecimal() and line[2].isdecimal()):
             raise misunderstood("ps", reply)
         namespace = int(line[4]) if line[4].isdecimal() else None
         command = line[5].strip() if len(line) == _COLUMNS else ""
-        client = Client(int(line[0]), namespace, command=command)
+        client = ConnectedClient(int(line[0]), namespace, command=command)
         found.setdefault(int(line[2]), {}).setdefault(client.pid, client)
     return {server: tuple(clients.values()) for server, clients in found.items()}
 
@@ -149,17 +149,17 @@ def parse_namespace_rows(reply: str) -> tuple[NamespaceRow, ...]:
     )
 
 
-def parse_client_rows(reply: str) -> dict[str, tuple[Client, ...]]:
+def parse_client_rows(reply: str) -> dict[str, tuple[ConnectedClient, ...]]:
     """``51023,training,0,default,python train.py`` by server: pid, server, device, namespace, command.
 
     A process may stand there more than once. Raises DaemonError.
     """
-    found: dict[str, dict[int, Client]] = {}
+    found: dict[str, dict[int, ConnectedClient]] = {}
     for row in _rows(reply, _CLIENT_COLUMNS - 1):
         if len(row) < _CLIENT_COLUMNS - 1 or not row[0].isdecimal():
             raise misunderstood("client list", reply)
         command = row[4] if len(row) == _CLIENT_COLUMNS else ""
-        found.setdefault(row[1], {}).setdefault(int(row[0]), Client(int(row[0]), command=command))
+        found.setdefault(row[1], {}).setdefault(int(row[0]), ConnectedClient(int(row[0]), command=command))
     return {server: tuple(clients.values()) for server, clients in found.items()}
 
 

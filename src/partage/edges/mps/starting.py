@@ -32,7 +32,7 @@ _CHATTER = ("Accepting connection...", "User did not send valid credentials")
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class DaemonHost:
     """The node around the daemons. Roots are arguments: tests bring their own.
 
     run: ``/run``, where systemd's and D-Bus's sockets are. path: where systemd-run is looked for.
@@ -91,7 +91,7 @@ async def start(
     environment: Mapping[str, str],
     paths: DaemonPaths,
     *,
-    host: Host,
+    host: DaemonHost,
     own_shm: bool,
     deadline_s: float,
 ) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.settings import KUBELET_DIR, RUN_DIR, STATE_DIR, Settings
+from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
@@ -78,7 +78,7 @@ def command(
         raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
     if machine is not None and hardware_socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
-    settings = Settings(
+    settings = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
         pod_resources=(pod_resources or kubelet_dir.parent / "pod-resources" / "kubelet.sock").absolute(),
         state_dir=state_dir.absolute(),
@@ -103,7 +103,7 @@ def command(
 class Helper:
     """The helper: ours, which begins here, or somebody else's."""
 
-    def __init__(self, settings: Settings, machine: str | None, socket_path: Path | None) -> None:
+    def __init__(self, settings: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
         self.argv: list[str] | None = None
         self.first: subprocess.Popen[bytes] | None = None
         self.path = socket_path.absolute() if socket_path else settings.run_dir / "hardware.sock"

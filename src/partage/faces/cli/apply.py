@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from partage.agent.settings import KUBELET_DIR, STATE_DIR
+from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.errors import DaemonError, InputError, Problem
 from partage.faces.cli import common
 
@@ -163,7 +163,7 @@ def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
 @contextmanager
 def _journal(options: Options) -> Iterator[tuple[Journal | None, Unfinished | None]]:
     """The journal, and what the last one left undone. The state directory is ours alone meanwhile."""
-    from partage.edges.files.journal import Journal, Unreadable, read_journal
+    from partage.edges.files.journal import Journal, UnreadableJournal, read_journal
     from partage.edges.files.state import StateDir
 
     if options.state_dir is None:
@@ -171,7 +171,7 @@ def _journal(options: Options) -> Iterator[tuple[Journal | None, Unfinished | No
         return
     if options.dry_run:
         last = read_journal(options.state_dir)
-        yield None, None if isinstance(last, Unreadable) else last
+        yield None, None if isinstance(last, UnreadableJournal) else last
         return
     try:
         state = StateDir(options.state_dir)
@@ -182,7 +182,7 @@ def _journal(options: Options) -> Iterator[tuple[Journal | None, Unfinished | No
         if state.problem is not None:
             raise DaemonError(state.problem, "say another directory with --state-dir")
         last = read_journal(options.state_dir)
-        if isinstance(last, Unreadable):
+        if isinstance(last, UnreadableJournal):
             if options.undo:
                 raise InputError(last.reason, "say with --policy what the node shall become")
             common.print_problems([Problem("", "", "warning", f"{last.reason}; planned anew")])
@@ -233,7 +233,7 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
-    from partage.sim.written import machine_to_json
+    from partage.sim.node.written import machine_to_json
 
     text = json.dumps(machine_to_json(await hardware.observe()), indent=2) + "\n"
     common.write_file(path, text)

@@ -12,7 +12,7 @@ from partage.faces.cli import common
 
 if TYPE_CHECKING:
     from partage.model.gpu import Gpu, Inventory
-    from partage.model.policy import MigWish
+    from partage.model.policy import DesiredMig
 
 _FALSE = 1
 
@@ -31,8 +31,8 @@ def command(
     never be so; 4: no usable driver.
     """
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.assign import assign
-    from partage.plan.wishes import wishes_of
+    from partage.plan.offer.assign import assign
+    from partage.plan.reconcile.holders import wishes_of
 
     loaded = common.read_policy(policy, config)
     inventory, _ = common.look(machine, hardware_socket)
@@ -49,19 +49,19 @@ def command(
     return _FALSE if rows else 0
 
 
-def _differences(inventory: Inventory, wishes: dict[str, MigWish]) -> Iterator[dict[str, Any]]:
+def _differences(inventory: Inventory, wishes: dict[str, DesiredMig]) -> Iterator[dict[str, Any]]:
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.refusals import Refused
-    from partage.plan.steps import as_found, steps_between
+    from partage.plan.reconcile.blocked import Blocked
+    from partage.plan.reconcile.gpu_mig_plan import as_found, steps_between
 
     for gpu in inventory:
         wish = wishes.get(gpu.uuid)
         way = None if wish is None else steps_between(gpu, wish, geometry_of(gpu))
-        if wish is None or way is None or (not isinstance(way, Refused) and not way.steps):
+        if wish is None or way is None or (not isinstance(way, Blocked) and not way.steps):
             continue
         found = as_found(gpu)
-        wanted = [str(item) for item in wish.items] if isinstance(way, Refused) else list(way.layout)
-        reason = way.reason if isinstance(way, Refused) else ""
+        wanted = [str(item) for item in wish.items] if isinstance(way, Blocked) else list(way.layout)
+        reason = way.reason if isinstance(way, Blocked) else ""
         live = [str(item) for item in found.items]
         yield {
             "index": gpu.index,

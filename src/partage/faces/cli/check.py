@@ -85,8 +85,8 @@ def _context(policy: str | None, config: str | None, machine: str | None) -> Che
     if policy is None or inventory is None:
         return CheckContext(config, inventory, None)
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.advertise import advertise
-    from partage.plan.assign import assign
+    from partage.plan.offer.advertise import advertise
+    from partage.plan.offer.assign import assign
 
     read = common.read_policy(policy, config).policy
     offer = advertise(assign(read, inventory, geometry_of), inventory, read)
@@ -167,9 +167,9 @@ def _configuration(
 def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.paper import named
-    from partage.plan.advertise import advertise
-    from partage.plan.assign import assign
-    from partage.plan.caveats import caveats
+    from partage.plan.offer.advertise import advertise
+    from partage.plan.offer.assign import assign
+    from partage.plan.offer.caveats import caveats
 
     try:
         assignment = assign(policy, inventory, geometry_of)
@@ -211,7 +211,7 @@ def _story(file: str) -> Iterator[CheckedProblem]:
 
 
 def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:
-    from partage.sim.file import read_machine
+    from partage.sim.node.machine_file import read_machine
 
     try:
         read_machine(content, file)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
-    from partage.model.step import Use
+    from partage.model.step import GpuUse
 
 API_VERSION = "partage/v1"
 OUTPUT_KEY = "partage.output"
@@ -174,8 +174,8 @@ def open_hardware(machine: str | None, socket: Path | None = None, driver_root: 
 
         return RemoteHardware(socket)
     if machine is not None:
-        from partage.sim.hardware import SimulatedHardware
-        from partage.sim.machine import load_machine
+        from partage.sim.node.hardware import SimulatedHardware
+        from partage.sim.node.machine import load_machine
 
         return SimulatedHardware(load_machine(machine))
     from partage.edges.hardware.nvml import NvmlHardware
@@ -197,13 +197,13 @@ def observe(machine: str | None) -> Inventory:
     return asyncio.run(look())
 
 
-def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tuple[Use, ...]]:
+def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tuple[GpuUse, ...]]:
     """One look at the node, and at who has its GPUs open; nobody where there is no driver."""
     import asyncio
 
     from partage.model.gpu import NoDriver
 
-    async def both() -> tuple[Inventory, tuple[Use, ...]]:
+    async def both() -> tuple[Inventory, tuple[GpuUse, ...]]:
         hardware = open_hardware(machine, socket)
         try:
             inventory = await hardware.observe()

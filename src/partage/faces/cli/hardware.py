@@ -93,7 +93,7 @@ async def _serve(options: argparse.Namespace) -> int:
     import asyncio
     import signal
 
-    from partage.edges.hardware.serve import Server
+    from partage.edges.hardware.serve import HelperServer
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -102,7 +102,7 @@ async def _serve(options: argparse.Namespace) -> int:
     if options.until_eof:
         _stop_at_end_of_input(loop, stop)
     hardware = _hardware(options)
-    server = Server(hardware, allowed_uids=frozenset(options.allow_uid))
+    server = HelperServer(hardware, allowed_uids=frozenset(options.allow_uid))
     if not await server.run(options.socket, stop):
         return _HUNG  # the thread that hangs in the driver cannot be closed, only left
     await hardware.close()
@@ -112,8 +112,8 @@ async def _serve(options: argparse.Namespace) -> int:
 def _hardware(options: argparse.Namespace) -> Hardware:
     """The real node, or the simulated one. Neither is imported for the sake of the other."""
     if options.machine is not None:
-        from partage.sim.hardware import SimulatedHardware
-        from partage.sim.machine import load_machine
+        from partage.sim.node.hardware import SimulatedHardware
+        from partage.sim.node.machine import load_machine
 
         return SimulatedHardware(load_machine(options.machine))
     from partage.edges.hardware.nvml import NvmlHardware

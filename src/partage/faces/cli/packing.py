@@ -11,9 +11,9 @@ from partage.faces.cli import common
 
 if TYPE_CHECKING:
     from partage.model.gpu import Inventory
-    from partage.plan.candidates import Candidate, Unavailable
-    from partage.plan.demand import Demand
-    from partage.plan.pack import Packing
+    from partage.plan.packing.candidates import Candidate, Unavailable
+    from partage.plan.packing.demand import Demand
+    from partage.plan.packing.pack import Packing
 
 TIME_LIMIT_S = 6.0
 MOST_GPUS = 20_000
@@ -27,8 +27,8 @@ def answer(
     """Print the packing. machines: as written; none: this node. Raises what makes it impossible."""
     from partage.errors import Unsatisfiable
     from partage.faces.packings import packing_rows, unavailable_warnings
-    from partage.plan.demand import Demand
-    from partage.plan.pack import pack
+    from partage.plan.packing.demand import Demand
+    from partage.plan.packing.pack import pack
 
     wanted = Demand.parse(demand)
     candidates, unavailable = _survey(machines, run_dir)
@@ -47,7 +47,7 @@ def answer(
 def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
     """Raise InputError for profiles that neither the catalogue nor one of these GPUs has."""
     from partage.edges.files.catalogue import load
-    from partage.plan.demand import check_names
+    from partage.plan.packing.demand import check_names
 
     geometries = {candidate.geometry for candidate in candidates}
     for model in load().models:
@@ -58,7 +58,7 @@ def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
 
 def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidate], list[Unavailable]]:
     from partage.edges.files.catalogue import geometry_of, why_no_geometry
-    from partage.plan.candidates import survey
+    from partage.plan.packing.candidates import survey
 
     candidates: list[Candidate] = []
     unavailable: list[Unavailable] = []
@@ -81,7 +81,7 @@ def _reported_held(machines: Sequence[str], run_dir: str | None) -> frozenset[st
 def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, frozenset[str]]]:
     """Each node under a name of its own, and which of its devices are in use."""
     from partage.errors import InputError
-    from partage.plan.candidates import in_use
+    from partage.plan.packing.candidates import in_use
 
     if not machines:
         inventory, uses = common.look(None)
@@ -119,7 +119,7 @@ def _names(text: str) -> Iterator[tuple[str, int]]:
 def _inventory(name: str) -> Inventory:
     """The node of that name or file. Under a name there may be more GPUs than a simulation takes."""
     from partage.model.gpu import Inventory
-    from partage.sim.machine import DRIVER, is_name, load_machine, named_gpus
+    from partage.sim.node.machine import DRIVER, is_name, load_machine, named_gpus
 
     if is_name(name):
         return Inventory(DRIVER, named_gpus(name, MOST_GPUS), simulated=True)

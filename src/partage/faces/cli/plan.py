@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
-    from partage.model.share import Offer
-    from partage.plan.caveats import Caveat
-    from partage.plan.changes import Change
-    from partage.plan.node_steps import NodePlan
+    from partage.model.share import NodeOffer
+    from partage.plan.offer.caveats import Caveat
+    from partage.plan.reconcile.changes import Change
+    from partage.plan.reconcile.mig_plan import MigPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +33,9 @@ class Plan:
 
     inventory: Inventory
     policy: Policy
-    offer: Offer
+    offer: NodeOffer
     changes: Sequence[Change]
-    moves: NodePlan
+    moves: MigPlan
     warnings: Sequence[Problem]
     caveats: Sequence[Caveat]
     report: Reported | None
@@ -111,13 +111,13 @@ def command(
 def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) -> Plan:
     """Lay the policy over the node. Raises whatever makes it impossible, with all problems."""
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.advertise import advertise
-    from partage.plan.assign import assign
-    from partage.plan.caveats import caveats
-    from partage.plan.changes import changes
-    from partage.plan.node_steps import node_steps
-    from partage.plan.watched import promised
-    from partage.plan.wishes import wishes_of
+    from partage.plan.offer.advertise import advertise
+    from partage.plan.offer.assign import assign
+    from partage.plan.offer.caveats import caveats
+    from partage.plan.offer.guarantees import promised
+    from partage.plan.reconcile.changes import changes
+    from partage.plan.reconcile.holders import wishes_of
+    from partage.plan.reconcile.mig_plan import node_steps
 
     policy = loaded.policy
     inventory, uses = common.look(machine)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from partage.lab.prove.share import PromisedShare
     from partage.lab.prove.stage import ProofEngine
     from partage.model.gpu import Gpu, Inventory
-    from partage.model.share import Offer
+    from partage.model.share import NodeOffer
 
 _OTHERWISE = "--engine cuda needs none; --machine 1xh100-sxm5-80gb tries MPS on a simulated control daemon"
 
@@ -180,7 +180,9 @@ async def _node(options: ProveOptions) -> AsyncIterator[Node]:
         await hardware.close()
 
 
-async def _offer(options: ProveOptions, inventory: Inventory, agent: Reported | None) -> tuple[Offer, str]:
+async def _offer(
+    options: ProveOptions, inventory: Inventory, agent: Reported | None
+) -> tuple[NodeOffer, str]:
     """What is promised, and a sentence that says by what."""
     from partage.lab.prove.offered import IN_FOUR, by_daemons, by_policy
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from partage.faces.render.cards import Card
     from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
-    from partage.model.share import Offer
+    from partage.model.share import NodeOffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Node:
     """What there is to show. report: of the agent whose offer this is, None: a policy would offer it."""
 
     inventory: Inventory
-    offer: Offer
+    offer: NodeOffer
     source: str
     report: Reported | None
 

@@ -10,8 +10,8 @@ from partage.faces.words import guarantee_words, product_word, way
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.policy import Strategy
-from partage.model.share import GpuOffer, Offer, Offering, weakest
-from partage.plan.select import GeometryOf
+from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
+from partage.plan.offer.select import GeometryOf
 from partage.text import count_of
 from partage.units import format_bytes
 
@@ -58,7 +58,7 @@ class Card:
 
 def cards_of(
     inventory: Inventory,
-    offer: Offer,
+    offer: NodeOffer,
     holders: Mapping[str, str],
     troubles: Mapping[str, str],
     geometry_of: GeometryOf,
@@ -138,7 +138,7 @@ def _whole_block(offer: GpuOffer, holders: Mapping[str, str]) -> Block:
     return Block("", 1, tuple(cell for offering in offer for cell in _cells(offering, holders)))
 
 
-def _cells(offering: Offering, holders: Mapping[str, str]) -> list[Cell]:
+def _cells(offering: DeviceOffer, holders: Mapping[str, str]) -> list[Cell]:
     weight = max(1, offering.memory_bytes >> 20)
     return [Cell(holders.get(share), weight) for share in offering.share_ids]
 
@@ -162,11 +162,13 @@ def _mig_blocks(slices: Slices, holders: Mapping[str, str]) -> tuple[Block, ...]
     )
 
 
-def _mig_block(label: str, offerings: Sequence[Offering], weight: int, holders: Mapping[str, str]) -> Block:
+def _mig_block(
+    label: str, offerings: Sequence[DeviceOffer], weight: int, holders: Mapping[str, str]
+) -> Block:
     cells = tuple(cell for offering in offerings for cell in _cells(offering, holders))
     return Block(label, weight, cells, planned=any(offering.planned for offering in offerings))
 
 
-def _width(offering: Offering, gpu: Gpu) -> int:
+def _width(offering: DeviceOffer, gpu: Gpu) -> int:
     whole = offering.memory_bytes * (1 if offering.shared is Strategy.EXCLUSIVE else offering.replicas)
     return max(1, round(whole * 8 / gpu.memory_bytes))

@@ -11,7 +11,7 @@ from partage.faces.packings import demand_words, places, served_counts
 from partage.faces.render.tables import plain_table
 from partage.faces.words import product_word
 from partage.model.layout import LayoutItem
-from partage.plan.pack import Assignment, Packing
+from partage.plan.packing.pack import PackedGpu, Packing
 from partage.text import numbers
 
 MOST_ROWS = 24
@@ -28,7 +28,7 @@ class _Kind:
 
 def packing_table(packing: Packing) -> tuple[Table, int]:
     """The rows with the most GPUs, and how many GPUs are in none."""
-    by_kind: dict[_Kind, list[Assignment]] = {}
+    by_kind: dict[_Kind, list[PackedGpu]] = {}
     for one in packing.assignments:
         by_kind.setdefault(_kind(one), []).append(one)
     changes = any(kind.destroyed for kind in by_kind)
@@ -42,7 +42,7 @@ def packing_table(packing: Packing) -> tuple[Table, int]:
     return table, sum(len(members) for _, members in rows[MOST_ROWS:])
 
 
-def _kind(one: Assignment) -> _Kind:
+def _kind(one: PackedGpu) -> _Kind:
     return _Kind(
         product=product_word(one.candidate.gpu.product),
         layout=_layout(one.layout),
@@ -66,5 +66,5 @@ def _at(name: str, starts: Sequence[int]) -> str:
     return f"{name}@{numbers(starts).replace(' ', '')}"
 
 
-def _where(members: Sequence[Assignment]) -> str:
+def _where(members: Sequence[PackedGpu]) -> str:
     return places([(one.candidate.machine, one.candidate.gpu.index) for one in members])

@@ -10,7 +10,7 @@ from partage.faces.reported import HeldShare
 from partage.faces.words import product_word, way
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link
-from partage.model.share import Guarantee, Offer, Offering, Resource, resources_of
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.text import listed, numbers
 from partage.units import format_bytes
 
@@ -52,13 +52,13 @@ class HolderLine:
     degree: str
 
 
-def offer_lines(offer: Offer) -> list[OfferLine]:
+def offer_lines(offer: NodeOffer) -> list[OfferLine]:
     """What is offered, resource by resource."""
     return [line for resource in resources_of(offer).values() for line in _resource_lines(resource)]
 
 
 def _resource_lines(resource: Resource) -> list[OfferLine]:
-    alike: dict[tuple[str, str, Guarantee], list[Offering]] = {}
+    alike: dict[tuple[str, str, Guarantee], list[DeviceOffer]] = {}
     for offering in resource.offerings:
         key = (
             way(offering.strategy, offering.shared, offering.replicas),
@@ -80,13 +80,13 @@ def _resource_lines(resource: Resource) -> list[OfferLine]:
     ]
 
 
-def _share(offering: Offering) -> str:
+def _share(offering: DeviceOffer) -> str:
     compute = "" if offering.threads_percent is None else f", {offering.threads_percent}% of SMs"
     planned = ", planned" if offering.planned else ""
     return f"{format_bytes(offering.memory_bytes)}{compute}{planned}"
 
 
-def holder_lines(held: Sequence[HeldShare], offer: Offer) -> list[HolderLine]:
+def holder_lines(held: Sequence[HeldShare], offer: NodeOffer) -> list[HolderLine]:
     """Held shares, in words."""
     shares = shares_of(offer)
     return [

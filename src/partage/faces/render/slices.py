@@ -14,7 +14,7 @@ from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.model.share import GpuOffer, Offering
+from partage.model.share import DeviceOffer, GpuOffer
 
 _USUAL_MEMORY_SLICES = 8
 """Of a model that the catalogue does not know: most have as many."""
@@ -44,7 +44,7 @@ class Instance:
     label: str
     placement: Placement
     compute: int
-    offerings: tuple[Offering, ...] = ()
+    offerings: tuple[DeviceOffer, ...] = ()
 
     @property
     def planned(self) -> bool:
@@ -110,7 +110,7 @@ def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> Slices | 
     if not (any(offering.profile for offering in offer) or (gpu.mig_enabled and not offer)):
         return None
     live = {device.uuid: device.placement for device in gpu.mig_devices}
-    at: dict[Placement, list[Offering]] = {}
+    at: dict[Placement, list[DeviceOffer]] = {}
     for offering in offer:
         placement = live.get(offering.device) or _planned_placement(offering, geometry)
         if placement is None:
@@ -126,7 +126,7 @@ def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> Slices | 
     )
 
 
-def _instance(placement: Placement, offerings: Sequence[Offering]) -> Instance:
+def _instance(placement: Placement, offerings: Sequence[DeviceOffer]) -> Instance:
     devices = {offering.device: offering.profile or "" for offering in offerings}
     return Instance(_label(devices.values()), placement, _compute(devices.values()), tuple(offerings))
 
@@ -149,8 +149,8 @@ def _compute(profiles: Iterable[str]) -> int:
     return sum(MigProfile.parse(profile).compute_slices for profile in profiles)
 
 
-def _planned_placement(offering: Offering, geometry: Geometry | None) -> Placement | None:
-    """Where a MIG device will sit: ``plan.advertise`` calls it ``<gpu>/<profile>@<start>#<position>``."""
+def _planned_placement(offering: DeviceOffer, geometry: Geometry | None) -> Placement | None:
+    """Where a MIG device will sit: a planned device is named ``<gpu>/<profile>@<start>#<position>``."""
     if not offering.planned or geometry is None or offering.profile is None:
         return None
     spec = geometry.spec(MigProfile.parse(offering.profile))

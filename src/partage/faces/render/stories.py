@@ -15,7 +15,7 @@ from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import got_by
 from partage.lab.stories.shortcomings import NodeSnapshot
-from partage.sim.pod import ContainerStatus, PodStatus
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of
 
 _STYLES = {

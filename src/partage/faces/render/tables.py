@@ -12,8 +12,8 @@ from rich.text import Text
 
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
 from partage.faces.words import guarantee_words
-from partage.model.share import Guarantee, Offer
-from partage.plan.changes import Change
+from partage.model.share import Guarantee, NodeOffer
+from partage.plan.reconcile.changes import Change
 from partage.text import gpus
 
 _GUARANTEE_STYLES = {
@@ -57,7 +57,7 @@ def report_lines(
     yield from (Text(f"! {remark}", style="yellow") for remark in remarks)
 
 
-def resources_table(offer: Offer) -> Table:
+def resources_table(offer: NodeOffer) -> Table:
     """What is offered: one row per name, and one per way and size where a name has several."""
     table = plain_table(
         "What is offered", "Resource", "Count", "GPUs", "How", "Each share", "Memory", right=("Count",)
@@ -77,7 +77,7 @@ def resources_table(offer: Offer) -> Table:
     return table
 
 
-def guarantees_used(offer: Offer) -> Text:
+def guarantees_used(offer: NodeOffer) -> Text:
     """What the words in the last column mean."""
     used = {offering.guarantee for offerings in offer.values() for offering in offerings}
     ordered = sorted(used, key=lambda guarantee: -guarantee.strength)

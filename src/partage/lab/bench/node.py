@@ -14,7 +14,7 @@ from partage.lab.bench.model import BenchMachine, BenchSettings
 from partage.lab.gpus import computes, guard_directory, mode_name
 from partage.lab.place import TenantPlace
 from partage.model.gpu import ComputeMode, Driver, Gpu, Inventory
-from partage.model.step import Use
+from partage.model.step import GpuUse
 from partage.text import count_of
 
 _ASSUMED_REPLICAS = 2
@@ -30,7 +30,7 @@ def cpu_machine() -> BenchMachine:
     )
 
 
-def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[Use]) -> BenchMachine:
+def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[GpuUse]) -> BenchMachine:
     """This computer and the GPU that is measured."""
     driver = inventory.driver
     assert isinstance(driver, Driver), "a caller checks that there is a driver"

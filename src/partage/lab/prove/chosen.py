@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 from partage.errors import Unsatisfiable
 from partage.lab.gpus import computes, find_gpu
 from partage.model.gpu import Gpu, Inventory
-from partage.model.step import Use
+from partage.model.step import GpuUse
 from partage.text import gpus, listed
 
 _MOST_NAMES = 3
 
 
 def holders(
-    inventory: Inventory, uses: Iterable[Use], pods: Mapping[int, Iterable[str]]
+    inventory: Inventory, uses: Iterable[GpuUse], pods: Mapping[int, Iterable[str]]
 ) -> dict[str, list[str]]:
     """GPU UUID to what works on it or holds a share of it, by driver, kubelet and agent.
 

@@ -10,9 +10,9 @@ from partage.errors import DaemonError, Unsupported
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.policy import ALL_EXCLUSIVE, Everything, GpuEntry, Mps, Policy, Strategy
-from partage.model.share import Guarantee, Offer, Offering
-from partage.plan.advertise import advertise
-from partage.plan.assign import assign
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.plan.offer.advertise import advertise
+from partage.plan.offer.assign import assign
 from partage.units import MIB
 
 _REPLICAS = 4
@@ -20,15 +20,15 @@ IN_FOUR = Policy((GpuEntry("", Everything(), Mps(_REPLICAS)),))
 """What a simulated node promises where nothing is said: nothing but MPS can be tried there."""
 
 
-def by_policy(policy: Policy, inventory: Inventory) -> Offer:
+def by_policy(policy: Policy, inventory: Inventory) -> NodeOffer:
     """What a policy would offer here. Raises Unsatisfiable, InputError."""
     return advertise(assign(policy, inventory, geometry_of), inventory, policy)
 
 
-async def by_daemons(inventory: Inventory, run_dir: Path, pipe: Path | None, driver_root: Path) -> Offer:
+async def by_daemons(inventory: Inventory, run_dir: Path, pipe: Path | None, driver_root: Path) -> NodeOffer:
     """Every GPU exclusive, except where an MPS daemon with a limit serves it: then what the daemon says."""
     plain = by_policy(ALL_EXCLUSIVE, inventory)
-    found: dict[str, tuple[Offering, ...]] = {}
+    found: dict[str, tuple[DeviceOffer, ...]] = {}
     for gpu in inventory:
         rows = [await _by_daemon(one, gpu, run_dir, pipe, driver_root) for one in plain.get(gpu.uuid, ())]
         found[gpu.uuid] = tuple(rows)
@@ -36,8 +36,8 @@ async def by_daemons(inventory: Inventory, run_dir: Path, pipe: Path | None, dri
 
 
 async def _by_daemon(
-    whole: Offering, gpu: Gpu, run_dir: Path, pipe: Path | None, driver_root: Path
-) -> Offering:
+    whole: DeviceOffer, gpu: Gpu, run_dir: Path, pipe: Path | None, driver_root: Path
+) -> DeviceOffer:
     """The device as its daemon shares it; whole where there is no daemon, or no limit."""
     at = find_pipe(whole.device, run_dir, pipe)
     if at is None:

@@ -24,7 +24,7 @@ from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSet
 from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.policy import Strategy
-from partage.model.step import Use
+from partage.model.step import GpuUse
 
 _TORCH_VERSION = "import importlib.metadata as m; print(m.version('torch'))"
 _VERSION_S = 20
@@ -36,7 +36,7 @@ class RealEngine(ProofEngine):
 
     evidence = Evidence.HARDWARE
     launch: TenantLaunch
-    look: Callable[[], Awaitable[tuple[Inventory, Sequence[Use]]]]
+    look: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
     run_dir: Path
     pipe: Path | None = None
     driver_root: Path = Path("/")

@@ -11,7 +11,7 @@ from partage.lab.prove.model import AttackedShare
 from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.mps import DaemonSpec, Namespace
 from partage.model.policy import Strategy
-from partage.model.share import Guarantee, Offer, Offering
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.units import MIB
 
 
@@ -27,7 +27,7 @@ class PromisedShare:
     namespaces: those of the daemon's server, if shares have some.
     """
 
-    offering: Offering
+    offering: DeviceOffer
     device_bytes: int
     largest_bytes: int
     largest_threads: int | None = None
@@ -77,7 +77,7 @@ class PromisedShare:
         )
 
 
-def shares_of(offer: Offer, inventory: Inventory, gpus: Collection[str]) -> tuple[PromisedShare, ...]:
+def shares_of(offer: NodeOffer, inventory: Inventory, gpus: Collection[str]) -> tuple[PromisedShare, ...]:
     """One share of each kind that is offered on these GPUs (UUIDs), of the lowest GPU that has it."""
     found: dict[object, PromisedShare] = {}
     for gpu in inventory:
@@ -104,7 +104,7 @@ def _kind(share: PromisedShare) -> object:
     )
 
 
-def _on(gpu: Gpu, offerings: tuple[Offering, ...]) -> Iterator[PromisedShare]:
+def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[PromisedShare]:
     sizes = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
     for offering in offerings:
         own = [one for one in offerings if one.device == offering.device]
@@ -123,5 +123,5 @@ def _on(gpu: Gpu, offerings: tuple[Offering, ...]) -> Iterator[PromisedShare]:
         )
 
 
-def _namespace(offering: Offering) -> Namespace:
+def _namespace(offering: DeviceOffer) -> Namespace:
     return Namespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from partage.edges.files.fields import Field, Table
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
-from partage.model.health import State
+from partage.model.health import HealthState
 
 T = TypeVar("T")
 
@@ -55,10 +55,10 @@ def _pattern(place: Field) -> str | None:
 
 
 def _health(place: Field | None) -> dict[str, tuple[int, ...]]:
-    table = place.table(tuple(state.value for state in State)) if place else None
+    table = place.table(tuple(state.value for state in HealthState)) if place else None
     if table is None:
         return {}
-    found = {state.value: _indexes(table.get(state.value)) for state in State}
+    found = {state.value: _indexes(table.get(state.value)) for state in HealthState}
     return {state: indexes for state, indexes in found.items() if indexes is not None}
 
 

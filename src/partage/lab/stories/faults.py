@@ -1,13 +1,13 @@
-"""Faults of a story: read as the simulation writes them (``sim.fault_words``), and put into a sentence."""
+"""Faults of a story: read as the simulation writes them (``sim.node.fault_syntax``), and put into words."""
 
 from __future__ import annotations
 
 from partage.edges.files.fields import Field
 from partage.lab.stories.model import FaultStep
 from partage.model.layout import LayoutItem
-from partage.model.mps import Phase
-from partage.sim import faults
-from partage.sim.fault_words import parse_fault
+from partage.model.mps import DaemonPhase
+from partage.sim.node.effects import faults
+from partage.sim.node.fault_syntax import parse_fault
 
 
 def read_fault(place: Field) -> FaultStep | None:
@@ -24,10 +24,10 @@ def read_fault(place: Field) -> FaultStep | None:
 
 
 _TURNS = {
-    Phase.DEAD: "dies",
-    Phase.FAULT: "faults",
-    Phase.SILENT: "hangs",
-    Phase.SERVING: "takes clients again",
+    DaemonPhase.DEAD: "dies",
+    DaemonPhase.FAULT: "faults",
+    DaemonPhase.SILENT: "hangs",
+    DaemonPhase.SERVING: "takes clients again",
 }
 
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from partage.sim.faults import Fault
-from partage.sim.machine import Machine
-from partage.sim.pod import Pod
+from partage.sim.kubelet.pod import Pod
+from partage.sim.node.faults import Fault
+from partage.sim.node.machine import Machine
 
 DEFAULT_NAMESPACE = "default"
 DEFAULT_WITHIN_S = 5.0

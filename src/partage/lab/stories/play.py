@@ -34,7 +34,7 @@ from partage.lab.stories.sentences import expected, got, refusal, waits
 from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
 from partage.lab.stories.stage import StoryStage
 from partage.model.gpu import Inventory
-from partage.sim.pod import PodPhase, PodStatus
+from partage.sim.kubelet.pod import PodPhase, PodStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,8 @@ from partage.lab.stories.model import (
     full_pattern,
 )
 from partage.model.ids import parse_resource_name
-from partage.sim.machine import Machine, load_machine
-from partage.sim.pod import Container, Pod
+from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.machine import Machine, load_machine
 
 T = TypeVar("T")
 D = TypeVar("D")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.agent.report import Report
 from partage.lab.share_names import NamedShare
 from partage.lab.stories.model import Expect, short_key
-from partage.sim.pod import ContainerStatus, PodStatus
+from partage.plan.report import Report
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of, gpus, listed
 
 

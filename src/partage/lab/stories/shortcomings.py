@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from partage.agent.report import Report
 from partage.lab.stories.model import Expect
-from partage.sim.pod import ContainerStatus, PodStatus
+from partage.plan.report import Report
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from partage.agent import compose
-from partage.agent.board import Board
-from partage.agent.settings import Intervals, Settings
+from partage.agent.options import AgentOptions, Intervals
+from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unreachable
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
 from partage.lab.stories.shortcomings import NodeSnapshot
-from partage.sim.hardware import SimulatedHardware
-from partage.sim.kubelet import EmbeddedKubelet
-from partage.sim.pod import Pod, PodPhase, PodStatus
+from partage.sim.kubelet.kubelet import EmbeddedKubelet
+from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
+from partage.sim.node.hardware import SimulatedHardware
 
 INTERVALS = Intervals(
     observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, settle_s=0.2,
@@ -61,8 +61,8 @@ class StoryStage:
     scheduled: Callable[[PodStatus], None]
     hardware: SimulatedHardware = field(init=False)
     kubelet: EmbeddedKubelet = field(init=False)
-    settings: Settings = field(init=False)
-    board: Board = field(init=False)
+    settings: AgentOptions = field(init=False)
+    board: AgentStatus = field(init=False)
     clock: StoryClock = field(default_factory=StoryClock)
     waiting: dict[str, PodStatus] = field(default_factory=dict)
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,7 +74,7 @@ class StoryStage:
             folder.mkdir()
         changes = any(isinstance(step, ChangePolicy) for step in self.story.steps)
         needs_file = self.story.policy is not None or changes
-        self.settings = Settings(
+        self.settings = AgentOptions(
             kubelet_dir=kubelet_dir,
             pod_resources=pod_resources / "kubelet.sock",
             state_dir=self.folder / "state",
@@ -88,7 +88,7 @@ class StoryStage:
         self.kubelet = EmbeddedKubelet(
             kubelet_dir, self.settings.pod_resources, seed=self.seed, clock=self.clock
         )
-        self.board = Board(self.clock)
+        self.board = AgentStatus(self.clock)
 
     async def open(self) -> None:
         """Start the kubelet, then the agent; done when everything is registered."""
@@ -109,7 +109,7 @@ class StoryStage:
 
     async def start_agent(self) -> None:
         """Raises what keeps the agent from starting, and Unreachable if the kubelet does not take it."""
-        self.board, self._stop = Board(self.clock), asyncio.Event()
+        self.board, self._stop = AgentStatus(self.clock), asyncio.Event()
         running = compose.run(self.settings, self.hardware, stop=self._stop, board=self.board)
         self._agent = asyncio.create_task(running, name="agent")
         if not await self.eventually(self.settled):

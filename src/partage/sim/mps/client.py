@@ -23,7 +23,7 @@ _VARIABLES = (
 )
 
 
-class Refused(Exception):
+class CudaError(Exception):
     """A call failed. The text is the name of CUDA's error."""
 
 
@@ -31,7 +31,7 @@ class NoDaemon(Exception):
     """Nobody listens. A real program would go on without MPS, and without limits, if compute mode lets it."""
 
 
-class Connection:
+class MpsConnection:
     """What a process has of MPS between cuInit and its end. Blocking."""
 
     def __init__(self, pipe: Path, env: Mapping[str, str], timeout_s: float = 10.0) -> None:
@@ -46,7 +46,7 @@ class Connection:
             raise NoDaemon(str(error)) from error
         try:
             self._call(env={name: env[name] for name in _VARIABLES if name in env})
-        except (Refused, TimeoutError):
+        except (CudaError, TimeoutError):
             self.close()
             raise
 
@@ -75,7 +75,7 @@ class Connection:
             reply = b""
         error = json.loads(reply)["error"] if reply else "CUDA_ERROR_MPS_RPC_FAILURE"
         if error:
-            raise Refused(error)
+            raise CudaError(error)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,8 +83,8 @@ def main(argv: Sequence[str]) -> int:
     for uid in argv[1:]:
         become(int(uid))
     try:
-        connection = Connection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
-    except (Refused, NoDaemon, TimeoutError) as error:
+        connection = MpsConnection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
+    except (CudaError, NoDaemon, TimeoutError) as error:
         _say(f"error {error}")
         return 1
     _say("ok")
@@ -99,7 +99,7 @@ def main(argv: Sequence[str]) -> int:
                 case ["fault"]:
                     connection.fault()
             _say("ok")
-        except Refused as refusal:
+        except CudaError as refusal:
             _say(f"error {refusal}")
     connection.close()
     return 0

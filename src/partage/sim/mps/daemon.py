@@ -20,16 +20,16 @@ from partage.sim.mps import modules
 from partage.sim.mps.commands import obey
 from partage.sim.mps.control import ASKS, FAILED, QUIT
 from partage.sim.mps.named import NamedState, Wrong
-from partage.sim.mps.node import PROGRAM, SERVER_PROGRAM, Node
+from partage.sim.mps.node import PROGRAM, SERVER_PROGRAM, MpsNode
 from partage.sim.mps.state import (
-    Client,
     Effect,
     Log,
     LogOfServer,
+    MpsState,
     Open,
     Shut,
+    SimulatedClient,
     StartServer,
-    State,
     StopServer,
     Tell,
 )
@@ -41,14 +41,17 @@ _MOST_LINE_BYTES = 1 << 20
 
 @dataclass(slots=True, eq=False)
 class _Peer:
-    """One connection. client: once it has said that it is one; let_in: once it was. route: see ``Client``."""
+    """One connection.
+
+    client: once it has said that it is one; let_in: once it was. route: see ``SimulatedClient``.
+    """
 
     sock: socket.socket
     pid: int
     uid: int
     route: tuple[str, str] = ("", "")
     buffer: bytes = b""
-    client: Client | None = None
+    client: SimulatedClient | None = None
     let_in: bool = False
 
 
@@ -62,7 +65,7 @@ class DaemonSettings:
     pipe: Path
     log: Path
     programs: Path
-    node: Node
+    node: MpsNode
     devices: tuple[str, ...]
     multi_user: bool
     environment: dict[str, str] = field(default_factory=dict)
@@ -78,7 +81,7 @@ class ControlDaemon:
         self._settings = settings
         self._state = _state(settings)
         self._selector = selectors.DefaultSelector()
-        self._peers: dict[Client, _Peer] = {}
+        self._peers: dict[SimulatedClient, _Peer] = {}
         self._servers: dict[int, subprocess.Popen[bytes]] = {}
         self._quitting: _Peer | None = None
         self._forced_s: float | None = None
@@ -148,7 +151,7 @@ class ControlDaemon:
     def _serve(self, peer: _Peer, request: dict[str, Any]) -> None:
         if peer.client is None:
             known = _namespace(peer.pid), _command(peer.pid), dict(request["env"])
-            peer.client = Client(peer.pid, peer.uid, *known, route=peer.route)
+            peer.client = SimulatedClient(peer.pid, peer.uid, *known, route=peer.route)
             self._peers[peer.client] = peer
             self._state.arrive(peer.client)
         elif peer.let_in:
@@ -156,7 +159,7 @@ class ControlDaemon:
         else:
             raise ValueError("a client waits until it is let in")
 
-    def _work(self, client: Client, request: dict[str, Any]) -> str:
+    def _work(self, client: SimulatedClient, request: dict[str, Any]) -> str:
         """One CUDA call of a client; what it answers."""
         match request["do"]:
             case "allocate":
@@ -234,7 +237,7 @@ class ControlDaemon:
         with contextlib.suppress(OSError):  # somebody has put something in it
             directory.rmdir()
 
-    def _tell(self, client: Client, error: str) -> None:
+    def _tell(self, client: SimulatedClient, error: str) -> None:
         peer = self._peers.get(client)
         if peer is not None:
             peer.let_in = not error
@@ -302,10 +305,10 @@ class ControlDaemon:
             self._log_file.write(f"[{now} Control {os.getpid()}] {text}\n")
 
 
-def _state(settings: DaemonSettings) -> State:
+def _state(settings: DaemonSettings) -> MpsState:
     uid, many = os.geteuid(), settings.multi_user
     if settings.protocol == 2:
-        return State(settings.node, settings.devices, uid=uid, multi_user=many)
+        return MpsState(settings.node, settings.devices, uid=uid, multi_user=many)
     state = NamedState(settings.node, settings.devices, uid=uid, multi_user=many)
     if settings.configuration is not None:
         import tomllib

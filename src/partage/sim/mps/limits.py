@@ -14,7 +14,7 @@ ALL_THREADS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DaemonLimits:
     """threads: percent. memory: bytes by the name under which they were set, the last set one last.
 
     devices: what the daemon sees; an ordinal counts these.
@@ -24,7 +24,7 @@ class Limits:
     threads: float = ALL_THREADS
     memory: Mapping[str, int] = field(default_factory=dict)
 
-    def with_memory(self, name: str, value: str) -> Limits:
+    def with_memory(self, name: str, value: str) -> DaemonLimits:
         """Of a device, by ordinal or UUID; as before where either says nothing."""
         amount_bytes = parse_value(value)
         if amount_bytes is None or self.device(name) is None:
@@ -32,7 +32,7 @@ class Limits:
         others = {key: limit for key, limit in self.memory.items() if key != name}
         return replace(self, memory={**others, name: amount_bytes})
 
-    def with_threads(self, value: str) -> Limits:
+    def with_threads(self, value: str) -> DaemonLimits:
         """As before where the value says nothing."""
         if not _PERCENT.fullmatch(value) or not 0 < float(value) <= ALL_THREADS:
             return self
@@ -75,7 +75,7 @@ def lowered(limit: int | None, variable: str | None, devices: tuple[str, ...], d
     """
     if not variable:
         return limit
-    seen = Limits(devices)
+    seen = DaemonLimits(devices)
     for entry in variable.split(","):
         name, _, value = entry.strip().partition("=")
         if seen.device(name) is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from partage.sim.mps.limits import ALL_THREADS, Limits
+from partage.sim.mps.limits import ALL_THREADS, DaemonLimits
 from partage.sim.mps.named import DEFAULT, NamedServer, NamedState, Wrong
 from partage.sim.mps.state import Status
 
@@ -145,7 +145,7 @@ def _get_namespace(state: NamedState, pipe: str, call: _Call) -> str:
     return known[asked]
 
 
-def _amounts(limits: Limits) -> tuple[str, str]:
+def _amounts(limits: DaemonLimits) -> tuple[str, str]:
     threads = _ABSENT if limits.threads == ALL_THREADS else f"{limits.threads:.2f}"
     return limits.printed_memory("0") or _ABSENT, threads
 

@@ -13,19 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from partage.sim.mps.limits import ALL_THREADS, Limits, parse_value
+from partage.sim.mps.limits import ALL_THREADS, DaemonLimits, parse_value
 from partage.sim.mps.state import (
     CONNECTION_FAILED,
     NOT_PERMITTED,
     NOT_READY,
-    Client,
     Log,
     LogOfServer,
+    MpsState,
     Open,
-    Server,
     Shut,
+    SimulatedClient,
+    SimulatedServer,
     StartServer,
-    State,
     Status,
     StopServer,
 )
@@ -40,14 +40,14 @@ class Wrong(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class NamedServer(Server):
+class NamedServer(SimulatedServer):
     """namespaces: name to limits; an ordinal in them counts what the server sees."""
 
     name: str = ""
-    namespaces: dict[str, Limits] = field(default_factory=dict)
+    namespaces: dict[str, DaemonLimits] = field(default_factory=dict)
 
 
-class NamedState(State):
+class NamedState(MpsState):
     """One daemon that speaks version 3."""
 
     # --- what it is told --------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class NamedState(State):
             numbered = {str(number): device for number, device in enumerate(devices)}
             wanted = [numbered.get(word, word) for word in allowed.split(",")]
             devices = tuple(device for device in devices if device in wanted)
-        server = NamedServer(0, owner, Limits(devices), name=_checked(name))
+        server = NamedServer(0, owner, DaemonLimits(devices), name=_checked(name))
         self.servers.append(server)
         self.effects += [StartServer(owner, name, len(devices)), Open((name, ""))]
         self._add(server, DEFAULT)
@@ -126,7 +126,7 @@ class NamedState(State):
 
     # --- what happens -----------------------------------------------------------------------------
 
-    def arrive(self, client: Client) -> None:
+    def arrive(self, client: SimulatedClient) -> None:
         """A client comes through a namespace's socket, a server's, or the daemon's own.
 
         There it gets its user's server, which is made for it, and limits nothing.
@@ -175,7 +175,7 @@ class NamedState(State):
         return server
 
     def _add(self, server: NamedServer, name: str) -> None:
-        server.namespaces[name] = Limits(server.limits.devices)
+        server.namespaces[name] = DaemonLimits(server.limits.devices)
         self.effects.append(Open((server.name, name)))
 
     def _next(self) -> None:
@@ -192,11 +192,11 @@ class NamedState(State):
             else:
                 self._admit(client, server)
 
-    def _limits_for(self, client: Client, server: Server) -> Limits:
+    def _limits_for(self, client: SimulatedClient, server: SimulatedServer) -> DaemonLimits:
         assert isinstance(server, NamedServer)
         return server.namespaces[client.route[1] or DEFAULT]
 
-    def _threads_for(self, limits: Limits, own: Limits) -> float:
+    def _threads_for(self, limits: DaemonLimits, own: DaemonLimits) -> float:
         """A namespace's percentage overrides the client's variable (guide, appendix on the environment)."""
         return limits.threads if limits.threads != ALL_THREADS else own.threads
 

@@ -20,7 +20,7 @@ MOST_CLIENTS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class MpsNode:
     """gpus: UUID (of a GPU or MIG device) to its memory in bytes, in the order of their ordinals.
 
     clients: how many the server of one device takes. multi_user: whether the program knows that option.
@@ -59,7 +59,7 @@ class Node:
 _MODULES = {PROGRAM: "control", SERVER_PROGRAM: "server", CLIENT_PROGRAM: "client"}
 
 
-def install(directory: Path, node: Node) -> Path:
+def install(directory: Path, node: MpsNode) -> Path:
     """Put the control program, its server and a client into a directory; the control program's path.
 
     They run on this very Python and import this very Partage, and need nothing else.
@@ -78,7 +78,7 @@ def install(directory: Path, node: Node) -> Path:
     return directory / PROGRAM
 
 
-def save(directory: Path, node: Node) -> None:
+def save(directory: Path, node: MpsNode) -> None:
     """Write the node's file anew; daemons that run already do not look at it again."""
     content = {
         "gpus": dict(node.gpus),
@@ -90,6 +90,6 @@ def save(directory: Path, node: Node) -> None:
     (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
 
 
-def load(directory: Path) -> Node:
+def load(directory: Path) -> MpsNode:
     """The node of a program that is installed in ``directory``. Raises OSError, ValueError."""
-    return Node(**json.loads((directory / FILE).read_text(encoding="utf-8")))
+    return MpsNode(**json.loads((directory / FILE).read_text(encoding="utf-8")))

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from partage.sim.mps.limits import Limits, lowered
-from partage.sim.mps.node import Node
+from partage.sim.mps.limits import DaemonLimits, lowered
+from partage.sim.mps.node import MpsNode
 
 # What a client's CUDA calls answer. Names: cuda.h.
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
@@ -34,7 +34,7 @@ class Status(StrEnum):
 
 
 @dataclass(slots=True, eq=False)
-class Client:
+class SimulatedClient:
     """One process and its connection. env: variables it brought. lost: what its calls answer from then on.
 
     route: server and namespace through whose socket it came, as far as these have names.
@@ -53,21 +53,21 @@ class Client:
 
 
 @dataclass(slots=True, eq=False)
-class Server:
+class SimulatedServer:
     """limits: those of its start; clients that come later may find others (``set_...`` with its pid)."""
 
     pid: int
     uid: int
-    limits: Limits
+    limits: DaemonLimits
     status: Status = Status.INITIALIZING
-    clients: list[Client] = field(default_factory=list)
+    clients: list[SimulatedClient] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
     """Answer the request of a client that waits to be let in; error: empty where it is."""
 
-    client: Client
+    client: SimulatedClient
     error: str
 
 
@@ -119,23 +119,23 @@ class Shut:
 Effect = Tell | StartServer | StopServer | Log | LogOfServer | Open | Shut
 
 
-class State:
+class MpsState:
     """One daemon. uid: its own; only root can start servers for others."""
 
-    def __init__(self, node: Node, devices: tuple[str, ...], *, uid: int, multi_user: bool) -> None:
+    def __init__(self, node: MpsNode, devices: tuple[str, ...], *, uid: int, multi_user: bool) -> None:
         self.node = node
-        self.defaults = Limits(devices)
-        self.servers: list[Server] = []
+        self.defaults = DaemonLimits(devices)
+        self.servers: list[SimulatedServer] = []
         self.effects: list[Effect] = []
         self.closing = False
         self._uid = uid
         self._multi_user = multi_user
-        self._pending: list[Client] = []
+        self._pending: list[SimulatedClient] = []
         self._starting: int | None = None
 
     # --- what happens -------------------------------------------------------------------------
 
-    def arrive(self, client: Client) -> None:
+    def arrive(self, client: SimulatedClient) -> None:
         """A client asks to be let in; it is told so at once or when its user's turn comes."""
         if self.closing:
             return self._tell(client, CONNECTION_FAILED)
@@ -160,7 +160,7 @@ class State:
         """The process of a server exists. name: that it was to be started with."""
         del name
         self._starting = None
-        self.servers.append(Server(pid, uid, self.defaults))
+        self.servers.append(SimulatedServer(pid, uid, self.defaults))
         self.effects.append(Log(f"Starting new server {pid} for user {uid}"))
 
     def ready(self, pid: int) -> None:
@@ -189,7 +189,7 @@ class State:
                     self._tell(client, CONNECTION_FAILED)
         self._next()
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: SimulatedClient) -> None:
         """A client's process has ended, or closed its connection."""
         if client in self._pending:
             self._pending.remove(client)
@@ -199,7 +199,7 @@ class State:
                 self._recover(server)
         self._next()
 
-    def fault(self, client: Client) -> None:
+    def fault(self, client: SimulatedClient) -> None:
         """A fatal fault: every client of the server has it, and none learns whose it was."""
         for server in self.servers:
             if client in server.clients:
@@ -218,7 +218,7 @@ class State:
                 return True
         return False
 
-    def allocate(self, client: Client, amount_bytes: int) -> str:
+    def allocate(self, client: SimulatedClient, amount_bytes: int) -> str:
         """What the allocation answers; empty: it has the memory."""
         if client.lost:
             return client.lost
@@ -241,17 +241,17 @@ class State:
     def idle(self) -> bool:
         return not any(server.clients for server in self.servers)
 
-    def server(self, pid: int) -> Server | None:
+    def server(self, pid: int) -> SimulatedServer | None:
         """The server with this pid."""
         return next(iter(self._with_pid(pid)), None)
 
     # --- rules --------------------------------------------------------------------------------
 
-    def _user(self, client: Client) -> int:
+    def _user(self, client: SimulatedClient) -> int:
         """Whose server serves a client: with one server for all, everybody appears as the daemon's user."""
         return self._uid if self._multi_user else client.uid
 
-    def _server_of(self, client: Client) -> Server | None:
+    def _server_of(self, client: SimulatedClient) -> SimulatedServer | None:
         return next((server for server in self.servers if server.uid == self._user(client)), None)
 
     def _next(self) -> None:
@@ -278,7 +278,7 @@ class State:
         self._starting = uid
         self.effects.append(StartServer(uid, devices=len(self.defaults.devices)))
 
-    def _admit(self, client: Client, server: Server) -> None:
+    def _admit(self, client: SimulatedClient, server: SimulatedServer) -> None:
         devices = self.defaults.devices
         visible = self._seen_by(client)
         if not visible:
@@ -289,32 +289,32 @@ class State:
         variable = client.env.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
         limits = self._limits_for(client, server)
         client.limit_bytes = lowered(limits.in_force(device), variable, visible, device)
-        own = Limits(devices).with_threads(client.env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        own = DaemonLimits(devices).with_threads(client.env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
         client.threads = self._threads_for(limits, own)
         server.clients.append(client)
         return self._tell(client, "")
 
-    def _limits_for(self, client: Client, server: Server) -> Limits:
+    def _limits_for(self, client: SimulatedClient, server: SimulatedServer) -> DaemonLimits:
         del client
         return server.limits
 
-    def _threads_for(self, limits: Limits, own: Limits) -> float:
+    def _threads_for(self, limits: DaemonLimits, own: DaemonLimits) -> float:
         """A client's own variable lowers, and never raises."""
         return min(limits.threads, own.threads)
 
-    def _seen_by(self, client: Client) -> tuple[str, ...]:
+    def _seen_by(self, client: SimulatedClient) -> tuple[str, ...]:
         """A client counts among what the daemon sees: its ordinals are the daemon's, not the node's."""
         devices = self.defaults.devices
-        seen = Node(dict.fromkeys(devices, 0))
+        seen = MpsNode(dict.fromkeys(devices, 0))
         return seen.visible(client.env.get("CUDA_VISIBLE_DEVICES"))
 
-    def _recover(self, server: Server) -> None:
+    def _recover(self, server: SimulatedServer) -> None:
         """After a fault, contexts are made anew once all that were hit have gone."""
         if server.status is Status.FAULT and not server.clients:
             server.status = Status.ACTIVE
 
-    def _tell(self, client: Client, error: str) -> None:
+    def _tell(self, client: SimulatedClient, error: str) -> None:
         self.effects.append(Tell(client, error))
 
-    def _with_pid(self, pid: int) -> Iterable[Server]:
+    def _with_pid(self, pid: int) -> Iterable[SimulatedServer]:
         return [server for server in self.servers if server.pid == pid]

@@ -1,0 +1,103 @@
+"""From the rows of a turn to the plugins that serve them. What did not change stays the same object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from partage.agent.endpoints.resource_plugin import Hooks, ResourcePlugin, ServedResource
+from partage.agent.status.status import RequestCounts
+from partage.model.gpu import Inventory
+from partage.model.ids import ResourceName
+from partage.model.policy import Options
+from partage.model.share import DeviceRow, Resource, resources_of
+from partage.plan.offer.guarantees import believed
+from partage.plan.serve.allocate import PreferredAllocator
+from partage.plan.serve.answer import AllocateResponder
+from partage.plan.turn import KubeletView
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTerms:
+    """What an answer depends on beside its resource.
+
+    run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
+    unwatched: GPUs whose guarded shares nobody watches: containers are told less.
+    """
+
+    inventory: Inventory
+    options: Options
+    run_dir: str
+    cdi_classes: tuple[str, ...] = ()
+    guard_dir: str = ""
+    unwatched: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a plugin's chooser and answerer were made of."""
+
+    resource: Resource
+    terms: AnswerTerms
+
+
+class PluginSet:
+    """All resources that are, or ever were, offered since the start."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._plugins: dict[ResourceName, ResourcePlugin] = {}
+        self._made: dict[ResourceName, _Made] = {}
+        self._last: tuple[KubeletView, AnswerTerms] | None = None
+
+    @property
+    def by_name(self) -> Mapping[ResourceName, ResourcePlugin]:
+        """All plugins, by resource."""
+        return self._plugins
+
+    def asked(self) -> dict[str, RequestCounts]:
+        """What the kubelet has asked of each since the start."""
+        return {str(name): plugin.asked for name, plugin in list(self._plugins.items())}
+
+    def publish(self, rows: KubeletView, terms: AnswerTerms) -> list[ResourcePlugin]:
+        """Serve these rows. Returns plugins that are new; the others are told."""
+        if self._last is not None and self._last[0] is rows and self._last[1] == terms:
+            return []
+        self._last = rows, terms
+        resources = resources_of(believed(rows.offer, terms.unwatched))
+        new = []
+        for name in dict.fromkeys((*rows.by_resource, *self._plugins)):
+            listed = rows.by_resource.get(name, ())
+            resource = resources.get(name, Resource(name, ()))
+            plugin = self._plugins.get(name)
+            served = self._served(plugin, resource, listed, rows.late, terms)
+            if plugin is not None:
+                plugin.publish(served)
+            elif listed:
+                plugin = self._plugins[name] = ResourcePlugin(name, served, self._hooks)
+                new.append(plugin)
+            self._made[name] = _Made(resource, terms)
+        return new
+
+    def _served(
+        self,
+        plugin: ResourcePlugin | None,
+        resource: Resource,
+        listed: Sequence[DeviceRow],
+        late: Mapping[str, float],
+        terms: AnswerTerms,
+    ) -> ServedResource:
+        made = self._made.get(resource.name)
+        if plugin is not None and made == _Made(resource, terms):
+            chooser, answerer = plugin.served.chooser, plugin.served.answerer
+        else:
+            chooser = PreferredAllocator(resource, terms.inventory.links, terms.options.allocation)
+            answerer = AllocateResponder(
+                resource,
+                terms.inventory,
+                terms.options,
+                terms.run_dir,
+                cdi_classes=terms.cdi_classes,
+                guard_dir=terms.guard_dir,
+            )
+        return ServedResource(tuple(listed), chooser, answerer, late)

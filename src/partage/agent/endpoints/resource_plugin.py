@@ -1,0 +1,145 @@
+"""One resource name, as the kubelet asks about it. The loop publishes; the kubelet's calls only look up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from partage.agent.status.status import RequestCounts
+from partage.edges.kubelet.port import DeviceList
+from partage.errors import Unreachable
+from partage.model.allocation import AllocationRefused, ContainerAllocation, ContainerHold
+from partage.model.ids import ResourceName
+from partage.model.share import DeviceRow
+from partage.plan.serve.allocate import PreferredAllocator
+from partage.plan.serve.answer import AllocateResponder
+from partage.plan.serve.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+PRE_START_S = 5.0
+"""How long the kubelet is asked who starts. It waits 30 s for us and fails the container then."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedResource:
+    """What one resource serves between two turns.
+
+    rows: what ListAndWatch says. late: ids that are no longer listed, because their GPU waits to change, and
+    until when (the agent's clock) an Allocate that was under way is still answered for them.
+    """
+
+    rows: tuple[DeviceRow, ...]
+    chooser: PreferredAllocator
+    answerer: AllocateResponder
+    late: Mapping[str, float] = field(default_factory=dict)
+    pre_start: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a plugin needs of the rest of the agent.
+
+    holders: asks PodResources. allocated: an Allocate was answered.
+    """
+
+    ledger: Ledger
+    clock: Callable[[], float]
+    holders: Callable[[], Awaitable[Sequence[ContainerHold]]]
+    allocated: Callable[[], None]
+
+
+class ResourcePlugin:
+    """A ``PluginHandler`` of one name. It outlives its last device: then its list is empty."""
+
+    def __init__(self, resource: ResourceName, served: ServedResource, hooks: Hooks) -> None:
+        self.resource = resource
+        self._served = served
+        self._hooks = hooks
+        self._list = DeviceList(1, served.rows)
+        self._listed = frozenset(row.id for row in served.rows)
+        self._news = asyncio.Event()
+        self._allocations = self._refusals = self._pre_starts = 0
+
+    # --- the loop's side ---
+
+    @property
+    def served(self) -> ServedResource:
+        """What is served now."""
+        return self._served
+
+    @property
+    def asked(self) -> RequestCounts:
+        """What the kubelet has asked until now."""
+        return RequestCounts(self._allocations, self._refusals, self._pre_starts)
+
+    def publish(self, served: ServedResource) -> None:
+        """Serve this from now on. The kubelet is told only where the rows are others."""
+        self._served = served
+        if served.rows == self._list.rows:
+            return
+        self._list = DeviceList(self._list.version + 1, served.rows)
+        self._listed = frozenset(row.id for row in served.rows)
+        self._news.set()
+        self._news = asyncio.Event()
+
+    # --- the kubelet's side: no waiting, no I/O ---
+
+    @property
+    def pre_start_required(self) -> bool:
+        """Only where something has to be set before a container starts: where it is required, no container
+        of this resource starts while the agent is away."""
+        return self._served.pre_start
+
+    def devices(self) -> DeviceList:
+        """The list of now."""
+        return self._list
+
+    async def changed(self, seen_version: int) -> None:
+        """Return once the list is another one."""
+        while self._list.version == seen_version:
+            await self._news.wait()
+
+    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        """Which ids to take. Nobody holds what the kubelet calls available."""
+        self._hooks.ledger.offered_as_free(self.resource, available, self._hooks.clock(), must_include)
+        return self._served.chooser.prefer(available, must_include, size)
+
+    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+        """What a container gets; the ledger remembers it."""
+        now_s = self._hooks.clock()
+        try:
+            self._must_be_served(ids, now_s)
+            answer = self._served.answerer.answer(ids)
+        except AllocationRefused as refusal:
+            self._refusals += 1
+            log.warning("allocation refused", extra={"resource": self.resource, "reason": str(refusal)})
+            raise
+        self._allocations += 1
+        log.debug("allocated", extra={"resource": self.resource, "ids": list(ids)})
+        self._hooks.ledger.allocated(self.resource, ids, now_s)
+        self._hooks.allocated()
+        return answer
+
+    def _must_be_served(self, ids: Sequence[str], now_s: float) -> None:
+        for share in ids:
+            if share not in self._listed and self._served.late.get(share, now_s) <= now_s:
+                raise AllocationRefused(
+                    f'invalid allocation request for "{self.resource}": '
+                    f"invalid request: unknown device: {share}"
+                )
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        """Learn who starts, where the kubelet says so in time. Never keeps a container from starting."""
+        self._pre_starts += 1
+        asked_s = self._hooks.clock()
+        try:
+            async with asyncio.timeout(PRE_START_S):
+                holders = await self._hooks.holders()
+        except (Unreachable, TimeoutError) as error:
+            reason = str(error) or "PodResources did not answer in time"
+            log.warning("holder not known before start", extra={"resource": self.resource, "reason": reason})
+            return
+        self._hooks.ledger.proven(self.resource, ids, holders, asked_s)

@@ -1,0 +1,258 @@
+"""Which policy holds: the file's, the last good one, or every GPU exclusive. Reloaded by content."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import stat
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from partage.agent.options import AgentOptions
+from partage.edges.files.policy import LoadedPolicy, load_policy, parse_policy
+from partage.edges.files.state import SavedPolicy
+from partage.edges.kubelet.sockets import check_plugin_sockets
+from partage.errors import InputError, PartageError, Problem, Unsatisfiable
+from partage.model.gpu import Inventory, NoDriver
+from partage.model.policy import ALL_EXCLUSIVE
+from partage.plan.offer.assign import GeometryOf
+from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
+from partage.plan.reconcile.known_node import KnownNode
+from partage.plan.report import PolicyReport, PolicyState
+
+log = logging.getLogger(__name__)
+
+UNSETTLED_S = 2.0
+"""A file that changed less than this ago is read again at the next look: two writes within one tick of the
+file system's clock leave the same times behind."""
+
+_Signature = tuple[int, ...]
+BUILT_IN = LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
+
+
+@dataclass(slots=True)
+class PolicyFile:
+    """Notices that a file has another content: edited in place, replaced, or behind a symlink that was
+    swapped (a ConfigMap). It is read only when its status has changed."""
+
+    path: Path
+    config: str | None
+    environ: Mapping[str, str]
+    _seen: _Signature | None = None
+    _settled: bool = False
+
+    def changed(self) -> bool:
+        """Whether it has to be read: its status is another one than at the last call."""
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            signature: _Signature = (error.errno or 0,)
+            settled = True
+        else:
+            signature = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+            settled = abs(time.time() - status.st_mtime) >= UNSETTLED_S
+            if self._seen is not None and stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
+                return False  # a pipe can be read once; one that took the file's place might never end
+        if signature == self._seen and self._settled:
+            return False
+        self._seen, self._settled = signature, settled
+        return True
+
+    def read(self) -> LoadedPolicy:
+        """Read and judge it. Raises InputError with all problems."""
+        return load_policy(str(self.path), self.config, self.environ)
+
+
+@dataclass(slots=True)
+class PolicyObserver:
+    """The policy that holds, and what became of the others.
+
+    good: holds; wish: the same, laid over the node. stands_in: it is not what the file says now.
+    problems: why the file's content does not hold; misfit: why the policy that holds no longer fits the node.
+    ask: asks for a turn.
+    """
+
+    settings: AgentOptions
+    geometry_of: GeometryOf
+    ask: Callable[[], None]
+    fallback: SavedPolicy | None = None
+    good: LoadedPolicy | None = None
+    wish: DesiredState | None = None
+    stands_in: bool = False
+    problems: tuple[Problem, ...] = ()
+    misfit: tuple[Problem, ...] = ()
+    reloads_ok: int = 0
+    reloads_failed: int = 0
+    _file: PolicyFile | None = None
+    _newest: LoadedPolicy | None = None
+    _judged_on: Inventory | None = None
+    _error: InputError | Unsatisfiable | None = None
+
+    # --- reading ---
+
+    def start(self) -> None:
+        """Read what the command line names. Raises InputError where it is wrong and nothing stands in."""
+        settings = self.settings
+        if settings.policy is None:
+            if settings.config is not None:
+                raise InputError(
+                    "--config names a configuration of a policy file", "say which with --policy FILE"
+                )
+            self._newest = BUILT_IN
+            return
+        self._file = PolicyFile(settings.policy, settings.config, settings.environ)
+        self._file.changed()
+        try:
+            self._newest = self._file.read()
+        except InputError as error:
+            self._refuse(error)
+            if self._last_good() is None:
+                raise
+
+    async def watch(self) -> None:
+        """Look at the file every policy_s, for ever. A wrong one changes nothing."""
+        while True:
+            await asyncio.sleep(self.settings.intervals.policy_s)
+            if self._file is not None and self._file.changed():
+                await self._reload(self._file)
+
+    async def _reload(self, file: PolicyFile) -> None:
+        try:
+            loaded = await asyncio.to_thread(file.read)
+        except InputError as error:
+            if error.problems != self.problems:
+                self._newest = None
+                self._refuse(error)
+                self.ask()
+            return
+        if self._newest is None or loaded.digest != self._newest.digest:
+            self._newest, self._judged_on = loaded, None
+            self.ask()
+
+    def _refuse(self, error: PartageError) -> None:
+        if error.problems == self.problems:
+            return
+        self.problems = error.problems
+        self.reloads_failed += 1
+        for problem in error.problems:
+            log.error("policy refused", extra={"problem": str(problem)})
+
+    # --- laying it over the node ---
+
+    def lay_on(self, node: KnownNode | None) -> None:
+        """Lay the newest policy over the node as it is now, else the one that holds, else the last good one.
+
+        Without a driver nothing can be judged, and nothing changes.
+        """
+        if node is None or isinstance(node.inventory.driver, NoDriver) or node.inventory == self._judged_on:
+            return
+        self._judged_on = node.inventory
+        if self._newest is not None and self._take(self._newest, node):
+            return
+        if self.good is not None:
+            self._lay_again(self.good, node)
+        elif (last := self._last_good()) is not None:
+            self._stand_in(last, node)
+
+    def must_hold(self) -> None:
+        """Raises InputError or Unsatisfiable where the policy was refused and nothing stands in."""
+        if self.good is None and self._error is not None:
+            raise self._error
+
+    def _take(self, loaded: LoadedPolicy, node: KnownNode) -> bool:
+        """Let it hold, where it can."""
+        try:
+            wish = self._lay(loaded, node)
+        except (InputError, Unsatisfiable) as error:
+            self._error = error
+            self._refuse(error)
+            return False
+        if loaded is not self.good:
+            self._adopted(loaded, wish)
+        self.good, self.wish, self.stands_in = loaded, wish, False
+        self.problems = self.misfit = ()
+        return True
+
+    def _adopted(self, loaded: LoadedPolicy, wish: DesiredState) -> None:
+        self.reloads_ok += 1
+        for problem in (*loaded.warnings, *wish.warnings):
+            log.warning("policy is doubtful", extra={"problem": str(problem)})
+        source = loaded.policy.source or "built-in"
+        log.info("policy holds", extra={"source": source, "digest": loaded.digest[:12] or None})
+
+    def _last_good(self) -> LoadedPolicy | None:
+        """The policy of the state directory, where it is still understood."""
+        saved = self.fallback
+        if saved is None:
+            return None
+        try:
+            return parse_policy(saved.text, saved.source, saved.config, self.settings.environ)
+        except InputError as error:
+            log.warning("last good policy is of no use", extra={"problem": str(error)})
+            self.fallback = None
+            return None
+
+    def _stand_in(self, last: LoadedPolicy, node: KnownNode) -> None:
+        try:
+            self.wish = self._lay(last, node)
+        except (InputError, Unsatisfiable) as error:
+            log.warning("last good policy does not fit either", extra={"problem": str(error)})
+            return
+        self.good, self.stands_in = last, True
+        log.warning("last good policy holds", extra={"source": last.policy.source})
+
+    def _lay_again(self, loaded: LoadedPolicy, node: KnownNode) -> None:
+        """The node has changed. Where the policy no longer fits, what it wanted before is still wanted."""
+        self.stands_in = loaded is not self._newest
+        try:
+            self.wish = self._lay(loaded, node)
+        except (InputError, Unsatisfiable) as error:
+            if error.problems != self.misfit:
+                log.warning("policy no longer fits the node", extra={"problem": str(error)})
+            self.misfit = error.problems
+            return
+        self.misfit = ()
+
+    def _lay(self, loaded: LoadedPolicy, node: KnownNode) -> DesiredState:
+        policy = with_driver_root(loaded.policy, self.settings.driver_root)
+        desired = resolve(policy, node.inventory, self.geometry_of)
+        check_plugin_sockets(self.settings.kubelet_dir, desired.names)
+        return desired
+
+    # --- telling ---
+
+    def digest(self) -> str:
+        """Of the text of the policy that holds; empty for none."""
+        return self.good.digest if self.good else ""
+
+    @property
+    def saved(self) -> SavedPolicy | None:
+        """What the state file shall remember."""
+        if self.good is None:
+            return self.fallback
+        if not self.good.text:
+            return None
+        config = self.fallback.config if self.stands_in and self.fallback else self.settings.config
+        return SavedPolicy(self.good.text, self.good.policy.source, config)
+
+    @property
+    def report(self) -> PolicyReport:
+        """How it stands."""
+        loaded, wish = self.good or self._newest, self.wish
+        return PolicyReport(
+            state=self._state(),
+            source=loaded.policy.source if loaded else "",
+            config=self.settings.config,
+            digest=loaded.digest if loaded else "",
+            problems=(*self.problems, *self.misfit),
+            warnings=(*(loaded.warnings if loaded else ()), *(wish.warnings if wish else ())),
+        )
+
+    def _state(self) -> PolicyState:
+        if self.good is None:
+            return PolicyState.NONE
+        if self.stands_in or self.problems:
+            return PolicyState.LAST_GOOD
+        return PolicyState.FILE if self._file is not None else PolicyState.BUILT_IN

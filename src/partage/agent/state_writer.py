@@ -1,0 +1,118 @@
+"""What the agent writes down for its successor: the policy, what GPUs serve, health that needs proof."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from partage.edges.files.state import SavedPolicy, SavedState, StateDir
+from partage.plan.reconcile.known_node import KnownNode
+from partage.plan.reconcile.settings import OriginalSettings
+from partage.plan.turn import NodeState
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 30.0
+"""How soon a state that could not be written is tried again: a full disk does not heal quickly."""
+PATIENCE_S = 2.0
+"""How long new shares wait for the disk. The node's GPUs shall not stand idle for a disk that hangs."""
+
+
+_NOTHING: Mapping[str, OriginalSettings] = MappingProxyType({})
+
+
+@dataclass(slots=True)
+class StateWriter:
+    """The state directory, written when something changed. It may be read-only: then we warn and run.
+
+    trouble: why the last state is not on disk, else empty.
+    """
+
+    directory: StateDir
+    clock: Callable[[], float]
+    trouble: str = ""
+    _boot_id: str = ""
+    _latest: SavedState | None = None
+    _key: object = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _asked: int = 0
+    _done: int = 0
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def load(self) -> SavedState:
+        """What the agent before us wrote; empty where there is nothing that can be used."""
+        loaded = self.directory.load(self.clock())
+        for problem in loaded.problems:
+            log.warning("state is of no use", extra={"problem": problem})
+        if self.directory.problem:
+            self._note(self.directory.problem)
+        return loaded.state or SavedState()
+
+    def has_seen(self, node: KnownNode | None) -> None:
+        """Which boot of the node this is."""
+        if node is not None and node.inventory.boot_id:
+            self._boot_id = node.inventory.boot_id
+
+    def remember(
+        self,
+        standing: NodeState,
+        policy: SavedPolicy | None,
+        before: Mapping[str, OriginalSettings] = _NOTHING,
+    ) -> None:
+        """Have this written, if it says something new. Timers of health alone are nothing new."""
+        phases = {gpu: (health.gpu, health.instances) for gpu, health in standing.health.items()}
+        key = (self._boot_id, policy, standing.serving, phases, before)
+        self._latest = SavedState(self._boot_id, policy, standing.serving, standing.health, before)
+        if key != self._key:
+            self._key = key
+            self._asked += 1
+            self._changed.set()
+
+    async def keep(self, before: Mapping[str, OriginalSettings]) -> None:
+        """Have on disk how GPUs were set, before they are set otherwise."""
+        self._latest = replace(self._latest or SavedState(self._boot_id), before=before)
+        self._key = None
+        self._asked += 1
+        self._changed.set()
+        await self.written()
+
+    async def run(self) -> None:
+        """Write when something changed, for ever; after a failure, try again."""
+        while True:
+            try:
+                async with asyncio.timeout(RETRY_S if self.trouble else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            asked = self._asked
+            await asyncio.to_thread(self.save)
+            self._done = asked
+            self._news.set()
+
+    async def written(self) -> None:
+        """Return once all that is to be remembered is on disk, or cannot be, or the disk takes too long."""
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while self._done < self._asked:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            log.warning("state is slow to be remembered", extra={"waited": f"{PATIENCE_S:g} s"})
+
+    def save(self) -> None:
+        """Write the latest state. Blocks, also for an earlier call in another thread."""
+        with self._writing:
+            if self._latest is not None:
+                failure = self.directory.save(self._latest, self.clock())
+                self._note(failure.reason if failure else "")
+
+    def _note(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            log.warning("state is not remembered", extra={"reason": trouble})
+        self.trouble = trouble

@@ -1,0 +1,1 @@
+"""What the agent says of itself: the last report, readiness, metrics."""

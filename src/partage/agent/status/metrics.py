@@ -1,0 +1,279 @@
+"""The last report as Prometheus metrics. Imported at the first scrape: prometheus_client costs 2 MiB."""
+
+from __future__ import annotations
+
+import platform
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from partage import __version__
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import assess, stalled
+from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.edges.hardware.supervisor import HelperState
+from partage.model.gpu import NoDriver
+from partage.model.health import HealthState
+from partage.model.mps import DaemonPhase
+from partage.model.policy import Strategy
+from partage.plan.report import PolicyState, Report
+from partage.plan.serve.ledger import Degree
+from partage.plan.serve.watchdog import GrantKind
+
+HelperOf = Callable[[], HelperState]
+_Row = tuple[tuple[str, ...], float]
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
+    family = GaugeMetricFamily(f"partage_{name}", text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
+    family = CounterMetricFamily(f"partage_{name}", text, labels=labels)
+    for values, number in rows:
+        family.add_metric(values, number)
+    return family
+
+
+class ReportCollector(Collector):
+    """Reads the board at every scrape. helper: None where the hardware is in the agent's own process."""
+
+    def __init__(self, board: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> None:
+        self._board = board
+        self._intervals = intervals
+        self._helper = helper
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        yield from self._agent()
+        yield from self._counts()
+        report = self._board.report
+        if report is None:
+            return
+        yield from _watch(self._board.look())
+        yield from _node(report)
+        yield from _gpus(report)
+        yield from _daemons(report)
+        yield from _shares(report)
+        yield _gauge(
+            "seconds_since_turn",
+            "Seconds since the last turn of the agent's loop.",
+            (),
+            [((), max(0.0, self._board.clock() - report.clock_s))],
+        )
+
+    def _agent(self) -> Iterator[Metric]:
+        board = self._board
+        info = ((__version__, platform.python_version()), 1.0)
+        yield _gauge("build_info", "Version of Partage and of Python.", ("version", "python"), [info])
+        well = not assess(board, self._intervals).not_well
+        yield _gauge("healthy", "1 while /healthz answers 200.", (), [((), float(well))])
+        alive = stalled(board, self._intervals) is None
+        yield _gauge("loop_alive", "1 while the agent's loop moves.", (), [((), float(alive))])
+        states = board.endpoints()
+        yield _gauge(
+            "registered",
+            "1 while the kubelet has the resource registered.",
+            ("resource",),
+            [((state.resource,), float(state.registered)) for state in states],
+        )
+        yield _counter(
+            "registrations",
+            "Registrations that the kubelet accepted.",
+            ("resource",),
+            [((state.resource,), state.registrations) for state in states],
+        )
+        if self._helper is not None:
+            helper = self._helper()
+            yield _gauge("helper_up", "1 while the helper process answers.", (), [((), float(helper.up))])
+            yield _counter(
+                "helper_restarts", "Times the helper process was replaced.", (), [((), helper.restarts)]
+            )
+
+    def _counts(self) -> Iterator[Metric]:
+        counts = self._board.counts
+        yield _counter("turns", "Turns of the agent's loop.", (), [((), counts.turns)])
+        reloads = [(("ok",), counts.reloads_ok), (("failed",), counts.reloads_failed)]
+        yield _counter(
+            "policy_reloads",
+            "Policies that were taken, the first included, and refused.",
+            ("result",),
+            reloads,
+        )
+        yield _counter(
+            "gpu_changes",
+            "Changes of layouts and settings: done, taken back, torn (neither), not begun.",
+            ("ending",),
+            [((ending,), counts.changes[ending]) for ending in ("done", "back", "torn", "not-begun")],
+        )
+        asked = counts.asked()
+        yield _counter(
+            "allocations",
+            "Allocate calls that were answered.",
+            ("resource",),
+            [((name,), row.allocations) for name, row in asked.items()],
+        )
+        yield _counter(
+            "allocations_refused",
+            "Allocate calls that were refused.",
+            ("resource",),
+            [((name,), row.refusals) for name, row in asked.items()],
+        )
+        yield _counter(
+            "xids",
+            "XID events of the driver.",
+            ("gpu", "xid"),
+            [((gpu, str(code)), number) for (gpu, code), number in counts.xids.copy().items()],
+        )
+        yield _counter(
+            "watchdog_kills",
+            "Processes of containers over their share whose work was ended, by MPS daemon or signal.",
+            ("gpu", "how"),
+            list(counts.kills.copy().items()),
+        )
+        yield _counter(
+            "watchdog_kills_failed",
+            "Processes of containers over their share that could not be ended.",
+            ("gpu",),
+            [((gpu,), number) for gpu, number in counts.not_killed.copy().items()],
+        )
+
+
+def _watch(look: WatchObservation | None) -> Iterator[Metric]:
+    """Containers that hold shares of watched GPUs. A container without any figure has no sample of memory."""
+    if look is None:
+        return
+    yield _gauge(
+        "watchdog_blind", "1 while containers cannot be watched.", (), [((), float(bool(look.blind)))]
+    )
+    labels = ("namespace", "pod", "container", "gpu")
+    used: Counter[tuple[str, ...]] = Counter()
+    over: dict[tuple[str, ...], float] = {}
+    for usage in look.watched.usages:
+        if usage.grant is not GrantKind.HELD or (holder := usage.holder) is None:
+            continue
+        who = (holder.namespace, holder.pod, holder.container, usage.gpu)
+        over[who] = max(over.get(who, 0.0), float(usage.over))
+        if any(row.used_bytes is not None for row in usage.processes):
+            used[who] += usage.used_bytes
+    yield _gauge(
+        "container_memory_bytes",
+        "GPU memory that the processes of a container use, of those that say how much.",
+        labels,
+        list(used.items()),
+    )
+    yield _gauge(
+        "container_over_share", "1 while the container uses more than its share.", labels, list(over.items())
+    )
+
+
+def _node(report: Report) -> Iterator[Metric]:
+    driver = report.node.inventory.driver if report.node else None
+    works = driver is not None and not isinstance(driver, NoDriver)
+    yield _gauge("driver_up", "1 while there is a driver that works.", (), [((), float(works))])
+    if driver is not None and not isinstance(driver, NoDriver):
+        row = ((driver.version, driver.cuda), 1.0)
+        yield _gauge("driver_info", "The driver.", ("version", "cuda"), [row])
+    policy = report.policy
+    holds = not policy.problems
+    yield _gauge("policy_valid", "1 while the policy that was asked for holds.", (), [((), float(holds))])
+    yield _gauge(
+        "policy_state",
+        "1 for the policy that holds: that of the file, the last good one, the built-in one, none.",
+        ("state",),
+        [((str(state),), float(state is policy.state)) for state in PolicyState],
+    )
+    neighbours = report.neighbours
+    answers = {
+        "hardware": neighbours.hardware,
+        "pod-resources": neighbours.pod_resources,
+        "state-dir": neighbours.state_dir,
+    }
+    yield _gauge(
+        "neighbour_up",
+        "1 while a neighbour of the agent does what it is asked.",
+        ("neighbour",),
+        [((name,), float(not trouble)) for name, trouble in answers.items()],
+    )
+
+
+def _gpus(report: Report) -> Iterator[Metric]:
+    gpus = [((gpu.uuid, str(gpu.index)), gpu) for gpu in report.gpus]
+    labels = ("gpu", "index")
+    yield _gauge(
+        "gpu_health",
+        "1 for the state of health that the GPU is in.",
+        (*labels, "state"),
+        [
+            ((*who, str(state)), float(state is gpu.health.state))
+            for who, gpu in gpus
+            for state in HealthState
+        ],
+    )
+    yield _gauge(
+        "gpu_strategy",
+        "1 for the strategy that the GPU serves.",
+        (*labels, "strategy"),
+        [((*who, str(each)), float(each is gpu.strategy)) for who, gpu in gpus for each in Strategy],
+    )
+    yield _gauge(
+        "gpu_info", "The GPU.", (*labels, "product"), [((*who, gpu.product), 1.0) for who, gpu in gpus]
+    )
+    yield _gauge(
+        "gpu_waiting",
+        "1 while the GPU waits for its shares to be given back before it changes.",
+        labels,
+        [(who, float(gpu.draining)) for who, gpu in gpus],
+    )
+    yield _gauge(
+        "gpu_shares_held", "Shares of the GPU that are held.", labels, [(who, gpu.held) for who, gpu in gpus]
+    )
+
+
+def _daemons(report: Report) -> Iterator[Metric]:
+    rows = [((gpu.uuid, str(gpu.index), one.device), one) for gpu in report.gpus for one in gpu.daemons]
+    labels = ("gpu", "index", "device")
+    yield _gauge(
+        "mps_daemon_serving",
+        "1 while the MPS daemon of the GPU or MIG device takes clients.",
+        labels,
+        [(who, float(one.phase is DaemonPhase.SERVING)) for who, one in rows],
+    )
+    yield _gauge(
+        "mps_clients",
+        "Processes that work through the MPS daemon.",
+        labels,
+        [(who, float(len(one.clients))) for who, one in rows],
+    )
+
+
+def _shares(report: Report) -> Iterator[Metric]:
+    rows: list[_Row] = []
+    for resource in report.resources:
+        rows.append(((resource.name, "healthy"), resource.healthy))
+        rows.append(((resource.name, "unhealthy"), resource.listed - resource.healthy))
+    yield _gauge("devices", "Shares that are listed to the kubelet.", ("resource", "health"), rows)
+    names = [resource.name for resource in report.resources]
+    held = Counter((entry.resource, entry.degree) for entry in report.entries)
+    names += [name for name, _ in held if name not in names]
+    yield _gauge(
+        "shares_held",
+        "Shares that are held, by how sure it is who holds them.",
+        ("resource", "degree"),
+        [((name, str(degree)), held[name, degree]) for name in dict.fromkeys(names) for degree in Degree],
+    )
+
+
+def exposition(board: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> Callable[[], bytes]:
+    """A function that writes all metrics in Prometheus' text format."""
+    registry = CollectorRegistry()
+    registry.register(ReportCollector(board, intervals, helper))
+    ProcessCollector(registry=registry)
+    return lambda: generate_latest(registry)

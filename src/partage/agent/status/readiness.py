@@ -1,0 +1,105 @@
+"""Is all well? What a probe is told, with reasons. Judged when it is asked: it holds when the loop hangs.
+
+``not_well``: the node does not get its GPUs now, or nobody would notice a fault: 503. ``degraded``: for
+people; the node goes on, and a restart would change nothing: 200.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from partage.agent.options import Intervals
+from partage.agent.status.status import AgentStatus
+from partage.edges.kubelet.port import EndpointState
+from partage.model.gpu import NoDriver
+from partage.model.mps import DaemonPhase
+from partage.plan.report import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """code: stable, for machines. message: a sentence."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """not_well, degraded: see the module."""
+
+    not_well: tuple[Reason, ...]
+    degraded: tuple[Reason, ...]
+
+
+def stalled(board: AgentStatus, intervals: Intervals) -> Reason | None:
+    """Whether the loop's pulse is too old: the one thing that a restart of the agent mends."""
+    age_s = board.clock() - board.pulse_s
+    if age_s <= intervals.stalled_s:
+        return None
+    return Reason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
+
+
+def assess(board: AgentStatus, intervals: Intervals) -> Readiness:
+    """Everything that is wrong now."""
+    report = board.report
+    not_well = [] if (reason := stalled(board, intervals)) is None else [reason]
+    if report is None:
+        not_well.append(Reason("starting", "the agent has not looked at the node yet"))
+        return Readiness(tuple(not_well), ())
+    not_well += [*_hardware(board, report), *_kubelet(board, report, intervals)]
+    return Readiness(tuple(not_well), (*_degraded(report), *_unwatched(board)))
+
+
+def _hardware(board: AgentStatus, report: Report) -> Iterator[Reason]:
+    # A helper that has just died is known at once; one that hangs, when a question had no answer.
+    if trouble := board.helper_trouble() or report.neighbours.hardware:
+        yield Reason("helper-down", trouble)
+    elif report.node is None:
+        yield Reason("helper-down", "the hardware has not answered yet")
+    elif isinstance(driver := report.node.inventory.driver, NoDriver):
+        yield Reason(driver.kind, f"{driver.reason}; {driver.hint}" if driver.hint else driver.reason)
+
+
+def _kubelet(board: AgentStatus, report: Report, intervals: Intervals) -> Iterator[Reason]:
+    endpoints = {state.resource: state for state in board.endpoints()}
+    for resource in report.resources:
+        state = endpoints.get(resource.name, EndpointState(resource.name))
+        if state.registered or not (resource.listed or resource.held):
+            continue
+        waited_s = board.clock() - state.since
+        why = state.last_error or "the kubelet has not answered yet"
+        code = "kubelet-silent" if state.attempts and waited_s > intervals.silent_s else "not-registered"
+        yield Reason(code, f"{resource.name} is not registered: {why}")
+
+
+def _unwatched(board: AgentStatus) -> Iterator[Reason]:
+    look = board.look()
+    if look is not None and look.blind:
+        yield Reason("watch-blind", f"containers cannot be watched: {look.blind}")
+
+
+def _degraded(report: Report) -> Iterator[Reason]:
+    for problem in report.policy.problems:
+        yield Reason("policy-refused", str(problem))
+    for gpu in report.gpus:
+        if not gpu.health.state.offered:
+            yield Reason("gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}): {gpu.health.reason}")
+        for gi_id, phase in gpu.instances.items():
+            if not phase.state.offered:
+                yield Reason(
+                    "gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}), GPU instance {gi_id}: {phase.reason}"
+                )
+        for one in gpu.daemons:
+            if one.phase is not DaemonPhase.SERVING:
+                yield Reason("mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}")
+    neighbours = report.neighbours
+    if neighbours.pod_resources:
+        yield Reason("holders-unknown", neighbours.pod_resources)
+    if neighbours.state_dir:
+        yield Reason("state-not-saved", neighbours.state_dir)
+    if neighbours.cdi:
+        yield Reason("cdi-incomplete", neighbours.cdi)
+    if neighbours.guard:
+        yield Reason("guard-not-written", neighbours.guard)

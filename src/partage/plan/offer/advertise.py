@@ -1,0 +1,188 @@
+"""From an assignment to what is offered: shares, their memory, their guarantees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final, assert_never
+
+from partage.model.gpu import Inventory
+from partage.model.ids import ResourceName
+from partage.model.placement import Placement
+from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, resources_of
+from partage.plan.offer.assign import Assignment, PlannedDevice, Target
+from partage.plan.offer.findings import Findings
+from partage.plan.offer.list_size import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
+from partage.plan.offer.mps_shares import (
+    Portions,
+    client_cap,
+    client_offerings,
+    limits_clients,
+    no_namespaces,
+    portions,
+)
+from partage.units import GIB, MIB
+
+_LARGEST_LIST: Final = MESSAGE_LIMIT_BYTES - SLACK_BYTES
+
+
+def advertise(assignment: Assignment, inventory: Inventory, policy: Policy) -> NodeOffer:
+    """What every GPU that answers offers, planned MIG devices included (``DeviceOffer.planned``).
+
+    Raises Unsatisfiable with all problems: more MPS clients than architecture and driver allow, an MPS
+    protocol that the driver does not have, clients that want more memory or threads than the GPU has, more
+    ids in one resource than one kubelet message holds.
+    Raises InputError where the name of a client makes no resource name.
+    """
+    findings = Findings(policy.source)
+    holders = Counter(_instance(target) for target in assignment.targets)
+    rows: dict[str, list[DeviceOffer]] = {
+        gpu.uuid: [] for gpu in inventory if gpu.uuid in assignment.strategies
+    }
+    for target in assignment.targets:
+        gpu_rows = rows.setdefault(target.gpu.uuid, [])
+        whole = _whole_device(target, len(gpu_rows), holders[_instance(target)])
+        gpu_rows.extend(_offerings(target, whole, inventory, findings))
+    offer = {gpu: tuple(offerings) for gpu, offerings in rows.items()}
+    origins = {target.resource: _replicas_path(target) for target in reversed(assignment.targets)}
+    _refuse_too_long_lists(offer, origins, findings)
+    findings.raise_any()
+    return offer
+
+
+def _refuse_too_long_lists(offer: NodeOffer, origins: Mapping[ResourceName, str], findings: Findings) -> None:
+    for name, resource in resources_of(offer).items():
+        if list_bytes(resource.offerings) <= _LARGEST_LIST:
+            continue
+        most = most_for_each(resource.offerings, _LARGEST_LIST)
+        fitting = sum(min(offering.count, most) for offering in resource.offerings)
+        message = f"{name}: {resource.count:,} shares do not fit into the kubelet's message of 4 MiB"
+        hint = f"{fitting:,} would fit, at most {most:,} for each device"
+        findings.add("impossible", origins.get(name, ""), message, hint)
+
+
+# --- one device -------------------------------------------------------------------------------
+
+
+def _instance(target: Target) -> tuple[str, Placement | None]:
+    """The GPU, or the GPU instance, whose memory a device has."""
+    return target.gpu.uuid, target.mig.placement if target.mig is not None else None
+
+
+def _offerings(
+    target: Target, whole: DeviceOffer, inventory: Inventory, findings: Findings
+) -> list[DeviceOffer]:
+    """The rows of one device; none where there is a problem. whole: the device in one share."""
+    sharing = target.sharing
+    match sharing:
+        case Exclusive():
+            offerings = [whole]
+        case TimeSlicing():
+            offerings = [_time_sliced(whole, sharing)]
+        case Mps():
+            offerings = _mps(target, whole, sharing, inventory, findings)
+        case _:
+            assert_never(sharing)
+    return [_at_most_advisory(row) for row in offerings] if inventory.open_to_env else offerings
+
+
+def _whole_device(target: Target, position: int, holders: int) -> DeviceOffer:
+    """The device in one share. position: among the rows of its GPU.
+
+    holders: devices that live in the same GPU instance. Compute instances have multiprocessors of their own,
+    and the memory in common: each is given an even part of it, and no guarantee.
+    """
+    gpu, mig = target.gpu, target.mig
+    nodes: tuple[str, ...] = (f"/dev/nvidia{gpu.minor}",)
+    if mig is None:
+        device, index, memory, profile = gpu.uuid, str(gpu.index), gpu.memory_bytes, None
+    elif isinstance(mig, PlannedDevice):
+        device = f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}#{position}"
+        index, profile, nodes = f"{gpu.index}:{position}", str(mig.item.profile), ()
+        memory = mig.spec.memory_bytes or mig.item.profile.gigabytes * GIB
+    else:
+        device, index, memory, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.memory_bytes, mig.profile
+        minors = (minor for minor in (mig.gi_minor, mig.ci_minor) if minor is not None)
+        nodes += tuple(f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors)
+    return DeviceOffer(
+        device=device,
+        gpu=gpu.uuid,
+        index=index,
+        gpu_index=gpu.index,
+        resource=target.resource,
+        strategy=target.strategy,
+        shared=Strategy.EXCLUSIVE,
+        replicas=1,
+        memory_bytes=memory if holders == 1 else memory // holders // MIB * MIB,
+        guarantee=Guarantee.HARD if holders == 1 else Guarantee.NONE,
+        numa_node=gpu.numa_node,
+        nodes=nodes,
+        single=target.single,
+        planned=isinstance(mig, PlannedDevice),
+        profile=profile,
+        guard=target.guard,
+    )
+
+
+def _time_sliced(whole: DeviceOffer, sharing: TimeSlicing) -> DeviceOffer:
+    return replace(
+        whole,
+        shared=Strategy.TIME_SLICING,
+        replicas=sharing.replicas,
+        count=sharing.replicas,
+        memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB,
+        # The guard is a framework's own cap, which a tenant can drop: more than nothing, and no more.
+        guarantee=Guarantee.ADVISORY if whole.guard else Guarantee.NONE,
+        interval=sharing.interval,
+    )
+
+
+def _mps(
+    target: Target, whole: DeviceOffer, sharing: Mps, inventory: Inventory, findings: Findings
+) -> list[DeviceOffer]:
+    gpu = [target.gpu.index]
+    cap = client_cap(target.gpu.compute_capability, inventory.driver)
+    if sharing.replicas > cap.clients:
+        message = f"{sharing.replicas:,} MPS clients, but at most {cap.clients} are possible: {cap.why}"
+        findings.add("impossible", _replicas_path(target), message, gpus=gpu)
+        return []
+    if sharing.protocol >= 3 and (
+        why_not := no_namespaces(target.gpu, inventory.driver, mig=target.mig is not None)
+    ):
+        path = f"{_replicas_path(target).rpartition('.')[0]}.protocol"
+        hint = "without 'protocol' smaller shares are held by variables that a tenant can drop"
+        findings.add("impossible", path, why_not, hint, gpu)
+        return []
+    shares = portions(sharing, whole.memory_bytes)
+    if not isinstance(shares, Portions):
+        findings.add("impossible", f"{target.origin}.mps.clients", shares.message, shares.hint, gpu)
+        return []
+    # A MIG device has no compute mode: a tenant without the daemon's pipe has all of it.
+    guarded = limits_clients(target.gpu) and sharing.exclusive_process and target.mig is None
+    try:
+        return client_offerings(whole, shares, guarded=guarded)
+    except ValueError as wrong:
+        findings.add("wrong", f"{target.origin}.mps.clients", str(wrong), gpus=gpu)
+        return []
+
+
+def _at_most_advisory(offering: DeviceOffer) -> DeviceOffer:
+    """A tenant who may set NVIDIA_VISIBLE_DEVICES himself is held by nothing."""
+    if offering.guarantee.strength <= Guarantee.ADVISORY.strength:
+        return offering
+    return replace(offering, guarantee=Guarantee.ADVISORY)
+
+
+def _replicas_path(target: Target) -> str:
+    """Where the policy says how many: NVIDIA's entries are the sharing's own, ours name the strategy."""
+    if not target.origin or isinstance(target.sharing, Exclusive):
+        return target.origin
+    if target.origin.startswith("sharing."):
+        return f"{target.origin}.replicas"
+    strategy = "mps" if isinstance(target.sharing, Mps) else "time-slicing"
+    if isinstance(target.sharing, Mps) and target.sharing.clients:
+        return f"{target.origin}.mps.clients"
+    inside = ".mig" if target.mig is not None and target.strategy is Strategy.MIG else ""
+    return f"{target.origin}{inside}.{strategy}.replicas"

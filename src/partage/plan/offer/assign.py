@@ -1,0 +1,324 @@
+"""Lay a policy over an inventory: which device is offered how, under which name, and what cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from partage.errors import Problem
+from partage.model.gpu import Gpu, Inventory, MigDevice, NoDriver
+from partage.model.ids import VENDOR, ResourceName, parse_resource_name
+from partage.model.policy import (
+    Exclusive,
+    GpuEntry,
+    MigStrategy,
+    Mps,
+    NamePattern,
+    Options,
+    Policy,
+    ResourceEntry,
+    Sharing,
+    Strategy,
+    TimeSlicing,
+    WatchAction,
+)
+from partage.plan.offer.claims import ClaimableDevice, claim
+from partage.plan.offer.findings import Findings, name_gpus
+from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
+from partage.plan.offer.presented import PlannedDevice, Presented, present
+from partage.plan.offer.select import GeometryOf, glob_matches, select
+
+__all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign"]
+
+_GPU = ResourceName(f"{VENDOR}/gpu")
+_SUFFIX = ".shared"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One device that is offered. mig: None for a whole GPU.
+
+    resource: the final name. strategy: the GPU's. single: one share per container at most.
+    origin: path in the policy file, empty for the default.
+    """
+
+    gpu: Gpu
+    mig: MigDevice | PlannedDevice | None
+    sharing: Sharing
+    strategy: Strategy
+    resource: ResourceName
+    single: bool = False
+    guard: bool = False
+    watch: WatchAction = WatchAction.WARN
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """The policy, laid over one inventory.
+
+    targets: ordered by GPU index, then MIG index or placement.
+    strategies: of every GPU that answers, by UUID (a MIG GPU without instances has no target).
+    pending: GPU UUID to a sentence: what has still to be done by hand or by a later step (a layout to make).
+    warnings: doubtful things, each with file and path.
+    """
+
+    targets: tuple[Target, ...]
+    strategies: Mapping[str, Strategy]
+    pending: Mapping[str, str]
+    warnings: tuple[Problem, ...] = ()
+
+    @property
+    def watch_of(self) -> dict[str, WatchAction]:
+        """GPU UUID to what happens to a container that exceeds its share of it."""
+        return {target.gpu.uuid: target.watch for target in self.targets}
+
+
+def assign(
+    policy: Policy,
+    inventory: Inventory,
+    geometry_of: GeometryOf,
+    stay: Mapping[str, Collection[str]] | None = None,
+) -> Assignment:
+    """Lay ``policy`` over ``inventory``.
+
+    stay: GPUs, by UUID, whose MIG layout is being made, and those of their MIG devices that live on: what is
+    offered meanwhile. The policy is to be laid over the node without ``stay`` before: that judges it.
+
+    Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG
+    layout that does not fit, MIG strategy ``single`` on unequal devices), each with *all* problems found;
+    InputError outranks.
+
+    Without a driver nothing can be judged, and the assignment is empty.
+    """
+    if isinstance(inventory.driver, NoDriver):
+        return Assignment((), {}, {})
+    findings = Findings(policy.source)
+    owners = select(policy, inventory, geometry_of, findings)
+    strategy = policy.options.mig_strategy
+    presented = {
+        gpu.uuid: present(
+            gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings, stay=(stay or {}).get(gpu.uuid)
+        )
+        for gpu in inventory
+    }
+    if strategy is MigStrategy.SINGLE and not stay:
+        _check_single(policy, inventory, presented, findings)
+    devices = [
+        ClaimableDevice(gpu, mig, _default_name(gpu, mig, policy.options), position)
+        for gpu in inventory
+        for position, mig in enumerate(presented[gpu.uuid].devices)
+    ]
+    claims = claim(policy, devices, inventory, findings)
+    targets = [
+        _target(device, owners.get(device.gpu.uuid), claims.get(device.key), policy.options, findings)
+        for device in devices
+    ]
+    _warn_of_unlike_shares(policy, targets, findings)
+    findings.raise_any()
+    return Assignment(
+        targets=tuple(targets),
+        strategies=_strategies(inventory, presented, targets),
+        pending={uuid: shown.pending for uuid, shown in presented.items() if shown.pending},
+        warnings=findings.warnings(),
+    )
+
+
+# --- names -------------------------------------------------------------------------------------
+
+
+def _default_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
+    """The name by the operator's patterns, else by the MIG strategy."""
+    if mig is None:
+        return _by_pattern(gpu.product, options.gpu_names) or _GPU
+    profile = mig.profile if isinstance(mig, MigDevice) else str(mig.item.profile)
+    named = _by_pattern(profile, options.mig_names)
+    if named is not None:
+        return named
+    if options.mig_strategy is MigStrategy.SINGLE:
+        return _GPU
+    return ResourceName(f"{VENDOR}/mig-{profile.replace('+', '.').replace(',', '.')}")
+
+
+def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:
+    return next((pattern.name for pattern in patterns if glob_matches(pattern.pattern, text)), None)
+
+
+# --- one device --------------------------------------------------------------------------------
+
+
+def _target(
+    device: ClaimableDevice,
+    entry: GpuEntry | None,
+    claimed: ResourceEntry | None,
+    options: Options,
+    findings: Findings,
+) -> Target:
+    if entry is not None and claimed is not None:
+        findings.add("wrong", claimed.origin, f"selected by {entry.origin} already", gpus=[device.gpu.index])
+    if claimed is not None:
+        target = _of_resource(device, claimed)
+    elif entry is not None:
+        target = _of_gpu(device, entry, options)
+    else:
+        target = Target(device.gpu, device.mig, Exclusive(), _strategy(device, Exclusive()), device.resource)
+    if isinstance(target.sharing, Mps) and _has_no_daemon(device, claimed):
+        findings.add(
+            "impossible",
+            _mps_path(target.origin, entry),
+            "sharing using MPS is not supported for MIG devices",
+            "Partage's own format gives each MIG device a daemon: mig: {layout: [...], mps: {replicas: 4}}",
+            [device.gpu.index],
+        )
+    return target
+
+
+def _has_no_daemon(device: ClaimableDevice, claimed: ResourceEntry | None) -> bool:
+    """NVIDIA's files have no MPS on MIG devices; a GPU in MIG mode has none as a whole."""
+    if claimed is not None:
+        return device.mig is not None or device.gpu.mig_enabled
+    return device.mig is None and device.gpu.mig_enabled
+
+
+def _mps_path(origin: str, entry: GpuEntry | None) -> str:
+    if entry is None:
+        return origin
+    return f"{origin}.mig.mps" if entry.mig is not None else f"{origin}.mps"
+
+
+def _of_gpu(device: ClaimableDevice, entry: GpuEntry, options: Options) -> Target:
+    shared = not isinstance(entry.sharing, Exclusive)
+    suffix = _SUFFIX if shared and options.rename_shared else ""
+    return Target(
+        gpu=device.gpu,
+        mig=device.mig,
+        sharing=entry.sharing,
+        strategy=_strategy(device, entry.sharing),
+        resource=entry.name or ResourceName(device.resource + suffix),
+        single=shared and options.fail_requests_greater_than_one,
+        guard=entry.guard,
+        watch=entry.watch,
+        origin=entry.origin,
+    )
+
+
+def _of_resource(device: ClaimableDevice, entry: ResourceEntry) -> Target:
+    suffix = _SUFFIX if entry.shared_suffix else ""
+    return Target(
+        gpu=device.gpu,
+        mig=device.mig,
+        sharing=entry.sharing,
+        strategy=_strategy(device, entry.sharing),
+        resource=entry.rename or parse_resource_name(device.resource + suffix),
+        single=entry.fail_requests_greater_than_one,
+        origin=entry.origin,
+    )
+
+
+def _strategy(device: ClaimableDevice, sharing: Sharing) -> Strategy:
+    if device.mig is not None:
+        return Strategy.MIG
+    match sharing:
+        case Exclusive():
+            return Strategy.EXCLUSIVE
+        case TimeSlicing():
+            return Strategy.TIME_SLICING
+        case Mps():
+            return Strategy.MPS
+
+
+def _strategies(
+    inventory: Inventory, presented: Mapping[str, Presented], targets: Sequence[Target]
+) -> dict[str, Strategy]:
+    by_gpu = {target.gpu.uuid: target.strategy for target in targets}
+    return {
+        gpu.uuid: Strategy.MIG if presented[gpu.uuid].mig else by_gpu.get(gpu.uuid, Strategy.EXCLUSIVE)
+        for gpu in inventory
+    }
+
+
+# --- the node as a whole -----------------------------------------------------------------------
+
+
+def _check_single(
+    policy: Policy, inventory: Inventory, presented: Mapping[str, Presented], findings: Findings
+) -> None:
+    """MIG strategy ``single`` needs a node of equals: all GPUs whole, or all cut into one profile."""
+    path = "flags.migStrategy" if policy.format.startswith("nvidia") else "resources.mig-strategy"
+    judged = [gpu for gpu in inventory if presented[gpu.uuid].judged]
+    whole = [gpu.index for gpu in judged if not presented[gpu.uuid].mig]
+    cut = [gpu for gpu in judged if presented[gpu.uuid].mig]
+    if not cut:
+        return
+    key = path.rpartition(".")[2]
+    hint = f"{key}: mixed names MIG devices by their profile, and takes GPUs of all kinds"
+    if whole:
+        message = "all devices on the node must be configured with the same migEnabled value"
+        said = f"{message} under MIG strategy single: {name_gpus(whole)} without MIG"
+        findings.add("impossible", path, said, hint)
+    for gpu in cut:
+        if not presented[gpu.uuid].devices:
+            message = f"device {gpu.index} has no MIG devices configured, and MIG strategy is single"
+            findings.add("impossible", path, message, hint)
+    profiles = {
+        device.profile if isinstance(device, MigDevice) else str(device.item.profile)
+        for gpu in cut
+        for device in presented[gpu.uuid].devices
+        if device is not None
+    }
+    if len(profiles) > 1:
+        message = f"more than one MIG device type present on node: {', '.join(sorted(profiles))}"
+        findings.add("impossible", path, message, hint)
+
+
+def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: Findings) -> None:
+    """A pod asks by name. Shares that differ under one name leave it to chance what it gets."""
+    kinds: dict[ResourceName, dict[str, list[Target]]] = {}
+    for target in targets:
+        for name, kind in _named_kinds(target):
+            kinds.setdefault(name, {}).setdefault(kind, []).append(target)
+    rename = "'rename'" if policy.format.startswith("nvidia") else "'name'"
+    for name, unlike in kinds.items():
+        if len(unlike) < 2:
+            continue
+        said = "; ".join(f"{kind} on {name_gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+        origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
+        findings.add(
+            "doubtful",
+            origin,
+            f"{name} holds shares that guarantee different things: {said}",
+            f"give each kind a {rename} of its own, so that pods can choose",
+        )
+
+
+def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
+    """What a device is offered as, name by name: several where its MPS clients differ."""
+    sharing = target.sharing
+    if not isinstance(sharing, Mps) or not sharing.clients:
+        return [(target.resource, _kind(target))]
+    shares = portions(sharing, target.gpu.memory_bytes)
+    if not isinstance(shares, Portions):
+        return ()
+    try:
+        kinds = [
+            (client_resource(target.resource, client.name), shares.described(client))
+            for client in shares.clients
+        ]
+    except ValueError:  # a name that cannot be, which ``advertise`` refuses
+        return ()
+    return tuple(dict.fromkeys(kinds))
+
+
+def _kind(target: Target) -> str:
+    """What a share is, in words that are equal where shares are."""
+    on = ""
+    if target.mig is not None:
+        on = f"{target.mig.profile if isinstance(target.mig, MigDevice) else target.mig.item.profile} "
+    match target.sharing:
+        case Exclusive():
+            return f"{on}exclusive"
+        case TimeSlicing(replicas=replicas):
+            return f"{on}time-slicing x {replicas}"
+        case Mps(replicas=replicas, exclusive_process=alone):
+            older = "" if limits_clients(target.gpu) else " without limits"
+            return f"{on}MPS x {replicas}{'' if alone else ' without exclusive-process mode'}{older}"

@@ -1,0 +1,220 @@
+"""What each client of an MPS server may have: even parts, or what the policy gives each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+from partage.model.gpu import Driver, Gpu, NoDriver
+from partage.model.ids import ResourceName, parse_resource_name
+from partage.model.mps import SERVER, Namespace
+from partage.model.policy import Mps, Strategy
+from partage.model.share import DeviceOffer, Guarantee
+from partage.units import MIB, format_bytes
+
+_VOLTA = (7, 0)
+_MORE_CLIENTS_SINCE = 590
+"""Driver branch from which 60 clients are possible, with the default CUDA_DEVICE_MAX_CONNECTIONS.
+Source: NVIDIA's MPS guide of CUDA 13.1."""
+_NAMESPACES_SINCE = 615
+"""Driver branch from which a control daemon speaks version 3, with servers and namespaces that have names.
+Source: NVIDIA's MPS guide, release 615."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCap:
+    """How many clients one GPU's MPS server takes, and why."""
+
+    clients: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Portion:
+    """What one client may have. name: as the policy gives it, None for the resource of the GPU."""
+
+    name: str | None
+    memory_bytes: int
+    threads_percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Portions:
+    """What each client may have, in the order of the policy.
+
+    apart: those that differ have namespaces of their own, with limits of their own (MPS v3).
+    """
+
+    clients: tuple[Portion, ...]
+    apart: bool = False
+
+    @property
+    def namespaces(self) -> tuple[Namespace, ...]:
+        """One for all shares that are equal, named after the first of them; none where they are not apart."""
+        found: dict[tuple[int, int], Namespace] = {}
+        for number, client in enumerate(self.clients if self.apart else ()):
+            figures = client.memory_bytes, client.threads_percent
+            found.setdefault(figures, Namespace(f"share{number}", *figures))
+        return tuple(found.values())
+
+    def pipe(self, client: Portion) -> str:
+        """Where below the daemon's pipe directory this client connects; empty: right there."""
+        figures = client.memory_bytes, client.threads_percent
+        own = (one.name for one in self.namespaces if (one.memory_bytes, one.threads_percent) == figures)
+        return next((f"{SERVER}/{name}" for name in own), "")
+
+    @property
+    def everybody(self) -> tuple[int, int]:
+        """Memory in bytes and percent of threads of whoever the daemon does not tell apart.
+
+        The largest share's: it has to be possible. Or, where every share has a namespace, the smallest's:
+        nobody has any business outside of them, and a server without limits would let them have it all.
+        """
+        if not self.apart:
+            return self.largest
+        return (
+            min(client.memory_bytes for client in self.clients),
+            min(client.threads_percent for client in self.clients),
+        )
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """Memory in bytes and percent of threads, each the most that a client may have."""
+        return (
+            max(client.memory_bytes for client in self.clients),
+            max(client.threads_percent for client in self.clients),
+        )
+
+    def described(self, client: Portion) -> str:
+        """One of the clients in words that are equal where shares are."""
+        held = "" if self._holds(client) else ", held by the environment alone"
+        return f"MPS with {format_bytes(client.memory_bytes)} and {client.threads_percent} % of threads{held}"
+
+    def _holds(self, client: Portion) -> bool:
+        """Whether the daemon's own limit of memory is this client's share."""
+        return self.apart or client.memory_bytes == self.largest[0]
+
+    def offered(self, whole: DeviceOffer, client: Portion, *, guarded: bool) -> DeviceOffer:
+        """Its share of a device. guarded: the daemon's limits bind its clients on this GPU."""
+        return replace(
+            whole,
+            shared=Strategy.MPS,
+            replicas=len(self.clients),
+            memory_bytes=client.memory_bytes,
+            threads_percent=client.threads_percent,
+            guarantee=Guarantee.GUARDED if guarded and self._holds(client) else Guarantee.ADVISORY,
+            limits_in_env=not self.apart and (client.memory_bytes, client.threads_percent) != self.largest,
+            pipe=self.pipe(client),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TooMuch:
+    """Why the clients do not fit on one GPU."""
+
+    message: str
+    hint: str = ""
+
+
+def limits_clients(gpu: Gpu) -> bool:
+    """Whether an MPS server limits its clients on this GPU: from Volta on."""
+    return gpu.compute_capability >= _VOLTA
+
+
+def client_cap(compute_capability: tuple[int, int], driver: Driver | NoDriver) -> ClientCap:
+    """Clients of one GPU. Volta is 7.0, whatever NVIDIA's plugin takes it for."""
+    if compute_capability < _VOLTA:
+        return ClientCap(16, "the GPU is older than Volta")
+    branch = _branch(driver)
+    if branch >= _MORE_CLIENTS_SINCE:
+        return ClientCap(60, f"the limit of driver branch {branch}")
+    return ClientCap(48, f"the limit of drivers before branch {_MORE_CLIENTS_SINCE}")
+
+
+def _branch(driver: Driver | NoDriver) -> int:
+    """550 of ``550.54.15``; 0 where it is not known."""
+    branch = driver.version.partition(".")[0] if isinstance(driver, Driver) else ""
+    return int(branch) if branch.isdecimal() else 0
+
+
+def too_old_for_namespaces(driver: Driver | NoDriver) -> str:
+    """Why this driver's control program cannot have them; empty where it can."""
+    branch = _branch(driver)
+    if branch >= _NAMESPACES_SINCE:
+        return ""
+    has = f"it is of branch {branch}" if branch else "its version is not known"
+    return f"MPS protocol 3 takes a driver of branch {_NAMESPACES_SINCE} or newer, and {has}"
+
+
+def no_namespaces(gpu: Gpu, driver: Driver | NoDriver, *, mig: bool) -> str:
+    """Why a daemon cannot have namespaces for this device, MPS v3's; empty where it can.
+
+    mig: the device is a MIG device. NVIDIA's guide for limits by namespace asks for MIG to be off, and how
+    such a server sees a MIG device is not documented.
+    """
+    if old := too_old_for_namespaces(driver):
+        return old
+    if not limits_clients(gpu):
+        return "MPS protocol 3 takes a GPU that limits its clients, Volta or newer"
+    return "MPS protocol 3 is for whole GPUs: NVIDIA asks for MIG to be off" if mig else ""
+
+
+def portions(sharing: Mps, memory_bytes: int) -> Portions | TooMuch:
+    """Share a GPU out. A client without a figure gets an even part of what the others leave."""
+    apart = sharing.protocol >= 3
+    if not sharing.clients:
+        even = Portion(None, memory_bytes // sharing.replicas // MIB * MIB, 100 // sharing.replicas)
+        return Portions((even,) * sharing.replicas, apart)
+    wanted_memory = [client.memory_bytes for client in sharing.clients]
+    memory = _filled(wanted_memory, memory_bytes, MIB)
+    if memory is None:
+        wanted = format_bytes(sum(part or 0 for part in wanted_memory))
+        return _too_much(f"want {wanted} of the {format_bytes(memory_bytes)} that it has", wanted_memory)
+    wanted_threads = [client.threads_percent for client in sharing.clients]
+    threads = _filled(wanted_threads, 100, 1)
+    if threads is None:
+        return _too_much(f"want {sum(part or 0 for part in wanted_threads)} % of its threads", wanted_threads)
+    names = (client.name for client in sharing.clients)
+    return Portions(tuple(Portion(*parts) for parts in zip(names, memory, threads, strict=True)), apart)
+
+
+def _too_much(message: str, wanted: Sequence[int | None]) -> TooMuch:
+    hint = "a client without a figure needs a part, too" if None in wanted else ""
+    return TooMuch(f"the MPS clients {message}", hint)
+
+
+def _filled(wanted: Sequence[int | None], total: int, unit: int) -> list[int] | None:
+    """``wanted``, with an even part of the rest for every None, in whole units. None if it does not fit."""
+    open_places = wanted.count(None)
+    rest = total - sum(part for part in wanted if part is not None)
+    even = rest // open_places // unit * unit if open_places else 0
+    if rest < 0 or (open_places and even <= 0):
+        return None
+    return [even if part is None else part for part in wanted]
+
+
+def client_offerings(whole: DeviceOffer, shares: Portions, *, guarded: bool) -> list[DeviceOffer]:
+    """One row for each run of equal clients. guarded: the daemon's own limit binds its clients on this GPU.
+
+    Without namespaces the daemon knows one limit for all clients: the largest share's. Smaller ones are held
+    by variables that a tenant can drop. Raises ValueError for a client whose name makes no resource name.
+    """
+    rows, first = [], 0
+    for portion, run in groupby(shares.clients):
+        count = len(list(run))
+        share = shares.offered(whole, portion, guarded=guarded)
+        resource = client_resource(whole.resource, portion.name)
+        rows.append(replace(share, resource=resource, first=first, count=count))
+        first += count
+    return rows
+
+
+def client_resource(resource: ResourceName, name: str | None) -> ResourceName:
+    """``big`` beside ``nvidia.com/gpu.shared`` is ``nvidia.com/gpu.big``; a name with a slash is whole.
+
+    Raises ValueError for what makes no resource name.
+    """
+    if name is None:
+        return resource
+    return parse_resource_name(name if "/" in name else f"{resource.removesuffix('.shared')}.{name}")

@@ -1,0 +1,134 @@
+"""Which devices a GPU presents: itself, the MIG devices that live on it, or those that a layout asks for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.gpu import Gpu, MigDevice
+from partage.model.layout import DoesNotFit, LayoutItem, matches, place
+from partage.model.named_layouts import meant
+from partage.model.placement import Placement
+from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
+from partage.plan.offer.findings import Findings
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedDevice:
+    """A MIG device that a layout asks for and that does not exist yet."""
+
+    item: LayoutItem
+    spec: ProfileSpec
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """What one GPU can be given out as. None among the devices: the whole GPU.
+
+    mig: the GPU is a MIG GPU, even where it has no device. pending: what has still to be done, or empty.
+    judged: False where the layout is impossible, and nothing more is to be said about the GPU.
+    """
+
+    devices: tuple[MigDevice | PlannedDevice | None, ...]
+    mig: bool
+    pending: str = ""
+    judged: bool = True
+
+
+_WHOLE = Presented((None,), mig=False)
+
+
+def present(
+    gpu: Gpu,
+    entry: GpuEntry | None,
+    strategy: MigStrategy,
+    geometry: Geometry | None,
+    findings: Findings,
+    *,
+    stay: Collection[str] | None = None,
+) -> Presented:
+    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself.
+
+    stay: its layout is being made, and these of its MIG devices, by UUID, live on meanwhile. They are all
+    that it presents.
+    """
+    if stay is not None:
+        return Presented(tuple(device for device in gpu.mig_devices if device.uuid in stay), mig=True)
+    if strategy is MigStrategy.NONE:
+        return _WHOLE
+    wish = entry.mig if entry is not None else None
+    if entry is None or wish is None:
+        return _as_found(gpu)
+    if not wish.enabled:
+        return replace(_WHOLE, pending="MIG mode has to be turned off" if gpu.mig_enabled else "")
+    return _wished(gpu, entry, wish, geometry, findings)
+
+
+def _as_found(gpu: Gpu) -> Presented:
+    return Presented(gpu.mig_devices, mig=True) if gpu.mig_enabled else _WHOLE
+
+
+def _wished(
+    gpu: Gpu, entry: GpuEntry, wish: DesiredMig, geometry: Geometry | None, findings: Findings
+) -> Presented:
+    path = f"{entry.origin}.{'mig-devices' if entry.origin.startswith('mig-configs') else 'mig.layout'}"
+    try:
+        return _to_be(gpu, _spelled_out(gpu, wish, geometry, path, findings), geometry)
+    except _Impossible as reason:
+        findings.add("impossible", path, str(reason), reason.hint, [gpu.index])
+    except DoesNotFit as misfit:
+        findings.add("impossible", path, str(misfit), gpus=[gpu.index])
+    return Presented((), mig=True, judged=False)
+
+
+class _Impossible(Exception):
+    """This GPU cannot be judged, or has no MIG at all. The text is one sentence for the operator."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        self.hint = hint
+        super().__init__(message)
+
+
+def _spelled_out(
+    gpu: Gpu, wish: DesiredMig, geometry: Geometry | None, path: str, findings: Findings
+) -> DesiredMig:
+    """``wish`` as MIG devices: names are looked up, what a provider has misprinted is mended."""
+    if gpu.mig_mode is None:
+        raise _Impossible(f"{gpu.product} has no MIG", "MIG is on A30, A100, H100, H200, B200 and their kin")
+    if geometry is None and wish.named is not None:
+        raise _not_plannable(gpu)
+    if geometry is None:
+        return wish
+    said = meant(geometry, wish.items, wish.named)
+    if said.doubt:
+        findings.add("doubtful", path, said.doubt, gpus=[gpu.index])
+    return DesiredMig(said.items)
+
+
+def _to_be(gpu: Gpu, wish: DesiredMig, geometry: Geometry | None) -> Presented:
+    """The devices that live on the GPU where they are what is wished for, else those to be made."""
+    if gpu.mig_enabled and matches(gpu.mig_devices, wish.items):
+        return Presented(gpu.mig_devices, mig=True)
+    if not wish.items:
+        return Presented((), mig=True, pending=_pending(gpu, wish))
+    if geometry is None or not any(spec.starts for spec in geometry.profiles):
+        raise _not_plannable(gpu)
+    devices = sorted(
+        (PlannedDevice(one.item, one.spec, one.placement) for one in place(geometry, wish.items)),
+        key=lambda device: device.placement,
+    )
+    return Presented(tuple(devices), mig=True, pending=_pending(gpu, wish))
+
+
+def _not_plannable(gpu: Gpu) -> _Impossible:
+    return _Impossible(f"not plannable offline: no MIG placements are known for {gpu.product}")
+
+
+def _pending(gpu: Gpu, wish: DesiredMig) -> str:
+    counts = Counter(map(str, wish.items))
+    wanted = " + ".join(f"{count} x {name}" for name, count in counts.items()) or "no MIG devices"
+    mode = "" if gpu.mig_enabled else "MIG mode has to be turned on, and "
+    return f"{mode}the layout has still to be made: {wanted}"

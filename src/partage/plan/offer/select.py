@@ -1,0 +1,248 @@
+"""Which GPU belongs to which entry of a policy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+from partage.model.geometry import Geometry
+from partage.model.gpu import Gpu, Inventory
+from partage.model.pci import parse_pci_address
+from partage.model.policy import Everything, GpuEntry, Policy, Rest, Where
+from partage.plan.offer.findings import Findings, name_gpus
+
+GeometryOf = Callable[[Gpu], Geometry | None]
+"""Looks a GPU's model up; None where nothing is known about its MIG profiles."""
+
+_MAKER = "nvidia "
+
+
+def select(
+    policy: Policy, inventory: Inventory, geometry_of: GeometryOf, findings: Findings
+) -> Mapping[str, GpuEntry]:
+    """GPU UUID to the entry that holds for it. GPUs that no entry selects are not in it."""
+    entries = [entry for entry in policy.entries if isinstance(entry, GpuEntry)]
+    if policy.later_wins:
+        return _last_wins(entries, inventory, findings)
+    return _exactly_one(entries, inventory, geometry_of, findings)
+
+
+# --- Partage's own format: every GPU has one entry ---------------------------------------------
+
+
+def _exactly_one(
+    entries: Sequence[GpuEntry], inventory: Inventory, geometry_of: GeometryOf, findings: Findings
+) -> Mapping[str, GpuEntry]:
+    owners: dict[str, GpuEntry] = {}
+    for entry in sorted(entries, key=lambda entry: isinstance(entry.select, Rest)):
+        _name_absent(entry, inventory, findings)
+        chosen = [gpu for gpu in inventory if _selects(entry, gpu, geometry_of(gpu), owners)]
+        for gpu in chosen:
+            owner = owners.setdefault(gpu.uuid, entry)
+            if owner is not entry:
+                findings.add(
+                    "wrong", f"{entry.origin}.select", f"selected by {owner.origin} already", gpus=[gpu.index]
+                )
+        if not chosen and isinstance(entry.select, Where):
+            _selects_nothing(entry, entry.select, inventory, findings)
+    return owners
+
+
+def _selects(entry: GpuEntry, gpu: Gpu, geometry: Geometry | None, owners: Mapping[str, GpuEntry]) -> bool:
+    match entry.select:
+        case Everything():
+            return True
+        case Rest():
+            return gpu.uuid not in owners or owners[gpu.uuid] is entry
+        case Where() as where:
+            return (
+                (not where.index or gpu.index in where.index)
+                and (not where.uuid or gpu.uuid.casefold() in _folded(where.uuid))
+                and (not where.pci or _pci(gpu.pci_bus_id) in map(_pci, where.pci))
+                and (not where.model or _is_model(gpu, geometry, where.model))
+                and (not where.device_filter or filter_matches(gpu, where.device_filter))
+            )
+
+
+def _folded(texts: Iterable[str]) -> set[str]:
+    return {text.casefold() for text in texts}
+
+
+def _pci(address: str) -> str:
+    try:
+        return parse_pci_address(address)
+    except ValueError:
+        return address
+
+
+def _is_model(gpu: Gpu, geometry: Geometry | None, patterns: Sequence[str]) -> bool:
+    names = model_names(gpu, geometry)
+    return any(_names_model(pattern.casefold(), name) for pattern in patterns for name in names)
+
+
+@lru_cache(maxsize=1024)
+def _names_model(pattern: str, name: str) -> bool:
+    """``a100`` names ``a100-sxm4-40gb`` too, and ``l4`` does not name ``l40s``."""
+    begins = name.startswith((f"{pattern}-", f"{pattern} ")) and "*" not in pattern
+    return begins or glob_matches(pattern, name)
+
+
+def glob_matches(pattern: str, text: str) -> bool:
+    """``*`` is any run of characters, everything else stands for itself; both ends are anchored.
+
+    By hand: a regular expression with many stars takes exponential time on text that does not match.
+    """
+    first, *rest = pattern.split("*")
+    if not rest:
+        return pattern == text
+    *middle, last = rest
+    if not text.startswith(first) or len(text) < len(first) + len(last) or not text.endswith(last):
+        return False
+    at, end = len(first), len(text) - len(last)
+    for part in middle:
+        found = text.find(part, at, end)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
+
+
+def model_names(gpu: Gpu, geometry: Geometry | None) -> tuple[str, ...]:
+    """What a GPU's model may be called: product with and without NVIDIA, as an id, the catalogue's id."""
+    product = gpu.product.casefold()
+    short = product.removeprefix(_MAKER).removeprefix("tesla ").removeprefix("geforce ")
+    as_id = re.sub(r"[^a-z0-9]+", "-", short).strip("-")
+    names = (product, product.removeprefix(_MAKER), short, as_id, geometry.model if geometry else as_id)
+    return tuple(dict.fromkeys(names))
+
+
+def _name_absent(entry: GpuEntry, inventory: Inventory, findings: Findings) -> None:
+    """A GPU that is named and that the node does not have. A lost GPU is there."""
+    if not isinstance(entry.select, Where):
+        return
+    where = entry.select
+    path = f"{entry.origin}.select"
+    has = f"it has {name_gpus(indexes)}" if (indexes := all_indexes(inventory)) else "it has no GPU"
+    for index in where.index:
+        if index not in indexes:
+            findings.add("wrong", f"{path}.index", f"the node has no GPU {index}", has)
+    unread = any(lost.uuid is None for lost in inventory.lost)
+    known = _folded([gpu.uuid for gpu in inventory] + [lost.uuid for lost in inventory.lost if lost.uuid])
+    for uuid in where.uuid:
+        if uuid.casefold() not in known:
+            _absent(findings, f"{path}.uuid", uuid, unread=unread)
+    unread = any(lost.pci_bus_id is None for lost in inventory.lost)
+    lost_addresses = [lost.pci_bus_id for lost in inventory.lost if lost.pci_bus_id]
+    addresses = {_pci(address) for address in [gpu.pci_bus_id for gpu in inventory] + lost_addresses}
+    for address in where.pci:
+        if _pci(address) not in addresses:
+            _absent(findings, f"{path}.pci", address, unread=unread)
+
+
+def _absent(findings: Findings, path: str, what: str, *, unread: bool) -> None:
+    if unread:
+        findings.add("doubtful", path, f"the node has no GPU {what}, unless it is the one that is lost")
+    else:
+        findings.add("wrong", path, f"the node has no GPU {what}", "partage show lists what it has")
+
+
+def all_indexes(inventory: Inventory) -> set[int]:
+    """NVML indexes of the node, those of lost GPUs among them."""
+    return {gpu.index for gpu in inventory} | {lost.index for lost in inventory.lost}
+
+
+def _selects_nothing(entry: GpuEntry, where: Where, inventory: Inventory, findings: Findings) -> None:
+    lost_only = any(lost.index in where.index for lost in inventory.lost)
+    if where.model:
+        products = ", ".join(dict.fromkeys(gpu.product for gpu in inventory)) or "none"
+        hint = f"the node has: {products}; * stands for anything"
+        findings.add("doubtful", f"{entry.origin}.select", "matches no GPU of this node", hint)
+    elif len([part for part in (where.index, where.uuid, where.pci) if part]) > 1 and not lost_only:
+        findings.add(
+            "doubtful", f"{entry.origin}.select", "matches no GPU of this node", "all criteria have to hold"
+        )
+
+
+# --- mig-parted: the last entry that matches wins ------------------------------------------------
+
+
+def _last_wins(
+    entries: Sequence[GpuEntry], inventory: Inventory, findings: Findings
+) -> Mapping[str, GpuEntry]:
+    owners: dict[str, GpuEntry] = {}
+    touched = False
+    for entry in entries:
+        for gpu in _matched(entry, inventory, findings):
+            touched = True
+            if gpu.mig_mode is None and _skips_incapable(entry):
+                continue
+            owner = owners.get(gpu.uuid)
+            if owner is not None:
+                message = f"overrules {owner.origin}: the last entry that matches wins"
+                findings.add("doubtful", entry.origin, message, gpus=[gpu.index])
+            owners[gpu.uuid] = entry
+    if entries and not owners and inventory.gpus:
+        _matches_no_gpu(entries, inventory, findings, touched=touched)
+    left = [gpu.index for gpu in inventory if gpu.mig_mode is not None and gpu.uuid not in owners]
+    if owners and left:
+        config = entries[0].origin.rpartition("[")[0]
+        findings.add("doubtful", config, "matched by no entry, and left as found", gpus=left)
+    return owners
+
+
+def _skips_incapable(entry: GpuEntry) -> bool:
+    """``devices: all`` with MIG on passes over GPUs that have no MIG."""
+    named = isinstance(entry.select, Where) and entry.select.index
+    return not named and entry.mig is not None and entry.mig.enabled
+
+
+def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[Gpu]:
+    if not isinstance(entry.select, Where):
+        return list(inventory)
+    where = entry.select
+    listed = [gpu for gpu in inventory if not where.index or gpu.index in where.index]
+    if not where.device_filter:
+        _name_absent_index(entry, where, inventory, findings)
+        return listed
+    matched = [gpu for gpu in listed if filter_matches(gpu, where.device_filter)]
+    if where.index and matched:
+        _name_absent_index(entry, where, inventory, findings)
+        for gpu in listed:
+            if gpu not in matched:
+                message = (
+                    f"listed, but its PCI device id {gpu.pci_device_id} does not match the device-filter"
+                )
+                hint = "mend the list or the filter; GPUs of two kinds need two entries"
+                findings.add("wrong", f"{entry.origin}.device-filter", message, hint, [gpu.index])
+    if matched and any(":" in one for one in where.device_filter):
+        message = "subsystem ids are not compared, only the device id before the ':'"
+        findings.add("doubtful", f"{entry.origin}.device-filter", message)
+    return matched
+
+
+def _name_absent_index(entry: GpuEntry, where: Where, inventory: Inventory, findings: Findings) -> None:
+    indexes = all_indexes(inventory)
+    for index in where.index:
+        if index not in indexes:
+            has = f"it has {name_gpus(indexes)}" if indexes else "it has no GPU"
+            findings.add("wrong", f"{entry.origin}.devices", f"the node has no GPU {index}", has)
+
+
+def filter_matches(gpu: Gpu, filters: Sequence[str]) -> bool:
+    """Whether one of mig-parted's device filters means this GPU."""
+    return any(one.partition(":")[0] == gpu.pci_device_id.casefold() for one in filters)
+
+
+def _matches_no_gpu(
+    entries: Sequence[GpuEntry], inventory: Inventory, findings: Findings, *, touched: bool
+) -> None:
+    config = entries[0].origin.rpartition("[")[0]
+    if touched:
+        products = ", ".join(dict.fromkeys(gpu.product for gpu in inventory))
+        findings.add("impossible", config, f"no GPU of this node has MIG: {products}")
+    else:
+        ids = ", ".join(dict.fromkeys(gpu.pci_device_id for gpu in inventory))
+        findings.add(
+            "wrong", config, "the configuration matches no GPU of this node", f"their PCI device ids: {ids}"
+        )

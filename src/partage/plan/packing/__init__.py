@@ -1,0 +1,1 @@
+"""Which MIG layouts on which GPUs serve a demand (``partage plan --demand``)."""

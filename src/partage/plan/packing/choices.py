@@ -1,0 +1,220 @@
+"""What one GPU can do for a demand: every combination of demanded MIG devices that it can serve, and the
+least that each costs in live devices and in new ones.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from operator import add, le
+
+from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.layout import compute_choices
+from partage.model.profile import MigProfile
+from partage.plan.packing.candidates import Candidate, CandidateDevice, CandidateInstance
+from partage.plan.packing.demand import Demand
+from partage.plan.packing.openings import Quota, Seating, openings
+
+Served = tuple[int, ...]
+"""How many of each demanded profile, in the order of the demand."""
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceUse:
+    """What becomes of one GPU instance.
+
+    instance: position of the live one, None for a new one of ``spec`` at ``start``. serving, destroyed:
+    positions of its live devices; gone: the instance itself is destroyed. created: new devices in it.
+    """
+
+    spec: ProfileSpec
+    start: int
+    instance: int | None = None
+    serving: tuple[int, ...] = ()
+    destroyed: tuple[int, ...] = ()
+    created: tuple[MigProfile, ...] = ()
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One way to lay a GPU out. Only instances that serve or change have a use.
+
+    disturbed: live devices destroyed, an instance without devices counting as one; created: new devices;
+    opened: new GPU instances, which are spared where a device finds room in one that is there.
+    """
+
+    disturbed: int
+    created: int
+    opened: int = 0
+    uses: tuple[InstanceUse, ...] = ()
+
+    @property
+    def cost(self) -> tuple[int, int, int]:
+        """What is to be little, the first before the second."""
+        return self.disturbed, self.created, self.opened
+
+
+Choices = dict[Served, Choice]
+
+
+class ChoiceFinder:
+    """What GPUs can do for one demand. Remembers the parts: GPUs of one model have many in common."""
+
+    def __init__(self, demand: Demand) -> None:
+        self._profiles = demand.profiles
+        self._most = demand.counts
+        self._nothing = (0,) * len(self._most)
+        self._new: dict[Seating, Choices] = {}
+        self._live: dict[object, Choices] = {}
+        self._fillings: dict[tuple[MigProfile, int], tuple[Served, ...]] = {}
+
+    def choices(self, candidate: Candidate) -> Choices:
+        """The cheapest way to serve every combination that the GPU can serve; none serves nothing.
+
+        All combinations are there, those that leave room too: what a GPU serves is exact.
+        """
+        kept = [self._of_live(position, live) for position, live in enumerate(candidate.instances)]
+        gone = [
+            {self._nothing: _removal(position, live)} for position, live in enumerate(candidate.instances)
+        ]
+        found: Choices = {}
+        ways = openings(candidate.geometry, candidate.instances, self._quota(candidate.geometry))
+        for removed, seatings in ways.items():
+            old: Choices = {self._nothing: Choice(0, 0)}
+            for position, stays in enumerate(kept):
+                old = self._both(old, gone[position] if removed >> position & 1 else stays)
+            new: Choices = {}
+            for seating in seatings:
+                _keep_cheapest(new, self._of_new(seating))
+            _keep_cheapest(found, self._both(old, new))
+        found.pop(self._nothing, None)
+        return found
+
+    def _quota(self, geometry: Geometry) -> Quota:
+        """How many new GPU instances of each profile can be of use: no more than devices are demanded."""
+        quota: Counter[MigProfile] = Counter()
+        for profile, count in zip(self._profiles, self._most, strict=True):
+            spec = geometry.spec(profile)
+            if spec is not None:
+                quota[profile.gpu_instance] += min(count, spec.max_count * spec.compute_slices)
+        return tuple(quota.items())
+
+    def _of_new(self, seating: Seating) -> Choices:
+        """What new GPU instances can hold, none of them empty."""
+        if seating not in self._new:
+            result: Choices = {self._nothing: Choice(0, 0)}
+            for seat in seating.seats:
+                part = {
+                    served: Choice(
+                        0, sum(served), 1, (InstanceUse(seat.spec, seat.start, created=self._named(served)),)
+                    )
+                    for served in self._filled(seat.spec, seat.spec.compute_slices)
+                    if any(served)
+                }
+                result = self._both(result, part)
+            self._new[seating] = result
+        return self._new[seating]
+
+    def _of_live(self, position: int, instance: CandidateInstance) -> Choices:
+        """What a live GPU instance can do as long as it stays."""
+        devices = tuple((device.profile, device.held) for device in instance.devices)
+        key = position, instance.spec.profile, instance.start, devices
+        if key not in self._live:
+            result: Choices = {}
+            for served, choice in self._uses(position, instance):
+                _keep_cheapest(result, {served: choice})
+            self._live[key] = result
+        return self._live[key]
+
+    def _uses(self, position: int, instance: CandidateInstance) -> Iterator[tuple[Served, Choice]]:
+        """Devices of it serve, or are destroyed so that others can be made in their place."""
+        free = [at for at, device in enumerate(instance.devices) if not device.held]
+        for destroyed in _subsets(free, instance):
+            rest = [at for at in range(len(instance.devices)) if at not in destroyed]
+            taken = sum(instance.devices[at].profile.compute_slices for at in rest)
+            for created in self._filled(instance.spec, instance.spec.compute_slices - taken):
+                if destroyed and not any(created):
+                    continue
+                for serving in _subsets([at for at in free if at in rest], instance):
+                    reused = self._count([instance.devices[at] for at in serving])
+                    if reused is None:
+                        continue
+                    served = tuple(map(add, reused, created))
+                    use = InstanceUse(
+                        instance.spec, instance.start, position, serving, destroyed, self._named(created)
+                    )
+                    yield served, Choice(len(destroyed), sum(created), 0, (use,) if any(served) else ())
+
+    def _filled(self, spec: ProfileSpec, room: int) -> tuple[Served, ...]:
+        """Every combination of demanded devices that fits so many compute slices of a GPU instance."""
+        key = spec.profile, room
+        if key not in self._fillings:
+            allowed = compute_choices(spec.compute_slices)
+            sizes = [
+                p.compute_slices if p.gpu_instance == spec.profile and p.compute_slices in allowed else 0
+                for p in self._profiles
+            ]
+            self._fillings[key] = tuple(_fillings(sizes, room, self._most))
+        return self._fillings[key]
+
+    def _count(self, devices: Sequence[CandidateDevice]) -> Served | None:
+        """How many of each demanded profile these are; None where one of them is not demanded."""
+        counts = Counter(device.profile for device in devices)
+        known = counts.keys() <= set(self._profiles)
+        return tuple(counts[profile] for profile in self._profiles) if known else None
+
+    def _named(self, served: Served) -> tuple[MigProfile, ...]:
+        return tuple(p for p, amount in zip(self._profiles, served, strict=True) for _ in range(amount))
+
+    def _both(self, left: Choices, right: Choices) -> Choices:
+        """Every choice of the one with every choice of the other, as far as that is demanded."""
+        result: Choices = {}
+        costs: dict[Served, tuple[int, int, int]] = {}
+        for a, one in left.items():
+            for b, other in right.items():
+                served = tuple(map(add, a, b))
+                cost = (
+                    one.disturbed + other.disturbed,
+                    one.created + other.created,
+                    one.opened + other.opened,
+                )
+                if (served not in costs or cost < costs[served]) and all(map(le, served, self._most)):
+                    costs[served] = cost
+                    result[served] = Choice(*cost, one.uses + other.uses)
+        return result
+
+
+def _removal(position: int, instance: CandidateInstance) -> Choice:
+    everything = tuple(range(len(instance.devices)))
+    use = InstanceUse(instance.spec, instance.start, position, destroyed=everything, gone=True)
+    return Choice(max(len(everything), 1), 0, 0, (use,))
+
+
+def _fillings(sizes: Sequence[int], room: int, most: Served) -> Iterator[Served]:
+    """Every combination of things of these sizes that there is room for; size 0: not one of it."""
+    if not sizes:
+        yield ()
+        return
+    for amount in range((min(room // sizes[0], most[0]) if sizes[0] else 0) + 1):
+        for rest in _fillings(sizes[1:], room - amount * sizes[0], most[1:]):
+            yield (amount, *rest)
+
+
+def _keep_cheapest(found: Choices, more: Choices) -> None:
+    for served, choice in more.items():
+        if served not in found or choice.cost < found[served].cost:
+            found[served] = choice
+
+
+def _subsets(positions: Sequence[int], instance: CandidateInstance) -> Iterator[tuple[int, ...]]:
+    """Every selection of live devices, once where devices of one profile differ in nothing else."""
+    alike: dict[MigProfile, list[int]] = {}
+    for at in positions:
+        alike.setdefault(instance.devices[at].profile, []).append(at)
+    for amounts in product(*(range(len(group) + 1) for group in alike.values())):
+        yield tuple(
+            at for group, amount in zip(alike.values(), amounts, strict=True) for at in group[:amount]
+        )

@@ -1,0 +1,149 @@
+"""GPUs that can do the same for a demand, as groups, and the integer programs over these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from partage.plan.packing.candidates import Candidate, State
+from partage.plan.packing.choices import ChoiceFinder, Choices, Served
+from partage.plan.packing.demand import Demand
+from partage.plan.packing.integer_program import Column, IntegerProgram, Prices
+
+
+@dataclass(frozen=True, slots=True)
+class Able:
+    """A candidate, and all that it can do for the demand."""
+
+    candidate: Candidate
+    choices: Choices
+
+    @property
+    def mode_changes(self) -> int:
+        """1 where MIG mode has to be turned on first."""
+        return int(not self.candidate.gpu.mig_enabled)
+
+    @property
+    def best(self) -> Iterator[tuple[Served, int]]:
+        """What it can serve, and the live devices that this disturbs, without what is no better than another.
+
+        Serving less never disturbs more, so it is enough to look at one device more of each profile.
+        """
+        for served, choice in self.choices.items():
+            bigger = (
+                self.choices.get((*served[:at], amount + 1, *served[at + 1 :]))
+                for at, amount in enumerate(served)
+            )
+            if not any(more is not None and more.disturbed <= choice.disturbed for more in bigger):
+                yield served, choice.disturbed
+
+
+Group = tuple[Able, ...]
+"""Members in the order of the candidates."""
+
+
+def able(demand: Demand, candidates: Iterable[Candidate]) -> tuple[Able, ...]:
+    """All candidates, in their order; those of one state are looked at once."""
+    chooser = ChoiceFinder(demand)
+    known: dict[State, Choices] = {}
+    result = []
+    for candidate in candidates:
+        state = candidate.state
+        if state not in known:
+            known[state] = chooser.choices(candidate)
+        result.append(Able(candidate, known[state]))
+    return tuple(result)
+
+
+def groups_by(members: Sequence[Able], signature: Callable[[Able], object]) -> tuple[Group, ...]:
+    """Those of one signature and MIG mode together. Members that share their choices share the signature."""
+    signatures: dict[int, object] = {}
+    groups: dict[object, list[Able]] = {}
+    for member in members:
+        key = id(member.choices)
+        if key not in signatures:
+            signatures[key] = signature(member)
+        groups.setdefault((member.mode_changes, signatures[key]), []).append(member)
+    return tuple(map(tuple, groups.values()))
+
+
+def most_able(members: Sequence[Able]) -> tuple[Group, ...]:
+    """Groups for a program that may serve too much: alike in the best that they can do."""
+    return groups_by(members, lambda member: frozenset(member.best))
+
+
+def covering_program(demand: Demand, groups: Sequence[Group]) -> IntegerProgram:
+    """Objectives: GPUs, disturbed instances, changes of MIG mode."""
+    columns = [
+        Column(at, served, (1, disturbed, group[0].mode_changes))
+        for at, group in enumerate(groups)
+        for served, disturbed in sorted(group[0].best, reverse=True)
+    ]
+    return IntegerProgram(tuple(map(len, groups)), tuple(columns), demand.counts)
+
+
+def exactly_able(members: Sequence[Able]) -> tuple[Group, ...]:
+    """Groups for a program that serves exactly the demand: alike in everything that they can do."""
+
+    def everything(member: Able) -> object:
+        return frozenset((served, one.disturbed, one.created) for served, one in member.choices.items())
+
+    return groups_by(members, everything)
+
+
+def exact_program(
+    demand: Demand, groups: Sequence[Group], covering: Sequence[Group], prices: Prices, gpus: int
+) -> IntegerProgram:
+    """Objectives as before, and new devices; without what is in no solution with so few GPUs."""
+    at_first = {id(member): at for at, group in enumerate(covering) for member in group}
+    columns = tuple(
+        Column(at, served, (1, one.disturbed, group[0].mode_changes, one.created))
+        for at, group in enumerate(groups)
+        for served, one in sorted(group[0].choices.items(), reverse=True)
+        if prices.possible(at_first[id(group[0])], served, gpus)
+    )
+    return IntegerProgram(tuple(map(len, groups)), columns, demand.counts, exact=True)
+
+
+def handed_out(
+    groups: Sequence[Group], taken: Iterable[tuple[Column, int]]
+) -> dict[int, tuple[Able, Served]]:
+    """Who serves what: the first members of each group take its choices, in their order. By identity."""
+    waiting = [iter(group) for group in groups]
+    return {
+        id(member): (member, column.served)
+        for column, count in taken
+        for member in (next(waiting[column.group]) for _ in range(count))
+    }
+
+
+def trimmed(demand: Demand, served: dict[int, tuple[Able, Served]]) -> dict[int, tuple[Able, Served]]:
+    """The same with nothing above the demand: where too much is served, new devices are left away first."""
+    result = dict(served)
+    for at, count in enumerate(demand.counts):
+        surplus = sum(amounts[at] for _, amounts in result.values()) - count
+        for _ in range(surplus):
+            _leave_one_away(result, at)
+    return result
+
+
+def _leave_one_away(served: dict[int, tuple[Able, Served]], at: int) -> None:
+    def gain(key: int) -> tuple[int, int, int]:
+        member, amounts = served[key]
+        less = _one_less(amounts, at)
+        if not any(less):
+            return 0, 0, 0
+        before, after = member.choices[amounts], member.choices[less]
+        return after.disturbed - before.disturbed, after.created - before.created, sum(amounts)
+
+    key = min((key for key, (_, amounts) in served.items() if amounts[at]), key=gain)
+    member, amounts = served[key]
+    less = _one_less(amounts, at)
+    if any(less):
+        served[key] = member, less
+    else:
+        del served[key]
+
+
+def _one_less(amounts: Served, at: int) -> Served:
+    return (*amounts[:at], amounts[at] - 1, *amounts[at + 1 :])

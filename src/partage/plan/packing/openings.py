@@ -1,0 +1,201 @@
+"""Where new GPU instances can be opened beside those that have to stay, and what has to go for them.
+
+Everything is enumerated: a GPU has at most a few thousand layouts, and GPUs of one model share the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from operator import le, sub
+
+from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
+from partage.model.profile import MigProfile
+from partage.plan.packing.candidates import CandidateInstance
+
+Amounts = tuple[int, ...]
+"""Of each thing that a GPU has so many of: compute slices, instances, engines, and each profile."""
+
+Quota = tuple[tuple[MigProfile, int], ...]
+"""How many new GPU instances of which profile are of any use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A GPU instance that could be opened."""
+
+    spec: ProfileSpec
+    start: int
+    mask: int
+    needs: Amounts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Seating:
+    """GPU instances that could be opened together, the largest first. needs, mask: of all of them.
+
+    Equal only to itself, and made once: GPUs of one model share their seatings.
+    """
+
+    seats: tuple[Seat, ...]
+    mask: int
+    needs: Amounts
+
+    @property
+    def kinds(self) -> tuple[MigProfile, ...]:
+        """What is opened, wherever it sits."""
+        return tuple(seat.spec.profile for seat in self.seats)
+
+
+def openings(geometry: Geometry, live: Sequence[CandidateInstance], quota: Quota) -> dict[int, list[Seating]]:
+    """Every way to open GPU instances, by the live instances that have to go for it (bit n: position n).
+
+    Ways that open the same are told apart by what they remove, and only those that do not remove more than
+    another are there; of the ways that differ in nothing but starts, the one that the preferred starts give.
+    """
+    limits, needs = _budgets(geometry)
+    takes = [needs[instance.spec.profile] for instance in live]
+    masks = [_mask(instance.start, instance.spec.size) for instance in live]
+    held = [position for position, instance in enumerate(live) if instance.held]
+    loose = [position for position, instance in enumerate(live) if not instance.held]
+    left = _less(limits, (takes[position] for position in held))
+    taken = sum(masks[position] for position in held)
+
+    @cache
+    def overlapped(mask: int) -> int:
+        return sum(1 << position for position in loose if masks[position] & mask)
+
+    @cache
+    def kept_beside(removed: int) -> tuple[dict[int, Amounts], Amounts]:
+        kept = {position: takes[position] for position in loose if not removed >> position & 1}
+        return kept, _less(left, kept.values())
+
+    by_removed: dict[int, list[Seating]] = {}
+    for alike in _seatings(geometry, quota):
+        needed = alike[0].needs
+        if not all(map(le, needed, left)):
+            continue
+        ways: dict[int, Seating] = {}
+        looked_at = set()
+        for seating in alike:
+            forced = overlapped(seating.mask)
+            if seating.mask & taken or forced in looked_at:
+                continue
+            looked_at.add(forced)
+            kept, room = kept_beside(forced)
+            if all(map(le, needed, room)):
+                _add_least(ways, forced, seating)
+                continue
+            for more in _removals(kept, _less(left, (needed,))):
+                _add_least(ways, forced | more, seating)
+        for removed, seating in ways.items():
+            by_removed.setdefault(removed, []).append(seating)
+    return by_removed
+
+
+def _add_least(ways: dict[int, Seating], removed: int, seating: Seating) -> None:
+    """Add it, unless less can be removed; what removes more goes."""
+    if any(other & removed == other for other in ways):
+        return
+    for other in [other for other in ways if other & removed == removed]:
+        del ways[other]
+    ways[removed] = seating
+
+
+@lru_cache(maxsize=64)
+def _seatings(geometry: Geometry, quota: Quota) -> tuple[tuple[Seating, ...], ...]:
+    """Every seating on an empty GPU; those that open the same stand together, preferred starts first."""
+    limits, needs = _budgets(geometry)
+    wanted = dict(quota)
+    seats = sorted(
+        (
+            Seat(spec, start, _mask(start, spec.size), needs[spec.profile])
+            for spec in geometry.profiles
+            if wanted.get(spec.profile)
+            for start in spec.starts
+        ),
+        key=lambda seat: seat.start,
+    )
+    by_kinds: dict[tuple[MigProfile, ...], list[Seating]] = {}
+    for chosen, room in _grown(seats, 0, limits, wanted):
+        seating = Seating(_ordered(chosen), sum(seat.mask for seat in chosen), _less(limits, (room,)))
+        by_kinds.setdefault(seating.kinds, []).append(seating)
+    return tuple(
+        tuple(sorted(alike, key=lambda seating: tuple(_rank(seat) for seat in seating.seats)))
+        for alike in by_kinds.values()
+    )
+
+
+def _grown(
+    seats: Sequence[Seat], taken: int, left: Amounts, quota: dict[MigProfile, int]
+) -> Iterator[tuple[tuple[Seat, ...], Amounts]]:
+    """Every set of seats that do not overlap and keep to the budgets, with what it leaves of them."""
+    yield (), left
+    for position, seat in enumerate(seats):
+        profile = seat.spec.profile
+        if seat.mask & taken or not quota[profile]:
+            continue
+        room = _less(left, (seat.needs,))
+        if min(room) < 0:
+            continue
+        smaller = {**quota, profile: quota[profile] - 1}
+        for rest, leaves in _grown(seats[position + 1 :], taken | seat.mask, room, smaller):
+            yield (seat, *rest), leaves
+
+
+def _removals(kept: dict[int, Amounts], room: Amounts) -> frozenset[int]:
+    """The sets of kept instances that have to go because together they need more than there is room for."""
+    left = _less(room, kept.values())
+    short = next((thing for thing, amount in enumerate(left) if amount < 0), None)
+    if short is None:
+        return frozenset({0})
+    return frozenset(
+        rest | 1 << gone
+        for gone, needs in kept.items()
+        if needs[short]
+        for rest in _removals({position: kept[position] for position in kept if position != gone}, room)
+    )
+
+
+@cache
+def _budgets(geometry: Geometry) -> tuple[Amounts, dict[MigProfile, Amounts]]:
+    """What the GPU has, and what an instance of each profile takes of it."""
+    whole = geometry.whole.engines
+    kinds = [kind for kind in ENGINE_KINDS if whole is not None and getattr(whole, kind) is not None]
+    engines = tuple(getattr(whole, kind) for kind in kinds)
+    counts = tuple(spec.max_count for spec in geometry.profiles)
+    needs = {
+        spec.profile: (
+            spec.compute_slices,
+            1,
+            *(getattr(spec.engines, kind, None) or 0 for kind in kinds),
+            *(int(other is spec) for other in geometry.profiles),
+        )
+        for spec in geometry.profiles
+    }
+    return (geometry.compute_slices, geometry.max_instances, *engines, *counts), needs
+
+
+def _ordered(seats: Iterable[Seat]) -> tuple[Seat, ...]:
+    """Largest first: the order in which the rule of preferred starts seats them."""
+    return tuple(
+        sorted(
+            seats,
+            key=lambda seat: (-seat.spec.size, -seat.spec.compute_slices, seat.spec.profile, _rank(seat)),
+        )
+    )
+
+
+def _rank(seat: Seat) -> int:
+    return seat.spec.preferred_starts.index(seat.start)
+
+
+def _less(amounts: Amounts, taken: Iterable[Amounts]) -> Amounts:
+    for some in taken:
+        amounts = tuple(map(sub, amounts, some))
+    return amounts
+
+
+def _mask(start: int, size: int) -> int:
+    return ((1 << size) - 1) << start

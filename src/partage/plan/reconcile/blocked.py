@@ -1,0 +1,149 @@
+"""Why no way leads from what lives on a GPU to what is wanted: who is in the way, in words and as values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from partage.model.gpu import Gpu
+from partage.model.layout import Misfit
+from partage.model.placement import Placement
+from partage.model.policy import DesiredMig
+from partage.model.step import GpuUse, SetMigMode, UseKind
+from partage.plan.reconcile.live_instances import LiveInstance
+from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance
+
+
+class BlockKind(StrEnum):
+    """Why there is no way. Only HELD passes by itself, and SHARED where it comes from HELD."""
+
+    NO_MIG = "no-mig"
+    UNKNOWN_GEOMETRY = "unknown-geometry"
+    DOES_NOT_FIT = "does-not-fit"
+    HELD = "held"
+    SHARED = "shared-reset"
+
+
+@dataclass(frozen=True, slots=True)
+class Blocker:
+    """Something in use that the way leads over.
+
+    gpu: its UUID. devices: UUIDs of MIG devices; empty where it is the GPU as a whole. profile, placement:
+    of the GPU instance. users: who has to give it up. why: half a sentence, ``the wanted layout has no
+    3g.40gb``.
+    """
+
+    gpu: str
+    users: tuple[GpuUse, ...]
+    why: str
+    devices: tuple[str, ...] = ()
+    profile: str | None = None
+    placement: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """No steps for this GPU. reason: one sentence for the operator. misfit: for DOES_NOT_FIT.
+
+    kept: UUIDs of MIG devices that go on living once those that are in the way are gone; for HELD.
+    """
+
+    gpu: str
+    kind: BlockKind
+    reason: str
+    blockers: tuple[Blocker, ...] = ()
+    misfit: Misfit | None = None
+    kept: tuple[str, ...] = ()
+
+
+def held(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocked:
+    """GPU 3 ``what`` (cannot be reset): because of these."""
+    return Blocked(gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} {what}: {_told(blockers)}", tuple(blockers))
+
+
+def reset_blockers(gpus: Sequence[Gpu], uses: Iterable[GpuUse]) -> tuple[Blocker, ...]:
+    """Who has to let go before these GPUs can be reset together: everybody, monitors too."""
+    by_gpu: dict[str, list[GpuUse]] = {gpu.uuid: [] for gpu in gpus}
+    for use in uses:
+        by_gpu.get(use.gpu, []).append(use)
+    spans = Counter((use.kind, use.name, use.pid, use.gpu) for some in by_gpu.values() for use in some)
+    wide = Counter((kind, name, pid) for kind, name, pid, _ in spans)
+    blockers = []
+    for gpu in gpus:
+        some = tuple(by_gpu[gpu.uuid])
+        if some:
+            most = max(wide[use.kind, use.name, use.pid] for use in some)
+            span = f", by one that spans {most} of the GPUs to be reset" if most > 1 else ""
+            blockers.append(Blocker(gpu.uuid, some, f"GPU {gpu.index} has to be idle{span}"))
+    return tuple(blockers)
+
+
+def in_the_way(
+    gpu: Gpu,
+    wish: DesiredMig,
+    mode: SetMigMode | None,
+    live: Sequence[LiveInstance],
+    uses: Iterable[GpuUse],
+    *,
+    all_go: bool,
+) -> Blocked | None:
+    """Those in whose use the GPU, or all that lives on it, would be taken away."""
+    assert gpu.mig_mode is not None
+    if all_go and any(one.busy for one in live):
+        why = "all instances have to go" if wish.enabled else "MIG mode is to be off"
+        blockers = [_blocker(gpu, one, why) for one in live if one.busy]
+        return held(gpu, "cannot be changed", blockers)
+    turned = mode is not None and gpu.mig_mode.current != wish.enabled
+    first = wish.enabled and gpu.mig_mode.current and not live and (wish.items or wish.named)
+    tenants = tuple(
+        use for use in uses if use.gpu == gpu.uuid and use.whole and use.kind is not UseKind.MONITOR
+    )
+    if tenants and (turned or first):
+        blocker = Blocker(gpu.uuid, tenants, "the GPU as a whole has to be idle")
+        return held(gpu, "cannot be changed", [blocker])
+    return None
+
+
+def blocked(gpu: Gpu, found: PlacedLayout, live: Sequence[LiveInstance]) -> Blocked:
+    """What is in use, and has no place in the best seating: as little as possible."""
+    seats = {seat.live.gi_id: seat for seat in found.seats if seat.live}
+    blockers = []
+    for one in live:
+        seat = seats.get(one.gi_id)
+        if seat is None and one.busy:
+            blockers.append(_blocker(gpu, one, _why(one, found.seats, live)))
+        elif seat is not None and (lost := [compute for compute in seat.goes if compute.users]):
+            part = replace(one, computes=tuple(lost), users=())
+            blockers.append(_blocker(gpu, part, "the wanted layout has no such MIG device in its place"))
+    wanted = Counter(str(device) for seat in found.seats for device in seat.devices)
+    layout = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
+    kept = tuple(one.uuid for seat in found.seats for one in seat.stays)
+    return replace(held(gpu, f"cannot have {layout}", blockers), kept=kept)
+
+
+def _why(lost: LiveInstance, seats: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> str:
+    wanted = [seat.bundle for seat in seats if seat.bundle.spec.profile == lost.profile]
+    if not wanted:
+        return f"the wanted layout has no {lost.profile}"
+    if sum(one.profile == lost.profile and one.busy > 0 for one in live) > len(wanted):
+        return f"the wanted layout has only {len(wanted)} x {lost.profile}"
+    if all(one.start is not None for one in wanted):
+        return f"the wanted layout has {lost.profile} at other memory slices"
+    return "the rest of the wanted layout cannot be placed around it"
+
+
+def _blocker(gpu: Gpu, one: LiveInstance, why: str) -> Blocker:
+    devices = tuple(compute.uuid for compute in one.computes if compute.users)
+    return Blocker(gpu.uuid, one.all_users, why, devices, str(one.profile), one.placement)
+
+
+def _told(blockers: Iterable[Blocker]) -> str:
+    return "; ".join(
+        f"{_thing(one)} is used by {', '.join(map(str, one.users))}, and {one.why}" for one in blockers
+    )
+
+
+def _thing(one: Blocker) -> str:
+    return f"{one.profile} at {one.placement}" if one.profile else "it"

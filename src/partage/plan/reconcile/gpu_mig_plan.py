@@ -1,0 +1,237 @@
+"""The steps from what lives on a GPU to what is wanted on it: as few as possible, nobody disturbed.
+
+Destroyed is only what is in the way and in nobody's use; then the mode changes, then the rest is made, each
+compute instance right after its GPU instance. Planned again after any step, the rest of the way comes out.
+``plan.reconcile.mig_plan`` puts the GPUs of a node together, which matters where they share a reset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.gpu import Gpu
+from partage.model.layout import DoesNotFit, LayoutItem, matches
+from partage.model.named_layouts import meant
+from partage.model.policy import DesiredMig
+from partage.model.profile import MigProfile
+from partage.model.step import (
+    CreateCompute,
+    CreateInstance,
+    DestroyCompute,
+    DestroyInstance,
+    GpuUse,
+    Reset,
+    SetMigMode,
+    Step,
+    Verify,
+)
+from partage.plan.reconcile.blocked import (
+    Blocked,
+    Blocker,
+    BlockKind,
+    blocked,
+    held,
+    in_the_way,
+    reset_blockers,
+)
+from partage.plan.reconcile.bundles import Bundle
+from partage.plan.reconcile.live_instances import LiveInstance, live_instances
+from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, seating
+from partage.plan.reconcile.resets import needs_reset
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMigPlan:
+    """The way for one GPU.
+
+    steps: empty where all is as wanted. kept, gone: UUIDs of MIG devices that go on living, and that do not.
+    layout: what will live there, ``3g.40gb@4``, by first memory slice.
+    """
+
+    gpu: str
+    steps: tuple[Step, ...]
+    kept: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    layout: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMigWork:
+    """The steps of one GPU by phase, so that several GPUs can share a reset. reset: it needs one."""
+
+    gpu: Gpu
+    seats: tuple[PlannedInstance, ...]
+    destroys: tuple[Step, ...] = ()
+    mode: SetMigMode | None = None
+    reset: bool = False
+    creates: tuple[Step, ...] = ()
+    verify: Verify | None = None
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to do."""
+        return not (self.destroys or self.mode or self.reset or self.creates)
+
+    def planned(self, steps: Sequence[Step]) -> GpuMigPlan:
+        """The answer, with these steps."""
+        kept = [one.uuid for seat in self.seats for one in seat.stays]
+        gone = tuple(device.uuid for device in self.gpu.mig_devices if device.uuid not in kept)
+        return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.seats))
+
+
+def steps_between(
+    gpu: Gpu,
+    wish: DesiredMig,
+    geometry: Geometry | None,
+    uses: Iterable[GpuUse] = (),
+    *,
+    resets: Callable[[Gpu], bool] = needs_reset,
+    renew: Collection[int] = (),
+    reboot: bool | None = None,
+) -> GpuMigPlan | Blocked:
+    """The way of one GPU that shares its resets with nobody.
+
+    geometry: None where it is not known. uses: who holds what, of this GPU or of all. resets: whether a
+    change of MIG mode takes a reset (the driver's word, where it has one). renew: ids of GPU instances that
+    are destroyed and made again if nobody uses them: those in which the driver could not place a compute
+    instance. reboot: as in ``Reset``.
+    """
+    uses = tuple(uses)
+    work = work_of(gpu, wish, geometry, uses, resets=resets, renew=renew)
+    if isinstance(work, Blocked):
+        return work
+    if work.reset and (blockers := reset_blockers([gpu], uses)):
+        return held(gpu, "cannot be reset", blockers)
+    return work.planned(in_order([work], [gpu.uuid], reboot))
+
+
+def in_order(works: Sequence[GpuMigWork], reset: Sequence[str], reboot: bool | None) -> tuple[Step, ...]:
+    """The steps of GPUs that go together. reset: UUIDs of all that share the reset, if there is one."""
+    steps: list[Step] = [step for work in works for step in work.destroys]
+    steps += [work.mode for work in works if work.mode]
+    pending = tuple(work.gpu.uuid for work in works if work.reset)
+    if pending:
+        steps.append(Reset(tuple(reset), pending, reboot))
+    steps += [step for work in works for step in work.creates]
+    return (*steps, *(work.verify for work in works if work.verify and not work.idle))
+
+
+def as_found(gpu: Gpu) -> DesiredMig:
+    """What lives on the GPU as a wish, with fixed starts: the way back. Empty GPU instances are not in it."""
+    devices = sorted(gpu.mig_devices, key=lambda one: (one.placement, one.ci_id))
+    items = tuple(LayoutItem(MigProfile.parse(one.profile), one.placement.start) for one in devices)
+    return DesiredMig(items, enabled=gpu.mig_enabled)
+
+
+# --- one GPU, by phase ---------------------------------------------------------------------------
+
+
+def work_of(
+    gpu: Gpu,
+    wish: DesiredMig,
+    geometry: Geometry | None,
+    uses: Sequence[GpuUse],
+    *,
+    resets: Callable[[Gpu], bool] = needs_reset,
+    renew: Collection[int] = (),
+    swept: bool = False,
+) -> GpuMigWork | Blocked:
+    """What has to be done on one GPU; who uses the GPUs that a reset takes along is not looked at.
+
+    swept: the GPU is reset for another's sake, and so everything on it goes.
+    """
+    if gpu.mig_mode is None:
+        if not wish.enabled:
+            return GpuMigWork(gpu, ())
+        return Blocked(gpu.uuid, BlockKind.NO_MIG, f"GPU {gpu.index}: {gpu.product} has no MIG")
+    mode, reset = _mode(gpu, wish.enabled, resets)
+    all_go = swept or reset or not wish.enabled or not gpu.mig_mode.current
+    live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
+    if refusal := in_the_way(gpu, wish, mode, live, uses, all_go=all_go):
+        return refusal
+    try:
+        found = _seating(gpu, wish, geometry, () if all_go else live)
+    except DoesNotFit as misfit:
+        reason = f"GPU {gpu.index}: {misfit}"
+        return Blocked(gpu.uuid, BlockKind.DOES_NOT_FIT, reason, misfit=misfit.kind)
+    if found is None:
+        reason = f"GPU {gpu.index}: not plannable: no MIG placements are known for {gpu.product}"
+        return Blocked(gpu.uuid, BlockKind.UNKNOWN_GEOMETRY, reason)
+    if found.lost:
+        return blocked(gpu, found, live)
+    if crowded := [seat for seat in found.seats if seat.live and seat.live.renew and seat.missing]:
+        return _crowded(gpu, crowded)
+    creates = tuple(step for seat in found.seats for step in _creates(gpu, seat))
+    verify = Verify(gpu.uuid, wish.enabled, _listing(found.seats))
+    return GpuMigWork(gpu, found.seats, _destroys(gpu, found.seats, live), mode, reset, creates, verify)
+
+
+def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMigMode | None, bool]:
+    """The change of mode, and whether a reset follows. To take a pending change back needs none."""
+    assert gpu.mig_mode is not None
+    change = None if gpu.mig_mode.pending == enabled else SetMigMode(gpu.uuid, enabled)
+    if gpu.mig_mode.current == enabled:
+        return change, False
+    return change, change is None or resets(gpu)
+
+
+def _seating(
+    gpu: Gpu, wish: DesiredMig, geometry: Geometry | None, live: Sequence[LiveInstance]
+) -> PlacedLayout | None:
+    """Where all comes to sit; None where nobody knows what the GPU allows. Raises DoesNotFit."""
+    if not wish.enabled:
+        return PlacedLayout(())
+    if geometry is None and wish.named is not None:
+        return None
+    items = meant(geometry, wish.items, wish.named).items if geometry else wish.items
+    as_wanted = live and not any(one.renew for one in live) and matches(gpu.mig_devices, items)
+    if as_wanted or not items:
+        stay = [one for one in live if one.computes and items]
+        return PlacedLayout(tuple(map(_as_it_is, stay)), sum(one.busy for one in live if one not in stay))
+    plannable = geometry is not None and any(spec.starts for spec in geometry.profiles)
+    return seating(geometry, items, live) if geometry and plannable else None
+
+
+def _crowded(gpu: Gpu, seats: Sequence[PlannedInstance]) -> Blocked:
+    """GPU instances that would have to be made anew, and somebody uses a part of them."""
+    blockers = []
+    for live in (seat.live for seat in seats if seat.live):
+        devices = tuple(one.uuid for one in live.computes if one.users)
+        place = (str(live.profile), live.placement)
+        blockers.append(Blocker(gpu.uuid, live.all_users, "in it the driver has no room", devices, *place))
+    missing = ", ".join(str(profile) for seat in seats for profile in seat.missing)
+    return held(gpu, f"cannot have {missing} as well", blockers)
+
+
+def _as_it_is(live: LiveInstance) -> PlannedInstance:
+    """A seat for what lives where it is wanted, whatever the catalogue says of it."""
+    start, size = live.placement.start, live.placement.size
+    spec = ProfileSpec(live.profile, -1, -1, live.profile.gpu_slices, size, (start,), (start,), 1)
+    computes = sorted((one.profile.compute_slices for one in live.computes), reverse=True)
+    return PlannedInstance(Bundle(spec, tuple(computes)), live.placement, live)
+
+
+def _destroys(gpu: Gpu, seats: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> tuple[Step, ...]:
+    reused = {seat.live.gi_id: seat for seat in seats if seat.live}
+    steps: list[Step] = []
+    for one in live:
+        seat = reused.get(one.gi_id)
+        place = (str(one.profile), one.placement)
+        for compute in sorted(seat.goes if seat else one.computes, key=lambda compute: -compute.ci_id):
+            name, ci_id, uuid = str(compute.profile), compute.ci_id, compute.uuid
+            steps.append(DestroyCompute(gpu.uuid, *place, name, one.gi_id, ci_id, uuid))
+        if seat is None:
+            steps.append(DestroyInstance(gpu.uuid, *place, one.gi_id))
+    return tuple(steps)
+
+
+def _creates(gpu: Gpu, seat: PlannedInstance) -> tuple[Step, ...]:
+    place = (str(seat.bundle.spec.profile), seat.placement)
+    new = () if seat.live else (CreateInstance(gpu.uuid, *place),)
+    return (*new, *(CreateCompute(gpu.uuid, *place, str(profile)) for profile in seat.missing))
+
+
+def _listing(seats: Iterable[PlannedInstance]) -> tuple[str, ...]:
+    return tuple(str(LayoutItem(one, seat.placement.start)) for seat in seats for one in seat.devices)

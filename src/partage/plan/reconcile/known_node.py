@@ -1,0 +1,69 @@
+"""The node as it is offered: what was observed, with GPUs put back that were known and are lost. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from partage.model.gpu import Gpu, Inventory, LostGpu, NoDriver
+
+GONE = "the driver no longer lists it"
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNode:
+    """What the agent takes the node for.
+
+    inventory: observed, with remembered GPUs in place of lost ones.
+    lost: UUID to why it does not answer; every one of them was known before.
+    known: every GPU that answered since the start, as it was last seen, by UUID.
+    """
+
+    inventory: Inventory
+    lost: Mapping[str, str] = field(default_factory=dict)
+    known: Mapping[str, Gpu] = field(default_factory=dict)
+
+
+def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
+    """Lay a new observation over what was known.
+
+    A GPU that NVML lists and cannot open is recognised by UUID, else by PCI address, else by index. One that
+    NVML no longer lists is lost too, and keeps its place unless another GPU has it now. Without a driver
+    nothing is learnt: the GPUs are those that were known.
+    """
+    known = dict(before.known) if before else {}
+    if isinstance(observed.driver, NoDriver):
+        gpus = before.inventory.gpus if before else ()
+        links = before.inventory.links if before else ()
+        return KnownNode(
+            replace(observed, gpus=gpus, links=links), dict(before.lost) if before else {}, known
+        )
+    known |= {gpu.uuid: gpu for gpu in observed.gpus}
+    answering = {gpu.uuid for gpu in observed.gpus}
+    missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in answering}
+    lost: dict[str, str] = {}
+    strangers: list[LostGpu] = []
+    for entry in observed.lost:
+        uuid = _recognised(entry, missing, lost)
+        if uuid is None:
+            strangers.append(entry)
+        else:
+            lost[uuid] = entry.reason
+    taken = {gpu.index for gpu in observed.gpus} | {entry.index for entry in observed.lost}
+    lost |= {uuid: GONE for uuid, gpu in missing.items() if uuid not in lost and gpu.index not in taken}
+    back = [missing[uuid] for uuid in lost]
+    gpus = tuple(sorted((*observed.gpus, *back), key=lambda gpu: gpu.index))
+    return KnownNode(replace(observed, gpus=gpus, lost=tuple(strangers)), lost, known)
+
+
+def _recognised(entry: LostGpu, missing: Mapping[str, Gpu], found: Mapping[str, str]) -> str | None:
+    if entry.uuid is not None:
+        return entry.uuid if entry.uuid in missing else None
+    candidates = [gpu for uuid, gpu in missing.items() if uuid not in found]
+    for gpu in candidates:
+        if entry.pci_bus_id is not None and gpu.pci_bus_id == entry.pci_bus_id:
+            return gpu.uuid
+    for gpu in candidates:
+        if entry.pci_bus_id is None and gpu.index == entry.index:
+            return gpu.uuid
+    return None

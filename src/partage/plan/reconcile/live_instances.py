@@ -1,0 +1,107 @@
+"""The GPU instances that live on one GPU, empty ones among them, and which of them are in use."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from partage.errors import NoRoom, PartageError
+from partage.model.gpu import Gpu, Inventory, MigDevice
+from partage.model.placement import Placement
+from partage.model.profile import MigProfile
+from partage.model.step import CreateCompute, GpuUse, Step, UseKind
+
+
+@dataclass(frozen=True, slots=True)
+class LiveCompute:
+    """A compute instance that exists, and who uses it."""
+
+    ci_id: int
+    uuid: str
+    profile: MigProfile
+    users: tuple[GpuUse, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveInstance:
+    """A GPU instance that exists.
+
+    users: of the GPU instance where it has no compute instance. renew: it is not to be reused.
+    """
+
+    gi_id: int
+    profile: MigProfile
+    placement: Placement
+    computes: tuple[LiveCompute, ...] = ()
+    users: tuple[GpuUse, ...] = ()
+    renew: bool = False
+
+    @property
+    def busy(self) -> int:
+        """How many of its parts are in use."""
+        return sum(bool(one.users) for one in self.computes) + bool(self.users)
+
+    @property
+    def all_users(self) -> tuple[GpuUse, ...]:
+        """Everybody who uses a part of it."""
+        return tuple(dict.fromkeys([*self.users, *(use for one in self.computes for use in one.users)]))
+
+
+def live_instances(gpu: Gpu, uses: Iterable[GpuUse], renew: Collection[int] = ()) -> tuple[LiveInstance, ...]:
+    """What lives on ``gpu``, by first memory slice.
+
+    uses: those of the GPU as a whole count for every instance: nobody knows which of them it is. Monitors are
+    no users: an instance is destroyed under them. renew: ids of GPU instances that are not to be reused.
+    """
+    tenants = [use for use in uses if use.gpu == gpu.uuid and use.kind is not UseKind.MONITOR]
+    devices: dict[int, list[MigDevice]] = defaultdict(list)
+    for device in gpu.mig_devices:
+        devices[device.gi_id].append(device)
+    filled = [_filled(gi_id, group, tenants, gi_id in renew) for gi_id, group in devices.items()]
+    empty = [
+        LiveInstance(
+            one.gi_id,
+            MigProfile.parse(one.profile),
+            one.placement,
+            users=tuple(use for use in tenants if use.whole or (use.gi_id == one.gi_id)),
+            renew=one.gi_id in renew,
+        )
+        for one in gpu.empty_instances
+        if one.gi_id not in devices
+    ]
+    return tuple(sorted([*filled, *empty], key=lambda one: one.placement))
+
+
+def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[str, frozenset[int]]:
+    """The GPU instance in which the driver could not place a compute instance, as ``renew`` of a plan.
+
+    Free compute slices that do not lie side by side are no room for a larger compute instance, and nobody
+    can move those that live there. Empty where the step failed for another reason, or made the GPU instance
+    itself that is gone by now.
+    """
+    gpu = inventory.gpu(step.gpu) if isinstance(step, CreateCompute) else None
+    if gpu is None or not isinstance(step, CreateCompute) or not isinstance(error, NoRoom):
+        return {}
+    place = (step.instance, step.placement)
+    found = {one.gi_id for one in live_instances(gpu, ()) if (str(one.profile), one.placement) == place}
+    return {gpu.uuid: frozenset(found)} if found else {}
+
+
+def _filled(gi_id: int, devices: list[MigDevice], tenants: Iterable[GpuUse], renew: bool) -> LiveInstance:
+    computes = tuple(
+        LiveCompute(
+            device.ci_id,
+            device.uuid,
+            MigProfile.parse(device.profile),
+            tuple(use for use in tenants if _uses(use, device)),
+        )
+        for device in sorted(devices, key=lambda device: device.ci_id)
+    )
+    return LiveInstance(gi_id, computes[0].profile.gpu_instance, devices[0].placement, computes, renew=renew)
+
+
+def _uses(use: GpuUse, device: MigDevice) -> bool:
+    if use.whole or use.device == device.uuid:
+        return True
+    return use.device is None and use.gi_id == device.gi_id and use.ci_id in (None, device.ci_id)

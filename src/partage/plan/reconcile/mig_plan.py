@@ -1,0 +1,146 @@
+"""The steps for a node: each GPU by itself, but for those whose MIG mode takes a reset that they share.
+
+Only GPUs whose mode is pending are reset, and with them those that the hardware takes along. These have to
+be idle, too. Instances on them are lost, so each of them needs a wish that says what it shall have
+afterwards; one that nobody has a wish for goes along only while it has nothing to lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from partage.model.geometry import Geometry
+from partage.model.gpu import Gpu, Inventory
+from partage.model.policy import DesiredMig
+from partage.model.step import GpuUse, Step, gpus_of
+from partage.plan.reconcile.blocked import Blocked, BlockKind, held, reset_blockers
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigWork, in_order, work_of
+from partage.plan.reconcile.resets import needs_reset, reset_sets
+
+NOTHING: Mapping[str, Collection[int]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """Steps that belong together: done in this order, undone together. Units are independent of each other.
+
+    gpus: UUIDs of the GPUs that are touched, by index.
+    """
+
+    gpus: tuple[str, ...]
+    steps: tuple[Step, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MigPlan:
+    """The way for a node.
+
+    units: what has to be done, by the lowest index. planned: for every GPU with a way, its part; without
+    steps where all is as wanted. refused: for every GPU without one; the others go on without it.
+    """
+
+    units: tuple[Transaction, ...]
+    planned: tuple[GpuMigPlan, ...]
+    refused: tuple[Blocked, ...]
+
+
+def node_steps(
+    inventory: Inventory,
+    wishes: Mapping[str, DesiredMig],
+    geometry_of: Callable[[Gpu], Geometry | None],
+    uses: Iterable[GpuUse] = (),
+    *,
+    resets: Callable[[Gpu], bool] = needs_reset,
+    renew: Mapping[str, Collection[int]] = NOTHING,
+) -> MigPlan:
+    """The way from what lives on a node to ``wishes``: by GPU UUID; GPUs without one are left alone.
+
+    uses: who holds what on all GPUs. resets, renew: as in ``steps_between``, renew by GPU UUID.
+    """
+    node = _Node(inventory, wishes, geometry_of, tuple(uses), resets, renew)
+    alone = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in wishes}
+    sets = reset_sets(inventory)
+    outcome = dict(alone)
+    together: dict[str, tuple[str, ...]] = {}
+    for group in dict.fromkeys(sets[uuid] for uuid, work in alone.items() if _is_reset(work)):
+        swept = node.swept(group, alone)
+        outcome |= swept
+        if all(isinstance(work, GpuMigWork) for work in swept.values()):
+            together |= dict.fromkeys(group, group)
+    # Without virtualisation nothing but the driver stands in the way of a reset.
+    return _plan(outcome, together, reboot=False if inventory.virtual is False else None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What is known of the node."""
+
+    inventory: Inventory
+    wishes: Mapping[str, DesiredMig]
+    geometry_of: Callable[[Gpu], Geometry | None]
+    uses: tuple[GpuUse, ...]
+    resets: Callable[[Gpu], bool]
+    renew: Mapping[str, Collection[int]]
+
+    def work(self, gpu: Gpu, *, swept: bool = False) -> GpuMigWork | Blocked:
+        wish, geometry = self.wishes[gpu.uuid], self.geometry_of(gpu)
+        renew = self.renew.get(gpu.uuid, ())
+        return work_of(gpu, wish, geometry, self.uses, resets=self.resets, renew=renew, swept=swept)
+
+    def swept(
+        self, group: Sequence[str], alone: Mapping[str, GpuMigWork | Blocked]
+    ) -> Mapping[str, GpuMigWork] | Mapping[str, Blocked]:
+        """What changes for GPUs because they share a reset: work for all, or refusals for those that need
+        it."""
+        members = [gpu for gpu in self.inventory if gpu.uuid in group]
+        pending = [gpu for gpu in members if _is_reset(alone.get(gpu.uuid))]
+        if blockers := reset_blockers(members, self.uses):
+            return {gpu.uuid: held(gpu, "cannot be reset", blockers) for gpu in pending}
+        works: dict[str, GpuMigWork] = {}
+        for gpu in members:
+            work = self.work(gpu, swept=True) if gpu.uuid in self.wishes else None
+            if isinstance(work, GpuMigWork):
+                works[gpu.uuid] = work
+            elif loss := _loss(gpu, work):
+                return {one.uuid: _shared(one, gpu, loss) for one in pending}
+        return works
+
+
+def _plan(
+    outcome: Mapping[str, GpuMigWork | Blocked],
+    together: Mapping[str, tuple[str, ...]],
+    *,
+    reboot: bool | None,
+) -> MigPlan:
+    refused = tuple(work for work in outcome.values() if isinstance(work, Blocked))
+    works = {uuid: work for uuid, work in outcome.items() if isinstance(work, GpuMigWork)}
+    groups = dict.fromkeys(together.get(uuid, (uuid,)) for uuid in works)
+    units, planned = [], []
+    for group in groups:
+        members = [works[uuid] for uuid in group if uuid in works]
+        steps = in_order(members, group, reboot)
+        units += [Transaction(group, steps)] if steps else []
+        planned += [
+            work.planned([step for step in steps if work.gpu.uuid in gpus_of(step)]) for work in members
+        ]
+    return MigPlan(tuple(units), tuple(planned), refused)
+
+
+def _is_reset(work: GpuMigWork | Blocked | None) -> bool:
+    return isinstance(work, GpuMigWork) and work.reset
+
+
+def _loss(gpu: Gpu, refused: Blocked | None) -> str:
+    """What a GPU for which there are no steps would lose by a reset, in words; empty: nothing."""
+    why = "nothing says what it shall have afterwards" if refused is None else refused.reason
+    if gpu.mig_devices or gpu.empty_instances:
+        return f"its instances would be lost, and {why}"
+    if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:
+        return f"its MIG mode would change, and {why}"
+    return ""
+
+
+def _shared(gpu: Gpu, other: Gpu, loss: str) -> Blocked:
+    reason = f"GPU {gpu.index} cannot be reset without GPU {other.index}: {loss}"
+    return Blocked(gpu.uuid, BlockKind.SHARED, reason)

@@ -1,0 +1,214 @@
+"""Where a layout comes to sit on a GPU that has instances already, so that most of them stay.
+
+What counts, in this order: no instance in use is lost; most MIG devices stay; as few GPU instances as
+possible are needed; most memory slices stay under devices that stay; most GPU instances are reused (empty
+ones among them); lowest starts. The search is complete. It walks along the memory slices: at each one the
+instance that lives there stays, or another begins there, or nothing does. What can come after depends only on
+the slice and on what has still to be seated, so each such state is solved once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from operator import mul
+from typing import NamedTuple
+
+from partage.model.geometry import Geometry
+from partage.model.layout import LayoutItem, place
+from partage.model.placement import Placement
+from partage.model.profile import MigProfile
+from partage.plan.reconcile.bundles import Bundle, bundle, bundlings
+from partage.plan.reconcile.live_instances import LiveCompute, LiveInstance
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedInstance:
+    """A GPU instance of the layout and its place. live: the one that is reused, None: a new one."""
+
+    bundle: Bundle
+    placement: Placement
+    live: LiveInstance | None = None
+
+    @property
+    def stays(self) -> tuple[LiveCompute, ...]:
+        """Compute instances that go on living; those in use come first, then the lowest ids."""
+        return _stays(self.live, self.bundle) if self.live else ()
+
+    @property
+    def goes(self) -> tuple[LiveCompute, ...]:
+        """Compute instances of the reused GPU instance that the layout has no place for."""
+        stays = {one.ci_id for one in self.stays}
+        return tuple(one for one in self.live.computes if one.ci_id not in stays) if self.live else ()
+
+    @property
+    def missing(self) -> tuple[MigProfile, ...]:
+        """Compute instances to be made, largest first: so they find room within the GPU instance."""
+        left = list(self.devices)
+        for one in self.stays:
+            left.remove(_named(self.bundle, one.profile.compute_slices))
+        return tuple(left)
+
+    @property
+    def devices(self) -> tuple[MigProfile, ...]:
+        """The MIG devices that it will have, largest first."""
+        return tuple(_named(self.bundle, slices) for slices in self.bundle.computes)
+
+
+def _named(one: Bundle, slices: int) -> MigProfile:
+    """A compute instance with so many slices. A spec's compute slices are the ``g`` of its profile."""
+    return replace(one.spec.profile, compute_slices=slices)
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedLayout:
+    """A layout with its places, by first memory slice. lost: users of instances that it leaves no place."""
+
+    seats: tuple[PlannedInstance, ...]
+    lost: int = 0
+
+
+def seating(geometry: Geometry, items: Sequence[LayoutItem], live: Sequence[LiveInstance]) -> PlacedLayout:
+    """The best places for ``items``. Raises DoesNotFit where not even an empty GPU has room for them."""
+    placed = place(geometry, items)
+    if not live:
+        starts = {one.instance: one.placement for one in placed}
+        seats = [PlannedInstance(one, starts[number]) for number, one in enumerate(bundle(placed))]
+        return PlacedLayout(tuple(seats))
+    found = [
+        (_first(answer.score, len(bundles)), -at, walk, answer)
+        for at, bundles in enumerate(bundlings(geometry, placed, {one.profile for one in live}))
+        if (answer := (walk := _Walk(geometry, bundles, live)).best())
+    ]
+    _, _, walk, answer = max(found, key=lambda one: one[:2])
+    return PlacedLayout(walk.seats(answer), -answer.score[0])
+
+
+Score = tuple[int, int, int, int]
+"""Users lost (negative), MIG devices that stay, memory slices under them, GPU instances reused."""
+
+
+class _Answer(NamedTuple):
+    """The best way on from some slice; the greatest is the best.
+
+    starts: of the GPU instances, negative, as the lowest win. kinds: minus the number of the kind, and the
+    position of the live instance that is reused or -1, for each of them.
+    """
+
+    score: Score
+    starts: tuple[int, ...]
+    kinds: tuple[tuple[int, int], ...]
+
+
+_DONE = _Answer((0, 0, 0, 0), (), ())
+
+
+class _Walk:
+    """The search for one bundling."""
+
+    def __init__(self, geometry: Geometry, bundles: Sequence[Bundle], live: Sequence[LiveInstance]) -> None:
+        counts = Counter(bundles)
+        self._kinds = sorted(counts, key=_rank)
+        self._wanted = tuple(counts[kind] for kind in self._kinds)
+        self._sizes = tuple(kind.spec.size for kind in self._kinds)
+        self._live = tuple(live)
+        self._at = {one.placement.start: position for position, one in enumerate(live)}
+        self._end = max([geometry.memory_slices, *(one.placement.slices.stop for one in live)])
+        self._known: dict[tuple[int, tuple[int, ...]], _Answer | None] = {}
+        self._offers: dict[int, list[tuple[Score, int] | None]] = {}
+
+    def best(self) -> _Answer | None:
+        """None: the GPU instances cannot sit side by side."""
+        return self._from(0, self._wanted)
+
+    def seats(self, answer: _Answer) -> tuple[PlannedInstance, ...]:
+        """What the answer says."""
+        return tuple(
+            PlannedInstance(kind, Placement(-start, kind.spec.size), self._live[live] if live >= 0 else None)
+            for start, (number, live) in zip(answer.starts, answer.kinds, strict=True)
+            for kind in [self._kinds[-number]]
+        )
+
+    def _from(self, at: int, left: tuple[int, ...]) -> _Answer | None:
+        if sum(map(mul, left, self._sizes)) > self._end - at:
+            return None
+        if at >= self._end:
+            return _DONE
+        state = (at, left)
+        if state not in self._known:
+            self._known[state] = self._solve(at, left)
+        return self._known[state]
+
+    def _solve(self, at: int, left: tuple[int, ...]) -> _Answer | None:
+        found = [self._skip(at, left)]
+        for number, kind in enumerate(self._kinds):
+            if left[number] and kind.start in (None, at) and (option := self._options(at)[number]):
+                score, live = option
+                rest = self._from(
+                    at + kind.spec.size, (*left[:number], left[number] - 1, *left[number + 1 :])
+                )
+                if rest:
+                    starts, kinds = (-at, *rest.starts), ((-number, live), *rest.kinds)
+                    found.append(_Answer(_sum(score, rest.score), starts, kinds))
+        return max((answer for answer in found if answer), default=None)
+
+    def _skip(self, at: int, left: tuple[int, ...]) -> _Answer | None:
+        """No GPU instance begins here."""
+        rest = self._from(at + 1, left)
+        lost = self._lost(at, at + 1)
+        return rest._replace(score=_sum(rest.score, (-lost, 0, 0, 0))) if rest and lost else rest
+
+    def _options(self, at: int) -> list[tuple[Score, int] | None]:
+        """For each kind that begins at a slice: what it scores, and which live instance serves, or -1."""
+        if at not in self._offers:
+            self._offers[at] = [self._option(kind, at) for kind in self._kinds]
+        return self._offers[at]
+
+    def _option(self, kind: Bundle, at: int) -> tuple[Score, int] | None:
+        position = self._at.get(at, -1)
+        if position >= 0 and _serves(self._live[position], kind):
+            return _gain(self._live[position], kind), position
+        if at not in kind.spec.starts:
+            return None
+        return (-self._lost(at, at + kind.spec.size), 0, 0, 0), -1
+
+    def _lost(self, start: int, stop: int) -> int:
+        """Users of the live instances that begin in these slices."""
+        return sum(self._live[self._at[at]].busy for at in range(start, stop) if at in self._at)
+
+
+def _sum(a: Score, b: Score) -> Score:
+    return (a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3])
+
+
+def _first(score: Score, instances: int) -> tuple[int, ...]:
+    """The score of a whole seating, with the number of its GPU instances in its place."""
+    return (score[0], score[1], -instances, score[2], score[3])
+
+
+def _rank(kind: Bundle) -> tuple[object, ...]:
+    """Of two that could begin at the same slice, the larger one is tried first."""
+    fixed = -1 if kind.start is None else kind.start
+    return (-kind.spec.size, -kind.spec.compute_slices, kind.spec.profile, kind.computes, fixed)
+
+
+def _serves(live: LiveInstance, kind: Bundle) -> bool:
+    reusable = bool(live.busy) or not live.renew
+    return reusable and live.profile == kind.spec.profile and live.placement.size == kind.spec.size
+
+
+def _gain(live: LiveInstance, kind: Bundle) -> Score:
+    stays = _stays(live, kind)
+    lost = sum(bool(one.users) for one in live.computes) - sum(bool(one.users) for one in stays)
+    return (-lost, len(stays), live.placement.size if stays else 0, 1)
+
+
+def _stays(live: LiveInstance, kind: Bundle) -> tuple[LiveCompute, ...]:
+    left = Counter(kind.computes)
+    stays = []
+    for one in sorted(live.computes, key=lambda one: (not one.users, one.ci_id)):
+        if left[one.profile.compute_slices] > 0:
+            left[one.profile.compute_slices] -= 1
+            stays.append(one)
+    return tuple(stays)

@@ -1,0 +1,288 @@
+"""How a GPU passes from one offer to the next: only when nobody holds a share of it.
+
+Invariant: the shares held on one GPU all belong to one strategy and one set of terms. Of MIG devices of one
+strategy some may come and go while the others stay as they are: they are isolated by the hardware.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from partage.model.ids import ResourceName, ShareId
+from partage.model.policy import Strategy
+from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
+from partage.plan.serve.ledger import Entry, Held
+
+__all__ = [
+    "GpuServing",
+    "Held",
+    "ListedShare",
+    "answerable",
+    "due_s",
+    "foreign_holds",
+    "listed",
+    "transition",
+    "waiting",
+    "with_lost",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuServing:
+    """What one GPU offers at this moment.
+
+    offer: what its held ids belong to, and its free ids too unless draining.
+    leaving: MIG devices that are no longer wanted, while the rest of the GPU goes on: only held ids stay
+    listed.
+    draining: the GPU waits to change: only held ids stay listed. draining_since_s: clock of the caller, None
+    where it does not drain.
+    empty_since_s: since when nobody holds a share that is waited for; None while somebody does, or
+    nothing is waited for.
+    """
+
+    offer: GpuOffer
+    leaving: GpuOffer = ()
+    draining: bool = False
+    draining_since_s: float | None = None
+    empty_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ListedShare:
+    """One id that the kubelet shall know.
+
+    offering: what it belongs to. None for a foreign hold: somebody holds it, and nobody knows what it was
+    part of; it is listed as unhealthy, so that the kubelet keeps it and gives it to nobody.
+    gpu: empty where a foreign hold is on no GPU that is known.
+    """
+
+    resource: ResourceName
+    id: str
+    gpu: str
+    offering: DeviceOffer | None
+
+
+_Hold = tuple[ResourceName, str]
+
+
+@dataclass(slots=True)
+class _Load:
+    """What is held on one GPU. own: with the offering that it belongs to."""
+
+    own: list[tuple[_Hold, DeviceOffer]] = field(default_factory=list)
+    foreign: list[_Hold] = field(default_factory=list)
+
+
+def transition(
+    serving: Mapping[str, GpuServing],
+    wanted: NodeOffer,
+    held: Held,
+    now_s: float,
+    settle_s: float,
+    *,
+    gpu_of: Mapping[str, str] | None = None,
+) -> dict[str, GpuServing]:
+    """One step from ``serving`` towards ``wanted``, GPU by GPU.
+
+    A GPU whose offer is as wanted is left alone (and stops draining). One that nobody serves yet starts with
+    what is wanted. One that differs drains; once nobody has held a share of it for settle_s, it changes. A
+    GPU that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
+    too. settle_s covers the kubelet's view: an Allocate for an id that was just withdrawn may be under way,
+    and is still answered meanwhile (``answerable``). Planned MIG devices are not served.
+    gpu_of: MIG device UUID to GPU UUID, for held ids of devices that are in no offer.
+    """
+    live = {gpu: tuple(one for one in offer if not one.planned) for gpu, offer in wanted.items()}
+    loads = _loads({**live, **answerable(serving)}, held, gpu_of or {})
+    steps = {
+        gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _Load()), now_s, settle_s)
+        for gpu in {**serving, **live}
+    }
+    return {gpu: step for gpu, step in steps.items() if step is not None}
+
+
+def foreign_holds(
+    serving: Mapping[str, GpuServing], held: Held, gpu_of: Mapping[str, str] | None = None
+) -> dict[str, list[tuple[ResourceName, str]]]:
+    """GPU UUID to held ids on it that belong to nothing it serves; key ``""``: on no GPU that is known."""
+    loads = _loads(answerable(serving), held, gpu_of or {})
+    return {gpu: load.foreign for gpu, load in loads.items() if load.foreign}
+
+
+def listed(
+    serving: Mapping[str, GpuServing], held: Held, gpu_of: Mapping[str, str] | None = None
+) -> dict[ResourceName, list[ListedShare]]:
+    """The rows to publish, per resource in the order of ``resources_of``; foreign holds last.
+
+    A resource whose ids are all withdrawn has an empty list; one that is in no offer any more has no key.
+    """
+    rows: dict[ResourceName, list[ListedShare]] = {}
+    for name, resource in resources_of(answerable(serving)).items():
+        rows[name] = [
+            ListedShare(name, share, offering.gpu, offering)
+            for offering in resource.offerings
+            for share in _listed_ids(offering, serving[offering.gpu], held.ids.get(name, frozenset()))
+        ]
+    for gpu, holds in foreign_holds(serving, held, gpu_of).items():
+        for name, share in sorted(holds):
+            rows.setdefault(name, []).append(ListedShare(name, share, gpu, None))
+    return rows
+
+
+def answerable(serving: Mapping[str, GpuServing]) -> NodeOffer:
+    """All offerings for whose ids Allocate is answered, listed or not: choosers and answerers know these."""
+    return {gpu: (*now.offer, *now.leaving) for gpu, now in serving.items()}
+
+
+def waiting(
+    serving: Mapping[str, GpuServing], entries: Iterable[Entry], gpu_of: Mapping[str, str] | None = None
+) -> dict[str, tuple[Entry, ...]]:
+    """For every GPU that waits to change: the held ids, with holders, that it waits for.
+
+    Empty tuple: nobody holds one any more, and it waits for settle_s.
+    """
+    moving = {gpu: now for gpu, now in serving.items() if now.draining or now.leaving}
+    if not moving:
+        return {}
+    by_hold = {(entry.resource, entry.id): entry for entry in entries}
+    ids: dict[ResourceName, set[str]] = {}
+    for resource, share in by_hold:
+        ids.setdefault(resource, set()).add(share)
+    held = Held({resource: frozenset(some) for resource, some in ids.items()})
+    loads = _loads(answerable(serving), held, gpu_of or {})
+    return {
+        gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _Load()))))
+        for gpu, now in moving.items()
+    }
+
+
+def due_s(serving: Mapping[str, GpuServing], settle_s: float) -> float | None:
+    """When the next step can change something by the passing of time alone; None: never."""
+    return min(
+        (now.empty_since_s + settle_s for now in serving.values() if now.empty_since_s is not None),
+        default=None,
+    )
+
+
+def with_lost(wanted: NodeOffer, serving: Mapping[str, GpuServing], lost: Collection[str]) -> NodeOffer:
+    """``wanted``, and what GPUs that do not answer offered before: they stay listed, as unhealthy."""
+    kept = {gpu: serving[gpu].offer for gpu in lost if gpu in serving and gpu not in wanted}
+    return {**wanted, **kept}
+
+
+# --- one GPU -----------------------------------------------------------------------------------
+
+
+def _step(
+    now: GpuServing | None, wanted: GpuOffer | None, load: _Load, now_s: float, settle_s: float
+) -> GpuServing | None:
+    if now is None:
+        return _start(wanted, load, now_s)
+    if wanted is not None and not load.foreign and _fits_in_place(now, wanted):
+        return _change_in_place(now, wanted, load, now_s, settle_s)
+    empty_since_s = None
+    if not load.own and not load.foreign:
+        empty_since_s = now.empty_since_s if now.draining and now.empty_since_s is not None else now_s
+        if now_s - empty_since_s >= settle_s:
+            return None if wanted is None else GpuServing(wanted)
+    since_s = now.draining_since_s if now.draining_since_s is not None else now_s
+    return GpuServing((*now.offer, *now.leaving), (), True, since_s, empty_since_s)
+
+
+def _start(wanted: GpuOffer | None, load: _Load, now_s: float) -> GpuServing | None:
+    if wanted is None:
+        return None
+    if load.foreign:
+        return GpuServing((), draining=True, draining_since_s=now_s)
+    return GpuServing(wanted)
+
+
+def _change_in_place(
+    now: GpuServing, wanted: GpuOffer, load: _Load, now_s: float, settle_s: float
+) -> GpuServing:
+    """Take what is wanted at once; MIG devices that are no longer part of it leave when nobody holds them."""
+    stay = {one.device for one in wanted}
+    leaving = tuple(one for one in (*now.offer, *now.leaving) if one.device not in stay)
+    if not leaving:
+        return GpuServing(wanted)
+    empty_since_s = None
+    if not any(offering.device not in stay for _, offering in load.own):
+        waited = now.empty_since_s is not None and not now.draining and leaving == now.leaving
+        empty_since_s = now.empty_since_s if waited else now_s
+    if empty_since_s is not None and now_s - empty_since_s >= settle_s:
+        return GpuServing(wanted)
+    return GpuServing(wanted, leaving, empty_since_s=empty_since_s)
+
+
+def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
+    """Whether no share that may be held is touched: the terms of every device that stays are the same."""
+    if now.offer == wanted and not now.leaving:
+        return True
+    offered = (*now.offer, *now.leaving)
+    old, new = _terms(offered), _terms(wanted)
+    if any(old[device] != new[device] for device in old.keys() & new.keys()):
+        return False
+    everything = (*offered, *wanted)
+    isolated = all(one.profile is not None for one in everything)
+    return old.keys() == new.keys() or (isolated and len({one.strategy for one in everything}) <= 1)
+
+
+def _terms(offer: GpuOffer) -> dict[str, set[tuple[object, ...]]]:
+    """Per device, what a share of it is.
+
+    Not among it: where the device is found (index, nodes, NUMA node), the length of time slices, which a GPU
+    changes under running containers, and rules for new requests (``single``).
+    """
+    terms: dict[str, set[tuple[object, ...]]] = {}
+    for one in offer:
+        share = (one.resource, one.strategy, one.shared, one.replicas, one.first, one.count)
+        promise = (one.memory_bytes, one.threads_percent, one.guarantee, one.guard, one.profile)
+        terms.setdefault(one.device, set()).add(share + promise)
+    return terms
+
+
+# --- which id belongs to what --------------------------------------------------------------------
+
+
+def _loads(offers: NodeOffer, held: Held, gpu_of: Mapping[str, str]) -> dict[str, _Load]:
+    """What is held on each GPU. Costs what the held ids cost, not what all ids cost."""
+    by_device: dict[str, list[DeviceOffer]] = {}
+    for offer in offers.values():
+        for offering in offer:
+            by_device.setdefault(offering.device, []).append(offering)
+    loads: dict[str, _Load] = {}
+    for resource, ids in held.ids.items():
+        for text in ids:
+            share = _parsed(text)
+            offerings = by_device.get(share.device, [])
+            gpu = offerings[0].gpu if offerings else gpu_of.get(share.device, share.device)
+            load = loads.setdefault(gpu if gpu in offers else "", _Load())
+            own = next((one for one in offerings if one.resource == resource and _has(one, share)), None)
+            if own is None:
+                load.foreign.append((resource, text))
+            else:
+                load.own.append(((resource, text), own))
+    return loads
+
+
+_parsed = lru_cache(maxsize=4096)(ShareId.parse)
+"""Every turn asks about the same ids again."""
+
+
+def _has(offering: DeviceOffer, share: ShareId) -> bool:
+    if offering.shared is Strategy.EXCLUSIVE:
+        return share.replica is None
+    return share.replica is not None and offering.first <= share.replica < offering.first + offering.count
+
+
+def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[str]) -> Iterable[str]:
+    if now.draining or offering in now.leaving:
+        return [share for share in offering.share_ids if share in held]
+    return offering.share_ids
+
+
+def _waited_for(now: GpuServing, load: _Load) -> Iterable[_Hold]:
+    if now.draining:
+        return [*(hold for hold, _ in load.own), *load.foreign]
+    return [hold for hold, offering in load.own if offering in now.leaving]

@@ -1,0 +1,176 @@
+"""What the agent says of itself and its node after a turn. Immutable; faces make JSON and pictures of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from partage.errors import Problem
+from partage.model.health import Health, HealthStatus
+from partage.model.ids import ResourceName
+from partage.model.mps import DaemonState
+from partage.model.policy import Strategy
+from partage.model.share import DeviceRow, GpuOffer, NodeOffer
+from partage.plan.offer.desired import DesiredState
+from partage.plan.reconcile.known_node import KnownNode
+from partage.plan.reconcile.transition import GpuServing
+from partage.plan.serve.ledger import Entry
+from partage.plan.turn import TurnResult
+
+
+class PolicyState(StrEnum):
+    """Which policy holds.
+
+    built-in:  none was named: every GPU is exclusive. file: the file, as it is now.
+    last-good: the file is wrong or cannot be laid over the node; the last good one holds.
+    none:      no policy could be laid over the node yet (there is no driver).
+    """
+
+    BUILT_IN = "built-in"
+    FILE = "file"
+    LAST_GOOD = "last-good"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyReport:
+    """The policy that holds, and what is wrong with the one that should."""
+
+    state: PolicyState
+    source: str = ""
+    config: str | None = None
+    digest: str = ""
+    problems: tuple[Problem, ...] = ()
+    warnings: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """One GPU.
+
+    lost: why it does not answer, empty where it does. strategy: of what it serves, wanted: of what it should;
+    None for nothing. draining: it waits to change. waiting: the held ids that it waits for, None where it
+    does not. pending: what has to be done before all that is wanted can be offered. held: shares.
+    daemons: its MPS daemons, those of its MIG devices too.
+    """
+
+    uuid: str
+    index: int
+    product: str
+    health: HealthStatus
+    instances: Mapping[int, HealthStatus]
+    lost: str
+    strategy: Strategy | None
+    wanted: Strategy | None
+    draining: bool
+    waiting: tuple[Entry, ...] | None
+    pending: str
+    offer: GpuOffer
+    held: int
+    daemons: tuple[DaemonState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceReport:
+    """One resource: shares listed to the kubelet, healthy ones among them, held ones."""
+
+    name: ResourceName
+    listed: int
+    healthy: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Why a neighbour does not answer; empty where it does.
+
+    hardware: the helper process. pod_resources: the kubelet's PodResources. state_dir: the state directory.
+    cdi: the CDI spec. guard: the guard's files.
+    """
+
+    hardware: str = ""
+    pod_resources: str = ""
+    state_dir: str = ""
+    cdi: str = ""
+    guard: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One turn's outcome. Two reports are equal when they say the same, whenever that was.
+
+    at_s: seconds since 1970; clock_s: the same moment on the agent's clock, on which all other times are.
+    """
+
+    at_s: float = field(compare=False)
+    clock_s: float = field(compare=False)
+    number: int = field(compare=False)
+    took_s: float = field(compare=False)
+    node: KnownNode | None
+    offer: NodeOffer
+    gpus: tuple[GpuReport, ...]
+    resources: tuple[ResourceReport, ...]
+    entries: tuple[Entry, ...]
+    policy: PolicyReport
+    neighbours: Dependencies
+
+
+def gpu_reports(
+    node: KnownNode | None,
+    done: TurnResult,
+    wish: DesiredState | None,
+    entries: Sequence[Entry],
+    daemons: Sequence[DaemonState] = (),
+) -> tuple[GpuReport, ...]:
+    """One per GPU that is known or served, ordered by index."""
+    known = dict(node.known) if node else {}
+    serving = done.standing.serving
+    held = _held_by_gpu(entries, done)
+    reports = []
+    for uuid in dict.fromkeys((*known, *serving)):
+        now = serving.get(uuid, GpuServing(()))
+        offer = (*now.offer, *now.leaving)
+        if uuid not in known and not offer:
+            continue
+        gpu = known.get(uuid)
+        health = done.standing.health.get(uuid, Health())
+        reports.append(
+            GpuReport(
+                uuid=uuid,
+                index=gpu.index if gpu else offer[0].gpu_index,
+                product=gpu.product if gpu else "",
+                health=health.phase(),
+                instances=health.instances,
+                lost=node.lost.get(uuid, "") if node else "",
+                strategy=offer[0].strategy if offer else None,
+                wanted=wish.strategies.get(uuid) if wish else None,
+                draining=now.draining or bool(now.leaving),
+                waiting=done.waiting.get(uuid),
+                pending=wish.pending.get(uuid, "") if wish else "",
+                offer=offer,
+                held=held[uuid],
+                daemons=tuple(one for one in daemons if one.gpu == uuid),
+            )
+        )
+    return tuple(sorted(reports, key=lambda report: report.index))
+
+
+def _held_by_gpu(entries: Sequence[Entry], done: TurnResult) -> Counter[str]:
+    gpu_of = dict(done.rows.gpu_of)
+    for offerings in done.rows.offer.values():
+        gpu_of |= {offering.device: offering.gpu for offering in offerings}
+    devices = (entry.id.partition("::")[0] for entry in entries)
+    return Counter(gpu_of.get(device, device) for device in devices)
+
+
+def resource_reports(
+    rows: Mapping[ResourceName, Sequence[DeviceRow]], entries: Sequence[Entry]
+) -> tuple[ResourceReport, ...]:
+    """One per resource that is or was offered."""
+    held = Counter(entry.resource for entry in entries)
+    return tuple(
+        ResourceReport(name, len(listed), sum(row.healthy for row in listed), held[name])
+        for name, listed in rows.items()
+    )

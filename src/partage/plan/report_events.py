@@ -1,0 +1,78 @@
+"""What a turn changed, as events for the log. Pure: two reports in, events out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from partage.model.health import HealthStatus
+from partage.plan.report import GpuReport, Report, ResourceReport
+
+
+@dataclass(frozen=True, slots=True)
+class ReportEvent:
+    """One event: what happened, and the facts. grave: we go on, but somebody should look."""
+
+    event: str
+    facts: Mapping[str, object] = field(default_factory=dict)
+    grave: bool = False
+
+
+def diff_reports(before: Report | None, now: Report) -> Iterator[ReportEvent]:
+    """What is different. What befell several GPUs alike (their helper is away) is one event."""
+    if before is now:
+        return
+    gpus = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
+    yield from _gathered(
+        (gpu, event) for gpu in now.gpus if gpu.uuid in gpus for event in _gpu(gpus[gpu.uuid], gpu)
+    )
+    resources = {resource.name: resource for resource in before.resources} if before else {}
+    for resource in now.resources:
+        yield from _resource(resources.get(resource.name), resource)
+
+
+def _gathered(events: Iterable[tuple[GpuReport, ReportEvent]]) -> Iterator[ReportEvent]:
+    """The same event of several GPUs as one, which names their indexes."""
+    alike: list[tuple[ReportEvent, list[GpuReport]]] = []
+    for gpu, event in events:
+        gpus = next((gpus for one, gpus in alike if one == event), None)
+        if gpus is None:
+            alike.append((event, [gpu]))
+        else:
+            gpus.append(gpu)
+    for event, gpus in alike:
+        yield ReportEvent(event.event, {**_who(gpus), **event.facts}, event.grave)
+
+
+def _who(gpus: list[GpuReport]) -> dict[str, object]:
+    if len(gpus) > 1:
+        return {"gpus": [gpu.index for gpu in gpus]}
+    return {"gpu": gpus[0].uuid, "index": gpus[0].index}
+
+
+def _gpu(before: GpuReport, now: GpuReport) -> Iterator[ReportEvent]:
+    """What befell one GPU, without saying which."""
+    if before.strategy is not now.strategy:
+        yield ReportEvent("gpu changed", {"from": before.strategy, "to": now.strategy})
+    if now.waiting and before.waiting != now.waiting:
+        holders = {f"{who.namespace}/{who.pod}" for entry in now.waiting for who in entry.holders}
+        yield ReportEvent("gpu waits", {"for": sorted(holders) or None, "held": len(now.waiting)})
+    yield from _health("gpu health changed", {}, before.health, now.health)
+    for gi in sorted({*before.instances, *now.instances}):
+        phases = before.instances.get(gi, HealthStatus()), now.instances.get(gi, HealthStatus())
+        yield from _health("gpu instance health changed", {"gi": gi}, *phases)
+
+
+def _health(
+    event: str, which: Mapping[str, object], before: HealthStatus, now: HealthStatus
+) -> Iterator[ReportEvent]:
+    if before.state is not now.state:
+        facts = {**which, "from": before.state, "to": now.state, "reason": now.reason or None}
+        yield ReportEvent(event, facts, grave=not now.state.offered)
+
+
+def _resource(before: ResourceReport | None, now: ResourceReport) -> Iterator[ReportEvent]:
+    if before is None or (before.listed, before.healthy) != (now.listed, now.healthy):
+        yield ReportEvent(
+            "shares listed", {"resource": now.name, "listed": now.listed, "healthy": now.healthy}
+        )

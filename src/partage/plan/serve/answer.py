@@ -1,0 +1,265 @@
+"""What a container gets for the shares it was given: environment, mounts, devices, CDI names.
+
+Content and words are those of NVIDIA's device plugin v0.20.0, in the order in which it puts them together:
+validation, CDI, MPS, features, then environment, mounts and device files. ``PARTAGE_*`` comes on top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
+from partage.model.gpu import Inventory
+from partage.model.ids import ResourceName
+from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
+from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
+from partage.units import MIB
+
+CDI_VENDOR = "k8s.device-plugin.nvidia.com"
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Passed with device specs where they exist, in NVIDIA's order."""
+
+GUARD_MOUNT = "/opt/partage/guard"
+"""Where a container finds the guard; it is on its PYTHONPATH."""
+
+_VISIBLE = "NVIDIA_VISIBLE_DEVICES"
+_DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
+_IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """What one device brings into any answer, put together beforehand. name: as deviceIDStrategy calls it."""
+
+    offering: DeviceOffer
+    name: str
+    nodes: tuple[DeviceNode, ...]
+
+
+class AllocateResponder:
+    """Allocate for one resource. Built when the resource changes; asked on the admission path.
+
+    run_dir: host path of ``--run-dir``; MPS mounts lie below ``<run_dir>/mps/<device>``.
+    cdi_classes: classes beside ``gpu`` for which a CDI spec was written (``gds``, ``mofed``, ``gdrcopy``); a
+    name without a spec would keep the container from starting.
+    guard_dir: host path of the guard's files, empty while they are not there: then no container is promised
+    the guard.
+    """
+
+    def __init__(
+        self,
+        resource: Resource,
+        inventory: Inventory,
+        options: Options,
+        run_dir: str,
+        cdi_classes: Sequence[str] = (),
+        *,
+        guard_dir: str = "",
+    ) -> None:
+        self._name = resource.name
+        self._guard_dir = guard_dir
+        self._options = options
+        self._run_dir = run_dir.rstrip("/")
+        self._pieces = {
+            id_: piece
+            for offering in resource.offerings
+            for piece in (_piece(_as_guarded(offering, guard_dir), options),)
+            for id_ in offering.share_ids
+        }
+        self._memory_of = {gpu.uuid: gpu.memory_bytes for gpu in inventory} | {
+            mig.uuid: mig.memory_bytes for gpu in inventory for mig in gpu.mig_devices
+        }
+        existing = (node for node in CONTROL_NODES if node in inventory.control_nodes)
+        self._control_nodes = tuple(_node(node, options) for node in existing)
+        self._imex_nodes = tuple(_node(f"{_IMEX_CHANNELS}{n}", options) for n in options.imex_channels)
+        self._features = _features(options)
+        self._cdi_extras = (
+            *(f"{CDI_VENDOR}/imex-channel={n}" for n in options.imex_channels),
+            *(f"{CDI_VENDOR}/{name}=all" for name, on in _extras(options) if on and name in cdi_classes),
+        )
+
+    def answer(self, ids: Sequence[str]) -> ContainerAllocation:
+        """The answer for one container. Raises AllocationRefused in NVIDIA's words (golden cases)."""
+        pieces = self._validated(ids)
+        names = tuple(dict.fromkeys(piece.name for piece in pieces))
+        envs: dict[str, str] = {}
+        mounts: list[Mount] = []
+        if pieces[0].offering.shared is Strategy.MPS:
+            self._add_mps([piece.offering for piece in pieces], envs, mounts)
+        envs.update(self._features)
+        devices: tuple[DeviceNode, ...] = ()
+        if not self._options.only_cdi:
+            self._add_device_list(names, envs, mounts)
+            devices = self._device_specs(pieces)
+        held = [piece.offering for piece in pieces]
+        envs.update(_share_facts(self._name, ids, held))
+        if any(offering.guard for offering in held):
+            self._add_guard(held, envs, mounts)
+        cdi = self._cdi_names(names)
+        return ContainerAllocation(
+            envs=envs,
+            mounts=tuple(mounts),
+            devices=devices,
+            annotations=self._annotations(ids, cdi),
+            cdi_devices=cdi if DeviceListStrategy.CDI_CRI in self._options.device_list else (),
+        )
+
+    # --- validation ---------------------------------------------------------------------------
+
+    def _validated(self, ids: Sequence[str]) -> list[_Piece]:
+        if not ids:
+            raise self._refusal("no device requested")
+        for id_ in ids:
+            if id_ not in self._pieces:
+                raise self._refusal(f"unknown device: {id_}")
+        pieces = [self._pieces[id_] for id_ in ids]
+        if len(ids) > 1:
+            self._check_together([piece.offering for piece in pieces])
+        return pieces
+
+    def _check_together(self, offerings: Sequence[DeviceOffer]) -> None:
+        if any(offering.single and offering.shared is not Strategy.EXCLUSIVE for offering in offerings):
+            raise self._refusal(f"maximum request size for shared resources is 1; found {len(offerings)}")
+        under_mps = {offering.shared is Strategy.MPS for offering in offerings}
+        devices = {offering.device for offering in offerings}
+        if True in under_mps and (len(devices) > 1 or False in under_mps):
+            kind = "GPU" if all(offering.profile is None for offering in offerings) else "MIG device"
+            found = f"found {len(devices)} {kind}s" if len(devices) > 1 else "found other shares"
+            raise self._refusal(f"MPS shares of one container have to come from one {kind}, alone; {found}")
+
+    def _refusal(self, reason: str) -> AllocationRefused:
+        return AllocationRefused(f'invalid allocation request for "{self._name}": invalid request: {reason}')
+
+    # --- parts of the answer ------------------------------------------------------------------
+
+    def _cdi_names(self, names: Iterable[str]) -> tuple[str, ...]:
+        if not self._options.uses_cdi:
+            return ()
+        return (*(f"{CDI_VENDOR}/gpu={name}" for name in names), *self._cdi_extras)
+
+    def _annotations(self, ids: Sequence[str], cdi: tuple[str, ...]) -> dict[str, str]:
+        if DeviceListStrategy.CDI_ANNOTATIONS not in self._options.device_list:
+            return {}
+        key = f"{self._options.cdi_annotation_prefix}nvidia-device-plugin_{_uuid_of(self._name, ids)}"
+        return {key: ",".join(cdi)}
+
+    def _add_mps(self, offerings: Sequence[DeviceOffer], envs: dict[str, str], mounts: list[Mount]) -> None:
+        """Container side as NVIDIA's, host side of the one daemon of this GPU.
+
+        Of a daemon with namespaces only the share's own is mounted: what a container cannot see (the other
+        namespaces, the server's default one, the daemon's socket with servers without limits) it cannot
+        connect to. Several shares of one container have the limits of one: all of a resource are equal.
+        """
+        inside = f"/mps/{self._name}/pipe"
+        host = f"{self._run_dir}/mps/{offerings[0].device}"
+        below = offerings[0].pipe
+        envs["CUDA_MPS_PIPE_DIRECTORY"] = inside
+        mounts.append(Mount(inside, f"{host}/pipe/{below}" if below else f"{host}/pipe"))
+        mounts.append(Mount("/dev/shm", f"{host}/shm"))  # noqa: S108 - a path in the container
+        if any(offering.limits_in_env for offering in offerings):
+            threads = min(100, sum(offering.threads_percent or 0 for offering in offerings))
+            memory_mib = sum(offering.memory_bytes for offering in offerings) // MIB
+            # By ordinal: the container sees this one GPU, and an entry for an unseen one would void them all.
+            envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_mib}M"
+            envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
+
+    def _add_guard(self, offerings: Sequence[DeviceOffer], envs: dict[str, str], mounts: list[Mount]) -> None:
+        """PYTHONPATH replaces the image's, and a pod's own replaces this: we see neither (docs/guard.md)."""
+        mounts.append(Mount(GUARD_MOUNT, self._guard_dir, read_only=True))
+        envs["PYTHONPATH"] = GUARD_MOUNT
+        envs["PARTAGE_TOTAL_BYTES"] = _one_or_each(self._totals(offerings))
+
+    def _totals(self, offerings: Iterable[DeviceOffer]) -> list[int]:
+        """Memory of the devices behind these shares, one sum for each GPU in the order of PARTAGE_GPUS."""
+        whole = {offering.device: offering for offering in offerings}
+        by_gpu: dict[str, int] = {}
+        for device, offering in whole.items():
+            memory = self._memory_of.get(device) or offering.memory_bytes * offering.replicas
+            by_gpu[offering.gpu] = by_gpu.get(offering.gpu, 0) + memory
+        return list(by_gpu.values())
+
+    def _add_device_list(self, names: tuple[str, ...], envs: dict[str, str], mounts: list[Mount]) -> None:
+        """volume-mounts overrules the value of envvar where both are asked for, as at NVIDIA's."""
+        channels = self._options.imex_channels
+        if DeviceListStrategy.ENVVAR in self._options.device_list:
+            envs[_VISIBLE] = ",".join(names)
+            if channels:
+                envs["NVIDIA_IMEX_CHANNELS"] = ",".join(map(str, channels))
+        if DeviceListStrategy.VOLUME_MOUNTS in self._options.device_list:
+            envs[_VISIBLE] = _DEVICE_MOUNTS
+            below = (*names, *(f"imex/{channel}" for channel in channels))
+            mounts.extend(Mount(f"{_DEVICE_MOUNTS}/{name}", "/dev/null") for name in below)
+
+    def _device_specs(self, pieces: Iterable[_Piece]) -> tuple[DeviceNode, ...]:
+        """A GPU's nodes stand there once for each of its shares, as at NVIDIA's; the kubelet takes that."""
+        if not self._options.device_specs:
+            return ()
+        own = (node for piece in pieces for node in piece.nodes)
+        return (*self._control_nodes, *own, *self._imex_nodes)
+
+
+def _as_guarded(offering: DeviceOffer, guard_dir: str) -> DeviceOffer:
+    """The offering without the guard, and without its promise, where its files could not be written."""
+    if guard_dir or not offering.guard:
+        return offering
+    sliced = offering.shared is Strategy.TIME_SLICING
+    return replace(offering, guard=False, guarantee=Guarantee.NONE if sliced else offering.guarantee)
+
+
+def _piece(offering: DeviceOffer, options: Options) -> _Piece:
+    name = offering.index if options.device_ids is DeviceIdStrategy.INDEX else offering.device
+    return _Piece(offering, name, tuple(_node(path, options) for path in offering.nodes))
+
+
+def _node(path: str, options: Options) -> DeviceNode:
+    return DeviceNode(container_path=path, host_path=options.dev_root.rstrip("/") + path)
+
+
+def _extras(options: Options) -> tuple[tuple[str, bool], ...]:
+    return ("gdrcopy", options.gdrcopy), ("gds", options.gds), ("mofed", options.mofed)
+
+
+def _features(options: Options) -> dict[str, str]:
+    flags = {
+        "NVIDIA_GDS": options.gds,
+        "NVIDIA_MOFED": options.mofed,
+        "NVIDIA_GDRCOPY": options.gdrcopy,
+    }
+    return {name: "enabled" for name, on in flags.items() if on}
+
+
+def _uuid_of(resource: ResourceName, ids: Sequence[str]) -> str:
+    """A UUID for the annotation's key. NVIDIA throws dice; ours follows from the ids: answers are repeatable.
+
+    No two containers hold the same ids, so that keys differ where theirs would.
+    """
+    from uuid import NAMESPACE_URL, uuid5
+
+    return str(uuid5(NAMESPACE_URL, ",".join((resource, *ids))))
+
+
+def _share_facts(
+    resource: ResourceName, ids: Sequence[str], offerings: Sequence[DeviceOffer]
+) -> dict[str, str]:
+    """``PARTAGE_*``: what the container has, and what that guarantees."""
+    by_gpu: dict[str, list[DeviceOffer]] = {}
+    for offering in offerings:
+        by_gpu.setdefault(offering.gpu, []).append(offering)
+    strategies = {offering.strategy.value for offering in offerings}
+    replicas = [max(offering.replicas for offering in held) for held in by_gpu.values()]
+    memory = [sum(offering.memory_bytes for offering in held) for held in by_gpu.values()]
+    return {
+        "PARTAGE_RESOURCE": resource,
+        "PARTAGE_SHARES": ",".join(ids),
+        "PARTAGE_GPUS": ",".join(by_gpu),
+        "PARTAGE_STRATEGY": strategies.pop() if len(strategies) == 1 else "mixed",
+        "PARTAGE_REPLICAS": _one_or_each(replicas),
+        "PARTAGE_MEMORY_BYTES": _one_or_each(memory),
+        "PARTAGE_GUARANTEE": weakest(offering.guarantee for offering in offerings).value,
+    }
+
+
+def _one_or_each(numbers: Sequence[int]) -> str:
+    """One number where all GPUs agree, else one for each, in the order of PARTAGE_GPUS."""
+    return ",".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))

@@ -1,0 +1,1 @@
+"""An embedded kubelet with real gRPC sockets, for stories and tests."""

@@ -1,0 +1,36 @@
+"""The file in which a kubelet keeps who holds which device, as its device manager writes it.
+
+Source: kubernetes, pkg/kubelet/cm/devicemanager/checkpoint. It is written after an admission, not after the
+end of a pod: devices of pods that ended stay in it until the next pod comes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from uuid import NAMESPACE_URL, uuid5
+
+from partage.sim.kubelet.holding import Holdings
+
+CHECKPOINT = "kubelet_internal_checkpoint"
+
+
+def write_checkpoint(directory: Path, held: Mapping[str, Mapping[str, Holdings]]) -> None:
+    """held: by pod key and container name. The answers to Allocate, which a real one keeps, are left out."""
+    entries = [
+        {
+            "PodUID": str(uuid5(NAMESPACE_URL, pod)),
+            "ContainerName": container,
+            "ResourceName": resource,
+            "DeviceIDs": {"-1": list(holding.ids)},
+            "AllocResp": "",
+        }
+        for pod, containers in held.items()
+        for container, holdings in containers.items()
+        for resource, holding in holdings.items()
+    ]
+    content = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0}
+    beside = directory / f"{CHECKPOINT}.new"
+    beside.write_text(json.dumps(content), encoding="ascii")
+    beside.replace(directory / CHECKPOINT)

@@ -1,0 +1,269 @@
+"""The part of the kubelet that knows devices: who offers them, who holds them, who gets the next ones.
+
+It follows Kubernetes' device manager, its oddities included:
+
+- A main container gets the devices of the pod's ordinary init containers again; each container has an
+  Allocate of its own, and nobody is asked again which devices to take.
+- Lists of ids come in no order.
+- A plugin that goes away takes the health of all its devices along; they stay counted for a grace period.
+- A kubelet that was restarted knows who holds what, but neither devices nor plugins until they register.
+
+No sockets here: a ``PluginClient`` speaks with the plugin.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
+from partage.edges.kubelet.messages import HEALTHY
+from partage.model.allocation import ContainerAllocation
+from partage.sim.kubelet.holding import Holding, Holdings
+from partage.sim.kubelet.plugin_client import PluginClient, PluginError
+from partage.sim.kubelet.pod import Container, Pod
+
+GRACE_S = 300.0
+"""How long the devices of a plugin that went away stay in the node's capacity."""
+
+
+class AdmissionError(Exception):
+    """A pod cannot have its devices. The text is the kubelet's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One id of one resource, as the plugin's last list has it."""
+
+    healthy: bool
+    numa_nodes: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Endpoint:
+    """Who serves a resource. plugin: None for one that only the checkpoint knows. stopped_at: clock time."""
+
+    plugin: PluginClient | None
+    options: pb.DevicePluginOptions = field(default_factory=pb.DevicePluginOptions)
+    stopped_at: float | None = None
+
+
+class DeviceManager:
+    """Devices, plugins and holders of one node.
+
+    asks_always: ask for the preferred allocation whenever the plugin offers it, as a kubelet without
+        topology manager does. False: only where fewer devices are needed than are free, as one that
+        has aligned them by NUMA node.
+    forgiving: the late end of an old stream leaves a newer registration alone, as kubelets do since
+        kubernetes #135437. Not forgiving: it stops whoever serves the resource now.
+    """
+
+    def __init__(
+        self, *, rng: Random, clock: Callable[[], float], grace_s: float, asks_always: bool, forgiving: bool
+    ) -> None:
+        self._rng = rng
+        self._clock = clock
+        self._grace_s = grace_s
+        self._asks_always = asks_always
+        self._forgiving = forgiving
+        self._devices: dict[str, dict[str, Device]] = {}
+        self._endpoints: dict[str, Endpoint] = {}
+        self._held: dict[str, dict[str, Holdings]] = {}
+        self._admission = asyncio.Lock()
+
+    # Plugins come, list, and go.
+
+    def connected(self, plugin: PluginClient, options: pb.DevicePluginOptions) -> None:
+        """A plugin has registered. The newest one serves the resource."""
+        self._endpoints[plugin.resource] = Endpoint(plugin, options)
+        self._devices.setdefault(plugin.resource, {})
+
+    def listed(self, plugin: PluginClient, devices: Iterable[pb.Device]) -> None:
+        """A list came: it replaces all that was known."""
+        self._devices[plugin.resource] = {
+            device.ID: Device(device.health == HEALTHY, tuple(node.ID for node in device.topology.nodes))
+            for device in devices
+        }
+
+    def disconnected(self, plugin: PluginClient) -> None:
+        """A plugin's stream has ended."""
+        endpoint = self._endpoints.get(plugin.resource)
+        if endpoint is None or (self._forgiving and endpoint.plugin is not plugin):
+            return
+        self._stop(plugin.resource, endpoint)
+
+    def _stop(self, resource: str, endpoint: Endpoint) -> None:
+        endpoint.stopped_at = self._clock()
+        devices = self._devices.get(resource, {})
+        self._devices[resource] = {name: Device(False, one.numa_nodes) for name, one in devices.items()}
+
+    def restart(self) -> None:
+        """The kubelet starts again: holders come from the checkpoint, devices from nowhere yet."""
+        for resource in self._endpoints:
+            self._endpoints[resource] = Endpoint(plugin=None, stopped_at=self._clock())
+            self._devices[resource] = {}
+
+    # What the node says of itself.
+
+    def capacity(self) -> dict[str, int]:
+        """Resource name to devices, unhealthy ones included."""
+        self._forget_expired()
+        return {resource: len(devices) for resource, devices in self._devices.items()}
+
+    def allocatable(self) -> dict[str, int]:
+        """Resource name to healthy devices, held ones included."""
+        self._forget_expired()
+        return {resource: len(self.healthy(resource)) for resource in self._devices}
+
+    def devices(self) -> dict[str, dict[str, bool]]:
+        """Resource name to device ids, in the order of the list, and whether each is healthy."""
+        self._forget_expired()
+        return {
+            resource: {name: device.healthy for name, device in devices.items()}
+            for resource, devices in self._devices.items()
+        }
+
+    def healthy(self, resource: str) -> list[str]:
+        """In the order of the list."""
+        return [name for name, device in self._devices.get(resource, {}).items() if device.healthy]
+
+    def device(self, resource: str, name: str) -> Device:
+        """What the last list says; an unhealthy device where it says nothing any more."""
+        return self._devices.get(resource, {}).get(name, Device(healthy=False))
+
+    def _forget_expired(self) -> None:
+        now = self._clock()
+        for resource, endpoint in list(self._endpoints.items()):
+            if endpoint.stopped_at is not None and now - endpoint.stopped_at > self._grace_s:
+                del self._endpoints[resource], self._devices[resource]
+
+    # Pods come and go.
+
+    async def admit(self, pod: Pod) -> None:
+        """Give every container its devices, all or none. Raises AdmissionError."""
+        async with self._admission:
+            self._held[pod.key] = {}
+            try:
+                await self._admit(pod)
+            except AdmissionError:
+                del self._held[pod.key]
+                raise
+            self.check()
+
+    async def _admit(self, pod: Pod) -> None:
+        reusable: dict[str, list[str]] = {}
+        for container in pod.in_order:
+            holdings = await self._allocate(container, reusable)
+            self._held[pod.key][container.name] = holdings
+            for resource, holding in holdings.items():
+                rest = [name for name in reusable.get(resource, []) if name not in holding.ids]
+                keeps = not pod.is_ordinary_init(container)
+                reusable[resource] = rest if keeps else [*rest, *holding.ids]
+
+    async def _allocate(self, container: Container, reusable: Mapping[str, Sequence[str]]) -> Holdings:
+        holdings: Holdings = {}
+        for resource, count in container.requests.items():
+            if count and resource in self._devices:  # what no plugin ever offered is not the kubelet's affair
+                ids = await self._choose(resource, count, reusable.get(resource, ()))
+                holdings[resource] = Holding(tuple(ids), await self._ask(resource, ids))
+        return holdings
+
+    async def _choose(self, resource: str, count: int, reusable: Sequence[str]) -> list[str]:
+        if not self.healthy(resource):
+            raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        chosen = self._shuffled(reusable)[:count]
+        missing = count - len(chosen)
+        if not missing:
+            return chosen
+        free = sorted(set(self.healthy(resource)) - self.in_use(resource))
+        if len(free) < missing:
+            raise AdmissionError(
+                f"requested number of devices unavailable for {resource}. "
+                f"Requested: {missing}, Available: {len(free)}"
+            )
+        preferred = await self._preferred(resource, free, chosen, count)
+        candidates = [*(name for name in preferred if name in free), *self._shuffled(free)]
+        return [*chosen, *list(dict.fromkeys(candidates))[:missing]]
+
+    async def _preferred(
+        self, resource: str, free: Sequence[str], chosen: Sequence[str], count: int
+    ) -> list[str]:
+        endpoint = self._endpoints[resource]
+        if not endpoint.options.get_preferred_allocation_available:
+            return []
+        if not self._asks_always and count - len(chosen) == len(free):
+            return []
+        try:
+            available = self._shuffled([*free, *chosen])
+            return await self._running(resource).preferred(available, chosen, count)
+        except PluginError as error:
+            raise AdmissionError(
+                f"device plugin GetPreferredAllocation rpc failed with err: {error}"
+            ) from error
+
+    async def _ask(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+        try:
+            return await self._running(resource).allocate(self._shuffled(ids))
+        except PluginError as error:
+            raise AdmissionError(str(error)) from error
+
+    def _running(self, resource: str) -> PluginClient:
+        """Raises PluginError where nobody serves the resource now."""
+        endpoint = self._endpoints[resource]
+        if endpoint.plugin is None or endpoint.stopped_at is not None:
+            raise PluginError(f"endpoint {resource} has been stopped")
+        return endpoint.plugin
+
+    async def before_start(self, pod: Pod, container: str) -> None:
+        """PreStartContainer for every resource whose plugin asked for it. Raises PluginError.
+
+        A kubelet that was restarted does not know the plugin's options until it registers, and then starts
+        containers without.
+        """
+        for resource, holding in self.holdings(pod, container).items():
+            endpoint = self._endpoints.get(resource)
+            if endpoint is None:
+                raise PluginError(f"endpoint not found in cache for a registered resource: {resource}")
+            if endpoint.options.pre_start_required:
+                try:
+                    await self._running(resource).pre_start(self._shuffled(holding.ids))
+                except PluginError as error:
+                    text = f"device plugin PreStartContainer rpc failed with err: {error}"
+                    raise PluginError(text) from error
+
+    def release(self, pod: Pod) -> None:
+        """The pod has ended."""
+        self._held.pop(pod.key, None)
+
+    def holdings(self, pod: Pod, container: str) -> Holdings:
+        """What one container holds."""
+        return self._held.get(pod.key, {}).get(container, {})
+
+    def all_holdings(self) -> Mapping[str, Mapping[str, Holdings]]:
+        """What every pod's containers hold, by the pod's key and the container's name."""
+        return self._held
+
+    def in_use(self, resource: str) -> set[str]:
+        """Every id that some pod holds."""
+        return {name for pod in self._held for name in self._ids(pod, resource)}
+
+    def _ids(self, pod_key: str, resource: str) -> Iterator[str]:
+        for holdings in self._held[pod_key].values():
+            if resource in holdings:
+                yield from holdings[resource].ids
+
+    def _shuffled(self, ids: Iterable[str]) -> list[str]:
+        order = list(ids)
+        self._rng.shuffle(order)
+        return order
+
+    def check(self) -> None:
+        """Raises AssertionError where a device has two holders: that would be this kubelet's own fault."""
+        for resource in {resource for pod in self._held.values() for one in pod.values() for resource in one}:
+            holders: dict[str, str] = {}
+            for pod_key in self._held:
+                for name in set(self._ids(pod_key, resource)):
+                    if holders.setdefault(name, pod_key) != pod_key:
+                        raise AssertionError(f"{resource} {name} is given to {holders[name]} and {pod_key}")

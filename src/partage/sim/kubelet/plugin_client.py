@@ -1,0 +1,135 @@
+"""The embedded kubelet's side of one device plugin's socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+from h2.exceptions import H2Error
+
+from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
+from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
+from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong
+from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
+from partage.sim.kubelet.contradictions import in_answer, in_list, in_preference
+
+PRE_START_TIMEOUT_S = 30.0
+"""The one deadline that the kubelet has; it waits for Allocate and GetPreferredAllocation for ever."""
+
+
+class PluginError(Exception):
+    """A call that failed, in the words in which Go's gRPC tells it."""
+
+
+class PluginClient:
+    """Calls one plugin. ``report`` is told what contradicts the protocol."""
+
+    def __init__(self, socket_path: Path, resource: str, report: Callable[[str], None]) -> None:
+        self.resource = resource
+        self._report = report
+        self._channel = Channel(path=str(socket_path), codec=LimitedCodec(LONGEST_MESSAGE))
+        self._closed = False
+        self._stub = DevicePluginStub(self._channel)
+
+    async def options(self) -> pb.DevicePluginOptions:
+        """What the plugin wants to be asked. Raises PluginError."""
+        with self._calling():
+            return await self._stub.GetDevicePluginOptions(pb.Empty())
+
+    async def watch(self, opened: asyncio.Event, listed: Callable[[Sequence[pb.Device]], None]) -> None:
+        """Read lists until the stream ends. ``opened`` is set once the plugin has been asked."""
+        with self._calling():
+            async with self._stub.ListAndWatch.open() as stream:
+                await stream.send_message(pb.Empty(), end=True)
+                opened.set()
+                async for message in stream:
+                    self._tell(in_list(message.devices))
+                    listed(message.devices)
+
+    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+        """Raises PluginError."""
+        request = pb.PreferredAllocationRequest()
+        request.container_requests.add(
+            available_deviceIDs=available, must_include_deviceIDs=must_include, allocation_size=size
+        )
+        with self._calling():
+            response = await self._stub.GetPreferredAllocation(request)
+        if len(response.container_responses) != 1:
+            self._report(f"{self.resource}: GetPreferredAllocation has no answer for its one container")
+            return []
+        answer = list(response.container_responses[0].deviceIDs)
+        self._tell(in_preference(answer, available, must_include, size))
+        return answer
+
+    async def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+        """Raises PluginError."""
+        request = pb.AllocateRequest()
+        request.container_requests.add(devices_ids=ids)
+        with self._calling():
+            response = await self._stub.Allocate(request)
+        if len(response.container_responses) != 1:
+            self._report(f"{self.resource}: Allocate has no answer for its one container")
+            raise PluginError("no containers return in allocation response")
+        self._tell(in_answer(response.container_responses[0]))
+        return _answer(response.container_responses[0])
+
+    async def pre_start(self, ids: Sequence[str]) -> None:
+        """Raises PluginError."""
+        request = pb.PreStartContainerRequest(devices_ids=ids)
+        with self._calling():
+            await self._stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S)
+
+    def close(self) -> None:
+        """End the connection, and with it the stream. There is no other one: calls fail from now on."""
+        self._closed = True
+        self._channel.close()
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        if self._closed:  # grpclib would connect anew
+            raise PluginError(_rpc_error(Status.CANCELLED, "grpc: the client connection is closing"))
+        with _as_go_tells_it():
+            yield
+
+    def _tell(self, contradictions: Iterator[str]) -> None:
+        for contradiction in contradictions:
+            self._report(f"{self.resource}: {contradiction}")
+
+
+@contextmanager
+def _as_go_tells_it() -> Iterator[None]:
+    try:
+        yield
+    except GRPCError as error:
+        raise PluginError(_rpc_error(error.status, error.message or "")) from error
+    except TimeoutError as error:
+        raise PluginError(_rpc_error(Status.DEADLINE_EXCEEDED, "context deadline exceeded")) from error
+    except MessageTooLong as error:
+        raise PluginError(_rpc_error(Status.RESOURCE_EXHAUSTED, f"grpc: {error}")) from error
+    except AttributeError as error:
+        # grpclib's word for a connection that was lost between its making and its first use.
+        if error.name != "_transport":
+            raise
+        raise PluginError(_rpc_error(Status.UNAVAILABLE, "transport: the connection is closing")) from error
+    except (OSError, StreamTerminatedError, H2Error) as error:
+        raise PluginError(_rpc_error(Status.UNAVAILABLE, f"transport: {error}")) from error
+
+
+def _rpc_error(status: Status, text: str) -> str:
+    code = "Canceled" if status is Status.CANCELLED else status.name.title().replace("_", "")
+    return f"rpc error: code = {code} desc = {text}"
+
+
+def _answer(response: pb.ContainerAllocateResponse) -> ContainerAllocation:
+    return ContainerAllocation(
+        envs=dict(response.envs),
+        mounts=tuple(Mount(m.container_path, m.host_path, m.read_only) for m in response.mounts),
+        devices=tuple(DeviceNode(d.container_path, d.host_path, d.permissions) for d in response.devices),
+        annotations=dict(response.annotations),
+        cdi_devices=tuple(device.name for device in response.cdi_devices),
+    )

@@ -1,0 +1,141 @@
+"""Pods as the embedded kubelet knows them, and what became of them. Kubernetes' words, without Kubernetes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from partage.model.allocation import DeviceNode, Mount
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """requests: resource name to number of devices. restartable: an init container that stays, a sidecar."""
+
+    name: str
+    requests: Mapping[str, int] = field(default_factory=dict)
+    restartable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Pod:
+    """Raises ValueError for containers of the same name, or none."""
+
+    namespace: str
+    name: str
+    containers: tuple[Container, ...]
+    init_containers: tuple[Container, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [container.name for container in self.in_order]
+        if not self.containers or len(set(names)) < len(names):
+            raise ValueError(f"pod {self.key} needs containers with different names, not {names}")
+
+    @property
+    def key(self) -> str:
+        """``namespace/name``."""
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def in_order(self) -> tuple[Container, ...]:
+        """All containers, init containers first."""
+        return (*self.init_containers, *self.containers)
+
+    @property
+    def listed(self) -> tuple[Container, ...]:
+        """Those that PodResources names: ordinary init containers are left out."""
+        return tuple(container for container in self.in_order if not self.is_ordinary_init(container))
+
+    def is_ordinary_init(self, container: Container) -> bool:
+        """Whether the container ends before the main ones start."""
+        return container in self.init_containers and not container.restartable
+
+    def requests(self) -> dict[str, int]:
+        """What the scheduler counts: the main containers and sidecars together, or more where an init
+        container needs more beside the sidecars that run already."""
+        sidecars: Counter[str] = Counter()
+        most: Counter[str] = Counter()
+        for container in self.init_containers:
+            if container.restartable:
+                sidecars.update(container.requests)
+            else:
+                most |= sidecars + Counter(container.requests)
+        for container in self.containers:
+            sidecars.update(container.requests)
+        return dict(most | sidecars)
+
+
+class PodPhase(StrEnum):
+    """Of a pod."""
+
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ContainerState(StrEnum):
+    """Of a container."""
+
+    WAITING = "Waiting"
+    RUNNING = "Running"
+    TERMINATED = "Terminated"
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerStatus:
+    """One container: what it holds and what its plugins gave it, several resources put together.
+
+    ids:     resource name to the devices held.
+    reason:  a word why it waits or has ended, message: the whole story; both may be empty.
+    """
+
+    name: str
+    state: ContainerState = ContainerState.WAITING
+    reason: str = ""
+    message: str = ""
+    restarts: int = 0
+    ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PodStatus:
+    """What became of a pod.
+
+    containers: in the pod's order, init containers first; empty where the pod was refused.
+    """
+
+    pod: Pod
+    phase: PodPhase
+    reason: str = ""
+    message: str = ""
+    containers: tuple[ContainerStatus, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether its devices are its own: pods that ended, or never began, hold nothing."""
+        return self.phase in (PodPhase.PENDING, PodPhase.RUNNING) and bool(self.containers)
+
+    def container(self, name: str) -> ContainerStatus:
+        """Raises KeyError."""
+        for status in self.containers:
+            if status.name == name:
+                return status
+        raise KeyError(f"pod {self.pod.key} has no container {name!r}")
+
+    def with_container(self, changed: ContainerStatus) -> PodStatus:
+        """The same with one container's status replaced."""
+        containers = (changed if one.name == changed.name else one for one in self.containers)
+        return replace(self, containers=tuple(containers))
+
+    @property
+    def waiting(self) -> tuple[ContainerStatus, ...]:
+        """Those that have not started, in the pod's order."""
+        return tuple(one for one in self.containers if one.state is ContainerState.WAITING)

@@ -1,0 +1,125 @@
+"""The embedded kubelet's PodResources API: leaves out what a real one leaves out, is moody where told to."""
+
+# ruff: noqa: N802  (gRPC's methods are called as the protocol calls them)
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
+from grpclib.server import Stream
+
+from partage.edges.kubelet._generated import podresources_pb2 as pb
+from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerBase
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+
+_Request = TypeVar("_Request")
+
+NumaNodes = Callable[[str, str], tuple[int, ...]]
+"""Resource and device id to the NUMA nodes of the device."""
+
+
+def listing(status: PodStatus, numa_nodes: NumaNodes) -> pb.PodResources:
+    """One pod as List tells it: without ordinary init containers, an entry for every single device."""
+    containers = [_container(status.container(one.name), numa_nodes) for one in status.pod.listed]
+    return pb.PodResources(name=status.pod.name, namespace=status.pod.namespace, containers=containers)
+
+
+def _container(status: ContainerStatus, numa_nodes: NumaNodes) -> pb.ContainerResources:
+    devices = [
+        entry(resource, name, numa_nodes(resource, name))
+        for resource, ids in status.ids.items()
+        for name in ids
+    ]
+    return pb.ContainerResources(name=status.name, devices=devices)
+
+
+def entry(resource: str, name: str, numa_nodes: tuple[int, ...]) -> pb.ContainerDevices:
+    """One device."""
+    message = pb.ContainerDevices(resource_name=resource, device_ids=[name])
+    if numa_nodes:
+        message.topology.nodes.extend(pb.NUMANode(ID=node) for node in numa_nodes)
+    return message
+
+
+@dataclass(frozen=True, slots=True)
+class RateLimit:
+    """Calls per second over all clients, and how many may come at once. The kubelet's own: 100 and 10."""
+
+    per_second: float = 100.0
+    burst: int = 10
+
+
+class Bucket:
+    """Tokens that come back with time, one for each call."""
+
+    def __init__(self, limit: RateLimit, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._clock = clock
+        self._tokens = float(limit.burst)
+        self._counted_at = clock()
+
+    def take(self) -> bool:
+        """Whether a call may pass now."""
+        now = self._clock()
+        refill = (now - self._counted_at) * self._limit.per_second
+        self._tokens = min(self._tokens + refill, float(self._limit.burst))
+        self._counted_at = now
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class PodResourcesService(PodResourcesListerBase):
+    """Answers from what ``pods`` and ``allocatable`` say at the moment of the call.
+
+    refusal: None where the call is answered, else the reason why it is not. delay_s: how long List's answer
+    is on its way.
+    """
+
+    def __init__(
+        self,
+        *,
+        pods: Callable[[], Iterable[pb.PodResources]],
+        allocatable: Callable[[], Iterable[pb.ContainerDevices]],
+        refusal: Callable[[], str | None],
+        delay_s: Callable[[], float],
+    ) -> None:
+        self._pods = pods
+        self._allocatable = allocatable
+        self._refusal = refusal
+        self._delay_s = delay_s
+
+    async def List(self, stream: Stream[pb.ListPodResourcesRequest, pb.ListPodResourcesResponse]) -> None:
+        await self._request(stream)
+        answer = pb.ListPodResourcesResponse(pod_resources=self._pods())
+        await asyncio.sleep(self._delay_s())
+        await stream.send_message(answer)
+
+    async def GetAllocatableResources(
+        self, stream: Stream[pb.AllocatableResourcesRequest, pb.AllocatableResourcesResponse]
+    ) -> None:
+        await self._request(stream)
+        await stream.send_message(pb.AllocatableResourcesResponse(devices=self._allocatable()))
+
+    async def Get(self, stream: Stream[pb.GetPodResourcesRequest, pb.GetPodResourcesResponse]) -> None:
+        wanted = await self._request(stream)
+        for pod in self._pods():
+            if (pod.namespace, pod.name) == (wanted.pod_namespace, wanted.pod_name):
+                await stream.send_message(pb.GetPodResourcesResponse(pod_resources=pod))
+                return
+        raise GRPCError(
+            Status.UNKNOWN, f"pod {wanted.pod_name} in namespace {wanted.pod_namespace} not found"
+        )
+
+    async def _request(self, stream: Stream[_Request, Any]) -> _Request:
+        request = await stream.recv_message()
+        if request is None:
+            raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no message")
+        if reason := self._refusal():
+            raise GRPCError(Status.RESOURCE_EXHAUSTED, reason)
+        return request

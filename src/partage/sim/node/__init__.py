@@ -1,0 +1,1 @@
+"""A simulated node behind the hardware port: machines, faults, steps."""

@@ -1,0 +1,97 @@
+"""MPS daemons of a simulated node, as far as an agent sees them. What clients get of one is ``sim.mps``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from partage.errors import GpuInUse, NotThere, Unsupported
+from partage.model.mps import (
+    SERVER,
+    ConnectedClient,
+    DaemonPhase,
+    DaemonSpec,
+    DaemonState,
+    MpsServer,
+    ServerStatus,
+)
+from partage.model.step import EndClient, StartDaemon, StopDaemon
+from partage.plan.offer.mps_shares import too_old_for_namespaces
+from partage.sim.node.state import SimulatedDaemon, SimulatedNode
+
+_FIRST_PID = 900_000
+"""Above those of most nodes: nobody takes a simulated daemon for a process of this machine."""
+
+
+def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
+    """Raises GpuInUse, NotThere, Unsupported (namespaces, and the control program is too old)."""
+    spec = step.spec
+    _known(state, spec)
+    if spec.namespaces and (too_old := too_old_for_namespaces(state.driver)):
+        raise Unsupported(f"cannot {step}: {too_old}")
+    now = state.daemons.get(spec.device)
+    if now is not None and now.phase is not DaemonPhase.DEAD:
+        if now.spec == spec:
+            return state
+        _refuse_clients(state, spec.device)
+    pid = _FIRST_PID + 10 * state.births
+    daemons = {**state.daemons, spec.device: SimulatedDaemon(spec, pid)}
+    return replace(state, births=state.births + 1, daemons=daemons)
+
+
+def stop_daemon(state: SimulatedNode, step: StopDaemon) -> SimulatedNode:
+    """Raises GpuInUse."""
+    now = state.daemons.get(step.device)
+    if now is None:
+        return state
+    if now.phase is not DaemonPhase.DEAD:
+        _refuse_clients(state, step.device)
+    return replace(state, daemons={device: one for device, one in state.daemons.items() if one is not now})
+
+
+def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
+    """The client's context is gone. Raises NotThere."""
+    if step.client not in {client.pid for client in _clients(state, step.device)}:
+        raise NotThere(f"cannot {step}: there is no such client")
+    return replace(state, uses=tuple(use for use in state.uses if use.pid != step.client))
+
+
+def daemons_of(state: SimulatedNode) -> tuple[DaemonState, ...]:
+    """All of them, by device."""
+    return tuple(_shown(state, one) for _, one in sorted(state.daemons.items()))
+
+
+def _shown(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
+    spec = one.spec
+    if one.phase is DaemonPhase.DEAD:
+        return DaemonState(spec.gpu, spec.device, DaemonPhase.DEAD, reason="its MPS daemon has ended")
+    status = ServerStatus.FAULT if one.phase is DaemonPhase.FAULT else ServerStatus.ACTIVE
+    name = SERVER if spec.namespaces else ""
+    server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)), name)
+    reason = (
+        "a fatal fault of a client: no new ones until all have gone" if one.phase is DaemonPhase.FAULT else ""
+    )
+    many = spec.multi_user is not False
+    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), spec.limits, many, reason)
+
+
+def _clients(state: SimulatedNode, device: str) -> Iterable[ConnectedClient]:
+    for use in state.uses:
+        tenant = None if use.pid is None else state.tenants.get((use.gpu, use.pid))
+        if tenant is not None and tenant.mps and device in (use.device, use.gpu) and use.pid is not None:
+            yield ConnectedClient(use.pid, command=use.name)
+
+
+def _refuse_clients(state: SimulatedNode, device: str) -> None:
+    if names := tuple(str(client) for client in _clients(state, device)):
+        raise GpuInUse(f"the MPS daemon of {device} has {', '.join(names)}", uses=names)
+
+
+def _known(state: SimulatedNode, spec: DaemonSpec) -> None:
+    """A daemon that sees no device ends at once."""
+    for gpu in state.gpus.values():
+        if gpu.uuid == spec.gpu:
+            if spec.device in {gpu.uuid, *(one.uuid for one in gpu.mig_devices)}:
+                return
+            raise NotThere(f"GPU {gpu.index} has no MIG device {spec.device}")
+    raise NotThere(f"this node has no GPU {spec.gpu}")

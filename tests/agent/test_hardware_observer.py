@@ -1,0 +1,50 @@
+"""What the hardware says: asked at once, told once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from partage.agent.observers.hardware import HardwareObserver
+from partage.agent.options import Intervals
+from partage.sim.node.faults import DriverGone, DriverLoaded, ResetGpu
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
+
+NEVER = Intervals(observe_s=3600.0, conditions_s=3600.0)
+
+
+def senses(machine: str = "2xa100-40gb") -> tuple[SimulatedHardware, HardwareObserver, asyncio.Event]:
+    hardware, asked = SimulatedHardware(load_machine(machine)), asyncio.Event()
+    return hardware, HardwareObserver(hardware, asked.set, NEVER), asked
+
+
+async def test_health_is_asked_for_at_once_so_that_a_reset_can_be_told_from_what_was_before() -> None:
+    hardware, sense, asked = senses()
+    task = asyncio.create_task(sense.conditions_for_ever())
+    async with asyncio.timeout(5.0):
+        await asked.wait()
+    first = sense.take().conditions
+    await hardware.misbehave(ResetGpu(1))
+    then = await hardware.conditions()
+    task.cancel()
+    assert first is not None
+    assert [(before.resets, after.resets) for before, after in zip(first, then, strict=True)] == [
+        (0, 0),
+        (0, 1),
+    ]
+
+
+async def test_a_driver_that_comes_and_goes_is_told_each_time_and_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "partage")
+    hardware, sense, _ = senses()
+    for fault in (None, DriverGone(), DriverLoaded()):
+        if fault is not None:
+            await hardware.misbehave(fault)
+        await sense.observe()
+        await sense.observe()
+    told = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert told == [("INFO", "driver works"), ("WARNING", "no driver"), ("INFO", "driver works")]

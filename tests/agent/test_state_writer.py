@@ -1,0 +1,54 @@
+"""The agent's memory: what is promised is on disk first, and a disk that fails keeps nobody waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from partage.agent.state_writer import StateWriter
+from partage.edges.files.state import StateDir
+from partage.plan.reconcile.transition import GpuServing
+from partage.plan.turn import NodeState
+
+
+@asynccontextmanager
+async def memory(path: Path) -> AsyncIterator[StateWriter]:
+    """One that writes, for the length of a block."""
+    one = StateWriter(StateDir(path), asyncio.get_running_loop().time)
+    task = asyncio.create_task(one.run())
+    try:
+        yield one
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        one.directory.close()
+
+
+async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
+    async with memory(tmp_path) as one:
+        for number in range(3):
+            serving = {f"GPU-{n}": GpuServing(()) for n in range(number)}
+            one.remember(NodeState(serving), None)
+            await one.written()
+            loaded = one.load()
+            assert loaded.serving == serving
+
+
+async def test_a_directory_that_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    async with memory(tmp_path / "file" / "state") as one:
+        one.remember(NodeState({"GPU-0": GpuServing(())}), None)
+        async with asyncio.timeout(1.0):
+            await one.written()
+        assert "cannot make the state directory" in one.trouble
+
+
+async def test_nothing_new_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    async with memory(tmp_path) as one:
+        one.remember(NodeState(), None)
+        await one.written()
+        one.remember(NodeState(), None)
+        async with asyncio.timeout(0.1):
+            await one.written()

@@ -1,0 +1,64 @@
+"""Which GPUs are watched, and what their shares are worth while nobody watches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from partage.model.policy import Strategy, WatchAction
+from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.offer.guarantees import believed, promised, to_watch, unwatched
+from tests.plan.offers import offering
+
+SLICED = offering(0, 4)
+WHOLE = replace(
+    SLICED,
+    shared=Strategy.EXCLUSIVE,
+    strategy=Strategy.EXCLUSIVE,
+    replicas=1,
+    count=1,
+    guarantee=Guarantee.HARD,
+)
+GUARDED = replace(SLICED, strategy=Strategy.MPS, shared=Strategy.MPS, guarantee=Guarantee.GUARDED)
+IN_ONE_INSTANCE = replace(WHOLE, strategy=Strategy.MIG, guarantee=Guarantee.NONE)
+GPU = SLICED.gpu
+
+
+@pytest.mark.parametrize(
+    ("row", "mode", "is_watched"),
+    [
+        (SLICED, WatchAction.WARN, True),
+        (SLICED, WatchAction.KILL, True),
+        (SLICED, WatchAction.OFF, False),
+        (GUARDED, WatchAction.WARN, True),
+        (WHOLE, WatchAction.KILL, False),
+        (IN_ONE_INSTANCE, WatchAction.WARN, True),
+    ],
+)
+def test_a_gpu_is_watched_where_a_container_can_exceed_its_share(
+    row: DeviceOffer, mode: WatchAction, is_watched: bool
+) -> None:
+    assert to_watch({GPU: (row,)}, {GPU: mode}) == ({GPU} if is_watched else frozenset())
+
+
+def test_without_a_word_in_the_policy_it_is_watched() -> None:
+    assert to_watch({GPU: (SLICED,)}, {}) == {GPU}
+
+
+def test_only_guarded_shares_are_worth_less_while_nobody_watches() -> None:
+    offer = {"GPU-a": (GUARDED, SLICED), "GPU-b": (WHOLE,), "GPU-c": (GUARDED,)}
+    blind = unwatched(offer, seen=())
+    assert blind == {"GPU-a", "GPU-c"}
+    assert believed(offer, blind) == {
+        "GPU-a": (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
+        "GPU-b": (WHOLE,),
+        "GPU-c": (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
+    }
+    assert believed(offer, unwatched(offer, seen=offer)) is offer
+
+
+def test_a_policy_promises_less_where_it_says_that_nobody_watches() -> None:
+    offer = {GPU: (GUARDED,)}
+    assert promised(offer, {GPU: WatchAction.WARN}) == offer
+    assert promised(offer, {GPU: WatchAction.OFF})[GPU][0].guarantee is Guarantee.ADVISORY

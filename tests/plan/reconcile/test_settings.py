@@ -1,0 +1,174 @@
+"""From how a GPU is set to how its shares need it, and back to how it was."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
+from partage.model.gpu import ComputeMode, Inventory
+from partage.model.mps import ClientLimits, DaemonPhase, DaemonSpec, DaemonState
+from partage.model.policy import Exclusive, Interval, Mps, MpsClient
+from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, StopDaemon, reverse
+from partage.plan.offer.advertise import advertise
+from partage.plan.offer.assign import assign
+from partage.plan.reconcile.holders import wishes_of
+from partage.plan.reconcile.mig_plan import node_steps
+from partage.plan.reconcile.settings import (
+    NOTHING,
+    GpuSettings,
+    OriginalSettings,
+    remembered,
+    settings_of,
+    settle,
+    slice_steps,
+    still_ours,
+    unwell,
+)
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
+from partage.units import GIB
+from tests.plan.offers import gpu, target
+
+CARD = gpu(0)
+SPEC = DaemonSpec(CARD.uuid, CARD.uuid, 20 * GIB, 25)
+WANT = GpuSettings((SPEC,), exclusive_process=True)
+DEFAULT, ALONE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
+SET = replace(CARD, compute_mode=ALONE)
+
+
+def daemon(phase: DaemonPhase = DaemonPhase.SERVING, spec: DaemonSpec = SPEC) -> DaemonState:
+    limits = ClientLimits(spec.memory_bytes, spec.threads_percent)
+    return DaemonState(spec.gpu, spec.device, phase, 42, (), limits, multi_user=True)
+
+
+def test_even_shares_need_a_daemon_with_their_limits_and_exclusive_shares_need_nothing() -> None:
+    settings = settings_of([target(gpu(0), Mps(4)), target(gpu(1), Exclusive())])
+    (spec,) = settings[gpu(0).uuid].daemons
+    assert spec.memory_bytes == gpu(0).memory_bytes // 4
+    assert (spec.threads_percent, settings[gpu(0).uuid].exclusive_process) == (25, True)
+    assert gpu(1).uuid not in settings
+
+
+def test_unequal_clients_need_the_largest_ones_limits() -> None:
+    clients = (MpsClient("big", 40 * GIB, 60), MpsClient("small", 8 * GIB, 10))
+    (setting,) = settings_of([target(gpu(0), Mps(2, clients))]).values()
+    assert (setting.daemons[0].memory_bytes, setting.daemons[0].threads_percent) == (40 * GIB, 60)
+
+
+def test_the_mode_is_set_before_the_daemon_starts_and_given_back_after_it_has_ended() -> None:
+    make = settle(CARD, WANT, (), OriginalSettings())
+    assert make.make == (SetComputeMode(CARD.uuid, ALONE, DEFAULT), StartDaemon(CARD.uuid, SPEC))
+    assert not make.end
+    end = settle(SET, NOTHING, [daemon()], OriginalSettings(DEFAULT))
+    assert [type(step) for step in end.end] == [StopDaemon, SetComputeMode]
+    assert not end.make
+
+
+@pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.FAULT, DaemonPhase.SILENT])
+def test_a_daemon_that_runs_as_asked_is_left_to_its_clients(phase: DaemonPhase) -> None:
+    assert settle(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT)).settled
+
+
+@pytest.mark.parametrize("phase", [DaemonPhase.DEAD, DaemonPhase.STARTING])
+def test_one_that_does_not_run_or_is_unverified_is_started_under_its_shares(phase: DaemonPhase) -> None:
+    settling = settle(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT))
+    assert (settling.end, settling.make) == ((), (StartDaemon(CARD.uuid, SPEC),))
+
+
+def test_one_that_was_asked_for_something_else_ends_first() -> None:
+    other = replace(SPEC, memory_bytes=10 * GIB)
+    settling = settle(SET, WANT, [daemon(spec=other)], OriginalSettings(DEFAULT))
+    (stop,) = settling.end
+    assert isinstance(stop, StopDaemon)
+    back = reverse(stop)
+    assert isinstance(back, StartDaemon)
+    assert back.spec.memory_bytes == 10 * GIB
+    assert settling.make == (StartDaemon(CARD.uuid, SPEC),)
+
+
+@pytest.mark.parametrize("before", [OriginalSettings(), OriginalSettings(ALONE)])
+def test_a_mode_that_was_not_ours_stays(before: OriginalSettings) -> None:
+    assert settle(SET, NOTHING, (), before).settled
+
+
+def test_only_devices_whose_daemon_takes_no_clients_are_unwell() -> None:
+    assert unwell(WANT, [daemon()]) == {}
+    assert "fault" in unwell(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
+    assert "not been started" in unwell(WANT, ())[CARD.uuid]
+
+
+def test_slices_are_set_given_back_and_left_alone() -> None:
+    wants = {"a": GpuSettings(interval=Interval.LONG), "d": GpuSettings(interval=Interval.SHORT)}
+    slices = {"a": Interval.DEFAULT, "b": Interval.LONG, "c": Interval.MEDIUM, "d": Interval.SHORT}
+    assert slice_steps(wants, slices, {"b": OriginalSettings(interval=Interval.DEFAULT)}) == {
+        "a": SetTimeSlice("a", Interval.LONG, Interval.DEFAULT),
+        "b": SetTimeSlice("b", Interval.DEFAULT, Interval.LONG),
+    }
+
+
+MODES = st.sampled_from([DEFAULT, ALONE])
+SLICES = st.sampled_from(Interval)
+
+
+@given(MODES, SLICES, SLICES, st.booleans())
+def test_however_often_it_is_set_the_first_state_comes_back(
+    mode: ComputeMode, first: Interval, wanted: Interval, again: bool
+) -> None:
+    """Set, set otherwise, wanted no more: as it was before anybody set anything, and nothing remembered."""
+    card, slices = replace(CARD, compute_mode=mode), {CARD.uuid: first}
+    known: dict[str, OriginalSettings] = {}
+    wishes = [
+        GpuSettings((SPEC,), True, wanted),
+        *([GpuSettings((SPEC,), True, Interval.SHORT)] if again else []),
+        NOTHING,
+    ]
+    standing: list[DaemonState] = []
+    for want in wishes:
+        steps = [*settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).end]
+        steps += settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).make
+        steps += slice_steps({CARD.uuid: want}, slices, known).values()
+        known = remembered(steps, known)
+        for step in steps:
+            match step:
+                case SetComputeMode(_, to, _):
+                    card = replace(card, compute_mode=to)
+                case SetTimeSlice(_, to_slice, _):
+                    slices = {CARD.uuid: to_slice}
+                case StartDaemon():
+                    standing = [daemon()]
+                case StopDaemon():
+                    standing = []
+        known = still_ours(known, {CARD.uuid: want}, {CARD.uuid: card.compute_mode}, slices)
+    assert (card.compute_mode, slices[CARD.uuid], standing) == (mode, first, [])
+    assert known in ({}, {CARD.uuid: OriginalSettings(mode)})
+
+
+def test_what_a_daemon_allows_is_what_the_share_says() -> None:
+    """Also where two MIG devices live in one GPU instance, and have its memory in common."""
+    mig = "{layout: [1c.3g.40gb, 2c.3g.40gb], mps: {replicas: 2}}"
+    text = f"version: partage/v1\ngpus:\n  - {{select: all, mig: {mig}}}\n"
+    policy = parse_policy(text, "p.yaml").policy
+    hardware = SimulatedHardware(load_machine("1xh100-sxm5-80gb"))
+
+    async def made() -> Inventory:
+        inventory = await hardware.observe()
+        wishes = wishes_of(policy, inventory, geometry_of)
+        for unit in node_steps(inventory, wishes, geometry_of).units:
+            for step in unit.steps:
+                await hardware.perform(step)
+        return await hardware.observe()
+
+    inventory = asyncio.run(made())
+    assignment = assign(policy, inventory, geometry_of)
+    (setting,) = settings_of(assignment.targets).values()
+    (rows,) = advertise(assignment, inventory, policy).values()
+    assert {spec.device: spec.memory_bytes for spec in setting.daemons} == {
+        row.device: row.memory_bytes for row in rows
+    }
+    assert len(setting.daemons) == 2

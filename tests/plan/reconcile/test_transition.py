@@ -1,0 +1,456 @@
+"""How GPUs change what they offer while containers hold their shares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from partage.model.ids import ResourceName
+from partage.model.policy import Interval, Strategy
+from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
+from partage.plan.reconcile.transition import (
+    GpuServing,
+    Held,
+    answerable,
+    due_s,
+    foreign_holds,
+    listed,
+    transition,
+    waiting,
+    with_lost,
+)
+from partage.plan.serve.ledger import Degree, Entry, Holder
+
+GPU = ResourceName("nvidia.com/gpu")
+SHARED = ResourceName("nvidia.com/gpu.shared")
+SETTLE_S = 2.0
+
+
+def whole(gpu: str = "GPU-0") -> DeviceOffer:
+    return DeviceOffer(
+        device=gpu,
+        gpu=gpu,
+        index=gpu[-1],
+        gpu_index=int(gpu[-1]),
+        resource=GPU,
+        strategy=Strategy.EXCLUSIVE,
+        shared=Strategy.EXCLUSIVE,
+        replicas=1,
+        memory_bytes=80,
+        guarantee=Guarantee.HARD,
+    )
+
+
+def sliced(gpu: str = "GPU-0", replicas: int = 4, strategy: Strategy = Strategy.TIME_SLICING) -> DeviceOffer:
+    return replace(
+        whole(gpu),
+        resource=SHARED,
+        strategy=strategy,
+        shared=strategy,
+        replicas=replicas,
+        count=replicas,
+        memory_bytes=80 // replicas,
+        guarantee=Guarantee.NONE if strategy is Strategy.TIME_SLICING else Guarantee.GUARDED,
+    )
+
+
+def mig(number: int, gpu: str = "GPU-0", strategy: Strategy = Strategy.MIG) -> DeviceOffer:
+    return replace(
+        whole(gpu),
+        device=f"MIG-{gpu[-1]}-{number}",
+        index=f"{gpu[-1]}:{number}",
+        resource=ResourceName("nvidia.com/mig-1g.10gb"),
+        strategy=strategy,
+        profile="1g.10gb",
+    )
+
+
+def holding(resource: ResourceName, *ids: str) -> Held:
+    return Held({resource: frozenset(ids)})
+
+
+NOTHING = Held()
+
+
+def ids_listed(serving: dict[str, GpuServing], now_held: Held) -> list[str]:
+    return [row.id for rows in listed(serving, now_held).values() for row in rows]
+
+
+def test_a_gpu_that_nobody_serves_starts_with_what_is_wanted():
+    serving = transition({}, {"GPU-0": (whole(),)}, NOTHING, 0, SETTLE_S)
+    assert serving == {"GPU-0": GpuServing((whole(),))}
+    assert ids_listed(serving, NOTHING) == ["GPU-0"]
+
+
+def test_a_gpu_whose_offer_is_as_wanted_is_left_alone():
+    before = {"GPU-0": GpuServing((sliced(),))}
+    assert transition(before, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::1"), 5, SETTLE_S) == before
+
+
+def test_a_gpu_in_use_drains_and_lists_only_what_is_held():
+    before = {"GPU-0": GpuServing((sliced(),))}
+    now_held = holding(SHARED, "GPU-0::1")
+    serving = transition(before, {"GPU-0": (whole(),)}, now_held, 5, SETTLE_S)
+    assert serving == {"GPU-0": GpuServing((sliced(),), draining=True, draining_since_s=5)}
+    assert ids_listed(serving, now_held) == ["GPU-0::1"]
+    assert due_s(serving, SETTLE_S) is None
+    assert answerable(serving) == {"GPU-0": (sliced(),)}, "an Allocate under way is still answered"
+
+
+def test_a_free_gpu_changes_once_the_kubelet_has_had_time_to_see_its_ids_go():
+    wanted = {"GPU-0": (whole(),)}
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    assert ids_listed(serving, NOTHING) == []
+    assert due_s(serving, SETTLE_S) == 7
+    assert transition(serving, wanted, NOTHING, 6.9, SETTLE_S) == serving
+    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+
+
+def test_an_allocate_that_was_under_way_keeps_the_gpu_as_it_is():
+    wanted = {"GPU-0": (whole(),)}
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    late = holding(SHARED, "GPU-0::3")
+    serving = transition(serving, wanted, late, 7, SETTLE_S)
+    assert serving["GPU-0"].offer == (sliced(),)
+    assert serving["GPU-0"].draining_since_s == 5
+    assert ids_listed(serving, late) == ["GPU-0::3"]
+
+
+def test_the_settling_time_counts_from_the_end_of_the_last_hold():
+    """Until then its id was listed, so that an Allocate for it may be under way."""
+    wanted = {"GPU-0": (whole(),)}
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
+    serving = transition(serving, wanted, NOTHING, 100, SETTLE_S)
+    assert serving["GPU-0"].draining
+    assert transition(serving, wanted, NOTHING, 102, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+
+
+def test_a_gpu_stops_draining_when_its_offer_is_wanted_again():
+    now_held = holding(SHARED, "GPU-0::1")
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, {"GPU-0": (whole(),)}, now_held, 0, SETTLE_S)
+    again = transition(serving, {"GPU-0": (sliced(),)}, now_held, 1, SETTLE_S)
+    assert again == {"GPU-0": GpuServing((sliced(),))}
+
+
+def test_other_gpus_change_while_one_drains():
+    before = {"GPU-0": GpuServing((sliced("GPU-0"),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
+    wanted = {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}
+    now_held = holding(SHARED, "GPU-0::1")
+    serving = transition(before, wanted, now_held, 0, 0)
+    assert serving["GPU-0"].draining
+    assert serving["GPU-1"] == GpuServing((whole("GPU-1"),))
+
+
+def test_a_gpu_that_is_no_longer_wanted_drains_and_is_dropped():
+    now_held = holding(SHARED, "GPU-0::1")
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, {}, now_held, 0, SETTLE_S)
+    assert ids_listed(serving, now_held) == ["GPU-0::1"]
+    serving = transition(serving, {}, NOTHING, 10, SETTLE_S)
+    assert transition(serving, {}, NOTHING, 12, SETTLE_S) == {}
+
+
+def test_each_change_of_what_a_share_is_makes_the_gpu_wait():
+    base = sliced()
+    changes = [
+        replace(base, replicas=8, count=8),
+        replace(base, resource=ResourceName("nvidia.com/gpu.other")),
+        replace(base, strategy=Strategy.MPS, shared=Strategy.MPS),
+        replace(base, guarantee=Guarantee.ADVISORY),
+        replace(base, memory_bytes=1),
+        replace(base, threads_percent=10),
+        replace(base, guard=True),
+    ]
+    for change in changes:
+        serving = transition(
+            {"GPU-0": GpuServing((base,))}, {"GPU-0": (change,)}, holding(SHARED, "GPU-0::0"), 0, 0
+        )
+        assert serving["GPU-0"].draining, change
+
+
+def test_where_a_device_is_and_how_long_its_time_slices_are_changes_at_once():
+    base = sliced()
+    changes = [
+        replace(base, numa_node=1),
+        replace(base, interval=Interval.LONG),
+        replace(base, nodes=("/dev/nvidia7",)),
+        replace(base, index="7", gpu_index=7),
+        replace(base, single=True),
+    ]
+    for change in changes:
+        serving = transition(
+            {"GPU-0": GpuServing((base,))}, {"GPU-0": (change,)}, holding(SHARED, "GPU-0::0"), 0, SETTLE_S
+        )
+        assert serving == {"GPU-0": GpuServing((change,))}
+
+
+def test_planned_mig_devices_are_not_served():
+    planned = replace(mig(0), planned=True)
+    assert transition({}, {"GPU-0": (planned,)}, NOTHING, 0, 0) == {"GPU-0": GpuServing(())}
+
+
+def test_a_new_mig_device_is_offered_while_its_neighbours_are_held():
+    before = {"GPU-0": GpuServing((mig(0),))}
+    serving = transition(
+        before, {"GPU-0": (mig(0), mig(1))}, holding(mig(0).resource, "MIG-0-0"), 0, SETTLE_S
+    )
+    assert serving == {"GPU-0": GpuServing((mig(0), mig(1)))}
+
+
+def test_a_mig_device_that_is_gone_leaves_when_nobody_holds_it_and_its_neighbours_go_on():
+    now_held = holding(mig(0).resource, "MIG-0-1")
+    wanted = {"GPU-0": (mig(0),)}
+    serving = transition({"GPU-0": GpuServing((mig(0), mig(1)))}, wanted, now_held, 0, SETTLE_S)
+    assert serving == {"GPU-0": GpuServing((mig(0),), leaving=(mig(1),))}
+    assert ids_listed(serving, now_held) == ["MIG-0-0", "MIG-0-1"]
+    serving = transition(serving, wanted, NOTHING, 10, SETTLE_S)
+    assert ids_listed(serving, NOTHING) == ["MIG-0-0"]
+    assert due_s(serving, SETTLE_S) == 12
+    assert transition(serving, wanted, NOTHING, 12, SETTLE_S) == {"GPU-0": GpuServing((mig(0),))}
+
+
+def test_a_gpu_that_leaves_mig_mode_waits_for_its_mig_devices():
+    now_held = holding(mig(0).resource, "MIG-0-0")
+    serving = transition({"GPU-0": GpuServing((mig(0), mig(1)))}, {"GPU-0": (whole(),)}, now_held, 0, 0)
+    assert serving["GPU-0"].draining
+    assert ids_listed(serving, now_held) == ["MIG-0-0"]
+
+
+def test_whole_gpu_and_mig_devices_are_never_offered_together_even_under_one_strategy():
+    adopted = mig(0, strategy=Strategy.EXCLUSIVE)
+    now_held = holding(adopted.resource, "MIG-0-0")
+    serving = transition({"GPU-0": GpuServing((adopted,))}, {"GPU-0": (whole(),)}, now_held, 0, 0)
+    assert serving["GPU-0"].draining
+    serving = transition(
+        {"GPU-0": GpuServing((whole(),))}, {"GPU-0": (adopted,)}, holding(GPU, "GPU-0"), 0, 0
+    )
+    assert serving["GPU-0"].draining
+
+
+def test_mig_devices_of_another_strategy_wait_for_the_older_ones():
+    now_held = holding(mig(0).resource, "MIG-0-0")
+    wanted = {"GPU-0": (mig(1, strategy=Strategy.TIME_SLICING),)}
+    assert transition({"GPU-0": GpuServing((mig(0),))}, wanted, now_held, 0, 0)["GPU-0"].draining
+
+
+def test_each_mig_device_that_leaves_has_its_own_settling_time():
+    serving = transition(
+        {"GPU-0": GpuServing((mig(0), mig(1), mig(2)))}, {"GPU-0": (mig(0), mig(2))}, NOTHING, 0, SETTLE_S
+    )
+    wanted = {"GPU-0": (mig(0),)}
+    serving = transition(serving, wanted, NOTHING, 1.5, SETTLE_S)
+    serving = transition(serving, wanted, NOTHING, 2, SETTLE_S)
+    assert mig(2) in serving["GPU-0"].leaving
+    assert transition(serving, wanted, NOTHING, 3.5, SETTLE_S) == {"GPU-0": GpuServing((mig(0),))}
+
+
+def test_mig_devices_that_change_their_sharing_make_the_whole_gpu_wait():
+    shared = replace(mig(0), shared=Strategy.TIME_SLICING, replicas=2, count=2)
+    serving = transition(
+        {"GPU-0": GpuServing((mig(0), mig(1)))},
+        {"GPU-0": (shared, mig(1))},
+        holding(mig(0).resource, "MIG-0-0"),
+        0,
+        0,
+    )
+    assert serving["GPU-0"].draining
+
+
+def test_a_held_share_that_fits_nothing_we_serve_makes_its_gpu_wait():
+    """The state was lost, and the policy is another one."""
+    now_held = holding(SHARED, "GPU-0::3")
+    serving = transition({}, {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}, now_held, 0, SETTLE_S)
+    assert serving["GPU-0"] == GpuServing((), draining=True, draining_since_s=0)
+    assert serving["GPU-1"] == GpuServing((whole("GPU-1"),))
+    assert foreign_holds(serving, now_held) == {"GPU-0": [(SHARED, "GPU-0::3")]}
+    (row,) = listed(serving, now_held)[SHARED]
+    assert (row.id, row.gpu, row.offering) == ("GPU-0::3", "GPU-0", None)
+
+
+def test_a_gpu_with_a_foreign_hold_changes_when_the_hold_ends():
+    wanted = {"GPU-0": (whole(),)}
+    serving = transition({}, wanted, holding(SHARED, "GPU-0::3"), 0, SETTLE_S)
+    serving = transition(serving, wanted, holding(SHARED, "GPU-0::3"), 4, SETTLE_S)
+    assert serving["GPU-0"] == GpuServing((), draining=True, draining_since_s=0)
+    serving = transition(serving, wanted, NOTHING, 5, SETTLE_S)
+    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+
+
+def test_held_shares_that_fit_what_is_wanted_are_taken_for_it_after_the_state_was_lost():
+    serving = transition({}, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::3"), 0, SETTLE_S)
+    assert serving == {"GPU-0": GpuServing((sliced(),))}
+
+
+def test_a_foreign_hold_that_appears_later_withdraws_the_free_shares():
+    """PodResources answered for the first time after the GPU was served."""
+    wanted = {"GPU-0": (whole(),)}
+    now_held = holding(SHARED, "GPU-0::3")
+    serving = transition({"GPU-0": GpuServing((whole(),))}, wanted, now_held, 0, SETTLE_S)
+    assert ids_listed(serving, now_held) == ["GPU-0::3"]
+    assert transition(serving, wanted, NOTHING, 1, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+
+
+def test_a_foreign_hold_of_a_mig_device_is_found_on_its_gpu():
+    now_held = holding(mig(0).resource, "MIG-gone")
+    serving = transition({}, {"GPU-0": (whole(),)}, now_held, 0, 0, gpu_of={"MIG-gone": "GPU-0"})
+    assert serving["GPU-0"].draining
+    assert foreign_holds(serving, now_held) == {"": [(mig(0).resource, "MIG-gone")]}
+
+
+def test_a_hold_on_no_known_gpu_keeps_nobody_waiting():
+    now_held = holding(SHARED, "GPU-9::3")
+    serving = transition({}, {"GPU-0": (whole(),)}, now_held, 0, 0)
+    assert serving == {"GPU-0": GpuServing((whole(),))}
+    assert listed(serving, now_held)[SHARED][0].gpu == ""
+
+
+def test_who_is_waited_for_is_said_with_names():
+    before = {"GPU-0": GpuServing((sliced("GPU-0"),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
+    wanted = {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}
+    entry = Entry(SHARED, "GPU-0::1", Degree.OBSERVED, (Holder("default", "web", "main"),), 0)
+    serving = transition(before, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
+    assert waiting(serving, [entry]) == {"GPU-0": (entry,), "GPU-1": ()}
+    assert waiting({"GPU-0": GpuServing((sliced(),))}, [entry]) == {}
+
+
+def test_only_the_holders_of_leaving_mig_devices_are_waited_for():
+    resource = mig(0).resource
+    entries = [Entry(resource, f"MIG-0-{n}", Degree.OBSERVED, (), 0) for n in (0, 1)]
+    serving = {"GPU-0": GpuServing((mig(0),), leaving=(mig(1),))}
+    assert waiting(serving, entries) == {"GPU-0": (entries[1],)}
+
+
+def test_unequal_mps_clients_keep_their_ids_apart():
+    big = replace(sliced(strategy=Strategy.MPS), resource=ResourceName("nvidia.com/gpu.big"), count=1)
+    small = replace(sliced(strategy=Strategy.MPS), first=1, count=3)
+    serving = {"GPU-0": GpuServing((big, small), draining=True, draining_since_s=0)}
+    now_held = Held({big.resource: frozenset({"GPU-0::0"}), SHARED: frozenset({"GPU-0::2"})})
+    assert ids_listed(serving, now_held) == ["GPU-0::0", "GPU-0::2"]
+    assert foreign_holds(serving, now_held) == {}
+    assert foreign_holds(serving, holding(SHARED, "GPU-0::0")) == {"GPU-0": [(SHARED, "GPU-0::0")]}
+
+
+def test_a_lost_gpu_goes_on_with_what_it_offered():
+    serving = {"GPU-0": GpuServing((sliced(),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
+    assert with_lost({}, serving, ["GPU-0", "GPU-7"]) == {"GPU-0": (sliced(),)}
+
+
+def test_a_resource_whose_ids_are_all_withdrawn_keeps_an_empty_list():
+    serving = {"GPU-0": GpuServing((sliced(),), draining=True, draining_since_s=0)}
+    assert listed(serving, NOTHING) == {SHARED: []}
+
+
+# --- any interleaving -------------------------------------------------------------------------------
+
+GPUS = ("GPU-0", "GPU-1")
+
+
+def offers(gpu: str) -> st.SearchStrategy[GpuOffer]:
+    numbers = st.sets(st.integers(0, 2), max_size=3)
+    return st.one_of(
+        st.just((whole(gpu),)),
+        st.sampled_from(
+            [(sliced(gpu, n, kind),) for n in (2, 4) for kind in (Strategy.MPS, Strategy.TIME_SLICING)]
+        ),
+        numbers.map(lambda some: tuple(mig(n, gpu) for n in sorted(some))),
+    )
+
+
+class Changes(RuleBasedStateMachine):
+    """Policies change, an Allocate comes for what the kubelet saw a while ago, pods end, agents restart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.wanted: NodeOffer = {gpu: (whole(gpu),) for gpu in GPUS}
+        self.serving: dict[str, GpuServing] = {}
+        self.held: dict[tuple[ResourceName, str], DeviceOffer] = {}
+        self.seen: list[tuple[float, ResourceName, str]] = []
+        self.step()
+
+    def held_now(self) -> Held:
+        ids: dict[ResourceName, set[str]] = {}
+        for resource, share in self.held:
+            ids.setdefault(resource, set()).add(share)
+        return Held({resource: frozenset(some) for resource, some in ids.items()})
+
+    def step(self) -> None:
+        self.serving = transition(self.serving, self.wanted, self.held_now(), self.now_s, SETTLE_S)
+        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        self.seen += [(self.now_s, row.resource, row.id) for row in rows]
+
+    @rule(data=st.data(), gpu=st.sampled_from(GPUS))
+    def policy_changes(self, data: st.DataObject, gpu: str) -> None:
+        self.wanted = {**self.wanted, gpu: data.draw(offers(gpu))}
+        self.step()
+
+    @rule(gpu=st.sampled_from(GPUS))
+    def gpu_is_no_longer_wanted(self, gpu: str) -> None:
+        self.wanted = {other: offer for other, offer in self.wanted.items() if other != gpu}
+        self.step()
+
+    @rule(wait_s=st.floats(0.1, 3))
+    def time_passes(self, wait_s: float) -> None:
+        self.now_s += wait_s
+        self.step()
+
+    @precondition(lambda self: self.seen)
+    @rule(data=st.data())
+    def kubelet_allocates(self, data: st.DataObject) -> None:
+        """Something that was listed less than the settling time ago, and that nobody holds."""
+        recent = {(r, share) for at_s, r, share in self.seen if self.now_s - at_s < SETTLE_S}
+        free = sorted(recent - self.held.keys())
+        if not free:
+            return
+        resource, share = data.draw(st.sampled_from(free))
+        offered = [one for offer in answerable(self.serving).values() for one in offer]
+        matching = [one for one in offered if one.resource == resource and share in one.share_ids]
+        assert len(matching) == 1, "what was listed a moment ago is answered, in one way"
+        self.held[resource, share] = matching[0]
+        self.step()
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def pod_ends(self, data: st.DataObject) -> None:
+        del self.held[data.draw(st.sampled_from(sorted(self.held)))]
+        self.step()
+
+    @invariant()
+    def shares_held_on_one_gpu_belong_to_one_strategy(self) -> None:
+        for gpu in GPUS:
+            kinds = {(o.strategy, o.shared, o.replicas) for o in self.held.values() if o.gpu == gpu}
+            assert len(kinds) <= 1
+
+    @invariant()
+    def no_id_is_listed_twice_and_every_held_one_is(self) -> None:
+        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        ids = [row.id for row in rows]
+        assert len(ids) == len(set(ids))
+        assert {share for _, share in self.held} <= set(ids)
+
+    @invariant()
+    def what_is_listed_on_one_gpu_has_one_strategy(self) -> None:
+        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        for gpu in GPUS:
+            assert len({row.offering.strategy for row in rows if row.gpu == gpu and row.offering}) <= 1
+
+    @invariant()
+    def it_settles_when_nobody_holds_anything(self) -> None:
+        serving = transition(self.serving, self.wanted, NOTHING, self.now_s, SETTLE_S)
+        due = due_s(serving, SETTLE_S)
+        serving = transition(serving, self.wanted, NOTHING, due or self.now_s, SETTLE_S)
+        serving = transition(serving, self.wanted, NOTHING, (due or self.now_s) + SETTLE_S, SETTLE_S)
+        assert serving == {gpu: GpuServing(offer) for gpu, offer in self.wanted.items()}
+
+    @invariant()
+    def a_gpu_that_is_as_wanted_does_not_wait(self) -> None:
+        """Nothing on the other GPU keeps it."""
+        for gpu, now in self.serving.items():
+            if now.offer == self.wanted.get(gpu) and not now.leaving:
+                assert not now.draining
+
+
+TestChanges = Changes.TestCase
+TestChanges.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

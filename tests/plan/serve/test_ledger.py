@@ -1,0 +1,431 @@
+"""Who holds what: every way in which the kubelet speaks, alone and interleaved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from partage.model.allocation import ContainerHold
+from partage.model.ids import ResourceName
+from partage.plan.serve.ledger import Degree, Entry, Holder, Ledger
+
+GPU = ResourceName("nvidia.com/gpu.shared")
+OTHER = ResourceName("nvidia.com/gpu")
+
+
+def says(pod: str, *ids: str, container: str = "main", resource: ResourceName = GPU) -> ContainerHold:
+    return ContainerHold("default", pod, container, resource, ids)
+
+
+def holder(pod: str, container: str = "main") -> Holder:
+    return Holder("default", pod, container)
+
+
+def only(ledger: Ledger) -> Entry:
+    (entry,) = ledger.entries()
+    return entry
+
+
+def test_what_allocate_gives_is_held_by_nobody_in_particular():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a", "b"], 1)
+    assert ledger.entries() == (
+        Entry(GPU, "a", Degree.TENTATIVE, (), 1),
+        Entry(GPU, "b", Degree.TENTATIVE, (), 1),
+    )
+    assert ledger.held().ids == {GPU: {"a", "b"}}
+    assert only_holder(ledger, "a") is None
+
+
+def only_holder(ledger: Ledger, share: str) -> Holder | None:
+    return next(entry.holder for entry in ledger.entries() if entry.id == share)
+
+
+def test_pod_resources_turns_a_tentative_entry_into_an_observed_one():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.observed([says("web", "a")], 2)
+    assert only(ledger) == Entry(GPU, "a", Degree.OBSERVED, (holder("web"),), 1)
+    assert only_holder(ledger, "a") == holder("web")
+
+
+def test_an_answer_that_was_asked_for_before_the_allocation_says_nothing():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 5)
+    ledger.observed([says("before", "a")], 4)
+    ledger.observed([], 4)
+    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 5)
+
+
+def test_an_observed_entry_ends_with_the_first_answer_that_does_not_name_it():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.observed([says("web", "a")], 2)
+    ledger.observed([], 3)
+    assert ledger.entries() == ()
+    assert ledger.held().ids == {}
+
+
+def test_an_answer_that_comes_very_late_does_not_end_an_observed_entry():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 5)
+    ledger.observed([says("web", "a")], 6)
+    ledger.observed([], 4)
+    assert only_holder(ledger, "a") == holder("web")
+
+
+def test_a_share_that_is_never_named_is_held_until_its_time_is_over():
+    """An ordinary init container is never listed."""
+    ledger = Ledger(unlisted_grace_s=120)
+    ledger.allocated(GPU, ["a"], 0)
+    ledger.observed([], 119)
+    assert only(ledger).degree is Degree.TENTATIVE
+    ledger.observed([], 120)
+    assert ledger.entries() == ()
+
+
+def test_time_alone_releases_nothing_while_the_kubelet_does_not_answer():
+    ledger = Ledger(unlisted_grace_s=120)
+    ledger.allocated(GPU, ["a"], 0)
+    ledger.allocated(GPU, ["b"], 100_000)
+    assert len(ledger.entries()) == 2
+
+
+def test_what_the_kubelet_lists_as_available_is_free_whatever_we_thought():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a", "b", "c"], 1)
+    ledger.observed([says("web", "b")], 2)
+    ledger.offered_as_free(GPU, ["a", "b", "z"], 3)
+    assert only(ledger).id == "c"
+
+
+def test_ids_that_must_be_included_are_an_init_containers_and_stay_held():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a", "b"], 1)
+    ledger.offered_as_free(GPU, ["a", "b"], 2, must_include=["a"])
+    assert only(ledger).id == "a"
+
+
+def test_the_same_id_of_another_resource_is_another_share():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.allocated(OTHER, ["a"], 1)
+    ledger.offered_as_free(OTHER, ["a"], 2)
+    assert ledger.held().ids == {GPU: {"a"}}
+
+
+def test_an_ended_pod_that_is_still_listed_does_not_take_a_freed_share_back():
+    """Before Kubernetes 1.36 ended pods stay in PodResources until they are deleted."""
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.observed([says("job-1", "a")], 2)
+    ledger.offered_as_free(GPU, ["a"], 3)
+    ledger.observed([says("job-1", "a")], 4)
+    assert ledger.entries() == ()
+
+
+def test_a_pod_that_ended_before_it_was_ever_named_does_not_take_a_freed_share_back():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.offered_as_free(GPU, ["a"], 3)
+    ledger.observed([says("job-1", "a")], 4)
+    assert ledger.entries() == ()
+    ledger.allocated(GPU, ["a"], 5)
+    ledger.observed([says("job-1", "a")], 6)
+    assert only_holder(ledger, "a") is None
+
+
+def test_an_ended_pod_that_is_still_listed_is_not_taken_for_the_new_holder():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.observed([says("job-1", "a")], 2)
+    ledger.allocated(GPU, ["a"], 3)
+    ledger.observed([says("job-1", "a")], 4)
+    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (holder("job-1"),), 3)
+    assert only_holder(ledger, "a") is None, "the name may be out of date"
+    ledger.observed([says("job-1", "a"), says("job-2", "a")], 5)
+    assert only(ledger) == Entry(GPU, "a", Degree.OBSERVED, (holder("job-2"),), 3)
+
+
+def test_when_the_new_holder_ends_before_the_older_one_is_forgotten_the_share_is_free():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.observed([says("job-1", "a")], 2)
+    ledger.allocated(GPU, ["a"], 3)
+    ledger.observed([says("job-1", "a"), says("job-2", "a")], 4)
+    ledger.observed([says("job-1", "a")], 5)
+    assert ledger.entries() == ()
+
+
+def test_a_pod_of_the_same_name_is_new_once_the_old_one_was_gone_for_one_answer():
+    """A StatefulSet makes its pod again under the same name."""
+    ledger = Ledger()
+    ledger.observed([says("db-0", "a")], 1)
+    ledger.allocated(GPU, ["a"], 2)
+    ledger.observed([], 3)
+    ledger.observed([says("db-0", "a")], 4)
+    assert only_holder(ledger, "a") == holder("db-0")
+
+
+def test_after_a_restart_of_the_agent_the_first_answer_restores_the_ledger():
+    ledger = Ledger()
+    ledger.observed([says("web", "a", "b"), says("db", "c", resource=OTHER)], 7)
+    assert [(entry.resource, entry.id, entry.degree) for entry in ledger.entries()] == [
+        (OTHER, "c", Degree.OBSERVED),
+        (GPU, "a", Degree.OBSERVED),
+        (GPU, "b", Degree.OBSERVED),
+    ]
+
+
+def test_an_id_that_two_pods_name_is_held_and_ambiguous():
+    ledger = Ledger()
+    ledger.observed([says("one", "a"), says("two", "a")], 1)
+    assert only(ledger).holders == (holder("one"), holder("two"))
+    assert only_holder(ledger, "a") is None
+    ledger.observed([says("two", "a")], 2)
+    assert only_holder(ledger, "a") == holder("two")
+
+
+def test_rows_of_one_container_on_several_numa_nodes_are_one_holder():
+    ledger = Ledger()
+    ledger.observed([says("web", "a"), says("web", "a", "b")], 1)
+    assert {entry.holder for entry in ledger.entries()} == {holder("web")}
+
+
+def test_the_init_container_and_the_main_container_get_the_same_ids_one_after_the_other():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.allocated(GPU, ["a"], 1.1)
+    ledger.observed([says("web", "a")], 2)
+    assert only(ledger) == Entry(GPU, "a", Degree.OBSERVED, (holder("web"),), 1.1)
+
+
+def test_pre_start_proves_who_starts_and_later_answers_leave_it_proven():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a", "b"], 1)
+    ledger.proven(GPU, ["b", "a"], [says("web", "a", "b")], 2)
+    assert {entry.degree for entry in ledger.entries()} == {Degree.PROVEN}
+    version = ledger.version
+    ledger.observed([says("web", "a", "b")], 3)
+    assert {entry.degree for entry in ledger.entries()} == {Degree.PROVEN}
+    assert ledger.version == version
+
+
+def test_the_container_with_exactly_these_ids_is_the_one_that_starts():
+    """An ended pod is still listed with one of the ids and with others."""
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.proven(GPU, ["a"], [says("old", "a", "b"), says("new", "a")], 2)
+    assert only(ledger) == Entry(GPU, "a", Degree.PROVEN, (holder("new"),), 1)
+    ledger.observed([says("old", "a", "b"), says("new", "a")], 3)
+    assert only_holder(ledger, "a") == holder("new")
+
+
+def test_an_init_container_that_starts_is_named_by_nobody_and_proves_nothing():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 1)
+    ledger.proven(GPU, ["a"], [says("web", "z")], 2)
+    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 1)
+
+
+def test_an_ended_pod_that_held_exactly_these_ids_before_is_not_proven():
+    ledger = Ledger()
+    ledger.observed([says("old", "a")], 1)
+    ledger.allocated(GPU, ["a"], 2)
+    ledger.proven(GPU, ["a"], [says("old", "a")], 3)
+    assert only(ledger).degree is Degree.TENTATIVE
+
+
+def test_two_containers_with_exactly_these_ids_prove_nothing():
+    ledger = Ledger()
+    ledger.proven(GPU, ["a"], [says("one", "a"), says("two", "a")], 3)
+    assert only(ledger).degree is Degree.OBSERVED
+    assert only_holder(ledger, "a") is None
+
+
+def test_a_container_that_starts_holds_its_share_even_where_nothing_else_is_known():
+    ledger = Ledger()
+    ledger.proven(GPU, ["a"], [], 3)
+    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 3)
+
+
+def test_proof_for_a_share_that_was_given_away_meanwhile_says_nothing():
+    ledger = Ledger()
+    ledger.allocated(GPU, ["a"], 5)
+    ledger.proven(GPU, ["a"], [says("before", "a")], 4)
+    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 5)
+
+
+def test_the_version_rises_with_changes_only():
+    ledger = Ledger()
+    ledger.observed([says("web", "a")], 1)
+    version = ledger.version
+    ledger.observed([says("web", "a")], 2)
+    ledger.offered_as_free(GPU, ["b"], 3)
+    assert ledger.version == version
+    ledger.allocated(GPU, ["b"], 4)
+    assert ledger.version > version
+
+
+@pytest.mark.parametrize("held", [384, 4_000])
+def test_allocate_does_not_grow_with_what_is_held(held: int):
+    """Counted, not timed: the entries of other ids are not touched, and the lists are made when asked for."""
+    ledger = Ledger()
+    ledger.observed([says("web", *(f"GPU-{n // 48}::{n % 48}" for n in range(held)))], 1)
+    before = {entry.id: entry for entry in ledger.entries()}
+    started = perf_counter()
+    for turn in range(200):
+        ledger.allocated(GPU, ["new"], 2 + turn)
+    per_call_s = (perf_counter() - started) / 200
+    assert all(before.get(entry.id) is entry for entry in ledger.entries() if entry.id != "new")
+    assert per_call_s < 0.0005, "4,000 entries looked at would take longer"
+
+
+# --- a kubelet, and the ledger beside it -----------------------------------------------------------
+
+IDS = [f"GPU-0::{n}" for n in range(5)]
+
+
+@dataclass
+class Pod:
+    name: str
+    ids: frozenset[str]
+    ended: bool = False
+    init_only: bool = False
+
+
+@dataclass
+class Kubelet:
+    """Gives shares to pods as the kubelet does; lists_ended: as before Kubernetes 1.36."""
+
+    lists_ended: bool
+    pods: list[Pod] = field(default_factory=list)
+    count: int = 0
+
+    def in_use(self) -> set[str]:
+        return {share for pod in self.pods if not pod.ended for share in pod.ids}
+
+    def list(self) -> list[ContainerHold]:
+        listed = [pod for pod in self.pods if not pod.init_only and (self.lists_ended or not pod.ended)]
+        return [says(pod.name, *sorted(pod.ids)) for pod in listed]
+
+
+class LedgerBesideAKubelet(RuleBasedStateMachine):
+    """Any interleaving of pods that come and go, late answers, and agents that restart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(unlisted_grace_s=1_000_000)
+        self.kubelet = Kubelet(lists_ended=True)
+        self.now_s = 0.0
+        self.asked: tuple[float, list[ContainerHold]] | None = None
+        self.restarted = False
+        self.ended_unseen: set[str] = set()
+        self.ids_ended_unseen: set[str] = set()
+
+    def tick(self) -> float:
+        self.now_s += 1
+        return self.now_s
+
+    @initialize(lists_ended=st.booleans())
+    def kubelet_of_another_version(self, lists_ended: bool) -> None:
+        self.kubelet.lists_ended = lists_ended
+
+    @rule(size=st.integers(1, 3), init=st.sampled_from(["none", "too", "only"]), ask_first=st.booleans())
+    def pod_comes(self, size: int, init: str, ask_first: bool) -> None:
+        free = sorted(set(IDS) - self.kubelet.in_use())
+        if len(free) < size:
+            return
+        if ask_first:
+            self.ledger.offered_as_free(GPU, free, self.tick())
+        taken = free[:size]
+        for _ in range(2 if init == "too" else 1):
+            self.ledger.allocated(GPU, taken, self.tick())
+        self.kubelet.count += 1
+        self.kubelet.pods.append(Pod(f"pod-{self.kubelet.count}", frozenset(taken), init_only=init == "only"))
+
+    @precondition(lambda self: any(not pod.ended for pod in self.kubelet.pods))
+    @rule(data=st.data())
+    def pod_starts(self, data: st.DataObject) -> None:
+        pod = data.draw(st.sampled_from([pod for pod in self.kubelet.pods if not pod.ended]))
+        self.ledger.proven(GPU, sorted(pod.ids), self.kubelet.list(), self.tick())
+
+    @precondition(lambda self: self.kubelet.pods)
+    @rule(data=st.data(), deleted=st.booleans())
+    def pod_ends(self, data: st.DataObject, deleted: bool) -> None:
+        pod = data.draw(st.sampled_from(self.kubelet.pods))
+        if not pod.ended:
+            named = {name.pod for entry in self.ledger.entries() for name in entry.holders}
+            if pod.name not in named:
+                self.ended_unseen.add(pod.name)
+                self.ids_ended_unseen |= pod.ids
+        pod.ended = True
+        if deleted:
+            self.kubelet.pods.remove(pod)
+
+    @rule()
+    def question(self) -> None:
+        self.asked = (self.tick(), self.kubelet.list())
+
+    @precondition(lambda self: self.asked)
+    @rule()
+    def answer(self) -> None:
+        assert self.asked
+        self.ledger.observed(self.asked[1], self.asked[0])
+        self.asked = None
+
+    @rule()
+    def agent_restarts(self) -> None:
+        self.ledger = Ledger(unlisted_grace_s=1_000_000)
+        self.asked = None
+        self.restarted = True
+        self.ledger.observed(self.kubelet.list(), self.tick())
+
+    @invariant()
+    def no_held_share_is_missing(self) -> None:
+        """What is in use is in the ledger, save what only an init container holds and nobody can know of.
+
+        Nobody can after a restart, or beside an ended pod that was never named while it lived (ADR 20).
+        """
+        unlisted = {share for pod in self.kubelet.pods if pod.init_only for share in pod.ids}
+        unknown = unlisted if self.restarted else unlisted & self.ids_ended_unseen
+        held = self.ledger.held().ids.get(GPU, frozenset())
+        assert self.kubelet.in_use() - unknown <= held
+
+    @invariant()
+    def a_certain_holder_of_a_share_in_use_is_the_right_one(self) -> None:
+        """Unless the ledger meets a pod that ended before it was ever named: then it cannot know better."""
+        if self.restarted:
+            return
+        owner = {share: pod for pod in self.kubelet.pods if not pod.ended for share in pod.ids}
+        for entry in self.ledger.entries():
+            if entry.holder is not None and entry.id in owner and entry.holder.pod not in self.ended_unseen:
+                assert entry.holder.pod == owner[entry.id].name
+
+    @invariant()
+    def the_ledger_settles_to_what_the_kubelet_says(self) -> None:
+        """A copy of the ledger that gets two fresh answers and one list of free ids holds what is in use."""
+        settled = Ledger(unlisted_grace_s=0)
+        settled.__dict__.update(
+            {name: _copy(value) for name, value in self.ledger.__dict__.items() if name != "_grace_s"}
+        )
+        settled.observed(self.kubelet.list(), self.now_s + 0.1)
+        settled.offered_as_free(GPU, sorted(set(IDS) - self.kubelet.in_use()), self.now_s + 0.2)
+        settled.observed(self.kubelet.list(), self.now_s + 0.3)
+        in_use = self.kubelet.in_use()
+        assert settled.held().ids.get(GPU, frozenset()) <= in_use
+        listed = {share for row in self.kubelet.list() for share in row.ids}
+        assert in_use & listed <= settled.held().ids.get(GPU, frozenset())
+
+
+def _copy(value: object) -> object:
+    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+TestLedgerBesideAKubelet = LedgerBesideAKubelet.TestCase
+TestLedgerBesideAKubelet.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)

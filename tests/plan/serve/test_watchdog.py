@@ -1,0 +1,228 @@
+"""The watchdog: who uses more than his shares say, and of whom that cannot be told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.model.ids import ResourceName
+from partage.model.policy import Strategy, WatchAction
+from partage.model.process import GpuProcess, Processes, ProcessKind
+from partage.model.share import DeviceOffer, Guarantee
+from partage.model.step import EndProcess
+from partage.plan.serve.ledger import Degree, Entry, Holder
+from partage.plan.serve.watchdog import Concern, ContainerUsage, GrantKind, WatchResult, grants, watch
+from partage.units import GIB
+
+NAME = ResourceName("nvidia.com/gpu.shared")
+GPU, OTHER_GPU = "GPU-0", "GPU-1"
+TRAIN, NOTEBOOK = "3f" * 32, "a0" * 32
+HOLDERS = {TRAIN: Holder("team", "train", "main"), NOTEBOOK: Holder("team", "notebook", "main")}
+UID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10"
+
+SHARED = DeviceOffer(
+    device=GPU,
+    gpu=GPU,
+    index="0",
+    gpu_index=0,
+    resource=NAME,
+    strategy=Strategy.TIME_SLICING,
+    shared=Strategy.TIME_SLICING,
+    replicas=4,
+    memory_bytes=20 * GIB,
+    guarantee=Guarantee.NONE,
+    count=4,
+)
+
+
+def process(
+    pid: int,
+    container: str = TRAIN,
+    used: int | None = GIB,
+    kind: ProcessKind = ProcessKind.COMPUTE,
+    **more: object,
+) -> GpuProcess:
+    cgroups = (f"0::/kubepods/pod{UID}/{container}",) if container else ("0::/system.slice/x.service",)
+    row = GpuProcess(GPU, pid, used, kind, name="python", cgroups=cgroups, start=pid * 10)
+    return replace(row, **more)  # type: ignore[arg-type]
+
+
+def entry(number: int, container: str | None = TRAIN, device: str = GPU) -> Entry:
+    holders = (HOLDERS[container],) if container else ()
+    degree = Degree.OBSERVED if container else Degree.TENTATIVE
+    return Entry(NAME, f"{device}::{number}", degree, holders, 0.0)
+
+
+def watched(
+    *rows: GpuProcess,
+    entries: tuple[Entry, ...] = (entry(0),),
+    offering: DeviceOffer = SHARED,
+    mode: WatchAction | None = None,
+    names: dict[str, Holder] = HOLDERS,
+    blind: str = "",
+) -> WatchResult:
+    watch_of = {} if mode is None else {GPU: mode}
+    return watch(Processes(rows, blind=blind), names, grants(entries, {GPU: (offering,)}), watch_of)
+
+
+def only(result: WatchResult) -> ContainerUsage:
+    (usage,) = result.usages
+    return usage
+
+
+def test_all_processes_of_a_container_count_together_against_all_of_its_shares() -> None:
+    result = watched(process(8, used=25 * GIB), process(7, used=14 * GIB), entries=(entry(0), entry(3)))
+    usage = only(result)
+    assert (usage.used_bytes, usage.granted_bytes, usage.pids) == (39 * GIB, 40 * GIB, (7, 8))
+    assert (usage.grant, usage.guarantee, usage.over) == (GrantKind.HELD, Guarantee.NONE, False)
+    assert (usage.holder, usage.pod) == (HOLDERS[TRAIN], UID)
+    assert result.verdicts == ()
+    assert result.unattributed == ()
+
+
+def test_who_uses_more_than_his_shares_say_is_named_with_both_figures() -> None:
+    (verdict,) = watched(process(7, used=20 * GIB + 1)).verdicts
+    assert verdict.concern is Concern.OVER
+    assert verdict.reason == "team/train, container main, uses 20 GiB of GPU-0; its shares are 20 GiB"
+    assert (verdict.ends, verdict.clients) == ((), ())
+
+
+def test_containers_of_one_pod_are_judged_each_by_itself() -> None:
+    result = watched(
+        process(7, used=15 * GIB), process(8, NOTEBOOK, 15 * GIB), entries=(entry(0), entry(1, NOTEBOOK))
+    )
+    assert [usage.used_bytes for usage in result.usages] == [15 * GIB, 15 * GIB]
+    assert result.verdicts == ()
+
+
+def test_with_kill_every_process_of_the_container_is_to_be_ended_the_right_way() -> None:
+    rows = (
+        process(7, used=30 * GIB),
+        process(8, used=None),
+        process(9, kind=ProcessKind.MPS_CLIENT),
+        process(10, start=None),
+        process(11, NOTEBOOK),
+    )
+    entries = (entry(0), entry(1, NOTEBOOK))
+    (verdict,) = watched(*rows, entries=entries, mode=WatchAction.KILL).verdicts
+    assert verdict.ends == (EndProcess(GPU, 7, 70, TRAIN), EndProcess(GPU, 8, 80, TRAIN))
+    assert verdict.clients == (9,)
+
+
+def test_with_off_nothing_is_said_and_the_figures_are_there() -> None:
+    result = watched(process(7, used=30 * GIB), mode=WatchAction.OFF)
+    assert only(result).over
+    assert result.verdicts == ()
+
+
+@pytest.mark.parametrize("mode", [None, WatchAction.WARN, WatchAction.KILL])
+def test_who_holds_no_share_of_what_he_uses_is_named_and_never_ended(mode: WatchAction | None) -> None:
+    result = watched(process(8, NOTEBOOK), mode=mode)
+    assert only(result).grant is GrantKind.NONE
+    (verdict,) = result.verdicts
+    assert verdict.concern is Concern.UNGRANTED
+    assert (verdict.ends, verdict.clients) == ((), ())
+    assert verdict.reason == "team/notebook, container main, works on GPU-0 and holds no share of it"
+
+
+@pytest.mark.parametrize(
+    ("row", "entries", "names"),
+    [
+        (process(8, NOTEBOOK, 79 * GIB), (entry(0), entry(1, None)), HOLDERS),
+        (process(7, used=79 * GIB), (entry(0),), {}),
+        (process(7, used=79 * GIB), (replace(entry(0), holders=tuple(HOLDERS.values())),), HOLDERS),
+    ],
+    ids=["a share's holder is not known yet", "the container has no name", "a share has two holders"],
+)
+def test_what_is_not_certain_is_no_reason_to_say_anything(
+    row: GpuProcess, entries: tuple[Entry, ...], names: dict[str, Holder]
+) -> None:
+    result = watched(row, entries=entries, names=names, mode=WatchAction.KILL)
+    assert only(result).grant is GrantKind.UNKNOWN
+    assert only(result).granted_bytes == 0
+    assert result.verdicts == ()
+
+
+def test_processes_of_nobodys_container_are_said_and_counted_for_no_one() -> None:
+    host, server = process(1000, ""), process(7, NOTEBOOK, kind=ProcessKind.MPS_SERVER)
+    job = process(9, cgroups=("0::/system.slice/slurmstepd.scope/job_1/step_0",))
+    result = watched(host, server, job, process(8))
+    assert result.unattributed == (host, server, job)
+    assert only(result).pids == (8,)
+
+
+def test_what_is_called_an_mps_server_in_a_container_with_shares_is_that_tenants() -> None:
+    """Our own are in no container, or in the helper's: a tenant could call his process so, and hide."""
+    (verdict,) = watched(
+        process(7, used=30 * GIB, kind=ProcessKind.MPS_SERVER), mode=WatchAction.KILL
+    ).verdicts
+    assert verdict.usage.used_bytes == 30 * GIB
+    assert (verdict.ends, verdict.clients) == ((), ())  # it may have clients, whoever they are
+
+
+def test_memory_without_a_figure_is_said_and_what_is_known_may_be_too_much_all_the_same() -> None:
+    usage = only(watched(process(7, used=None), process(8, used=GIB)))
+    assert (usage.used_bytes, usage.partly, usage.over) == (GIB, True, False)
+    assert only(watched(process(7, used=None), process(8, used=21 * GIB))).over
+
+
+def test_what_the_hardware_limits_cannot_be_exceeded() -> None:
+    whole = replace(SHARED, guarantee=Guarantee.HARD, memory_bytes=GIB)
+    assert watched(process(7, used=2 * GIB), offering=whole).verdicts == ()
+
+
+def test_a_mig_device_is_judged_by_its_own_shares() -> None:
+    mig = replace(SHARED, device="MIG-1", memory_bytes=5 * GIB)
+    entries = (entry(0, device="MIG-1"),)
+    on_mig = process(7, used=6 * GIB, device="MIG-1", gi_id=2, ci_id=0)
+    (verdict,) = watched(on_mig, offering=mig, entries=entries).verdicts
+    assert (verdict.usage.device, verdict.usage.gpu, verdict.usage.granted_bytes) == ("MIG-1", GPU, 5 * GIB)
+    # Without permission the driver names the GPU only: on which part it is cannot be told.
+    assert only(watched(process(7, used=6 * GIB), offering=mig, entries=entries)).grant is GrantKind.UNKNOWN
+
+
+def test_blindness_is_handed_on_and_who_can_be_seen_is_judged_all_the_same() -> None:
+    result = watched(process(7, used=30 * GIB), blind="we do not see all")
+    assert result.blind == "we do not see all"
+    assert len(result.verdicts) == 1
+
+
+def test_whose_share_is_in_no_offer_is_not_said_to_hold_none() -> None:
+    """It was given out by an earlier policy, whose shares were of another size."""
+    assert only(watched(process(7, used=79 * GIB), entries=(entry(9),))).grant is GrantKind.UNKNOWN
+
+
+def test_a_share_that_is_in_no_offer_counts_for_nobody() -> None:
+    assert grants([entry(9), entry(0, device="GPU-9")], {GPU: (SHARED,)}).by == {}
+
+
+rows = st.builds(
+    process,
+    pid=st.integers(2, 40),
+    container=st.sampled_from([TRAIN, NOTEBOOK, ""]),
+    used=st.none() | st.integers(0, 40 * GIB),
+    kind=st.sampled_from(ProcessKind),
+)
+entries = st.builds(entry, st.integers(0, 3), st.sampled_from([TRAIN, NOTEBOOK, None]))
+
+
+@given(
+    st.lists(rows, max_size=6, unique_by=lambda row: row.pid),
+    st.lists(entries, max_size=4, unique_by=lambda one: one.id),
+    st.sampled_from(WatchAction),
+)
+def test_every_process_is_somewhere_once_and_only_certain_holders_are_ended(
+    found: list[GpuProcess], held: list[Entry], mode: WatchAction
+) -> None:
+    result = watched(*found, entries=tuple(held), mode=mode)
+    placed = [row for usage in result.usages for row in usage.processes] + list(result.unattributed)
+    assert sorted(row.pid for row in placed) == sorted(row.pid for row in found)
+    certain = {one.holder for one in held}
+    for verdict in result.verdicts:
+        if verdict.ends or verdict.clients:
+            assert mode is WatchAction.KILL
+            assert verdict.usage.holder in certain - {None}
+            assert verdict.usage.used_bytes > verdict.usage.granted_bytes

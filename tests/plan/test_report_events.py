@@ -1,0 +1,97 @@
+"""The log says what changed, and nothing where nothing did."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from partage.model.health import HealthState, HealthStatus
+from partage.model.ids import ResourceName
+from partage.model.policy import Strategy
+from partage.plan.report import Dependencies, GpuReport, PolicyReport, PolicyState, Report, ResourceReport
+from partage.plan.report_events import diff_reports
+from partage.plan.serve.ledger import Degree, Entry, Holder
+
+GPU = ResourceName("nvidia.com/gpu")
+ONE = GpuReport(
+    uuid="GPU-a",
+    index=0,
+    product="A100",
+    health=HealthStatus(),
+    instances={},
+    lost="",
+    strategy=Strategy.EXCLUSIVE,
+    wanted=Strategy.EXCLUSIVE,
+    draining=False,
+    waiting=None,
+    pending="",
+    offer=(),
+    held=0,
+)
+FIRST = Report(
+    at_s=0.0,
+    clock_s=0.0,
+    number=1,
+    took_s=0.0,
+    node=None,
+    offer={},
+    gpus=(ONE,),
+    resources=(ResourceReport(GPU, 1, 1, 0),),
+    entries=(),
+    policy=PolicyReport(PolicyState.BUILT_IN),
+    neighbours=Dependencies(),
+)
+
+
+def events(before: Report | None, now: Report) -> list[tuple[str, bool]]:
+    return [(one.event, one.grave) for one in diff_reports(before, now)]
+
+
+def test_the_first_report_tells_what_is_offered() -> None:
+    assert events(None, FIRST) == [("shares listed", False)]
+
+
+def test_a_report_that_says_the_same_is_no_event() -> None:
+    assert events(FIRST, replace(FIRST, at_s=5.0, number=2)) == []
+
+
+def test_a_fault_is_grave_and_a_recovery_is_not() -> None:
+    ill = replace(FIRST, gpus=(replace(ONE, health=HealthStatus(HealthState.UNHEALTHY, "XID 79")),))
+    assert events(FIRST, ill) == [("gpu health changed", True)]
+    assert events(ill, FIRST) == [("gpu health changed", False)]
+
+
+def test_a_gpu_that_waits_names_the_pods_once() -> None:
+    entry = Entry(GPU, "GPU-a", Degree.OBSERVED, (Holder("default", "trainer", "main"),), 0.0)
+    waits = replace(FIRST, gpus=(replace(ONE, draining=True, waiting=(entry,), held=1),))
+    [one] = diff_reports(FIRST, waits)
+    assert one.event == "gpu waits"
+    assert one.facts["for"] == ["default/trainer"]
+    assert events(waits, replace(waits, number=3)) == []
+
+
+def test_a_gpu_that_waits_for_nobody_is_no_news() -> None:
+    settles = replace(FIRST, gpus=(replace(ONE, draining=True, waiting=()),))
+    assert events(FIRST, settles) == []
+
+
+def test_what_befalls_gpus_alike_is_one_event_that_names_them() -> None:
+    gpus = tuple(replace(ONE, uuid=f"GPU-{index}", index=index) for index in range(3))
+    silent = HealthStatus(HealthState.SUSPECT, "the helper is away")
+    *two, last = (replace(gpu, health=silent) for gpu in gpus)
+    now = replace(FIRST, gpus=(*two, replace(last, health=HealthStatus(HealthState.UNHEALTHY, "XID 79"))))
+    alike, other = diff_reports(replace(FIRST, gpus=gpus), now)
+    assert (alike.facts["gpus"], alike.facts["reason"], alike.grave) == ([0, 1], "the helper is away", False)
+    assert (other.facts["gpu"], other.facts["index"], other.grave) == ("GPU-2", 2, True)
+
+
+def test_a_fault_of_one_instance_names_it() -> None:
+    ill = replace(FIRST, gpus=(replace(ONE, instances={3: HealthStatus(HealthState.UNHEALTHY, "XID 94")}),))
+    [one] = diff_reports(FIRST, ill)
+    assert (one.event, one.facts["gi"], one.grave) == ("gpu instance health changed", 3, True)
+    assert events(ill, FIRST) == [("gpu instance health changed", False)]
+
+
+def test_a_change_of_strategy_is_told_with_both() -> None:
+    now = replace(FIRST, gpus=(replace(ONE, strategy=Strategy.MPS),))
+    [one] = diff_reports(FIRST, now)
+    assert (one.event, one.facts["from"], one.facts["to"]) == ("gpu changed", "exclusive", "mps")

@@ -1,0 +1,261 @@
+"""One pass as a function: whole states in, whole states out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
+from partage.model.gpu import Inventory, LostGpu, NoDriver
+from partage.model.health import Condition, HealthState, Xid
+from partage.model.ids import ResourceName
+from partage.model.policy import Policy
+from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
+from partage.plan.reconcile.known_node import GONE, KnownNode, recognise
+from partage.plan.serve.ledger import Ledger
+from partage.plan.turn import NO_ROWS, KubeletView, NodeState, TurnInput, TurnResult, after_restart, turn
+from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import load_machine
+
+GPU = ResourceName("nvidia.com/gpu")
+SHARED = ResourceName("nvidia.com/gpu.shared")
+SETTLE_S = 1.0
+FEW = "4xa100-sxm4-40gb"
+EXCLUSIVE = "version: partage/v1\ngpus: []\n"
+SHARED_ONES = "version: partage/v1\ngpus:\n  - {select: {index: [0, 1]}, time-slicing: {replicas: 2}}\n"
+
+
+def observed(machine: str = FEW) -> Inventory:
+    return asyncio.run(SimulatedHardware(load_machine(machine)).observe())
+
+
+def policy(text: str) -> Policy:
+    return parse_policy(text, "policy.yaml").policy
+
+
+def wish(text: str, inventory: Inventory) -> DesiredState:
+    return resolve(policy(text), inventory, geometry_of)
+
+
+class Turning:
+    """Turns one after the other, as the loop does."""
+
+    def __init__(self, text: str = EXCLUSIVE, inventory: Inventory | None = None) -> None:
+        self.inventory = inventory or observed()
+        self.node = recognise(None, self.inventory)
+        self.wish = wish(text, self.inventory)
+        self.ledger = Ledger()
+        self.standing = NodeState()
+        self.rows: KubeletView = NO_ROWS
+        self.now_s = 100.0
+
+    def turn(self, **seen: object) -> TurnResult:
+        values = TurnInput(
+            now_s=self.now_s,
+            node=self.node,
+            wish=self.wish,
+            held=self.ledger.held(),
+            held_version=self.ledger.version,
+            entries=self.ledger.entries(),
+        )
+        done = turn(replace(values, **seen), self.standing, self.rows, SETTLE_S)  # type: ignore[arg-type]
+        self.standing, self.rows = done.standing, done.rows
+        return done
+
+    def healthy(self, name: ResourceName = GPU) -> list[bool]:
+        return [row.healthy for row in self.rows.by_resource.get(name, ())]
+
+
+def test_a_node_that_nobody_served_starts_with_what_is_wanted() -> None:
+    node = Turning(SHARED_ONES)
+    node.turn()
+    assert {name: len(rows) for name, rows in node.rows.by_resource.items()} == {SHARED: 4, GPU: 2}
+
+
+def test_a_turn_in_which_nothing_happened_keeps_the_very_rows() -> None:
+    node = Turning(SHARED_ONES)
+    first = node.turn().rows
+    node.now_s += 60
+    assert node.turn().rows is first
+
+
+def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
+    node = Turning()
+    node.turn()
+    uuid = node.inventory.gpus[0].uuid
+    node.ledger.allocated(GPU, [uuid], node.now_s)
+    node.wish = wish(SHARED_ONES, node.inventory)
+    done = node.turn()
+    assert [entry.id for entry in done.waiting[uuid]] == [uuid]
+    assert node.rows.by_resource[GPU][0].id == uuid
+    node.ledger.offered_as_free(GPU, [uuid], node.now_s)
+    done = node.turn()
+    assert done.due_s == node.now_s + SETTLE_S
+    assert SHARED not in node.rows.by_resource or len(node.rows.by_resource[SHARED]) < 4
+    node.now_s += SETTLE_S
+    node.turn()
+    assert len(node.rows.by_resource[SHARED]) == 4
+
+
+def test_an_id_that_was_just_withdrawn_is_still_answered_for_a_moment() -> None:
+    node = Turning()
+    node.turn()
+    node.wish = wish(SHARED_ONES, node.inventory)
+    node.turn()
+    uuid = node.inventory.gpus[1].uuid
+    assert uuid not in {row.id for row in node.rows.by_resource[GPU]}
+    assert node.rows.late[uuid] == node.now_s + SETTLE_S
+
+
+def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
+    node = Turning()
+    node.turn()
+    node.standing = after_restart(node.standing)
+    node.wish = wish(SHARED_ONES, node.inventory)
+    for _ in range(3):
+        node.turn(holders_known=False)
+        node.now_s += 2 * SETTLE_S
+    assert SHARED not in node.rows.by_resource
+    node.turn()
+    node.now_s += SETTLE_S
+    node.turn()
+    assert len(node.rows.by_resource[SHARED]) == 4
+
+
+def test_an_xid_of_one_gpu_takes_it_away_and_one_of_nobody_makes_all_suspect() -> None:
+    node = Turning()
+    node.turn()
+    uuids = [gpu.uuid for gpu in node.inventory]
+    node.turn(xids=(Xid(uuids[2], 79),))
+    assert node.healthy() == [True, True, False, True]
+    node.turn(xids=(Xid(None, 79),))
+    assert node.healthy() == [True, True, False, True]
+    states = [node.standing.health[uuid].phase().state for uuid in uuids]
+    assert states == [HealthState.SUSPECT, HealthState.SUSPECT, HealthState.UNHEALTHY, HealthState.SUSPECT]
+
+
+def test_silence_takes_no_gpu_away() -> None:
+    node = Turning()
+    node.turn()
+    node.turn(silent="the helper is away")
+    assert node.healthy() == [True] * 4
+    assert {health.phase().state for health in node.standing.health.values()} == {HealthState.SUSPECT}
+
+
+def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:
+    node = Turning()
+    node.turn()
+    gone = node.inventory.gpus[1]
+    without = replace(
+        node.inventory,
+        gpus=tuple(gpu for gpu in node.inventory if gpu != gone),
+        lost=(LostGpu(1, None, gone.pci_bus_id, "GPU is lost"),),
+    )
+    node.node = recognise(node.node, without)
+    node.wish = wish(EXCLUSIVE, node.node.inventory)
+    node.turn(fresh=True)
+    assert node.healthy() == [True, False, True, True]
+
+
+def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> None:
+    """After a driver reload NVML may count without it, and its index goes to the next GPU."""
+    node = Turning(SHARED_ONES)
+    node.turn()
+    gone, *others = node.inventory.gpus
+    moved = tuple(replace(gpu, index=index) for index, gpu in enumerate(others))
+    node.node = recognise(node.node, replace(node.inventory, gpus=moved))
+    node.wish = wish(SHARED_ONES, node.node.inventory)
+    node.turn(fresh=True)
+    shares = {row.id: row.healthy for row in node.rows.by_resource[SHARED]}
+    assert shares[f"{gone.uuid}::0"] is False
+    assert node.standing.health[gone.uuid].phase().state is HealthState.UNHEALTHY
+
+
+# --- recognising GPUs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known_by", ["uuid", "pci", "index"])
+def test_a_lost_gpu_is_recognised_by_whatever_can_still_be_read(known_by: str) -> None:
+    inventory = observed()
+    gone = inventory.gpus[2]
+    lost = LostGpu(
+        index=gone.index,
+        uuid=gone.uuid if known_by == "uuid" else None,
+        pci_bus_id=gone.pci_bus_id if known_by == "pci" else None,
+        reason="GPU is lost",
+    )
+    now = replace(inventory, gpus=tuple(gpu for gpu in inventory if gpu != gone), lost=(lost,))
+    node = recognise(recognise(None, inventory), now)
+    assert node.lost == {gone.uuid: "GPU is lost"}
+    assert node.inventory.gpus == inventory.gpus
+    assert node.inventory.lost == ()
+
+
+def test_a_lost_gpu_that_was_never_seen_stays_a_stranger() -> None:
+    inventory = replace(observed(), lost=(LostGpu(9, "GPU-x", None, "GPU is lost"),))
+    node = recognise(None, inventory)
+    assert node.lost == {}
+    assert node.inventory.lost == inventory.lost
+
+
+def test_a_gpu_that_is_no_longer_listed_is_lost_where_its_place_is_free() -> None:
+    inventory = observed()
+    last = inventory.gpus[-1]
+    node = recognise(recognise(None, inventory), replace(inventory, gpus=inventory.gpus[:-1]))
+    assert node.lost == {last.uuid: GONE}
+    assert node.inventory.gpus == inventory.gpus
+
+
+def test_without_a_driver_the_node_is_what_it_was() -> None:
+    inventory = observed()
+    before = recognise(None, inventory)
+    node = recognise(before, Inventory(NoDriver("driver-missing", "no driver")))
+    assert node.inventory.gpus == inventory.gpus
+    assert isinstance(node.inventory.driver, NoDriver)
+    assert recognise(node, inventory) == before
+
+
+def test_a_node_without_a_driver_from_the_start_has_no_gpus() -> None:
+    node = recognise(None, Inventory(NoDriver("driver-missing", "no driver")))
+    assert node == KnownNode(Inventory(NoDriver("driver-missing", "no driver")))
+
+
+def test_a_condition_of_a_lost_gpu_alone_makes_it_unhealthy() -> None:
+    node = Turning()
+    node.turn()
+    uuid = node.inventory.gpus[0].uuid
+    node.turn(conditions=(Condition(uuid, lost="GPU is lost"),))
+    assert node.healthy() == [False, True, True, True]
+
+
+# --- laying a policy over the node ---------------------------------------------------------------
+
+
+def test_shares_whose_daemon_takes_no_clients_are_unhealthy_until_it_does() -> None:
+    node = Turning(SHARED_ONES)
+    node.turn()
+    uuid = node.inventory.gpus[0].uuid
+    node.turn(unwell={uuid: "its MPS daemon is dead"})
+    assert node.healthy(SHARED) == [False, False, True, True]
+    node.turn()
+    assert node.healthy(SHARED) == [True] * 4
+
+
+def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> None:
+    inventory = observed()
+    text = "version: partage/v1\ngpus:\n  - {select: {index: [0]}, mig: {layout: [3g.20gb, 3g.20gb]}}\n"
+    found = wish(text, inventory)
+    assert found.offer[inventory.gpus[0].uuid] == ()
+    assert found.pending[inventory.gpus[0].uuid]
+
+
+def test_the_command_lines_driver_root_overrules_the_files_and_takes_the_device_root_along() -> None:
+    plain = policy(EXCLUSIVE)
+    moved = with_driver_root(plain, "/run/nvidia/driver")
+    assert (moved.options.driver_root, moved.options.dev_root) == ("/run/nvidia/driver",) * 2
+    parted = replace(plain, options=replace(plain.options, dev_root="/host"))
+    assert with_driver_root(parted, "/run/nvidia/driver").options.dev_root == "/host"
+    assert with_driver_root(plain, None) is plain

@@ -1,0 +1,32 @@
+"""Ids withdrawn while their GPU waits to change: an Allocate that was under way is still answered."""
+
+from __future__ import annotations
+
+from partage.model.allocation import ContainerHold
+from tests.plan.test_turn import EXCLUSIVE, SETTLE_S, SHARED, SHARED_ONES, Turning, wish
+
+
+def _given_back(node: Turning, kept: list[str]) -> None:
+    """The kubelet says that only ``kept`` are held any more."""
+    holder = ContainerHold("default", "pod", "main", SHARED, tuple(kept))
+    node.ledger.observed([holder] if kept else [], node.now_s)
+
+
+def test_an_id_that_is_given_back_long_after_draining_began_is_answered_for_a_moment() -> None:
+    node = Turning(SHARED_ONES)
+    node.turn()
+    first, second = (row.id for row in node.rows.by_resource[SHARED][:2])
+    node.ledger.allocated(SHARED, [first, second], node.now_s)
+    node.now_s += 1
+    _given_back(node, [first, second])
+    node.wish = wish(EXCLUSIVE, node.inventory)
+    node.turn()
+    node.now_s += 100 * SETTLE_S
+    _given_back(node, [second])
+    node.turn()
+    assert [row.id for row in node.rows.by_resource[SHARED]] == [second]
+    assert node.rows.late[first] == node.now_s + SETTLE_S
+    node.now_s += SETTLE_S / 2
+    node.ledger.allocated(SHARED, ["somebody-elses"], node.now_s)
+    node.turn()
+    assert node.rows.late[first] == node.now_s + SETTLE_S / 2, "later turns neither shorten nor lengthen it"

@@ -1,0 +1,408 @@
+"""Machines from files, and back."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from partage.edges.files.catalogue import geometry_of
+from partage.errors import InputError
+from partage.model.gpu import ComputeMode, Driver, EmptyInstance, Inventory, LostGpu, NoDriver, RecoveryAction
+from partage.model.layout import LayoutItem
+from partage.model.placement import Placement
+from partage.sim.node.faults import LoseGpu, RaiseXid, Reboot, TimedFault
+from partage.sim.node.machine import load_machine, parse_machine
+from partage.sim.node.machine_file import read_machine
+from partage.sim.node.mig import lay_out
+from partage.sim.node.written import machine_to_json
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "device-plugin"
+
+
+def read(document):
+    return read_machine(yaml.safe_dump(document).encode(), "m.yaml")
+
+
+def written(inventory: Inventory) -> bytes:
+    return json.dumps(machine_to_json(inventory, "2025-11-21")).encode()
+
+
+def problems(document):
+    """Path to message of everything that is wrong."""
+    with pytest.raises(InputError) as caught:
+        read(document)
+    assert all(problem.file == "m.yaml" for problem in caught.value.problems)
+    found: dict[str, str] = {}
+    for problem in caught.value.problems:
+        found[problem.path] = f"{found.get(problem.path, '')}{problem.message}\n"
+    return found
+
+
+def mig(*rows, **gpu):
+    """An A100 with these MIG devices: (gi, ci, profile, start)."""
+    devices = [dict(zip(("gi", "ci", "profile", "start"), row, strict=True)) for row in rows]
+    return {"gpus": [{"name": "a100-40gb", "mig_mode": [1, 1], "mig_devices": devices, **gpu}]}
+
+
+# --- reading -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a100.json", "h100.json"])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_recording_of_another_tool_is_a_machine_as_it_stands(name, whole, tmp_path):
+    recording = json.loads((GOLDEN / name).read_text())
+    file = tmp_path / "machine.json"
+    file.write_text(json.dumps(recording if whole else recording["machine"]))
+    inventory = load_machine(str(file)).inventory
+    assert [gpu.uuid for gpu in inventory] == [row["uuid"] for row in recording["machine"]["gpus"]]
+    assert [gpu.product for gpu in inventory] == [row["name"] for row in recording["machine"]["gpus"]]
+    assert [gpu.numa_node for gpu in inventory] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert {gpu.architecture for gpu in inventory} == {"ampere" if name == "a100.json" else "hopper"}
+    assert inventory.control_nodes == ()
+    assert len(inventory.links) == 28
+    assert inventory.driver == Driver("550.163.01", "12.4")
+    assert geometry_of(inventory.gpus[0]) is not None
+
+
+def test_what_a_file_leaves_out_follows_from_the_model():
+    gpu = read({"gpus": [{"name": "NVIDIA L40S"}, {"name": "l4"}]}).inventory.gpus[1]
+    assert (gpu.index, gpu.product, gpu.architecture) == (1, "NVIDIA L4", "ada")
+    assert gpu.memory_bytes == 23034 * 2**20
+
+
+def test_a_gpu_that_the_catalogue_lacks_needs_its_memory_and_no_more():
+    gpu = read({"gpus": [{"name": "NVIDIA X1", "memory_bytes": 2**34}]}).inventory.gpus[0]
+    assert (gpu.product, gpu.architecture, gpu.mig_mode) == ("NVIDIA X1", "unknown", None)
+
+
+def test_a_file_says_everything_that_it_wants():
+    row = {
+        "name": "NVIDIA A30", "index": 3, "minor": 5, "uuid": "GPU-x", "compute_mode": 3, "recovery": 2,
+        "numa_node": -1, "mig_mode": [0, 1], "pci_bus_id": "0000:0B:00.0", "architecture": "ampere",
+    }  # fmt: skip
+    gpu = read({"gpus": [row]}).inventory.gpus[0]
+    assert (gpu.index, gpu.minor, gpu.uuid, gpu.numa_node) == (3, 5, "GPU-x", None)
+    assert gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS
+    assert gpu.recovery is RecoveryAction.NODE_REBOOT
+    assert gpu.mig_mode is not None
+    assert (gpu.mig_mode.current, gpu.mig_mode.pending) == (False, True)
+
+
+def test_links_of_the_file_take_the_place_of_the_model_s():
+    machine = read(
+        {
+            "gpus": [{"name": "a100-40gb"}] * 3,
+            "links": [{"a": 0, "b": 2, "path": "single-switch", "nvlinks": 4}],
+        }
+    )
+    (link,) = machine.inventory.links
+    assert (link.nvlinks, link.path.name) == (4, "SINGLE_SWITCH")
+    assert link.b == machine.inventory.gpus[2].uuid
+
+
+def test_a_file_may_bring_misfortune_with_it():
+    machine = read(
+        {
+            "gpus": [{"name": "t4"}] * 3,
+            "faults": [
+                {"after-s": 5, "gpu": 2, "xid": 79},
+                {"after-calls": 9, "gpu": 1, "lost": True},
+                {"after-s": 0.5, "reboot": True},
+            ],
+        }
+    )
+    assert machine.faults == (
+        TimedFault(RaiseXid(2, 79), after_s=5.0),
+        TimedFault(LoseGpu(1), after_calls=9),
+        TimedFault(Reboot(), after_s=0.5),
+    )
+
+
+# --- live MIG devices --------------------------------------------------------------------------
+
+
+def test_live_mig_devices_are_completed_from_the_catalogue():
+    device = read(mig((1, 0, "3g.20gb", 0), (5, 0, "2g.10gb", 4))).inventory.gpus[0].mig_devices[1]
+    assert (device.index, device.gi_id, device.placement) == (1, 5, Placement(4, 2))
+    assert device.memory_bytes == 9856 * 2**20
+    assert device.uuid.startswith("MIG-")
+    assert (device.gi_minor, device.ci_minor) == (3 + 5 * 9, 3 + 5 * 9 + 1)
+
+
+def test_mig_mode_is_on_where_mig_devices_live_and_the_file_says_nothing():
+    document = mig((1, 0, "3g.20gb", 0))
+    del document["gpus"][0]["mig_mode"]
+    assert read(document).inventory.gpus[0].mig_enabled
+
+
+def test_compute_instances_share_their_gpu_instance():
+    devices = read(mig((1, 0, "1c.3g.20gb", 0), (1, 1, "2c.3g.20gb", 0))).inventory.gpus[0].mig_devices
+    assert [device.profile for device in devices] == ["1c.3g.20gb", "2c.3g.20gb"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "gpu", "path", "words"),
+    [
+        ([(1, 0, "3g.40gb", 0)], {}, "[0]", "no profile 3g.40gb"),
+        ([(1, 0, "3g.20gb", 1)], {}, "[0]", "0, 4 only"),
+        ([(1, 0, "banana", 0)], {}, "[0].profile", "not a MIG profile"),
+        ([(1, 0, "3g.20gb", 0), (2, 0, "2g.10gb", 2)], {}, "", "overlap"),
+        ([(1, 0, "4g.20gb", 0), (5, 0, "2g.10gb", 4), (6, 0, "2g.10gb", 4)], {}, "", "8 compute slices"),
+        ([(7, 0, "1g.5gb+me", 0), (8, 0, "1g.5gb+me", 1)], {}, "", "at most 1"),
+        ([(1, 0, "3g.20gb", 0), (1, 1, "3g.20gb", 4)], {}, "", "several profiles or places"),
+        ([(1, 0, "1c.3g.20gb", 0), (1, 0, "1c.3g.20gb", 0)], {}, "", "twice"),
+        ([(1, 0, "2c.3g.20gb", 0), (1, 1, "2c.3g.20gb", 0)], {}, "", "it has 3"),
+        ([(1, 0, "3g.20gb", 0)], {"mig_mode": [0, 0]}, "", "only while MIG mode is on"),
+        ([(1, 0, "3g.20gb", 0)], {"mig_mode": None}, "", "only while MIG mode is on"),
+    ],
+)
+def test_mig_devices_that_cannot_live_are_refused(rows, gpu, path, words):
+    found = problems(mig(*rows, **gpu))
+    assert words in found[f"gpus[0].mig_devices{path}"]
+
+
+@pytest.mark.parametrize("mode", [[1, 1], [0, 1]])
+def test_mig_mode_is_refused_on_a_product_that_has_no_mig(mode):
+    found = problems({"gpus": [{"name": "l4", "mig_mode": mode}]})
+    assert found == {"gpus[0].mig_mode": "NVIDIA L4 has no MIG\n"}
+    assert read({"gpus": [{"name": "l4", "mig_mode": None}]}).inventory.gpus[0].mig_mode is None
+
+
+def test_a_size_that_the_profile_does_not_have_is_refused():
+    document = mig((1, 0, "3g.20gb", 0))
+    document["gpus"][0]["mig_devices"][0]["size"] = 3
+    assert "occupies 4" in problems(document)["gpus[0].mig_devices[0]"]
+
+
+def test_mig_devices_of_a_model_without_placements_have_to_say_their_size_and_memory():
+    device = {"gi": 1, "ci": 0, "profile": "1g.24gb", "start": 0}
+    gpu = {"name": "NVIDIA RTX PRO 5000 Blackwell", "mig_devices": [device]}
+    assert "size and memory_bytes" in problems({"gpus": [gpu]})["gpus[0].mig_devices[0]"]
+    gpu["mig_devices"] = [device | {"size": 4, "memory_bytes": 2**34}]
+    assert read({"gpus": [gpu]}).inventory.gpus[0].mig_devices[0].memory_bytes == 2**34
+
+
+def empty(gi, profile, start, **more):
+    return {"gi": gi, "profile": profile, "start": start, **more}
+
+
+def test_an_empty_gpu_instance_turns_the_mode_on_and_has_the_size_of_its_profile():
+    gpu = {"name": "a100-40gb", "empty_instances": [empty(5, "2g.10gb", 4), empty(1, "4g.20gb", 0)]}
+    (found,) = read({"gpus": [gpu]}).inventory.gpus
+    assert found.mig_enabled
+    assert found.empty_instances == (
+        EmptyInstance(1, "4g.20gb", Placement(0, 4)),
+        EmptyInstance(5, "2g.10gb", Placement(4, 2)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("row", "more", "path", "words"),
+    [
+        (empty(1, "3g.20gb", 1), {}, "empty_instances[0]", "0, 4 only"),
+        (empty(1, "3g.20gb", 0, size=3), {}, "empty_instances[0]", "occupies 4"),
+        (empty(1, "1c.3g.20gb", 0), {}, "empty_instances[0].profile", "is a MIG device"),
+        ({"gi": 1, "profile": "3g.20gb"}, {}, "empty_instances[0].start", "is missing"),
+        (empty(1, "3g.20gb", 0), {"mig_mode": [0, 0]}, "empty_instances", "only while MIG mode is on"),
+        (empty(1, "3g.20gb", 0), {"mig_devices": [(5, 0, "2g.10gb", 2)]}, "mig_devices", "overlap"),
+        (empty(1, "3g.20gb", 0), {"mig_devices": [(1, 0, "3g.20gb", 4)]}, "mig_devices", "another one has"),
+        (empty(1, "3g.20gb", 0, uuid="x"), {}, "empty_instances[0].uuid", "unknown key"),
+    ],
+)
+def test_an_empty_gpu_instance_that_cannot_be_there_is_refused(row, more, path, words):
+    devices = mig(*more.pop("mig_devices", []))["gpus"][0]["mig_devices"]
+    gpu = {"name": "a100-40gb", "mig_devices": devices, "empty_instances": [row], **more}
+    assert words in problems({"version": "partage/v1", "gpus": [gpu]})[f"gpus[0].{path}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "fabric_manager"),
+    [("8xa100-40gb", True), ("a100-40gb", False), ("a100-40gb+h100-sxm5-80gb", False), ("8xl40s", False)],
+)
+def test_the_fabric_manager_runs_where_switches_join_gpus_unless_the_file_says_otherwise(
+    name, fabric_manager
+):
+    document = machine_to_json(parse_machine(name).inventory)
+    assert document["fabric_manager"] is fabric_manager
+    assert document["virtual"] is False
+    del document["fabric_manager"]
+    assert read(document).inventory.fabric_manager is fabric_manager
+    assert read({**document, "fabric_manager": None}).inventory.fabric_manager is None
+
+
+# --- refusals ----------------------------------------------------------------------------------
+
+
+def test_everything_that_is_wrong_is_said_at_once():
+    found = problems(
+        {
+            "version": "partage/v1",
+            "kind": "Machine",
+            "colour": "red",
+            "gpus": [
+                {"name": "a100-40", "index": -1},
+                {"name": "t4", "uuid": "", "numa_node": "left"},
+                "t4",
+                {"name": "l4", "mig_devises": []},
+            ],
+            "links": [{"a": 1, "b": 1}],
+            "faults": [{"after-s": 1, "gpu": 7, "xid": 79}, {"xid": 79}],
+        }
+    )
+    assert set(found) == {
+        "colour", "gpus[0].name", "gpus[1].uuid", "gpus[1].numa_node", "gpus[2]", "gpus[3].mig_devises",
+        "links[0]", "faults[0]", "faults[1]",
+    }  # fmt: skip
+
+
+def test_a_hundred_problems_are_listed_and_the_rest_counted():
+    with pytest.raises(InputError) as caught:
+        read({"gpus": [{"name": "t4"}], "device_nodes": [1] * 250})
+    assert len(caught.value.problems) == 101
+    assert "150 more" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["index", "uuid", "minor", "pci_bus_id"])
+def test_two_gpus_share_no_name(key):
+    value = {"index": 4, "uuid": "GPU-4", "minor": 4, "pci_bus_id": "0000:04:00.0"}[key]
+    rows = [{"name": "t4", "index": 1, key: value}, {"name": "t4", "index": 2, key: value}]
+    assert f"{key} {value}" in problems({"gpus": rows})["gpus"]
+
+
+@pytest.mark.parametrize(
+    ("document", "path"),
+    [
+        ({"gpus": []}, "gpus"),
+        ({}, "gpus"),
+        ({"gpus": [{"name": "t4"}] * 65}, "gpus"),
+        ({"gpus": {"name": "t4"}}, "gpus"),
+        ([1], ""),
+        ({"machine": 3}, "machine"),
+        ({"version": "partage/v9", "gpus": [{"name": "t4"}]}, "version"),
+        ({"version": "partage/v1", "kind": "Story", "gpus": [{"name": "t4"}]}, "kind"),
+        ({"gpus": [{}]}, "gpus[0].name"),
+        ({"gpus": [{"name": "t4", "memory_bytes": 12}]}, "gpus[0].memory_bytes"),
+        ({"gpus": [{"name": "t4"}], "device_nodes": ["nvidiactl"]}, "device_nodes[0]"),
+        ({"gpus": [{"name": "t4"}], "open_to_env": "yes"}, "open_to_env"),
+        ({"gpus": [{"name": "t4"}], "fabric_manager": 1}, "fabric_manager"),
+        ({"gpus": [{"name": "t4"}], "virtual": "kvm"}, "virtual"),
+        ({"gpus": [{"name": "t4"}], "cuda_driver": 7}, "cuda_driver"),
+    ],
+)
+def test_a_file_that_is_no_machine_says_where(document, path):
+    assert path in problems(document)
+
+
+def test_an_unknown_key_is_an_error_only_where_the_file_is_ours():
+    assert read({"gpus": [{"name": "t4", "serial": 7}], "peer": "someone"}).inventory.gpus
+    assert "gpus[0].serial" in problems({"version": "partage/v1", "gpus": [{"name": "t4", "serial": 7}]})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"gpu": 0}, "what happens"),
+        ({"gpu": 0, "xid": "x"}, "whole number"),
+        ({"gpu": 0, "lost": False}, "lost: true"),
+        ({"lost": True}, "which GPU"),
+        ({"gpu": 0, "reboot": True}, "does not go with"),
+        ({"call": "observe", "fail": "sometimes"}, "one of"),
+        ({"call": "dance", "hang": True}, "one of"),
+        ({"call": "observe", "hang": -1}, "seconds"),
+        ({"gpu": 0, "mig": ["9g.9gb"]}, "no profile"),
+        ({"gpu": 0, "mig": "3g.20gb"}, "list of profiles"),
+        ({"gpu": 0, "xid": 43, "gi": 9}, "no GPU instance 9"),
+    ],
+)
+def test_a_fault_that_makes_no_sense_is_refused(words, message):
+    found = problems({"gpus": [{"name": "a100-40gb"}], "faults": [{"after-s": 1, **words}]})
+    assert message in found["faults[0]"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\1\2", b"gpus: [", b"a: &a [*a]", b"[" * 10_000, b"x" * (2 << 20)])
+def test_a_file_that_is_not_even_yaml_is_an_input_error(data, tmp_path):
+    file = tmp_path / "machine.yaml"
+    file.write_bytes(data)
+    with pytest.raises(InputError):
+        load_machine(str(file))
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**40) | st.text(max_size=5) | st.floats(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150)
+@given(st.data())
+def test_a_value_of_any_type_at_any_key_never_ends_in_a_traceback(data):
+    machine = parse_machine("2xa100-40gb").inventory
+    geometry = geometry_of(machine.gpus[0])
+    assert geometry is not None
+    devices = lay_out(machine.gpus[0], geometry, [LayoutItem.parse("3g.20gb")], "t")
+    document = machine_to_json(
+        replace(machine, gpus=(replace(machine.gpus[0], mig_devices=devices), machine.gpus[1]))
+    )
+    place = document
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], dict | list) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(JSON_VALUES)
+            break
+        place = place[key]
+    try:
+        read_machine(json.dumps(document).encode(), "m.json")
+    except InputError:
+        return
+
+
+# --- writing -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["8xa100-40gb", "4xh200-141gb+4xl40s", "8xv100", "16xt4", str(GOLDEN / "h100.json")]
+)
+def test_what_is_recorded_reads_back_the_same(name):
+    inventory = load_machine(name).inventory
+    machine = read_machine(written(inventory), "recorded")
+    assert machine.inventory == inventory
+    assert machine.recorded == "2025-11-21"
+
+
+def test_lost_gpus_mig_devices_and_unknowns_read_back_the_same():
+    inventory = parse_machine("3xa100-40gb").inventory
+    first, second, third = inventory.gpus
+    geometry = geometry_of(first)
+    assert geometry is not None
+    mode = replace(first.mig_mode, current=True)  # type: ignore[type-var]
+    devices = lay_out(first, geometry, [LayoutItem.parse("1c.3g.20gb")] * 3, "t")
+    devices = (replace(devices[0], gi_minor=None, ci_minor=None), *devices[1:])
+    empty = (
+        EmptyInstance(3, "2g.10gb", Placement(0, 2)),
+        EmptyInstance(9, "1g.5gb", Placement(2, 1)),
+    )
+    changed = replace(
+        inventory,
+        gpus=(
+            replace(first, mig_mode=mode, mig_devices=devices, empty_instances=empty),
+            replace(second, mig_mode=None, numa_node=None),
+        ),
+        lost=(LostGpu(2, None, third.pci_bus_id, "fell off the bus"),),
+        links=inventory.links[:1],
+        control_nodes=("/dev/nvidiactl",),
+        boot_id="",
+        open_to_env=True,
+        fabric_manager=None,
+        virtual=True,
+    )
+    assert read_machine(written(changed), "recorded").inventory == changed
+
+
+def test_a_node_without_a_driver_reads_back_the_same():
+    bare = Inventory(NoDriver("library-missing", "no libnvidia-ml.so.1", "install it"), simulated=True)
+    assert read_machine(written(bare), "recorded").inventory == bare
