@@ -6,7 +6,7 @@ from partage.edges.files.fields import Field
 from partage.lab.stories.model import FaultStep
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
-from partage.sim.node.effects import faults
+from partage.sim.node import faults
 from partage.sim.node.fault_syntax import parse_fault
 
 
