@@ -12,9 +12,9 @@ from partage.agent.status.readiness import assess
 from partage.faces.cli.main import run
 from partage.faces.report import report_document
 from partage.faces.reported import Reported, Unreadable, read_report
-from partage.faces.story.model import PolicyText
-from partage.faces.story.read import read_story
-from partage.faces.story.stage import INTERVALS, Stage
+from partage.lab.stories.model import PolicyText
+from partage.lab.stories.read import read_story
+from partage.lab.stories.stage import INTERVALS, StoryStage
 from partage.plan.report import Report
 from partage.sim.kubelet.pod import Container, Pod
 
@@ -33,7 +33,7 @@ PODS = (
 )
 
 
-def _report(stage: Stage) -> Report:
+def _report(stage: StoryStage) -> Report:
     assert stage.board.report is not None
     return stage.board.report
 
@@ -42,7 +42,7 @@ async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
     """What an agent of that story reports, with two pods on its node."""
     (folder / "story.yaml").write_text(STORY)
     story = read_story(folder / "story.yaml")
-    stage = Stage(story, folder, 0, lambda status: None)
+    stage = StoryStage(story, folder, 0, lambda status: None)
     try:
         await stage.open()
         assert await stage.eventually(lambda: sum(stage.kubelet.allocatable().values()) == 9)

@@ -4,14 +4,14 @@ import pytest
 
 from partage.edges.files.catalogue import geometry_of, load
 from partage.faces.cli.plan import make_plan
-from partage.faces.render.slices import Use, slices_of
+from partage.faces.render.slices import SliceUse, slices_of
 from partage.model.gpu import EmptyInstance
 from partage.model.layout import place
 from partage.model.named_layouts import named_layouts
 from partage.model.placement import Placement
 from tests.faces.nodes import EXCLUSIVE, HARD, MIG, gpu, offering
 
-MARKS = {Use.RUNS: "#", Use.IDLE: "x", Use.UNCUT: ".", Use.ABSENT: " "}
+MARKS = {SliceUse.RUNS: "#", SliceUse.IDLE: "x", SliceUse.UNCUT: ".", SliceUse.ABSENT: " "}
 
 
 def planned(layout, machine):

@@ -33,8 +33,8 @@ _HARMLESS_DEVICES = ("", "void", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """A problem of a manifest. here: it depends on what this machine and policy offer."""
+class CheckedProblem:
+    """A problem of a file. here: only this machine, or what it offers, makes it one."""
 
     problem: Problem
     here: bool = False
@@ -71,16 +71,16 @@ class _Place:
         """The keys of a mapping; nothing for anything else."""
         return [str(key) for key in self.value] if isinstance(self.value, Mapping) else []
 
-    def error(self, message: str, hint: str = "", *, here: bool = False) -> Finding:
+    def error(self, message: str, hint: str = "", *, here: bool = False) -> CheckedProblem:
         """What does not work."""
         return self._finding("error", message, hint, here)
 
-    def warning(self, message: str, hint: str = "", *, here: bool = False) -> Finding:
+    def warning(self, message: str, hint: str = "", *, here: bool = False) -> CheckedProblem:
         """What is doubtful."""
         return self._finding("warning", message, hint, here)
 
-    def _finding(self, severity: Severity, message: str, hint: str, here: bool) -> Finding:
-        return Finding(Problem(self.file, self.path, severity, message, hint), here)
+    def _finding(self, severity: Severity, message: str, hint: str, here: bool) -> CheckedProblem:
+        return CheckedProblem(Problem(self.file, self.path, severity, message, hint), here)
 
 
 def is_manifest(document: object) -> bool:
@@ -113,7 +113,7 @@ def objects_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, Ma
 
 def findings(
     document: Mapping[str, Any], file: str, path: str = "", offered: Resources | None = None
-) -> list[Finding]:
+) -> list[CheckedProblem]:
     """Everything that is wrong with the GPU requests of one object. offered: None where nobody said."""
     keys = _POD_SPEC_AT.get(str(document.get("kind")))
     if keys is None:
@@ -123,7 +123,7 @@ def findings(
     return [found for container in containers for found in _container(container, offered)]
 
 
-def _container(container: _Place, offered: Resources | None) -> Iterator[Finding]:
+def _container(container: _Place, offered: Resources | None) -> Iterator[CheckedProblem]:
     limits = container.at("resources", "limits")
     ours = [key for key in limits.keys if _is_ours(key, offered)]
     yield from _requests_without_limits(container, offered)
@@ -143,7 +143,7 @@ def _is_ours(key: str, offered: Resources | None) -> bool:
     return key.startswith(f"{VENDOR}/") or (offered is not None and key in offered)
 
 
-def _requests_without_limits(container: _Place, offered: Resources | None) -> Iterator[Finding]:
+def _requests_without_limits(container: _Place, offered: Resources | None) -> Iterator[CheckedProblem]:
     requests, limits = container.at("resources", "requests"), container.at("resources", "limits")
     for key in requests.keys:
         if not _is_ours(key, offered):
@@ -157,7 +157,7 @@ def _requests_without_limits(container: _Place, offered: Resources | None) -> It
             )
 
 
-def _amount(asked: _Place, key: str, offered: Resources | None) -> Iterator[Finding]:
+def _amount(asked: _Place, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
     amount = _whole(asked.value)
     if amount is None:
         yield asked.error(f"{asked.value!r} is not a number of GPUs or shares", "a whole number, 1 or more")
@@ -173,7 +173,9 @@ def _whole(value: object) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
-def _against_offer(asked: _Place, amount: int, name: ResourceName, offered: Resources) -> Iterator[Finding]:
+def _against_offer(
+    asked: _Place, amount: int, name: ResourceName, offered: Resources
+) -> Iterator[CheckedProblem]:
     resource = offered.get(name)
     if resource is None:
         names = ", ".join(offered) or "nothing"
@@ -192,7 +194,7 @@ def _against_offer(asked: _Place, amount: int, name: ResourceName, offered: Reso
         )
 
 
-def _environment(container: _Place) -> Iterator[Finding]:
+def _environment(container: _Place) -> Iterator[CheckedProblem]:
     for variable in container.at("env").items:
         if variable.at("name").value != "NVIDIA_VISIBLE_DEVICES":
             continue
@@ -209,7 +211,7 @@ def _uses_mps(offered: Resources, key: str) -> bool:
     return resource is not None and any(offering.shared is Strategy.MPS for offering in resource.offerings)
 
 
-def _shared_memory(container: _Place) -> Iterator[Finding]:
+def _shared_memory(container: _Place) -> Iterator[CheckedProblem]:
     for mount in container.at("volumeMounts").items:
         if str(mount.at("mountPath").value).rstrip("/") == "/dev/shm":  # noqa: S108 - a path in the container
             yield mount.warning(

@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import Any
 
 from partage.errors import Problem
-from partage.faces.words import count_of, gpus
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import Unavailable
 from partage.plan.packing.pack import PackedGpu, Packing, PriceProof
+from partage.text import count_of, gpus
 
 _MOST_MACHINES = 3
 

@@ -44,6 +44,15 @@ class Reported:
     pending: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def pods_by_gpu(self) -> dict[int, list[str]]:
+        """GPU index to the pods that hold shares of it."""
+        found: dict[int, list[str]] = {}
+        for share in self.held:
+            if share.gpu is not None:
+                found.setdefault(share.gpu, []).append(" or ".join(map(_pod, share.holders)) or "unknown")
+        return found
+
+    @property
     def holders(self) -> dict[str, str]:
         """Share id to the pods that hold it."""
         return {share.id: " or ".join(_pod(name) for name in share.holders) or "?" for share in self.held}

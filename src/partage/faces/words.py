@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
 
@@ -41,28 +39,6 @@ def way(strategy: Strategy, shared: Strategy, replicas: int) -> str:
     return parts if strategy is shared else f"{strategy_word(strategy)}, {parts}"
 
 
-def numbers(values: Iterable[int]) -> str:
-    """``0-3, 6`` for 0, 1, 2, 3, 6."""
-    runs: list[tuple[int, int]] = []
-    for value in sorted(set(values)):
-        if runs and runs[-1][1] == value - 1:
-            runs[-1] = (runs[-1][0], value)
-        else:
-            runs.append((value, value))
-    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
-
-
-def gpus(values: Iterable[int]) -> str:
-    """``GPU 3``, ``GPUs 0-3, 6``."""
-    distinct = set(values)
-    return f"{'GPU' if len(distinct) == 1 else 'GPUs'} {numbers(distinct)}"
-
-
-def count_of(amount: int, noun: str, plural: str = "") -> str:
-    """``1 share``, ``4 shares``."""
-    return f"{amount} {noun if amount == 1 else plural or noun + 's'}"
-
-
 def shorten(text: str, width: int) -> str:
     """At most ``width`` characters, the end cut off visibly."""
     if len(text) <= width:
@@ -75,12 +51,6 @@ def abridge(text: str, width: int) -> str:
     if len(text) <= width or width < 3:
         return text[: max(width, 0)]
     return f"{text[: width - 2]}…{text[-1]}"
-
-
-def listed(items: Sequence[str], most: int) -> str:
-    """``a, b, c and 4 more``."""
-    shown = ", ".join(items[:most])
-    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
 
 
 def product_word(product: str) -> str:

@@ -12,10 +12,11 @@ import pytest
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.mps.paths import DriverFiles
 from partage.errors import Unsupported
+from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Driver as RealDriver
 from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install
 from partage.units import GIB
-from tests.edges.mps.subjects import CUDA_CLIENT, GPUS, Subject, ending, has_driver
+from tests.edges.mps.subjects import GPUS, Subject, ending, has_driver
 
 NAMED_SINCE = 615
 """Driver branch from which a control program speaks version 3 of its language."""
@@ -60,7 +61,7 @@ async def _real_subject(directory: Path, protocol: int) -> Subject:
     branch = inventory.driver.version.partition(".")[0]
     if protocol == 3 and int(branch) < NAMED_SINCE:
         pytest.skip(f"driver branch {branch} speaks version 2")
-    client = (sys.executable, str(CUDA_CLIENT))
+    client = TenantLaunch(sys.executable, "cuda").argv()
     devices = tuple(gpu.uuid for gpu in inventory if not gpu.mig_enabled)
     return Subject(directory / "run", Path("/"), devices, client, simulated=False, protocol=protocol)
 

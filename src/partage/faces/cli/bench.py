@@ -1,24 +1,19 @@
-"""``partage bench``: the users' own experiments on the GPU at hand, measured, saved, summed up and drawn."""
+"""``partage bench``: measure what sharing the GPU costs, save it, sum it up and draw it."""
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import os
-import sys
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from partage import __version__
-from partage.faces.cli import common
+from partage.faces.cli import common, lab
 
 if TYPE_CHECKING:
-    from partage.faces.bench.model import Bench, Machine, Settings
-    from partage.faces.bench.places import Place
+    from partage.lab.bench.model import BenchMachine, BenchReport, BenchSettings
+    from partage.lab.place import TenantPlace
 
 _EXPERIMENTS = ("pi", "memory", "inference")
 _POINTS = {"torch": {"cuda": (2**16, 2**25), "cpu": (2**10, 2**18)}, "python": {"cpu": (50, 5000)}}
@@ -57,7 +52,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.command(name="bench")
 @click.option("--read", metavar="FILE", help="Show a recorded run; nothing is measured.")
 @click.option("--save", metavar="FILE", help="Write the run down, every sample (JSON).")
-@click.option("--plot", metavar="FILE", help="Draw it: .png or .svg.")
+@click.option("--plot", metavar="FILE", help="Draw it: .png or .svg (needs matplotlib).")
 @click.option("--quick", is_flag=True, help="Three repeats of half a second in one pass, for a first look.")
 @click.option("--gpu", metavar="INDEX|UUID", help="Which GPU (the first).")
 @click.option(
@@ -75,9 +70,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option(
     "--memory", callback=_bytes, metavar="AMOUNT", help="Limit of a share, 8Gi (half of the device's memory)."
 )
-@click.option(
-    "--mps-pipe", metavar="DIR", help="CUDA_MPS_PIPE_DIRECTORY of an MPS daemon (our agent's, if any)."
-)
+@lab.mps_pipe_option
 @click.option(
     "--run-dir", default=common.DEFAULT_RUN_DIR, show_default=True, metavar="DIR", help="Of the agent."
 )
@@ -114,30 +107,35 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
 
     Exit code 4: no GPU, or no PyTorch for it; partage bench --read FILE shows a recorded run.
     """
-    from partage.faces.bench.document import read_bench
+    from partage.faces.render.bench_tables import bench_lines
+    from partage.lab.bench.document import BENCH
 
+    for path in filter(None, (save, plot)):
+        lab.check_writable(path, Path(path).parent)
     if plot is not None:
-        from partage.faces.render.paper import check_picture_name
+        from partage.faces.render.bench_plot import check_plot
 
-        check_picture_name(plot)
-    for path in (save, plot):
-        _check_writable(path)
-    bench = read_bench(read) if read is not None else _measure(asked)
+        check_plot(plot)
+    report = BENCH.read(read) if read is not None else _measure(asked)
     if save is not None:
-        _save(bench, save)
+        document = json.dumps(BENCH.to_document(report), ensure_ascii=False, separators=(",", ":"))
+        common.write_file(save, document + "\n")
     if plot is not None:
-        _draw(bench, plot)
-    _print(bench, output)
+        from partage.faces.render.bench_plot import plot_file
+
+        common.write_file(plot, plot_file(report, plot))
+    lab.print_report(report, BENCH, output, bench_lines)
 
 
-def _measure(asked: dict[str, object]) -> Bench:
+def _measure(asked: dict[str, object]) -> BenchReport:
     """A run on this machine. Raises HardwareError where there is nothing to measure."""
     from partage.errors import Unsatisfiable
-    from partage.faces.bench.interpreter import find_python
-    from partage.faces.bench.model import Bench
-    from partage.faces.bench.node import remarks_on
-    from partage.faces.bench.runner import Runner, run
-    from partage.faces.bench.tenant import Launch
+    from partage.lab.bench.model import BenchReport
+    from partage.lab.bench.node import remarks_on
+    from partage.lab.bench.runner import BenchRunner
+    from partage.lab.document import command_line, now
+    from partage.lab.interpreter import find_python
+    from partage.lab.tenant import TenantLaunch
 
     if asked["machine"] is not None:
         raise Unsatisfiable(
@@ -146,12 +144,13 @@ def _measure(asked: dict[str, object]) -> Bench:
     settings = _settings(asked)
     machine, place = _node(settings, asked)
     python = find_python(_text(asked["python"]), settings.device, settings.engine)
-    runner = Runner(settings, place, Launch(python, settings.engine, settings.device), _say())
-    cells, memory = run(runner)
-    versions = {"partage": __version__, "engine": settings.engine, **runner.facts}
-    return Bench(
-        at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        command=("partage", *sys.argv[1:]),
+    launch = TenantLaunch(python, settings.engine, settings.device)
+    runner = BenchRunner(settings, place, launch, lab.tell)
+    cells, memory = runner.run()
+    versions = {"partage": __version__, "engine": settings.engine, **runner.versions()}
+    return BenchReport(
+        at=now(),
+        command=command_line(),
         versions={name: version for name, version in versions.items() if version},
         machine=machine,
         settings=settings,
@@ -161,8 +160,10 @@ def _measure(asked: dict[str, object]) -> Bench:
     )
 
 
-def _settings(asked: dict[str, object]) -> Settings:
-    from partage.faces.bench.model import Settings
+def _settings(asked: dict[str, object]) -> BenchSettings:
+    from msgspec.structs import replace
+
+    from partage.lab.bench.model import BenchSettings
 
     quick, engine = asked["quick"], str(asked["engine"])
     device = _text(asked["device"]) or ("cpu" if engine == "python" else "cuda")
@@ -181,12 +182,14 @@ def _settings(asked: dict[str, object]) -> Settings:
         "guard": asked["guard"],
         "deadline_s": asked["deadline"],
     }
-    return replace(Settings(device=device, engine=engine), **wanted)  # type: ignore[arg-type]
+    return replace(BenchSettings(device=device, engine=engine), **wanted)
 
 
-def _node(settings: Settings, asked: dict[str, object]) -> tuple[Machine, Place]:
+def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachine, TenantPlace]:
     from partage.errors import DriverUnavailable
-    from partage.faces.bench import node
+    from partage.lab.bench import node
+    from partage.lab.daemon import find_pipe
+    from partage.lab.gpus import find_gpu
     from partage.model.gpu import NoDriver
 
     if settings.device == "cpu":
@@ -197,51 +200,11 @@ def _node(settings: Settings, asked: dict[str, object]) -> tuple[Machine, Place]
             f"there is no GPU to measure here: {inventory.driver.reason}",
             "partage bench --read FILE shows a recorded run; --device cpu tries the tool without a GPU",
         )
-    gpu = node.chosen(inventory, _text(asked["gpu"]))
-    pipe = node.pipe_of(gpu, str(asked["run_dir"]), _text(asked["mps_pipe"]))
+    gpu = find_gpu(inventory, _text(asked["gpu"]))
+    device = gpu.mig_devices[0].uuid if gpu.mig_devices else gpu.uuid
+    pipe = find_pipe(device, Path(str(asked["run_dir"])), asked["mps_pipe"])  # type: ignore[arg-type]
     return node.gpu_machine(inventory, gpu, uses), node.gpu_place(gpu, settings, pipe)
-
-
-def _check_writable(path: str | None) -> None:
-    """Before anything is measured. Raises InputError."""
-    from partage.errors import InputError, Problem
-
-    folder = Path(path or ".").parent
-    if not os.access(folder, os.W_OK):
-        raise InputError(
-            [Problem(str(path), "", "error", f"cannot be written: nothing can be put into {folder}")]
-        )
 
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
-
-
-def _say() -> Callable[[str], None]:
-    return lambda text: click.echo(text, err=True)
-
-
-def _save(bench: Bench, path: str) -> None:
-    from partage.faces.bench.document import to_document
-
-    common.write_file(path, json.dumps(to_document(bench), ensure_ascii=False, separators=(",", ":")) + "\n")
-
-
-def _draw(bench: Bench, path: str) -> None:
-    from partage.faces.bench.chart import chart
-    from partage.faces.render.paper import picture_file
-
-    common.write_file(path, picture_file(chart(bench), path))
-
-
-def _print(bench: Bench, output: str) -> None:
-    if output != "table":
-        from partage.faces.bench.document import to_document
-
-        common.print_document(to_document(bench), output)
-        return
-    from partage.faces.bench.tables import lines
-
-    console = common.console()
-    for line in lines(bench):
-        console.print(line)

@@ -1,4 +1,4 @@
-"""``partage check``: policies, manifests and stories, judged before they cost a card."""
+"""``partage check``: find what is wrong with policies, manifests and stories before they are used."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.cli import common
+from partage.faces.manifest import CheckedProblem
 
 if TYPE_CHECKING:
     from partage.faces.manifest import Resources
@@ -22,16 +23,8 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """One problem; here: nothing is wrong with the file, this machine cannot do it."""
-
-    problem: Problem
-    here: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What files are judged against. inventory, offered: None where nothing was given."""
+class CheckContext:
+    """What files are checked against. inventory, offered: None where nothing was given."""
 
     config: str | None
     inventory: Inventory | None
@@ -57,13 +50,13 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes manifest,
     a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the policies are
-    judged against that machine too; of a file with several configurations one has to be for it, or the one
+    checked against that machine too; of a file with several configurations one has to be for it, or the one
     that --config names.
 
     Exit code 0: clean, or warnings; 1: warnings under --strict; 2: errors; 3: only impossible on the machine.
     """
-    bench = _bench(policy, config, machine)
-    verdicts = [verdict for file in files for verdict in judge(file, bench)]
+    context = _context(policy, config, machine)
+    verdicts = [verdict for file in files for verdict in judge(file, context)]
     problems = [verdict.problem for verdict in verdicts]
     if output == "table":
         _print(files, problems)
@@ -73,7 +66,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     return exit_code(verdicts, strict=strict)
 
 
-def exit_code(verdicts: Sequence[Verdict], *, strict: bool) -> int:
+def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
     """The worst of all verdicts."""
     errors = [verdict for verdict in verdicts if verdict.problem.severity == "error"]
     if any(not verdict.here for verdict in errors):
@@ -83,47 +76,47 @@ def exit_code(verdicts: Sequence[Verdict], *, strict: bool) -> int:
     return FALSE if verdicts and strict else 0
 
 
-def _bench(policy: str | None, config: str | None, machine: str | None) -> Bench:
+def _context(policy: str | None, config: str | None, machine: str | None) -> CheckContext:
     from partage.model.share import resources_of
 
     inventory = None
     if machine is not None or policy is not None:
         inventory = common.need_driver(common.observe(machine))
     if policy is None or inventory is None:
-        return Bench(config, inventory, None)
+        return CheckContext(config, inventory, None)
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
 
     read = common.read_policy(policy, config).policy
     offer = advertise(assign(read, inventory, geometry_of), inventory, read)
-    return Bench(None, inventory, resources_of(offer))
+    return CheckContext(None, inventory, resources_of(offer))
 
 
 # --- one file ----------------------------------------------------------------------------------
 
 
-def judge(file: str, bench: Bench) -> Iterator[Verdict]:
+def judge(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """All problems of one file, whatever it is."""
     from partage.faces.paper import MachinePaper, Manifest, PolicyPaper, StoryPaper, read_paper
 
     try:
         paper = read_paper(file)
     except InputError as error:
-        yield from (Verdict(problem) for problem in error.problems)
+        yield from (CheckedProblem(problem) for problem in error.problems)
         return
     match paper:
         case Manifest():
-            yield from _manifest(paper, bench)
+            yield from _manifest(paper, context)
         case StoryPaper():
             yield from _story(paper.file)
         case MachinePaper():
             yield from _machine(paper.content, paper.file)
         case PolicyPaper():
-            yield from _policy(paper.content, file, bench)
+            yield from _policy(paper.content, file, context)
 
 
-def _policy(content: bytes, file: str, bench: Bench) -> Iterator[Verdict]:
+def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """A policy; of a file with several configurations each, where none is named. Each problem once.
 
     A file of many configurations serves many kinds of nodes: those that a machine cannot have are none of its
@@ -131,45 +124,47 @@ def _policy(content: bytes, file: str, bench: Bench) -> Iterator[Verdict]:
     """
     from partage.faces.paper import configurations
 
-    named = configurations(content, file) if bench.config is None else []
-    names: list[str | None] = list(named) if named else [bench.config]
-    judged = [(name, *_configuration(content, file, name, bench)) for name in names]
+    named = configurations(content, file) if context.config is None else []
+    names: list[str | None] = list(named) if named else [context.config]
+    judged = [(name, *_configuration(content, file, name, context)) for name in names]
     one_fits = any(not errors_of(here) for _, _, here in judged)
-    found: list[Verdict] = []
+    found: list[CheckedProblem] = []
     for name, said, here in judged:
         found += said
         found += [_elsewhere(file, name, errors)] if one_fits and (errors := errors_of(here)) else here
     yield from dict.fromkeys(found)
 
 
-def errors_of(verdicts: Sequence[Verdict]) -> list[Problem]:
+def errors_of(verdicts: Sequence[CheckedProblem]) -> list[Problem]:
     """The errors among them."""
     return [verdict.problem for verdict in verdicts if verdict.problem.severity == "error"]
 
 
-def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> Verdict:
+def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> CheckedProblem:
     """The warning for a configuration that is not for this machine."""
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     sentence = f"configuration {config} is not for this machine: {first.message}{more}"
-    return Verdict(Problem(file, first.path, "warning", sentence, first.hint))
+    return CheckedProblem(Problem(file, first.path, "warning", sentence, first.hint))
 
 
 def _configuration(
-    content: bytes, file: str, config: str | None, bench: Bench
-) -> tuple[list[Verdict], list[Verdict]]:
+    content: bytes, file: str, config: str | None, context: CheckContext
+) -> tuple[list[CheckedProblem], list[CheckedProblem]]:
     """What is to be said of one configuration, and of it on the machine."""
     from partage.edges.files.policy import parse_policy
 
     try:
         loaded = parse_policy(content, file, config, os.environ)
     except InputError as error:
-        return [Verdict(problem) for problem in error.problems], []
-    said = [Verdict(problem) for problem in loaded.warnings]
-    return said, [] if bench.inventory is None else list(_on_machine(loaded.policy, file, bench.inventory))
+        return [CheckedProblem(problem) for problem in error.problems], []
+    said = [CheckedProblem(problem) for problem in loaded.warnings]
+    return said, [] if context.inventory is None else list(
+        _on_machine(loaded.policy, file, context.inventory)
+    )
 
 
-def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Verdict]:
+def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.paper import named
     from partage.plan.offer.advertise import advertise
@@ -178,56 +173,56 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Ver
 
     try:
         assignment = assign(policy, inventory, geometry_of)
-        yield from (Verdict(named(problem, file)) for problem in assignment.warnings)
+        yield from (CheckedProblem(named(problem, file)) for problem in assignment.warnings)
         offer = advertise(assignment, inventory, policy)
     except InputError as error:
-        yield from (Verdict(named(problem, file)) for problem in error.problems)
+        yield from (CheckedProblem(named(problem, file)) for problem in error.problems)
         return
     except Unsatisfiable as error:
         yield from (
-            Verdict(named(problem, file), here=problem.severity == "error") for problem in error.problems
+            CheckedProblem(named(problem, file), here=problem.severity == "error")
+            for problem in error.problems
         )
         return
     for caveat in caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)):
         if caveat.certain:
-            yield Verdict(Problem(file, "", "warning", caveat.sentence))
+            yield CheckedProblem(Problem(file, "", "warning", caveat.sentence))
 
 
-def _manifest(paper: Manifest, bench: Bench) -> Iterator[Verdict]:
+def _manifest(paper: Manifest, context: CheckContext) -> Iterator[CheckedProblem]:
     from partage.faces.manifest import findings
     from partage.faces.paper import configs_of, objects
 
     for path, document in objects(paper):
-        for found in findings(document, paper.file, path, bench.offered):
-            yield Verdict(found.problem, found.here)
+        yield from findings(document, paper.file, path, context.offered)
         for where, text in configs_of(document, path):
-            yield from _policy(text.encode(), f"{paper.file}: {where}", bench)
+            yield from _policy(text.encode(), f"{paper.file}: {where}", context)
 
 
-def _story(file: str) -> Iterator[Verdict]:
+def _story(file: str) -> Iterator[CheckedProblem]:
     from pathlib import Path
 
-    from partage.faces.story.read import read_story
+    from partage.lab.stories.read import read_story
 
     try:
         read_story(Path(file))
     except InputError as error:
-        yield from (Verdict(problem) for problem in error.problems)
+        yield from (CheckedProblem(problem) for problem in error.problems)
 
 
-def _machine(content: bytes, file: str) -> Iterator[Verdict]:
+def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:
     from partage.sim.node.files.machine_file import read_machine
 
     try:
         read_machine(content, file)
     except InputError as error:
-        yield from (Verdict(problem) for problem in error.problems)
+        yield from (CheckedProblem(problem) for problem in error.problems)
 
 
 def _print(files: Sequence[str], problems: Sequence[Problem]) -> None:
     from rich.markup import escape
 
-    from partage.faces.words import count_of
+    from partage.text import count_of
 
     console = common.console()
     styles = {"error": "bold red", "warning": "yellow"}

@@ -1,12 +1,9 @@
-"""``partage prove``: try to break what the shares of this node guarantee, and write down what came of it."""
+"""``partage prove``: try to break what the shares of this node guarantee, and report the outcome."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime as dt
 import json
-import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,24 +13,23 @@ from typing import TYPE_CHECKING
 import click
 
 from partage import __version__
-from partage.faces.cli import common
+from partage.faces.cli import common, lab
 
 if TYPE_CHECKING:
     from partage.agent.reconciler.one_shot import NodeAccess
     from partage.edges.files.policy import LoadedPolicy
-    from partage.faces.prove.model import Report
-    from partage.faces.prove.share import Share
-    from partage.faces.prove.stage import Engine
     from partage.faces.reported import Reported
+    from partage.lab.prove.model import ProofReport
+    from partage.lab.prove.share import PromisedShare
+    from partage.lab.prove.stage import ProofEngine
     from partage.model.gpu import Gpu, Inventory
     from partage.model.share import NodeOffer
 
 _OTHERWISE = "--engine cuda needs none; --machine 1xh100-sxm5-80gb tries MPS on a simulated control daemon"
-_DIRECTORY = click.Path(path_type=Path, file_okay=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ProveOptions:
     """What was said on the command line. loaded: None: no policy was named."""
 
     loaded: LoadedPolicy | None
@@ -67,26 +63,23 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @common.machine_option
 @click.option("--gpu", metavar="INDEX|UUID", help="This GPU alone; without it, all.")
 @click.option("--only", metavar="ATTACK,...", callback=_names, help="These attacks alone.")
-@click.option(
-    "--faults", is_flag=True, help="Faults, too: they end the work of whoever shares the GPU's fate."
-)
+@click.option("--faults", is_flag=True, help="Faults, too: they end the work of all clients of the GPU.")
 @click.option(
     "--alone",
     is_flag=True,
-    help="Nobody else is on the GPUs: for containers, from which others cannot be seen.",
+    help="Nothing else uses the GPUs: for containers, from which other processes cannot be seen.",
 )
-@click.option("--report", type=_DIRECTORY, metavar="DIR", help="Write prove.json and prove.md there.")
+@click.option("--report", type=lab.DIRECTORY, metavar="DIR", help="Write prove.json and prove.md there.")
 @click.option("--read", metavar="FILE", help="Show a report that was written; nothing is tried.")
 @click.option("--engine", type=click.Choice(("torch", "cuda")), default="torch", show_default=True,
               help="How tenants use the GPU: through PyTorch, or the driver's library alone.")  # fmt: skip
 @click.option("--python", metavar="PATH", help="The interpreter of the tenants; for torch, one that has it.")
-@click.option("--mps-pipe", type=_DIRECTORY, metavar="DIR",
-              help="CUDA_MPS_PIPE_DIRECTORY of an MPS daemon (our agent's, if any).")  # fmt: skip
+@lab.mps_pipe_option
 @common.run_dir_option
-@click.option("--driver-root", type=_DIRECTORY, default="/", show_default=True, metavar="DIR",
+@click.option("--driver-root", type=lab.DIRECTORY, default="/", show_default=True, metavar="DIR",
               help="Below which the driver's programs are.")  # fmt: skip
 @click.option("--pod-resources", metavar="PATH",
-              help="The kubelet's PodResources socket (where it exists); none: nobody is asked.")  # fmt: skip
+              help="The kubelet's PodResources socket (where it exists); none: it is not asked.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
               help="For one answer of a tenant.")  # fmt: skip
 @common.output_option("table", "json", "yaml")
@@ -101,42 +94,44 @@ def command(
     """Try to break what shares guarantee: promised, seen, verdict.
 
     Tenants allocate over their limits, fault beside a neighbour, avoid the MPS daemon, change their
-    variables, on GPUs of this node that nobody else uses. No setting of a GPU is changed, no daemon is
+    variables, on GPUs of this node that nothing else uses. No setting of a GPU is changed, no daemon is
     started or stopped. What is promised comes from --policy, else from the report of the agent that runs
     here, else from the MPS daemon that is there. docs/prove.md explains every attack.
 
     With --machine the same attacks run against a simulated MPS control daemon (without a policy: four
     shares); what takes real hardware is then not tried.
 
-    Exit code 1: a promise is broken; 3: somebody is on the GPU; 4: no driver, or no PyTorch.
+    Exit code 1: a promise is broken; 3: a GPU is in use; 4: no driver, or no PyTorch.
     """
-    from partage.faces.prove.document import read_report
+    from partage.faces.render.proof_tables import proof_lines
+    from partage.lab.prove.document import PROOF
 
     if report is not None:
         _make_folder(report)
     if read is not None:
-        found = read_report(read)
+        found = PROOF.read(read)
     else:
         loaded = None if policy is None and config is None else common.read_policy(policy, config)
         common.print_problems(loaded.warnings if loaded is not None else ())
         found = asyncio.run(_prove(_options(loaded, asked)))
     if report is not None:
         _write(found, report)
-    _print(found, output)
+    lab.print_report(found, PROOF, output, proof_lines)
     return found.exit_code
 
 
-def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> Options:
+def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOptions:
     named = {"deadline_s": asked.pop("deadline"), **asked}
-    return Options(loaded=loaded, **named)  # type: ignore[arg-type]
+    return ProveOptions(loaded=loaded, **named)  # type: ignore[arg-type]
 
 
-async def _prove(options: Options) -> Report:
-    """Look, choose, walk. Raises Unsatisfiable where somebody could be hit."""
-    from partage.faces.prove.chosen import free_gpus, holders, refuse_blind
-    from partage.faces.prove.model import Report
-    from partage.faces.prove.share import shares_of
-    from partage.faces.prove.walk import named, walk
+async def _prove(options: ProveOptions) -> ProofReport:
+    """Look, choose, try. Raises Unsatisfiable where something else uses the GPUs."""
+    from partage.lab.document import command_line, now
+    from partage.lab.prove.chosen import free_gpus, holders, refuse_blind
+    from partage.lab.prove.model import DriverVersions, ProofReport
+    from partage.lab.prove.runner import named, run_attacks
+    from partage.lab.prove.share import shares_of
     from partage.model.gpu import Driver
 
     attacks = named(options.only)
@@ -148,19 +143,18 @@ async def _prove(options: Options) -> Report:
         simulated = options.machine is not None
         if not simulated and not options.alone:
             refuse_blind((await node.hardware.processes()).blind)
-        held = {} if simulated else holders(inventory, uses, agent)
+        held = {} if simulated else holders(inventory, uses, agent.pods_by_gpu if agent else {})
         gpus = free_gpus(inventory, options.gpu, held)
         offer, remark = await _offer(options, inventory, agent)
         shares = shares_of(offer, inventory, {gpu.uuid for gpu in gpus})
         async with _engine(options, node) as engine:
-            rows = [row async for row in walk(engine, shares, attacks, _tell)]
+            rows = [row async for row in run_attacks(engine, shares, attacks, lab.tell)]
             versions = {"partage": __version__, **await asyncio.to_thread(engine.versions)}
-    return Report(
-        at=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
-        command=("partage", *sys.argv[1:]),
+    return ProofReport(
+        at=now(),
+        command=command_line(),
         versions=versions,
-        driver=driver.version,
-        cuda=driver.cuda,
+        driver=DriverVersions(driver.version, driver.cuda),
         machine=options.machine or "",
         gpus=tuple(_gpu_words(gpu) for gpu in gpus if _is_tried(gpu, shares)),
         rows=tuple(rows),
@@ -168,13 +162,9 @@ async def _prove(options: Options) -> Report:
     )
 
 
-def _tell(text: str) -> None:
-    click.echo(text, err=True)
-
-
 @asynccontextmanager
-async def _node(options: Options) -> AsyncIterator[NodeAccess]:
-    """The node, and whoever can be asked of pods there."""
+async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
+    """The node, and the kubelet that knows its pods."""
     from partage.agent.reconciler.one_shot import NodeAccess
     from partage.edges.kubelet.pod_resources import PodResourcesClient
     from partage.faces.cli.apply import pod_resources_socket
@@ -190,38 +180,40 @@ async def _node(options: Options) -> AsyncIterator[NodeAccess]:
         await hardware.close()
 
 
-async def _offer(options: Options, inventory: Inventory, agent: Reported | None) -> tuple[NodeOffer, str]:
-    """What is promised, and a sentence that says who promises it."""
-    from partage.faces.prove.offered import IN_FOUR, by_daemons, by_policy
+async def _offer(
+    options: ProveOptions, inventory: Inventory, agent: Reported | None
+) -> tuple[NodeOffer, str]:
+    """What is promised, and a sentence that says by what."""
+    from partage.lab.prove.offered import IN_FOUR, by_daemons, by_policy
 
     if options.loaded is not None:
         policy = options.loaded.policy
-        return by_policy(policy, inventory), f"Held to the policy {policy.source or 'that was given'}."
+        return by_policy(policy, inventory), f"Promised by the policy {policy.source or 'that was given'}."
     if agent is not None:
-        return agent.offer, f"Held to what the agent of this node reported at {agent.at}."
+        return agent.offer, f"Promised by the agent of this node, in its report of {agent.at}."
     if options.machine is not None:
-        return by_policy(IN_FOUR, inventory), "Held to MPS in four shares: --policy says otherwise."
+        return by_policy(IN_FOUR, inventory), "Promised: MPS in four shares; --policy names others."
     offer = await by_daemons(inventory, options.runs, options.mps_pipe, options.driver_root)
-    return offer, "No policy, no agent: held to what the GPUs and the MPS daemons that are there say."
+    return offer, "No policy and no agent: promised by the GPUs and the MPS daemons that are there."
 
 
 @asynccontextmanager
-async def _engine(options: Options, node: NodeAccess) -> AsyncIterator[Engine]:
-    """Raises InputError, HardwareError where tenants cannot be begun."""
+async def _engine(options: ProveOptions, node: NodeAccess) -> AsyncIterator[ProofEngine]:
+    """Raises InputError, HardwareError where tenants cannot be started."""
     if options.machine is not None:
-        from partage.faces.prove.simulated import simulation
+        from partage.lab.prove.simulated import simulation
 
         async with simulation(faults=options.faults) as simulated:
             yield simulated
         return
-    from partage.faces.bench.interpreter import find_python
-    from partage.faces.prove.real import Real
+    from partage.lab.interpreter import find_python
+    from partage.lab.prove.real import RealEngine
+    from partage.lab.tenant import TenantLaunch
 
     python = await asyncio.to_thread(find_python, options.python, "cuda", options.engine, _OTHERWISE)
-    yield Real(
-        python=python,
-        engine=options.engine,
-        node=node,
+    yield RealEngine(
+        launch=TenantLaunch(python, options.engine),
+        look=node.look,
         run_dir=options.runs,
         faults=options.faults,
         pipe=options.mps_pipe,
@@ -230,50 +222,36 @@ async def _engine(options: Options, node: NodeAccess) -> AsyncIterator[Engine]:
     )
 
 
-def _is_tried(gpu: Gpu, shares: tuple[Share, ...]) -> bool:
+def _is_tried(gpu: Gpu, shares: tuple[PromisedShare, ...]) -> bool:
     return any(share.offering.gpu == gpu.uuid for share in shares)
 
 
 def _gpu_words(gpu: Gpu) -> str:
+    from partage.lab.gpus import mode_name
     from partage.units import format_bytes
 
-    mode = gpu.compute_mode.word
-    mig = ", MIG mode" if gpu.mig_enabled else ""
-    return f"GPU {gpu.index}: {gpu.product}, {format_bytes(gpu.memory_bytes)}, {mode} mode{mig}, {gpu.uuid}"
+    mode = f"{mode_name(gpu)} mode" + (", MIG mode" if gpu.mig_enabled else "")
+    return f"GPU {gpu.index}: {gpu.product}, {format_bytes(gpu.memory_bytes)}, {mode}, {gpu.uuid}"
 
 
 # --- the answer --------------------------------------------------------------------------------
 
 
 def _make_folder(path: Path) -> None:
-    """Before anything is tried. Raises InputError."""
+    """Before anything is tried. Raises InputError where nothing can be written there."""
     from partage.errors import InputError, Problem
 
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError([Problem(str(path), "", "error", f"cannot be made: {error.strerror}")]) from error
-    if not os.access(path, os.W_OK):
-        raise InputError([Problem(str(path), "", "error", "nothing can be written there")])
+    lab.check_writable(path, path)
 
 
-def _write(report: Report, folder: Path) -> None:
-    from partage.faces.prove.document import to_document
-    from partage.faces.prove.markdown import markdown
+def _write(report: ProofReport, folder: Path) -> None:
+    from partage.faces.render.proof_page import proof_page
+    from partage.lab.prove.document import PROOF
 
-    text = json.dumps(to_document(report), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(PROOF.to_document(report), indent=2, ensure_ascii=False) + "\n"
     common.write_file(str(folder / "prove.json"), text)
-    common.write_file(str(folder / "prove.md"), markdown(report))
-
-
-def _print(report: Report, output: str) -> None:
-    if output != "table":
-        from partage.faces.prove.document import to_document
-
-        common.print_document(to_document(report), output)
-        return
-    from partage.faces.prove.tables import lines
-
-    console = common.console()
-    for line in lines(report):
-        console.print(line)
+    common.write_file(str(folder / "prove.md"), proof_page(report))

@@ -19,8 +19,8 @@ def command(machine: str | None, output: str | None) -> None:
     The file is valid for --machine everywhere. It holds UUIDs and PCI addresses, and nothing of what runs on
     the GPUs. With --machine the simulated node is written down, as a start for a file of one's own.
     """
-    from partage.faces.words import count_of
     from partage.sim.node.files.written import machine_to_json
+    from partage.text import count_of
 
     inventory = common.need_driver(common.observe(machine))
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from partage.faces.story.model import Story
-    from partage.faces.story.play import Ending, Scene
+    from partage.lab.stories.model import Story
+    from partage.lab.stories.play import StoryEnding, StoryScene
 
 FALSE = 1
 
@@ -52,13 +52,13 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     Exit code 0: every expectation came true; 1: one did not; 2, 3: story or policy is wrong, or impossible.
     """
-    from partage.faces.story.read import read_story
+    from partage.lab.stories.read import read_story
 
     read = read_story(Path(story), machine=machine, policy=policy, config=config)
     _log(verbose=verbose)
-    ending = _print_play(read, seed) if output == "table" else _play(read, seed, None)
+    ending = _print_play(read, seed) if output == "table" else _play(read, seed, lambda _: None)
     if output != "table":
-        from partage.faces.story.document import ending_document
+        from partage.faces.simulation import ending_document
 
         common.print_document(common.document("Simulation", ending_document(read, ending)), output)
     return 0 if ending.good else FALSE
@@ -74,13 +74,13 @@ def _log(*, verbose: bool) -> None:
         logging.getLogger("partage").propagate = False
 
 
-def _play(story: Story, seed: int, told: Callable[[Scene], None] | None) -> Ending:
-    from partage.faces.story.play import play, to_nobody
+def _play(story: Story, seed: int, on_scene: Callable[[StoryScene], None]) -> StoryEnding:
+    from partage.lab.stories.play import play
 
-    return asyncio.run(play(story, seed=seed, told=told or to_nobody))
+    return asyncio.run(play(story, seed=seed, on_scene=on_scene))
 
 
-def _print_play(story: Story, seed: int) -> Ending:
+def _print_play(story: Story, seed: int) -> StoryEnding:
     """Scenes as they happen, then the node as it stands."""
     from partage.faces.render.stories import scene_lines, title_lines
 
@@ -88,21 +88,21 @@ def _print_play(story: Story, seed: int) -> Ending:
     for line in title_lines(story):
         console.print(line)
 
-    def told(scene: Scene) -> None:
+    def show(scene: StoryScene) -> None:
         for line in scene_lines(scene, console.width):
             console.print(line)
 
-    ending = _play(story, seed, told)
+    ending = _play(story, seed, show)
     _print_ending(ending, console)
     return ending
 
 
-def _print_ending(ending: Ending, console: Console) -> None:
+def _print_ending(ending: StoryEnding, console: Console) -> None:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.render.cards import cards_of
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.stories import container_lines, describe_node, verdict
-    from partage.faces.story.document import holders_of, troubles_of
+    from partage.faces.simulation import holders_of, troubles_of
 
     report = ending.snapshot.report
     offer = report.offer if report else {}

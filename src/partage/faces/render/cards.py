@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from partage.faces.render.slices import Slices, slices_of
-from partage.faces.words import count_of, guarantee_words, product_word, way
+from partage.faces.words import guarantee_words, product_word, way
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
 from partage.plan.offer.select import GeometryOf
+from partage.text import count_of
 from partage.units import format_bytes
 
 

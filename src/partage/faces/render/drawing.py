@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from partage.faces.render.cards import Block, Card, Cell
-from partage.faces.render.slices import ComputeSlice, Slices, Use
+from partage.faces.render.slices import ComputeSlice, Slices, SliceUse
 from partage.faces.words import abridge, shorten
 from partage.model.policy import Strategy
 
@@ -204,14 +204,14 @@ def _compute_slice(one: ComputeSlice, place: Box, colours: tuple[str, str], *, h
     full, tint = colours
     at = (place.x + 2, place.y, place.width - 4, place.height)
     match one.use:
-        case Use.RUNS if one.instance is not None and one.instance.offerings:
+        case SliceUse.RUNS if one.instance is not None and one.instance.offerings:
             planned = one.instance.planned
             yield Box(*at, full if held else PAPER if planned else tint, full, dashed=planned)
-        case Use.RUNS:
+        case SliceUse.RUNS:
             yield Box(*at, PAPER, LINE)
-        case Use.IDLE:
+        case SliceUse.IDLE:
             yield Box(*at, UNCUT, LINE, crossed=True)
-        case Use.UNCUT:
+        case SliceUse.UNCUT:
             yield Box(*at, UNCUT, LINE, dashed=True)
         case _:
             return
@@ -232,7 +232,7 @@ def _legend(cards: Sequence[Card], y: int) -> Iterator[Shape]:
         marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), "not cut"))
     if any(not block.cells and block.label for block in blocks):
         marks.append((Box(0, 0, 0, 0, PAPER, LINE), "cut, not offered"))
-    if any(one.use is Use.IDLE for one in rows):
+    if any(one.use is SliceUse.IDLE for one in rows):
         marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "idle: taken along with its memory"))
     x: float = _MARGIN
     for mark, word in marks:

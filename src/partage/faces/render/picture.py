@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partage.faces.render.cards import Block, Card
-from partage.faces.render.slices import ComputeSlice, Slices, Use
+from partage.faces.render.slices import ComputeSlice, Slices, SliceUse
 from partage.faces.words import abridge, shorten
 from partage.model.policy import Strategy
 
@@ -107,22 +107,22 @@ def _compute_bar(slices: Slices, blocks: Sequence[Block], colour: str) -> Text:
     for one, span in zip(row, spans, strict=True):
         owner = one.instance
         mark = _compute_mark(one, held=owner is not None and held[owner.placement])
-        style = colour if one.use is Use.RUNS else "bright_black"
+        style = colour if one.use is SliceUse.RUNS else "bright_black"
         bar.append(mark * (span - 1) + " ", style=style)
     return bar
 
 
 def _compute_mark(one: ComputeSlice, *, held: bool) -> str:
     match one.use:
-        case Use.RUNS if one.instance is not None and one.instance.planned:
+        case SliceUse.RUNS if one.instance is not None and one.instance.planned:
             return _PLANNED
-        case Use.RUNS if one.instance is not None and not one.instance.offerings:
+        case SliceUse.RUNS if one.instance is not None and not one.instance.offerings:
             return _UNOFFERED
-        case Use.RUNS:
+        case SliceUse.RUNS:
             return _HELD if held else _FREE
-        case Use.IDLE:
+        case SliceUse.IDLE:
             return _IDLE
-        case Use.UNCUT:
+        case SliceUse.UNCUT:
             return _GAP
         case _:
             return " "

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from partage.faces.reported import HeldShare
-from partage.faces.shares import shares_of
-from partage.faces.words import listed, numbers, product_word, way
+from partage.faces.words import product_word, way
+from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import NodePlan, Phase
+from partage.text import listed, numbers
 from partage.units import format_bytes
 
 

@@ -20,7 +20,7 @@ _USUAL_MEMORY_SLICES = 8
 """Of a model that the catalogue does not know: most have as many."""
 
 
-class Use(StrEnum):
+class SliceUse(StrEnum):
     """What a compute slice is for.
 
     runs:  a MIG device has it. idle: its memory slices are taken by an instance that has no use for it.
@@ -57,7 +57,7 @@ class ComputeSlice:
     """One compute slice, or a gap in their row. width: in memory slices. instance: whose it is, or None."""
 
     width: int
-    use: Use
+    use: SliceUse
     instance: Instance | None = None
 
 
@@ -92,14 +92,14 @@ class Slices:
         width = self.memory // self.compute
         row = [self._compute_slice(n * width, width) for n in range(self.compute)]
         rest = self.memory - width * self.compute
-        return (*row, ComputeSlice(rest, Use.ABSENT)) if rest else tuple(row)
+        return (*row, ComputeSlice(rest, SliceUse.ABSENT)) if rest else tuple(row)
 
     def _compute_slice(self, start: int, width: int) -> ComputeSlice:
         owner = next((one for one in self.instances if start in one.placement.slices), None)
         if owner is None:
-            return ComputeSlice(width, Use.UNCUT)
+            return ComputeSlice(width, SliceUse.UNCUT)
         position = (start - owner.placement.start) // width
-        return ComputeSlice(width, Use.RUNS if position < owner.compute else Use.IDLE, owner)
+        return ComputeSlice(width, SliceUse.RUNS if position < owner.compute else SliceUse.IDLE, owner)
 
 
 def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> Slices | None:

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from rich.text import Text
 
-from partage.faces.shares import Share, shares_of
-from partage.faces.story.judge import Snapshot
-from partage.faces.story.model import Story, short_key
-from partage.faces.story.play import Ending, Scene
-from partage.faces.story.telling import got_by
-from partage.faces.words import count_of, product_word
+from partage.faces.words import product_word
+from partage.lab.share_names import NamedShare, shares_of
+from partage.lab.stories.model import Story, short_key
+from partage.lab.stories.play import StoryEnding, StoryScene
+from partage.lab.stories.sentences import got_by
+from partage.lab.stories.shortcomings import NodeSnapshot
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+from partage.text import count_of
 
 _STYLES = {
     "ready": "green",
@@ -41,7 +42,7 @@ def title_lines(story: Story) -> list[Text]:
     return [Text(story.title, style="bold"), Text(said, style="dim"), Text()]
 
 
-def scene_lines(scene: Scene, width: int) -> list[Text]:
+def scene_lines(scene: StoryScene, width: int) -> list[Text]:
     """One scene: a line or two, and the details that have no room there."""
     if scene.verb == "say":
         return [Text(), *(Text(line, style="italic") for line in textwrap.wrap(scene.text, width))]
@@ -77,7 +78,7 @@ def _mark(good: bool | None) -> Text:
 # --- the node ----------------------------------------------------------------------------------
 
 
-def describe_node(now: Snapshot) -> Text:
+def describe_node(now: NodeSnapshot) -> Text:
     """Capacity, allocatable and allocated resources, in kubectl's layout."""
     lines = ["Capacity:", *_amounts(now.capacity), "Allocatable:", *_amounts(now.allocatable)]
     asked: Counter[str] = Counter()
@@ -100,7 +101,7 @@ def _amounts(amounts: Mapping[str, int]) -> list[str]:
 # --- containers --------------------------------------------------------------------------------
 
 
-def container_lines(ending: Ending) -> Iterator[Text]:
+def container_lines(ending: StoryEnding) -> Iterator[Text]:
     """What each container got: in full for the first of its kind, by share for the others."""
     report = ending.snapshot.report
     shares = shares_of(report.offer) if report else {}
@@ -120,7 +121,7 @@ def container_lines(ending: Ending) -> Iterator[Text]:
 
 
 def _in_full(
-    status: PodStatus, container: ContainerStatus, shares: dict[str, Share], run_dir: str
+    status: PodStatus, container: ContainerStatus, shares: dict[str, NamedShare], run_dir: str
 ) -> Iterator[Text]:
     where = "; ".join(got_by(container, shares))
     yield Text.assemble((short_key(status.pod.key), "bold cyan"), f", container {container.name}: {where}")
@@ -135,7 +136,9 @@ def _in_full(
         yield Text.assemble(("  cdi    ", "dim"), name)
 
 
-def _by_share(alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[str, Share]) -> Iterator[Text]:
+def _by_share(
+    alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[str, NamedShare]
+) -> Iterator[Text]:
     for status, container in alike:
         key = short_key(status.pod.key)
         name = f"{key} ({container.name})" if len(status.containers) > 1 else key
@@ -144,7 +147,7 @@ def _by_share(alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[s
         )
 
 
-def verdict(ending: Ending) -> Text:
+def verdict(ending: StoryEnding) -> Text:
     """How it went, in one line."""
     judged = [scene for scene in ending.scenes if scene.good is not None]
     failed = [scene for scene in judged if not scene.good]

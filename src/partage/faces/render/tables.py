@@ -1,17 +1,19 @@
-"""The tables of ``plan``, ``show`` and ``simulate``."""
+"""Tables as all answers have them, and those of ``plan``, ``apply`` and ``show``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
-from partage.faces.words import gpus, guarantee_words
+from partage.faces.words import guarantee_words
 from partage.model.share import Guarantee, NodeOffer
+from partage.text import gpus
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",
@@ -40,6 +42,18 @@ def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
             no_wrap=column == "Resource",
         )
     return table
+
+
+def report_lines(
+    head: Iterable[str], tables: Iterable[Table], remarks: Iterable[str]
+) -> Iterator[RenderableType]:
+    """A report of an experiment: what was run, its tables, and what to know before relying on it."""
+    yield from map(Text, head)
+    for table in tables:
+        yield Text()
+        yield table
+    yield Text()
+    yield from (Text(f"! {remark}", style="yellow") for remark in remarks)
 
 
 def resources_table(offer: NodeOffer) -> Table:

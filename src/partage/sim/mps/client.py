@@ -1,8 +1,8 @@
 """A client of the simulated MPS daemon, in place of a program with CUDA.
 
 As a program it reads one request a line (``allocate BYTES``, ``launch``, ``fault``) and prints one answer a
-line: ``ok`` or the name of CUDA's error. The first answer is about the connection. With a user id as argument
-it runs as that user.
+line: ``ok``, or ``error`` with the name of CUDA's error. The first answer is about the connection. With a
+user id as argument it runs as that user.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         connection = MpsConnection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
     except (CudaError, NoDaemon, TimeoutError) as error:
-        _print(str(error))
+        _print(f"error {error}")
         return 1
     _print("ok")
     for line in sys.stdin:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> int:
                     connection.fault()
             _print("ok")
         except CudaError as error:
-            _print(str(error))
+            _print(f"error {error}")
     connection.close()
     return 0
 

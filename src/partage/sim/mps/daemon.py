@@ -75,7 +75,7 @@ class DaemonSettings:
     configuration: Path | None = None
 
 
-class Daemon:
+class ControlDaemon:
     """Serves one pipe directory until it is told to quit."""
 
     def __init__(self, settings: DaemonSettings) -> None:
@@ -330,7 +330,7 @@ def _command_name(pid: int) -> str:
 def main(settings: DaemonSettings, report: Callable[[str], None]) -> int:
     """Run a daemon in this process. report: called once, with the error, or empty when the daemon runs."""
     try:
-        daemon = Daemon(settings)
+        daemon = ControlDaemon(settings)
     except (OSError, CommandError) as error:
         # The words of a real daemon are not known.
         report(f"Failed to start the control daemon: {error}")

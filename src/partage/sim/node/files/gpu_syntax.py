@@ -19,7 +19,7 @@ from partage.model.gpu import (
 from partage.model.policy import Interval
 from partage.sim.node.files.mig_syntax import read_instances
 from partage.sim.node.files.reading import (
-    Place,
+    MachineField,
     choice,
     index_number,
     matching,
@@ -46,7 +46,7 @@ _NOT_SUPPORTED = "not-supported"
 _UNKNOWN_DEVICE = "0x00000000"
 
 
-def read_gpu(row: Place, position: int, count: int, *, strict: bool) -> Gpu | None:
+def read_gpu(row: MachineField, position: int, count: int, *, strict: bool) -> Gpu | None:
     """The GPU of one row, the ``position``-th of ``count``; None where problems leave no GPU.
 
     strict: an unknown key is a problem.
@@ -73,7 +73,7 @@ def pci_bus_id(value: Value) -> str:
     return matching(value, _PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")
 
 
-def _of_model(row: Place, position: int, numa: int) -> Gpu | None:
+def _of_model(row: MachineField, position: int, numa: int) -> Gpu | None:
     """A new GPU of the row's model. For a model that the catalogue lacks, the row must have the memory."""
     name = row.needed("name", some_text)
     if name is None:
@@ -107,7 +107,7 @@ def _unknown_model(name: str) -> GpuModel:
     )
 
 
-def _with_row(row: Place, gpu: Gpu) -> Gpu:
+def _with_row(row: MachineField, gpu: Gpu) -> Gpu:
     """The GPU with the values of its row in place of those of its model."""
     index = row.read("index", gpu.index, index_number)
     return replace(
@@ -159,7 +159,7 @@ def _capability(value: Value) -> tuple[int, int]:
     raise unlike("two whole numbers as in [9, 0]", value)
 
 
-def read_time_slice(row: Place) -> Interval | None:
+def read_time_slice(row: MachineField) -> Interval | None:
     """``default``, ``short``, ``medium``, ``long``; None for ``not-supported``."""
     intervals: dict[str, Interval | None] = {interval.value: interval for interval in Interval}
     intervals[_NOT_SUPPORTED] = None

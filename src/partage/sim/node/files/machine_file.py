@@ -18,7 +18,7 @@ from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import parse_timed_fault
 from partage.sim.node.files.gpu_syntax import pci_bus_id, read_gpu, read_time_slice
 from partage.sim.node.files.reading import (
-    Place,
+    MachineField,
     any_text,
     choice,
     index_number,
@@ -43,7 +43,7 @@ _MOST_NVLINKS = 64
 
 def read_machine(data: bytes, name: str) -> Machine:
     """The machine that a file describes. Raises InputError with all problems."""
-    top = Place(name, read_document(data, name).value)
+    top = MachineField(name, read_document(data, name).value)
     place = top.at("machine") if top.has("machine") else top
     machine = _machine(place, name) if place.is_mapping() else None
     if top.problems or machine is None:
@@ -58,7 +58,7 @@ def _first(problems: list[Problem], name: str) -> list[Problem]:
     return problems[:LIMIT_PROBLEMS] + rest
 
 
-def _machine(place: Place, name: str) -> Machine:
+def _machine(place: MachineField, name: str) -> Machine:
     if place.has("version"):
         _header(place)
     gpus = _gpus(place)
@@ -82,7 +82,7 @@ def _machine(place: Place, name: str) -> Machine:
     return Machine(name, inventory, tuple(faults), place.at("recorded").text("date", ""), _time_slices(place))
 
 
-def _header(place: Place) -> None:
+def _header(place: MachineField) -> None:
     for key, word in (("version", VERSION), ("kind", KIND)):
         value = place.at(key).value
         if place.has(key) and value != word:
@@ -90,7 +90,7 @@ def _header(place: Place) -> None:
     place.only(_KEYS)
 
 
-def _driver(place: Place) -> Driver | NoDriver:
+def _driver(place: MachineField) -> Driver | NoDriver:
     if not place.has("no_driver"):
         return Driver(place.text("driver", DRIVER.version), place.read("cuda_driver", DRIVER.cuda, _cuda))
     row = place.at("no_driver")
@@ -106,7 +106,7 @@ def _cuda(value: Value) -> str:
     return cuda_version(whole_number(value, 1000))
 
 
-def _device_nodes(place: Place) -> list[str]:
+def _device_nodes(place: MachineField) -> list[str]:
     nodes = []
     for row in place.at("device_nodes").items():
         if isinstance(row.value, str) and row.value.startswith("/"):
@@ -116,7 +116,7 @@ def _device_nodes(place: Place) -> list[str]:
     return nodes
 
 
-def _gpus(place: Place) -> tuple[Gpu, ...]:
+def _gpus(place: MachineField) -> tuple[Gpu, ...]:
     rows = list(place.at("gpus").items())
     if len(rows) > MOST_GPUS:
         place.at("gpus").wrong(f"{len(rows)} GPUs; a simulated node has at most {MOST_GPUS}")
@@ -132,7 +132,7 @@ def _gpus(place: Place) -> tuple[Gpu, ...]:
     return tuple(sorted((gpu for gpu in gpus if gpu), key=lambda gpu: gpu.index))
 
 
-def _time_slices(place: Place) -> dict[int, Interval | None]:
+def _time_slices(place: MachineField) -> dict[int, Interval | None]:
     """Time slices that are not the default, by index. Other readers report bad lists, rows and indexes."""
     rows = place.at("gpus").value
     time_slices: dict[int, Interval | None] = {}
@@ -145,7 +145,7 @@ def _time_slices(place: Place) -> dict[int, Interval | None]:
     return time_slices
 
 
-def _lost_gpus(place: Place) -> tuple[LostGpu, ...]:
+def _lost_gpus(place: MachineField) -> tuple[LostGpu, ...]:
     lost = [
         LostGpu(
             index=row.needed("index", index_number) or 0,
@@ -158,7 +158,7 @@ def _lost_gpus(place: Place) -> tuple[LostGpu, ...]:
     return tuple(sorted(lost, key=lambda row: row.index))
 
 
-def _nothing_twice(place: Place, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> None:
+def _nothing_twice(place: MachineField, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> None:
     """Report every index, UUID, minor and PCI address that two things have."""
     uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.mig_devices))]
     names: Mapping[str, list[object]] = {
@@ -173,7 +173,7 @@ def _nothing_twice(place: Place, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -
             place.at("gpus").wrong(f"{key} {twice[0]} occurs twice")
 
 
-def _links(place: Place, gpus: Mapping[int, Gpu]) -> tuple[Link, ...]:
+def _links(place: MachineField, gpus: Mapping[int, Gpu]) -> tuple[Link, ...]:
     links: dict[frozenset[int], Link] = {}
     for row in place.at("links").rows():
         a, b = row.needed("a", index_number), row.needed("b", index_number)
@@ -193,7 +193,7 @@ def _link_path(value: Value) -> LinkPath:
     return _LINK_PATHS[choice(value, _LINK_PATHS)]
 
 
-def _faults(place: Place, inventory: Inventory) -> list[TimedFault]:
+def _faults(place: MachineField, inventory: Inventory) -> list[TimedFault]:
     """The faults, in the order of the file. Each has to be possible on the node if it is the only one."""
     state = power_on(Machine("", inventory))
     faults = []

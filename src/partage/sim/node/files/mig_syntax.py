@@ -11,7 +11,7 @@ from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.node.files.mig_checks import device_problem, layout_problems
-from partage.sim.node.files.reading import Place, index_number, optional, some_text, uuid, whole_number
+from partage.sim.node.files.reading import MachineField, index_number, optional, some_text, uuid, whole_number
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor, instance_memory
 from partage.units import MIB
@@ -32,7 +32,7 @@ class _Needed:
 
 
 def read_instances(
-    row: Place, gpu: Gpu, *, strict: bool
+    row: MachineField, gpu: Gpu, *, strict: bool
 ) -> tuple[tuple[MigDevice, ...], tuple[EmptyInstance, ...]]:
     """MIG devices in the order of the file, which is NVML's index, and GPU instances without MIG devices.
 
@@ -50,7 +50,7 @@ def read_instances(
     return whole, tuple(sorted(hosts, key=lambda one: one.gi_id))
 
 
-def _empty_instance(place: Place, gpu: Gpu, *, strict: bool) -> EmptyInstance | None:
+def _empty_instance(place: MachineField, gpu: Gpu, *, strict: bool) -> EmptyInstance | None:
     if strict:
         place.only(EMPTY_KEYS)
     profile, gi = place.needed("profile", _profile), place.needed("gi", index_number)
@@ -64,7 +64,7 @@ def _empty_instance(place: Place, gpu: Gpu, *, strict: bool) -> EmptyInstance | 
     return EmptyInstance(gi, str(profile), placement) if placement else None
 
 
-def _mig_device(place: Place, gpu: Gpu, index: int, *, strict: bool) -> MigDevice | None:
+def _mig_device(place: MachineField, gpu: Gpu, index: int, *, strict: bool) -> MigDevice | None:
     if strict:
         place.only(MIG_KEYS)
     needed = _needed(place)
@@ -85,13 +85,13 @@ def _mig_device(place: Place, gpu: Gpu, index: int, *, strict: bool) -> MigDevic
     )
 
 
-def _minor(place: Place, key: str, derived: int) -> int | None:
+def _minor(place: MachineField, key: str, derived: int) -> int | None:
     """The value of the file, which may be null; the derived number where the key is missing."""
     default: int | None = derived
     return place.read(key, default, optional(whole_number))
 
 
-def _needed(place: Place) -> _Needed | None:
+def _needed(place: MachineField) -> _Needed | None:
     profile = place.needed("profile", _profile)
     numbers = [place.needed(key, parse) for key, parse in _NUMBERS.items()]
     gi, ci, start = numbers
@@ -115,7 +115,7 @@ def _profile(value: Value) -> MigProfile:
     return MigProfile.parse(some_text(value))
 
 
-def _placement_and_memory(place: Place, gpu: Gpu, needed: _Needed) -> tuple[Placement, int] | None:
+def _placement_and_memory(place: MachineField, gpu: Gpu, needed: _Needed) -> tuple[Placement, int] | None:
     """Placement and memory of the GPU instance; None, and a problem, where it cannot be there."""
     placement = _placement(place, gpu, needed.profile, needed.start, "size and memory_bytes are")
     geometry = geometry_of(gpu)
@@ -131,7 +131,7 @@ def _placement_and_memory(place: Place, gpu: Gpu, needed: _Needed) -> tuple[Plac
 
 
 def _placement(
-    place: Place, gpu: Gpu, profile: MigProfile, start: int, needs: str = "size is"
+    place: MachineField, gpu: Gpu, profile: MigProfile, start: int, needs: str = "size is"
 ) -> Placement | None:
     """The placement of a GPU instance; None, and a problem, where it cannot be there."""
     geometry = geometry_of(gpu)

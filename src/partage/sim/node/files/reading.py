@@ -17,7 +17,7 @@ _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]{0,99}", re.ASCII)
 
 
 @dataclass(slots=True)
-class Place:
+class MachineField:
     """A value, where it stands, and the list of problems of its file.
 
     Readers give the default where nothing stands, and also after having put a problem down.
@@ -32,14 +32,14 @@ class Place:
         """Put a problem of this place down."""
         self.problems.append(Problem(self.file, self.path, "error", message, hint))
 
-    def at(self, key: str | int) -> Place:
+    def at(self, key: str | int) -> MachineField:
         """The place below; its value is None where nothing stands."""
         below: Value = None
         if isinstance(self.value, dict) and isinstance(key, str):
             below = self.value.get(key)
         elif isinstance(self.value, list) and isinstance(key, int):
             below = self.value[key]
-        return Place(self.file, below, join(self.path, key), self.problems)
+        return MachineField(self.file, below, join(self.path, key), self.problems)
 
     def has(self, key: str) -> bool:
         """Whether the key stands here, be it with null."""
@@ -51,14 +51,14 @@ class Place:
             self.wrong(str(unlike("a mapping", self.value)))
         return isinstance(self.value, dict)
 
-    def items(self) -> Iterator[Place]:
+    def items(self) -> Iterator[MachineField]:
         """The places of a list; none where nothing stands."""
         if isinstance(self.value, list):
             yield from (self.at(position) for position in range(len(self.value)))
         elif self.value is not None:
             self.wrong(str(unlike("a list", self.value)))
 
-    def rows(self) -> Iterator[Place]:
+    def rows(self) -> Iterator[MachineField]:
         """The places of a list of mappings."""
         return (place for place in self.items() if place.is_mapping())
 

@@ -1,0 +1,44 @@
+"""A report of ``prove`` in words: which share, how many verdicts, and what was run where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partage.lab.prove.model import AttackedShare, ProofReport, ProofRow, ProofVerdict
+from partage.text import count_of
+from partage.units import format_bytes
+
+
+def share_words(share: AttackedShare) -> str:
+    """``nvidia.com/gpu.shared: GPU 0, one of 4 shares of 19.9 GiB``."""
+    size = format_bytes(share.memory_bytes)
+    part = size if share.replicas == 1 else f"one of {share.replicas} shares, {size}"
+    mig = ", MIG device" if share.device.startswith("MIG-") else ""
+    return f"{share.resource}: GPU {share.gpu}{mig}, {part}"
+
+
+def by_share(report: ProofReport) -> Iterator[tuple[str, list[ProofRow]]]:
+    """The rows of each share with a title, in the order of the report; those of no share come last."""
+    found: dict[AttackedShare | None, list[ProofRow]] = {}
+    for row in report.rows:
+        found.setdefault(row.share, []).append(row)
+    without = found.pop(None, [])
+    yield from ((share_words(share), rows) for share, rows in found.items() if share is not None)
+    if without:
+        yield "Not offered here", without
+
+
+def summary(report: ProofReport) -> str:
+    """``18 promises: 7 kept, 1 weaker than promised, 0 broken, 10 not tried``."""
+    counts = ", ".join(f"{report.count(verdict)} {verdict.replace('-', ' ')}" for verdict in ProofVerdict)
+    return f"{count_of(len(report.rows), 'promise')}: {counts}"
+
+
+def head(report: ProofReport) -> Iterator[str]:
+    """What was run, where and when."""
+    yield from report.gpus
+    node = f"simulated machine {report.machine}, " if report.machine else ""
+    yield f"{node}driver {report.driver.version}, CUDA {report.driver.cuda}"
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
+    yield f"{report.at}, {versions}"
+    yield " ".join(report.command)

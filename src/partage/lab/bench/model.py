@@ -1,0 +1,210 @@
+"""What a run of the bench is asked for, and what it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import StrEnum
+
+import msgspec
+
+from partage.lab.document import LabReport, LabValue
+from partage.lab.place import TenantMode
+from partage.lab.tenant import TenantFailure
+from partage.text import count_of
+
+
+class Experiment(StrEnum):
+    """small, saturating: the pi program with kernels of that size. inference: requests to a small model."""
+
+    SMALL = "pi-small"
+    SATURATING = "pi-saturating"
+    INFERENCE = "inference"
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    Experiment.SMALL: "pi, small kernels",
+    Experiment.SATURATING: "pi, saturating kernels",
+    Experiment.INFERENCE: "small-model inference",
+}
+
+
+class TenantSample(LabValue, frozen=True, omit_defaults=True):
+    """One tenant's part in one repeat. Times are seconds after the common start.
+
+    value: its estimate of pi. latencies_us: of the first requests; requests: of all of them.
+    start_s: from the start of the process until it could work, imports and CUDA context included.
+    """
+
+    # Made by a factory, a value is never left out of a document, 0.0 included.
+    started_s: float = msgspec.field(default_factory=float)
+    ended_s: float = msgspec.field(default_factory=float)
+    value: float | None = None
+    requests: int | None = None
+    latencies_us: tuple[float, ...] = ()
+    start_s: float | None = None
+    failure: TenantFailure | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_s - self.started_s
+
+
+class Repeat(LabValue, frozen=True):
+    """All tenants once. number: of the pass over all cells that it belongs to, from 1."""
+
+    number: int = msgspec.field(name="pass")
+    samples: tuple[TenantSample, ...] = msgspec.field(name="turns")
+
+    @property
+    def good(self) -> bool:
+        """No tenant failed: the repeat counts."""
+        return not any(sample.failure for sample in self.samples)
+
+    @property
+    def makespan_s(self) -> float:
+        """From the first start to the last end."""
+        return max(one.ended_s for one in self.samples) - min(one.started_s for one in self.samples)
+
+    @property
+    def overlap(self) -> float:
+        """The part of the makespan in which all tenants computed, 0 to 1."""
+        together = min(one.ended_s for one in self.samples) - max(one.started_s for one in self.samples)
+        return max(0.0, together) / self.makespan_s if self.makespan_s else 0.0
+
+
+class CellKey(LabValue, frozen=True):
+    """Which cell: one experiment, in one mode, with a number of processes."""
+
+    experiment: Experiment
+    mode: TenantMode
+    processes: int
+
+    def __str__(self) -> str:
+        how = "" if self.mode is TenantMode.ALONE else f", {self.mode.words}"
+        return f"{self.experiment.words}, {count_of(self.processes, 'process', 'processes')}{how}"
+
+
+class BenchCell(CellKey, frozen=True):
+    """What was measured for one key.
+
+    points: of one round; rounds: of each process; both 0 for inference.
+    clients_seen: how many more clients the MPS daemon listed while the processes were there; None: not asked.
+    """
+
+    repeats: tuple[Repeat, ...]
+    points: int = 0
+    rounds: int = 0
+    clients_seen: int | None = None
+
+    @property
+    def key(self) -> CellKey:
+        return CellKey(self.experiment, self.mode, self.processes)
+
+    @property
+    def good(self) -> tuple[Repeat, ...]:
+        return tuple(repeat for repeat in self.repeats if repeat.good)
+
+    @property
+    def samples(self) -> Iterator[TenantSample]:
+        """Of all repeats."""
+        return (sample for repeat in self.repeats for sample in repeat.samples)
+
+    @property
+    def failures(self) -> list[TenantFailure]:
+        """Of all repeats."""
+        return [sample.failure for sample in self.samples if sample.failure]
+
+    @property
+    def times_s(self) -> tuple[float, ...]:
+        """Of each good repeat: until all were done. One after the other, the pauses do not count."""
+        if self.mode is TenantMode.SEQUENTIAL:
+            return tuple(sum(sample.seconds for sample in repeat.samples) for repeat in self.good)
+        return tuple(repeat.makespan_s for repeat in self.good)
+
+
+class MemoryTry(LabValue, frozen=True):
+    """A tenant that allocates tensors of a third of a limit, one after the other.
+
+    limit_bytes: the limit; source: where it comes from, a sentence.
+    promise: ``hard``, ``guarded``, ``advisory`` or ``none``: how far the limit is enforced.
+    thirds: 2.5 or 3. seen: ``fits``, or what a TenantFailure says.
+    """
+
+    mode: TenantMode
+    limit_bytes: int
+    source: str
+    promise: str
+    thirds: float
+    seen: str
+    message: str = ""
+
+    @property
+    def expected(self) -> str:
+        """``fits`` or ``oom``; empty where nothing is promised."""
+        if self.promise == "none":
+            return ""
+        return "fits" if self.thirds < 3 else "oom"
+
+
+class BenchMachine(LabValue, frozen=True):
+    """What was measured on. The fields of a GPU are empty where the CPU was measured.
+
+    others: processes that had the GPU open before the first tenant.
+    """
+
+    system: str
+    processor: str
+    processors: int
+    gpu: str = ""
+    uuid: str = ""
+    memory_bytes: int = 0
+    compute_mode: str = ""
+    mig_devices: tuple[str, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    others: int = 0
+
+
+class BenchSettings(LabValue, frozen=True):
+    """What was asked for.
+
+    seconds: how long one process alone is to compute in each repeat. deadline_s: what a tenant may take
+    beyond four times the work of all. keep: how many latencies of each sample are kept.
+    """
+
+    device: str = "cuda"
+    engine: str = "torch"
+    processes: tuple[int, ...] = (1, 2, 4, 8)
+    experiments: tuple[str, ...] = ("pi", "memory", "inference")
+    repeats: int = 6
+    passes: int = 2
+    seconds: float = 2.0
+    small_points: int = 2**16
+    saturating_points: int = 2**25
+    memory_bytes: int | None = None
+    guard: bool = False
+    deadline_s: float = 120.0
+    keep: int = 500
+
+    def points(self, experiment: Experiment) -> int:
+        """Of one round of the pi program."""
+        return self.small_points if experiment is Experiment.SMALL else self.saturating_points
+
+
+class BenchReport(LabReport, frozen=True, kw_only=True):
+    """A whole run, with every sample."""
+
+    machine: BenchMachine
+    settings: BenchSettings
+    memory: tuple[MemoryTry, ...]
+    cells: tuple[BenchCell, ...]
+
+    def cell(self, experiment: Experiment, mode: TenantMode, processes: int) -> BenchCell | None:
+        """The cell, if it was measured at least once without failure."""
+        wanted = CellKey(experiment, mode, processes)
+        return next((cell for cell in self.cells if cell.key == wanted and cell.good), None)

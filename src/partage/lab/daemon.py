@@ -1,0 +1,140 @@
+"""MPS control daemons of an experiment: the one that is there is asked, a simulated one is started and ended.
+
+No setting of a daemon that is there is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from partage.edges.mps.control import Control
+from partage.edges.mps.ending import until
+from partage.edges.mps.named import OPTIONS, NamedControl, configuration
+from partage.edges.mps.paths import DriverFiles
+from partage.errors import DaemonError, Unsupported
+from partage.lab import child
+from partage.lab.place import PIPE_VARIABLE
+from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, DaemonSpec
+from partage.sim.mps.node import MpsNode, install
+
+PROGRAMS = "usr/bin"
+"""Where the programs of a simulated driver are, below its root."""
+_ANSWER_S, _START_S = 5.0, 20.0
+
+
+class MpsDaemon:
+    """The daemon behind a pipe directory (CUDA_MPS_PIPE_DIRECTORY).
+
+    driver_root: where the driver is installed. named: the daemon has named servers (version 3 of its control
+    interface).
+    """
+
+    def __init__(self, pipe: Path, driver_root: Path = Path("/"), *, named: bool = False) -> None:
+        environment = {"PATH": os.environ.get("PATH", os.defpath), PIPE_VARIABLE: str(pipe)}
+        program = DriverFiles(driver_root).program
+        self._limits = Control(program, environment, _ANSWER_S)
+        self._listing = NamedControl(program, environment, _ANSWER_S) if named else self._limits
+
+    async def clients(self) -> int | None:
+        """How many clients its servers have; None where it cannot be asked."""
+        try:
+            return sum(len(server.clients) for server in await self._listing.listed())
+        except (DaemonError, Unsupported):
+            return None
+
+    async def memory_limit(self, likely_bytes: int) -> int | None:
+        """Bytes that each client may have; None: no limit. Raises DaemonError, Unsupported.
+
+        The daemon prints whole units: ``likely_bytes`` is returned where that is what it can have printed.
+        """
+        return await self._limits.memory_limit(likely_bytes)
+
+    async def threads_limit(self) -> int:
+        """Percent of the multiprocessors that each client may fill. Raises DaemonError, Unsupported."""
+        return await self._limits.threads_limit()
+
+
+def find_pipe(device: str, run_dir: Path, named: Path | None) -> Path | None:
+    """The pipe directory of a device's MPS daemon: the named one, the agent's, or this container's own."""
+    if named is not None:
+        return named
+    candidates = [run_dir / "mps" / device / "pipe"]
+    if own := os.environ.get(PIPE_VARIABLE):
+        candidates.append(Path(own))
+    return next((path for path in candidates if _has_daemon(path)), None)
+
+
+def _has_daemon(pipe: Path) -> bool:
+    return any((pipe / name).exists() for name in ("control", f"{CONTROL_PROGRAM}.pid"))
+
+
+# --- simulated ---------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def simulated_daemon(
+    root: Path, spec: DaemonSpec, memory_bytes: int, *, deaf: bool = False
+) -> AsyncIterator[Path]:
+    """The pipe directory of a simulated daemon, which is started, told its limits, and ended afterwards.
+
+    root: of the simulated driver. memory_bytes: of the device. deaf: the daemon ignores its limits.
+    Raises DaemonError where the daemon does not answer in time.
+    """
+    home = passable_directory("daemon-", root)
+    pipe, log = passable_directory("pipe-", home), passable_directory("log-", home)
+    program = install(root / PROGRAMS, MpsNode({spec.device: memory_bytes}, ignores_limits=deaf))
+    environment = {
+        "PATH": os.defpath,
+        PIPE_VARIABLE: str(pipe),
+        "CUDA_MPS_LOG_DIRECTORY": str(log),
+        "CUDA_VISIBLE_DEVICES": spec.device,
+    }
+    daemon = await child.begin([str(program), "-f", *_options(spec, home)], environment)
+    try:
+        await _wait_until_it_serves(spec, DriverFiles(root), environment)
+        yield pipe
+    finally:
+        await daemon.end()
+        shutil.rmtree(home)
+
+
+def _options(spec: DaemonSpec, home: Path) -> list[str]:
+    """One server for all users; limits of namespaces are read from a file."""
+    if not spec.namespaces:
+        return [MULTI_USER_OPTIONS[spec.protocol]]
+    path = home / "mps.toml"
+    path.write_text(configuration(spec), encoding="utf-8")
+    return [*OPTIONS, str(path), MULTI_USER_OPTIONS[spec.protocol]]
+
+
+async def _wait_until_it_serves(
+    spec: DaemonSpec, driver: DriverFiles, environment: Mapping[str, str]
+) -> None:
+    problem = DaemonError("the simulated control daemon does not answer")
+
+    async def serves() -> bool:
+        nonlocal problem
+        try:
+            if spec.namespaces:
+                await NamedControl(driver.program, environment).listed()
+            else:
+                await Control(driver.program, environment).set_limits(spec)
+        except DaemonError as error:
+            problem = error
+            return False
+        return True
+
+    if not await until(serves, _START_S):
+        raise problem
+
+
+def passable_directory(prefix: str, parent: Path) -> Path:
+    """A new directory that processes of every user may enter."""
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    path.chmod(0o755)
+    return path

@@ -1,0 +1,105 @@
+"""Reports of experiments as JSON documents, and back: a run of ``bench``, a report of ``prove``.
+
+A report is a msgspec Struct; its keys are its fields in camelCase, with ``Seconds`` for ``_s``. Keys are
+added, never renamed. A reader passes over keys of newer versions.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from partage.errors import InputError, Problem
+
+API_VERSION = "partage/v1"
+
+T = TypeVar("T")
+
+
+def document_key(field: str) -> str:
+    """``deadline_s`` is ``deadlineSeconds``."""
+    first, *rest = field.split("_")
+    if rest and rest[-1] == "s":
+        rest[-1] = "seconds"
+    return first + "".join(part.capitalize() for part in rest)
+
+
+class LabValue(msgspec.Struct, frozen=True, rename=document_key):
+    """A value that stands in a document."""
+
+
+class LabReport(LabValue, frozen=True, kw_only=True):
+    """What every report begins with. at: RFC 3339, UTC. remarks: what to know before relying on it."""
+
+    at: str
+    command: tuple[str, ...]
+    versions: dict[str, str]
+    remarks: tuple[str, ...]
+
+
+def now() -> str:
+    """The time for ``at``."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def command_line() -> tuple[str, ...]:
+    """This command, for ``command``."""
+    return ("partage", *sys.argv[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentKind(Generic[T]):
+    """One kind of document.
+
+    what: ``recorded run of partage bench``. hint: what writes one. derived: keys that repeat what a value
+    says, for readers that do not compute. check: raises ValueError for a value that makes no sense.
+    """
+
+    kind: str
+    what: str
+    hint: str
+    largest_bytes: int
+    type: type[T]
+    derived: Callable[[T, dict[str, Any]], Mapping[str, Any]]
+    check: Callable[[T], None] = lambda _: None
+
+    def to_document(self, value: T) -> dict[str, Any]:
+        """The document of a value."""
+        found = msgspec.to_builtins(value)
+        return {"apiVersion": API_VERSION, "kind": self.kind, **found, **self.derived(value, found)}
+
+    def read(self, file: str) -> T:
+        """The value in a file. Raises InputError for anything else."""
+        try:
+            path = Path(file)
+            if path.stat().st_size > self.largest_bytes:
+                raise _wrong(file, f"is larger than {self.largest_bytes >> 20} MiB")
+            document = msgspec.json.decode(path.read_bytes())
+        except OSError as error:
+            raise _wrong(file, f"cannot be read: {error.strerror}") from error
+        except (ValueError, RecursionError) as error:
+            raise _wrong(file, f"is no JSON: {error}") from error
+        return self.from_document(document, file)
+
+    def from_document(self, document: object, file: str = "") -> T:
+        """The value of a document. Raises InputError for anything else."""
+        if not isinstance(document, dict) or document.get("kind") != self.kind:
+            raise _wrong(file, f"is no {self.what}", self.hint)
+        if document.get("apiVersion") != API_VERSION:
+            raise _wrong(file, f"is of apiVersion {document.get('apiVersion')!r}, not {API_VERSION!r}")
+        try:
+            value = msgspec.convert(document, self.type)
+            self.check(value)
+        except ValueError as error:
+            raise _wrong(file, f"is not as a {self.what} is: {error}") from error
+        return value
+
+
+def _wrong(file: str, message: str, hint: str = "") -> InputError:
+    return InputError([Problem(file, "", "error", message, hint)])

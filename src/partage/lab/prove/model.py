@@ -1,0 +1,127 @@
+"""The values of a proof: which share, what it promises, what was seen, and how that is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from partage.lab.document import LabReport, LabValue
+from partage.model.share import Guarantee
+
+
+class ProofVerdict(StrEnum):
+    """The outcome for a promise.
+
+    kept:    what was seen is at least what was promised, also where nothing is promised.
+    weaker:  it holds against a tenant that merely works, and not against one that tries to avoid it.
+    broken:  it does not even hold against a tenant that merely works.
+    not-tried: not known.
+    """
+
+    KEPT = "kept"
+    WEAKER = "weaker-than-promised"
+    BROKEN = "broken"
+    NOT_TRIED = "not-tried"
+
+
+class Evidence(StrEnum):
+    """How a row is known.
+
+    hardware:   seen on a GPU. simulated: seen on the simulated control program, which refuses what NVIDIA's
+    is known to refuse. documented: NVIDIA's documentation, or what users have shown.
+    """
+
+    HARDWARE = "hardware"
+    SIMULATED = "simulated"
+    DOCUMENTED = "documented"
+
+
+@dataclass(frozen=True, slots=True)
+class AttackOutcome:
+    """What an attack found. seen: a sentence; under not-tried, the reason."""
+
+    verdict: ProofVerdict
+    seen: str
+
+
+def kept(seen: str) -> AttackOutcome:
+    """As promised."""
+    return AttackOutcome(ProofVerdict.KEPT, seen)
+
+
+def weaker(seen: str) -> AttackOutcome:
+    """A tenant avoided it."""
+    return AttackOutcome(ProofVerdict.WEAKER, seen)
+
+
+def broken(seen: str) -> AttackOutcome:
+    """It does not hold."""
+    return AttackOutcome(ProofVerdict.BROKEN, seen)
+
+
+def not_tried(reason: str) -> AttackOutcome:
+    """It could not be tried, or the attempt failed."""
+    return AttackOutcome(ProofVerdict.NOT_TRIED, reason)
+
+
+class AttackedShare(LabValue, frozen=True):
+    """The share that was attacked. device: UUID of the GPU or MIG device; memory_bytes: of one share."""
+
+    resource: str
+    gpu: int
+    device: str
+    replicas: int
+    memory_bytes: int
+
+
+class ProofRow(LabValue, frozen=True):
+    """One attack on one share, or on none where no such share is offered.
+
+    attack: its name. guarantee: what the share states. promised, tried, seen: sentences.
+    reason: why it was not tried; ``seen`` is empty then.
+    """
+
+    attack: str
+    strategy: str
+    guarantee: Guarantee
+    promised: str
+    tried: str
+    verdict: ProofVerdict
+    seen: str
+    reason: str
+    evidence: Evidence
+    share: AttackedShare | None
+
+    @property
+    def found(self) -> str:
+        """What was seen, or why nothing was."""
+        return self.seen or self.reason
+
+
+class DriverVersions(LabValue, frozen=True):
+    """Of the driver; on a simulated machine its simulated ones."""
+
+    version: str
+    cuda: str
+
+
+class ProofReport(LabReport, frozen=True, kw_only=True):
+    """A whole run.
+
+    machine: the name of a simulated machine, empty on a real node.
+    gpus: ``GPU 0: NVIDIA H100 80GB HBM3, default mode``.
+    """
+
+    driver: DriverVersions
+    machine: str
+    gpus: tuple[str, ...]
+    rows: tuple[ProofRow, ...]
+
+    def count(self, verdict: ProofVerdict) -> int:
+        """How many rows have this verdict."""
+        return sum(row.verdict is verdict for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        """1 where a promise is broken."""
+        return 1 if self.count(ProofVerdict.BROKEN) else 0

@@ -1,0 +1,63 @@
+"""What a node promises: by a policy, or by the MPS daemons that are there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from partage.edges.files.catalogue import geometry_of
+from partage.errors import DaemonError, Unsupported
+from partage.lab.daemon import MpsDaemon, find_pipe
+from partage.model.gpu import ComputeMode, Gpu, Inventory
+from partage.model.policy import ALL_EXCLUSIVE, Everything, GpuEntry, Mps, Policy, Strategy
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.plan.offer.advertise import advertise
+from partage.plan.offer.assign import assign
+from partage.units import MIB
+
+_REPLICAS = 4
+IN_FOUR = Policy((GpuEntry("", Everything(), Mps(_REPLICAS)),))
+"""What a simulated node promises where nothing is said: nothing but MPS can be tried there."""
+
+
+def by_policy(policy: Policy, inventory: Inventory) -> NodeOffer:
+    """What a policy would offer here. Raises Unsatisfiable, InputError."""
+    return advertise(assign(policy, inventory, geometry_of), inventory, policy)
+
+
+async def by_daemons(inventory: Inventory, run_dir: Path, pipe: Path | None, driver_root: Path) -> NodeOffer:
+    """Every GPU exclusive, except where an MPS daemon with a limit serves it: then what the daemon says."""
+    plain = by_policy(ALL_EXCLUSIVE, inventory)
+    found: dict[str, tuple[DeviceOffer, ...]] = {}
+    for gpu in inventory:
+        rows = [await _by_daemon(one, gpu, run_dir, pipe, driver_root) for one in plain.get(gpu.uuid, ())]
+        found[gpu.uuid] = tuple(rows)
+    return found
+
+
+async def _by_daemon(
+    whole: DeviceOffer, gpu: Gpu, run_dir: Path, pipe: Path | None, driver_root: Path
+) -> DeviceOffer:
+    """The device as its daemon shares it; whole where there is no daemon, or no limit."""
+    at = find_pipe(whole.device, run_dir, pipe)
+    if at is None:
+        return whole
+    daemon = MpsDaemon(at, driver_root)
+    try:
+        limit = await daemon.memory_limit(whole.memory_bytes // _REPLICAS // MIB * MIB)
+        threads = await daemon.threads_limit()
+    except (DaemonError, Unsupported):
+        return whole
+    if limit is None:
+        return whole
+    guarded = gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS and whole.profile is None
+    return replace(
+        whole,
+        strategy=Strategy.MPS if whole.profile is None else Strategy.MIG,
+        shared=Strategy.MPS,
+        replicas=max(whole.memory_bytes // limit, 1),
+        count=max(whole.memory_bytes // limit, 1),
+        memory_bytes=limit,
+        threads_percent=threads,
+        guarantee=Guarantee.GUARDED if guarded else Guarantee.ADVISORY,
+    )

@@ -1,0 +1,87 @@
+"""What attacks have in common: how far beyond a limit is tried, and what the answers mean."""
+
+from __future__ import annotations
+
+from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weaker
+from partage.lab.prove.share import PromisedShare
+from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, fill
+from partage.lab.tenant import OK, OUT_OF_MEMORY, TenantProcess
+from partage.model.policy import Strategy
+from partage.model.share import Guarantee
+from partage.units import format_bytes
+
+
+def shared_by(strategy: Strategy, share: PromisedShare) -> bool:
+    """Whether the device, a whole GPU or a MIG device, is shared in that way."""
+    return share.offering.shared is strategy
+
+
+def must_work(*answers: str) -> None:
+    """Raises CannotTry where tenants fail before the attack."""
+    if set(answers) != {OK}:
+        raise CannotTry(f"the tenants did not work to begin with: {', '.join(answers)}")
+
+
+async def make_fault(tenant: TenantProcess) -> str:
+    """What the tenant is answered whose kernel faults. Raises CannotTry where it does not, TenantLost."""
+    answer = await tenant.attempt("fault")
+    if answer == OK:
+        raise CannotTry("the kernel that was to fault did not")
+    return answer
+
+
+def beyond(limit_bytes: int, device_bytes: int) -> int:
+    """How much to ask for so that the limit and not the device refuses: a quarter more than the limit.
+
+    Raises CannotTry where that is more than nine tenths of the device.
+    """
+    return within(limit_bytes * 5 // 4, device_bytes)
+
+
+def within(amount_bytes: int, device_bytes: int) -> int:
+    """The amount. Raises CannotTry where it is more than nine tenths of the device."""
+    if amount_bytes > device_bytes * 9 // 10:
+        raise CannotTry(
+            "the share is so large a part of the device that its limit cannot be told from the device's own"
+        )
+    return amount_bytes
+
+
+async def allocate_beside(
+    stage: ExperimentStage, neighbour: TenantProcess | None, limit_bytes: int, most_bytes: int, limit: str
+) -> AttackOutcome:
+    """The outcome for a tenant that allocates up to a limit, beside a neighbour that has to work on."""
+    got = await fill(await stage.tenant(), limit_bytes, most_bytes)
+    if neighbour is None:
+        return judge_allocation(got, limit_bytes, limit)
+    if (after := await neighbour.attempt("launch")) != OK:
+        return broken(f"{amount(got)}; the neighbour failed: {after}")
+    outcome = judge_allocation(got, limit_bytes, limit)
+    return AttackOutcome(outcome.verdict, f"{outcome.seen}; the neighbour works on")
+
+
+def was_limited(got: Allocated, limit_bytes: int) -> bool:
+    """It got no more than the limit, and was refused as out of memory."""
+    return got.bytes <= limit_bytes and got.answer == OUT_OF_MEMORY
+
+
+def amount(got: Allocated) -> str:
+    """``it got 18.6 GiB, then CUDA_ERROR_OUT_OF_MEMORY``."""
+    end = "and was not stopped" if got.answer == OK else f"then {got.answer}"
+    return f"it got {format_bytes(got.bytes)}, {end}"
+
+
+def got_around(share: PromisedShare, seen: str) -> AttackOutcome:
+    """A tenant avoided the limit on purpose: kept where the share is advisory, else weaker than promised."""
+    if share.offering.guarantee.strength > Guarantee.ADVISORY.strength:
+        return weaker(seen)
+    return kept(f"{seen}: no more is stated than {share.offering.guarantee}")
+
+
+def judge_allocation(got: Allocated, limit_bytes: int, limit_words: str) -> AttackOutcome:
+    """The outcome for a tenant that did nothing but allocate."""
+    if got.bytes > limit_bytes:
+        return broken(f"{amount(got)}, over {limit_words} of {format_bytes(limit_bytes)}")
+    if got.answer != OUT_OF_MEMORY:
+        return not_tried(f"it did not reach the limit: {amount(got)}")
+    return kept(f"{amount(got)}; {limit_words} is {format_bytes(limit_bytes)}")

@@ -1,0 +1,94 @@
+"""The engine for a real node: tenants use the driver, and the MPS daemon that is there.
+
+It starts no daemon and changes no setting of a GPU. Before each attack it asks whether other processes have
+come.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from partage.edges.mps import launch
+from partage.errors import DriverUnavailable
+from partage.lab.daemon import MpsDaemon, find_pipe
+from partage.lab.gpus import computes, guard_directory
+from partage.lab.prove.model import Evidence
+from partage.lab.prove.share import PromisedShare
+from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
+from partage.lab.tenant import TenantLaunch
+from partage.model.gpu import Inventory, NoDriver
+from partage.model.policy import Strategy
+from partage.model.step import GpuUse
+
+_TORCH_VERSION = "import importlib.metadata as m; print(m.version('torch'))"
+_VERSION_S = 20
+
+
+@dataclass(frozen=True, slots=True)
+class RealEngine(ProofEngine):
+    """look: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
+
+    evidence = Evidence.HARDWARE
+    launch: TenantLaunch
+    look: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
+    run_dir: Path
+    pipe: Path | None = None
+    driver_root: Path = Path("/")
+
+    def argv(self, uid: int | None) -> tuple[str, ...]:
+        return self.launch.argv(uid)
+
+    def lacks(self, need: AttackNeed) -> str:
+        if need is AttackNeed.TORCH and self.launch.engine != "torch":
+            return "the guard caps frameworks: --engine torch tries it"
+        # The environment of a container that holds a share of Partage's says so.
+        if need is AttackNeed.CONTAINER and not os.environ.get("PARTAGE_GPUS"):
+            return "this is no container that holds a share"
+        return ProofEngine.lacks(self, need)
+
+    async def holder(self, gpu: str) -> str:
+        inventory, uses = await self.look()
+        if isinstance(inventory.driver, NoDriver):
+            raise DriverUnavailable(inventory.driver.reason)
+        return next((str(use) for use in uses if use.gpu == gpu and computes(use)), "")
+
+    def versions(self) -> Mapping[str, str]:
+        if self.launch.engine != "torch":
+            return {}
+        try:
+            asked = subprocess.run(  # noqa: S603 - the operator's own interpreter
+                [self.launch.python, "-c", _TORCH_VERSION],
+                capture_output=True, text=True, timeout=_VERSION_S, check=False,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired):
+            return {"torch": "unknown"}
+        return {"torch": asked.stdout.strip() or "unknown"}
+
+    @asynccontextmanager
+    async def setup(self, share: PromisedShare) -> AsyncIterator[ShareSetup]:
+        guard = guard_directory()
+        if share.offering.shared is not Strategy.MPS:
+            yield ShareSetup(share.place(None, self.driver_root, guard))
+            return
+        pipe = find_pipe(share.offering.device, self.run_dir, self.pipe)
+        if pipe is None:
+            raise CannotTry("no MPS daemon serves it; --mps-pipe names one")
+        daemon = MpsDaemon(pipe, self.driver_root, named=bool(share.offering.pipe))
+        before = _with_shared_memory(pipe.with_name("shm"))
+        yield ShareSetup(share.place(pipe, self.driver_root, guard), daemon, before)
+
+
+def _with_shared_memory(shm: Path) -> tuple[str, ...]:
+    """A program that becomes a tenant which sees the daemon's own /dev/shm, as containers of its shares do.
+
+    Empty where the daemon has none of its own, or where this process may not mount.
+    """
+    if os.geteuid() != 0 or not shm.is_mount():
+        return ()
+    return (sys.executable, "-I", "-S", launch.__file__, "", str(shm))

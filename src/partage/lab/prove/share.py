@@ -1,0 +1,127 @@
+"""Which shares are attacked: one of each kind that a node offers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from partage.lab.place import TenantPlace
+from partage.lab.prove.model import AttackedShare
+from partage.model.gpu import ComputeMode, Gpu, Inventory
+from partage.model.mps import DaemonSpec, Namespace
+from partage.model.policy import Strategy
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.units import MIB
+
+
+@dataclass(frozen=True, slots=True)
+class PromisedShare:
+    """A share that is promised, as an attack needs to know it.
+
+    device_bytes: memory of the whole GPU or MIG device.
+    largest_bytes: what the MPS daemon lets a client have: the largest share of the device, or this share
+    where it has a namespace of its own; largest_threads: percent, likewise.
+    exclusive: the GPU is in exclusive-process mode now.
+    mig: UUIDs of MIG devices of the same GPU, its own first; empty on a whole GPU.
+    namespaces: those of the daemon's server, if shares have some.
+    """
+
+    offering: DeviceOffer
+    device_bytes: int
+    largest_bytes: int
+    largest_threads: int | None = None
+    exclusive: bool = False
+    mig: tuple[str, ...] = ()
+    namespaces: tuple[Namespace, ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        """Memory of this share."""
+        return self.offering.memory_bytes
+
+    @property
+    def by_variable(self) -> bool:
+        """Its limit is a variable of the container, because the daemon's own limit is larger."""
+        return self.offering.shared is Strategy.MPS and self.bytes < self.largest_bytes
+
+    @property
+    def guarded_by_framework(self) -> bool:
+        """Time-sliced with the guard; without the guard a time-sliced share guarantees nothing."""
+        return self.offering.shared is Strategy.TIME_SLICING and self.offering.guarantee is not Guarantee.NONE
+
+    @property
+    def attacked(self) -> AttackedShare:
+        """For a report."""
+        one = self.offering
+        return AttackedShare(str(one.resource), one.gpu_index, one.device, one.replicas, self.bytes)
+
+    @property
+    def daemon_spec(self) -> DaemonSpec:
+        """What the agent asks of the MPS daemon of this share."""
+        memory_bytes = self.largest_bytes // MIB * MIB
+        one = self.offering
+        return DaemonSpec(one.gpu, one.device, memory_bytes, self.largest_threads, namespaces=self.namespaces)
+
+    def place(self, pipe: Path | None, driver_root: Path, guard: Path | None = None) -> TenantPlace:
+        """Where its tenants run. pipe: of the MPS daemon."""
+        return TenantPlace(
+            device=self.offering.device,
+            mig=self.mig,
+            pipe=None if pipe is None else pipe / self.offering.pipe,
+            guard=guard,
+            memory_bytes=self.device_bytes,
+            share_bytes=self.bytes,
+            driver_root=driver_root,
+            exclusive=self.exclusive,
+        )
+
+
+def shares_of(offer: NodeOffer, inventory: Inventory, gpus: Collection[str]) -> tuple[PromisedShare, ...]:
+    """One share of each kind that is offered on these GPUs (UUIDs), of the lowest GPU that has it."""
+    found: dict[object, PromisedShare] = {}
+    for gpu in inventory:
+        if gpu.uuid in gpus:
+            for share in _on(gpu, offer.get(gpu.uuid, ())):
+                found.setdefault(_kind(share), share)
+    return tuple(found.values())
+
+
+def _kind(share: PromisedShare) -> object:
+    """Shares of one kind make the same promise in the same words, enforced in the same way."""
+    offering = share.offering
+    return (
+        offering.shared,
+        offering.replicas,
+        share.bytes,
+        share.largest_bytes,
+        share.device_bytes,
+        offering.guarantee,
+        offering.planned,
+        bool(share.mig),
+        share.exclusive,
+        offering.pipe,
+    )
+
+
+def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[PromisedShare]:
+    sizes = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
+    for offering in offerings:
+        own = [one for one in offerings if one.device == offering.device]
+        threads = [one.threads_percent for one in own if one.threads_percent is not None]
+        others = tuple(uuid for uuid in sizes if uuid != offering.device)
+        largest = offering.memory_bytes if offering.pipe else max(one.memory_bytes for one in own)
+        whole = gpu.memory_bytes if offering.profile is None else largest * offering.replicas
+        yield PromisedShare(
+            offering=offering,
+            device_bytes=sizes.get(offering.device, whole),
+            largest_bytes=largest,
+            largest_threads=offering.threads_percent if offering.pipe else max(threads, default=None),
+            exclusive=gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS,
+            mig=(offering.device, *others) if offering.profile is not None else (),
+            namespaces=tuple(dict.fromkeys(map(_namespace, own))) if offering.pipe else (),
+        )
+
+
+def _namespace(offering: DeviceOffer) -> Namespace:
+    return Namespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)

@@ -1,0 +1,129 @@
+"""What a story says, as values. ``read`` makes them from a file, ``play`` carries them out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partage.sim.kubelet.pod import Pod
+from partage.sim.node.faults import Fault
+from partage.sim.node.machine import Machine
+
+DEFAULT_NAMESPACE = "default"
+DEFAULT_WITHIN_S = 5.0
+
+
+def full_pattern(pattern: str) -> str:
+    """The name or pattern of a pod with its namespace."""
+    return pattern if "/" in pattern else f"{DEFAULT_NAMESPACE}/{pattern}"
+
+
+def short_key(key: str) -> str:
+    """A pod's name; its namespace too where it is not the usual one."""
+    return key.removeprefix(f"{DEFAULT_NAMESPACE}/")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """A policy as the agent finds it: the content of a file, or of the story. name: for messages."""
+
+    name: str
+    content: bytes
+
+
+# --- steps -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A remark to the reader."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunPods:
+    """These pods come. refused: they have to be turned away, with this text in the reason."""
+
+    pods: tuple[Pod, ...]
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EndPods:
+    """The pods that match end. pattern: ``train-*``, in namespace ``default`` where none is given."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangePolicy:
+    """The policy file is replaced."""
+
+    policy: PolicyText
+
+
+@dataclass(frozen=True, slots=True)
+class RestartKubelet:
+    """The kubelet stops and starts again; its device plugins have to register anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAgent:
+    """The agent stops, away from its pods, and starts again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Time passes: the clocks of agent and kubelet jump."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class FaultStep:
+    """A fault of the node. words: as the story says it."""
+
+    fault: Fault
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """All of this has to be true within ``within_s``. Patterns may hold ``*``.
+
+    allocatable, capacity: resource to count; 0 also stands for a name the kubelet does not know.
+    pods:     pod to phase (Running, Succeeded, Failed) or to a text in the reason of its refusal.
+    env:      pod or pod/container to variable to pattern.
+    health:   state (healthy, suspect, unhealthy, probation) to the GPUs that are in it, by index.
+    waiting:  GPUs that wait for their holders before they change; None: not asked.
+    problem:  a text in a problem that the agent reports; empty: it reports none. None: not asked.
+    """
+
+    path: str
+    within_s: float = DEFAULT_WITHIN_S
+    allocatable: Mapping[str, int] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    pods: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    health: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    waiting: tuple[int, ...] | None = None
+    problem: str | None = None
+
+
+StoryStep = (
+    Say | RunPods | EndPods | ChangePolicy | RestartKubelet | RestartAgent | Later | FaultStep | Expect
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """A story, ready to be played. policy None: every GPU exclusive."""
+
+    file: Path
+    title: str
+    machine: Machine
+    policy: PolicyText | None
+    config: str | None
+    steps: tuple[StoryStep, ...]

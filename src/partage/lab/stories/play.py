@@ -1,0 +1,255 @@
+"""Play a story step by step, and report what happens."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import assert_never
+
+from partage.edges.files.policy import parse_policy
+from partage.errors import Problem
+from partage.lab.share_names import shares_of
+from partage.lab.stories.model import (
+    ChangePolicy,
+    EndPods,
+    Expect,
+    FaultStep,
+    Later,
+    PolicyText,
+    RestartAgent,
+    RestartKubelet,
+    RunPods,
+    Say,
+    Story,
+    StoryStep,
+    short_key,
+)
+from partage.lab.stories.sentences import expected, got, refusal, waits
+from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
+from partage.lab.stories.stage import StoryStage
+from partage.model.gpu import Inventory
+from partage.sim.kubelet.pod import PodPhase, PodStatus
+
+
+@dataclass(frozen=True, slots=True)
+class StoryScene:
+    """One thing that happened, for a reader.
+
+    at_s: since the story began. verb: ``ready``, ``say``, ``run``, ``refused``, ``end``, ``policy``,
+    ``restart``, ``later``, ``fault``, ``expect``. good: None where nothing was expected.
+    """
+
+    at_s: float
+    verb: str
+    text: str
+    good: bool | None = None
+    details: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEnding:
+    """How the node stands when the story is over.
+
+    run_dir: the agent's, with which host paths begin. contradictions: breaches of the kubelet's protocol.
+    """
+
+    scenes: tuple[StoryScene, ...]
+    inventory: Inventory
+    snapshot: NodeSnapshot
+    run_dir: str
+    contradictions: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Every expectation came true, and the agent kept to the protocol."""
+        return not self.contradictions and all(scene.good is not False for scene in self.scenes)
+
+
+async def play(
+    story: Story, *, seed: int = 0, on_scene: Callable[[StoryScene], None] = lambda _: None
+) -> StoryEnding:
+    """Play the story to its end; expectations that fail do not stop it.
+
+    seed: of the order in which the kubelet names free devices. on_scene: called for each scene as it happens.
+    Raises what the agent raises at its start: InputError or Unsatisfiable for a policy that cannot hold.
+    """
+    if story.policy is not None:
+        # Once before, so that problems carry the name that the operator knows.
+        parse_policy(story.policy.content, story.policy.name, story.config)
+    with tempfile.TemporaryDirectory(prefix="partage-", dir=_short_folder()) as folder:
+        player = StoryPlayer(story, Path(folder), seed, on_scene)
+        try:
+            await player.start()
+            for step in story.steps:
+                await player.perform(step)
+            return await player.ending()
+        finally:
+            await player.stage.close()
+
+
+def _short_folder() -> str | None:
+    """A folder for sockets: their paths have 107 bytes at most, and some temporary folders are long."""
+    short = "/tmp"  # noqa: S108 - a folder of our own is made in it
+    return short if len(tempfile.gettempdir()) > len(short) and os.access(short, os.W_OK) else None
+
+
+@dataclass(slots=True)
+class StoryPlayer:
+    """Carries out the steps of one story."""
+
+    story: Story
+    folder: Path
+    seed: int
+    on_scene: Callable[[StoryScene], None]
+    stage: StoryStage = field(init=False)
+    scenes: list[StoryScene] = field(default_factory=list)
+    policy_name: str = ""
+    _began_s: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.stage = StoryStage(self.story, self.folder, self.seed, self._report_late_pod)
+        self.policy_name = self.story.policy.name if self.story.policy else ""
+
+    async def start(self) -> None:
+        """Done when everything is registered."""
+        await self.stage.open()
+        names = ", ".join(self.stage.kubelet.allocatable()) or "nothing"
+        self._report("ready", f"the agent has registered {names}")
+
+    async def ending(self) -> StoryEnding:
+        """The node as it is, once the agent knows which pods hold which shares."""
+        await self.stage.eventually(self.stage.holders_known)
+        return StoryEnding(
+            scenes=tuple(self.scenes),
+            inventory=await self.stage.hardware.observe(),
+            snapshot=self.stage.snapshot(),
+            run_dir=str(self.stage.settings.run_dir),
+            contradictions=self.stage.kubelet.contradictions,
+        )
+
+    async def perform(self, step: StoryStep) -> None:
+        """Do what the step says, and report it."""
+        match step:
+            case Say():
+                self._report("say", step.text)
+            case RunPods():
+                await self._run(step)
+            case EndPods():
+                await self._end(step)
+            case ChangePolicy():
+                await self._change_policy(step.policy)
+            case RestartKubelet():
+                await self._restart("the kubelet", self.stage.kubelet.restart)
+            case RestartAgent():
+                await self._restart("the agent", self._restart_agent)
+            case Later():
+                self.stage.clock.jump(step.seconds)
+                self._report("later", f"{step.seconds:g} s pass")
+            case FaultStep():
+                await self.stage.hardware.inject(step.fault)
+                self._report("fault", step.words)
+            case Expect():
+                await self._expect(step)
+            case _:
+                assert_never(step)
+
+    # --- pods ---
+
+    async def _run(self, step: RunPods) -> None:
+        await self.stage.eventually(self.stage.settled)
+        for pod in step.pods:
+            status = await self.stage.admit(pod, may_wait=step.refused is None)
+            if step.refused is None:
+                self._report_pod(status)
+            else:
+                self._report_refusal(status, step.refused)
+
+    def _report_pod(self, status: PodStatus, suffix: str = "") -> None:
+        report = self.stage.board.report
+        shares = shares_of(report.offer) if report else {}
+        lines = got(status, shares) if status.containers else [refusal(status)]
+        self._report("run", status.pod.key + suffix, details=tuple(lines))
+
+    def _report_late_pod(self, status: PodStatus) -> None:
+        self._report_pod(status, ", which waited")
+
+    def _report_refusal(self, status: PodStatus, wanted: str) -> None:
+        if status.phase is PodPhase.RUNNING:
+            self._report("refused", status.pod.key, False, ("runs, and should have been refused",))
+            return
+        good = wanted.lower() in status.message.lower()
+        details = [refusal(status)] if good else [refusal(status), f"refused, but not because of {wanted!r}"]
+        self._report("refused", status.pod.key, good, tuple(details))
+
+    async def _end(self, step: EndPods) -> None:
+        # A real pod lives longer than this: long enough for the agent to learn its name.
+        await self.stage.eventually(self.stage.holders_known)
+        running = [status.pod for status in self.stage.kubelet.pods() if status.holds]
+        ending = [pod for pod in running if fnmatchcase(pod.key, step.pattern)]
+        for pod in ending:
+            await self.stage.kubelet.end(pod)
+        given_up = [key for key in self.stage.waiting if fnmatchcase(key, step.pattern)]
+        for key in given_up:
+            del self.stage.waiting[key]
+        names = [short_key(key) for key in (*(pod.key for pod in ending), *given_up)]
+        self._report("end", ", ".join(names) or f"no pod is called {step.pattern}", None if names else False)
+        await self.stage.schedule()
+
+    # --- changes ---
+
+    async def _change_policy(self, policy: PolicyText) -> None:
+        counts = self.stage.board.counts
+        before = counts.reloads_ok + counts.reloads_failed
+        digest = hashlib.sha256(policy.content).hexdigest()
+        self.policy_name = policy.name
+        self.stage.write_policy(policy)
+
+        def noticed() -> bool:
+            report = self.stage.board.report
+            same = report is not None and report.policy.digest == digest and not report.policy.problems
+            return same or counts.reloads_ok + counts.reloads_failed > before
+
+        await self.stage.eventually(noticed)
+        await self.stage.eventually(self.stage.settled)
+        problems = self._problems()
+        said = "is refused, the last good one stays" if problems else "is taken over"
+        report = self.stage.board.report
+        details = [str(problem) for problem in problems] or (waits(report) if report else [])
+        self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
+
+    def _problems(self) -> list[Problem]:
+        """What is wrong with the policy, under the name that the story gave it."""
+        report, own = self.stage.board.report, str(self.stage.settings.policy)
+        name = Path(self.policy_name).name
+        problems = report.policy.problems if report else ()
+        return [replace(problem, file=name) if problem.file == own else problem for problem in problems]
+
+    async def _restart(self, what: str, restart: Callable[[], Awaitable[None]]) -> None:
+        began_s = time.monotonic()
+        await restart()
+        back = await self.stage.eventually(self.stage.settled)
+        took_ms = (time.monotonic() - began_s) * 1000
+        after = f"everything is registered again after {took_ms:.0f} ms"
+        self._report("restart", f"{what}; {after if back else 'not everything is registered again'}", back)
+
+    async def _restart_agent(self) -> None:
+        await self.stage.stop_agent()
+        await self.stage.start_agent()
+
+    async def _expect(self, step: Expect) -> None:
+        def missing() -> list[str]:
+            return shortcomings(step, self.stage.snapshot())
+
+        good = await self.stage.eventually(lambda: not missing(), step.within_s)
+        self._report("expect", expected(step), good, () if good else tuple(missing()))
+
+    def _report(self, verb: str, text: str, good: bool | None = None, details: tuple[str, ...] = ()) -> None:
+        scene = StoryScene(time.monotonic() - self._began_s, verb, text, good, details)
+        self.scenes.append(scene)
+        self.on_scene(scene)

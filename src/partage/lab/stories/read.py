@@ -1,0 +1,241 @@
+"""Read a story file (docs/stories.md). All problems at once, each with its path and line."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from partage.edges.files.fields import Dialect, Field, Notes, Place, Table
+from partage.edges.files.safeyaml import check_size, read_document
+from partage.errors import InputError, Problem, Unsatisfiable
+from partage.lab.stories.expectation import read_expectation
+from partage.lab.stories.faults import read_fault
+from partage.lab.stories.model import (
+    ChangePolicy,
+    EndPods,
+    Later,
+    PolicyText,
+    RestartAgent,
+    RestartKubelet,
+    RunPods,
+    Say,
+    Story,
+    StoryStep,
+    full_pattern,
+)
+from partage.model.ids import parse_resource_name
+from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.machine import Machine
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+_TOP = ("title", "machine", "policy", "config", "steps")
+_STEPS = {
+    "say": ("say",),
+    "run": ("run", "requests", "containers", "init", "copies", "refused"),
+    "end": ("end",),
+    "policy": ("policy",),
+    "restart": ("restart",),
+    "later": ("later",),
+    "fault": ("fault",),
+    "expect": ("expect", "within"),
+}
+"""What a step can do, and the keys that go with it. Each has a method of the reader."""
+
+_MOST_STEPS = 1000
+_MOST_COPIES = 1000
+_DURATION = re.compile(r"(\d{1,4}) ?([smh])", re.ASCII)
+_POD_NAME = re.compile(r"(?:[a-z0-9][a-z0-9-]{0,62}/)?[a-z0-9][a-z0-9.-]{0,200}", re.ASCII)
+
+
+def read_story(
+    path: Path, *, machine: str | None = None, policy: str | None = None, config: str | None = None
+) -> Story:
+    """The story in that file; machine, policy and config outrank the file's own.
+
+    Raises InputError with all problems.
+    """
+    file = str(path)
+    document = read_document(_read_bytes(path, file), file)
+    notes = Notes(document, file, Dialect())
+    top = Field(document.value, Place(file, ""), notes).table(_TOP)
+    if top is None:
+        notes.finish()
+        raise AssertionError("a root that is no mapping has been noted")
+    reader = StoryReader(path.parent)
+    chosen_machine = load_machine(machine) if machine is not None else reader.machine(top)
+    steps = reader.steps(top)
+    chosen_policy = (
+        PolicyText(policy, _read_bytes(Path(policy), policy))
+        if policy is not None
+        else _given(top.get("policy"), reader.policy, None)
+    )
+    title = _given(top.get("title"), Field.text, None)
+    config = config if config is not None else _given(top.get("config"), Field.text, None)
+    notes.finish()
+    assert chosen_machine is not None, "a machine that could not be made has been noted"
+    title = title or path.resolve().parent.name
+    return Story(path, title, chosen_machine, chosen_policy, config, steps)
+
+
+def _given(field: Field | None, read: Callable[[Field], T | None], default: D) -> T | D:
+    value = read(field) if field is not None else None
+    return default if value is None else value
+
+
+def _read_bytes(path: Path, name: str) -> bytes:
+    try:
+        check_size(path.stat().st_size, name)
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError([Problem(name, "", "error", f"cannot be read: {error.strerror}")]) from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoryReader:
+    """Reads the parts of a story; problems are noted. folder: of the story, for names of files."""
+
+    folder: Path
+
+    def machine(self, top: Table) -> Machine | None:
+        """By name, or a machine file beside the story."""
+        found = top.required("machine", "machine: 8xh100-sxm5-80gb, or a machine file beside the story")
+        name = found.text() if found else None
+        if found is None or name is None:
+            return None
+        beside = self.folder / name
+        try:
+            return load_machine(str(beside) if beside.is_file() else name)
+        except (InputError, Unsatisfiable) as error:
+            for problem in error.problems:
+                found.error(problem.message, problem.hint)
+            return None
+
+    def policy(self, place: Field) -> PolicyText | None:
+        """A file's name, relative to the story, or a policy written out."""
+        if isinstance(place.value, dict):
+            return PolicyText(f"{place.place.file}: {place.place.path}", json.dumps(place.value).encode())
+        name = place.text()
+        if name is None:
+            return None
+        path = self.folder / name
+        try:
+            return PolicyText(str(path), path.read_bytes())
+        except OSError as error:
+            place.error(f"{path} cannot be read: {error.strerror}")
+            return None
+
+    def steps(self, top: Table) -> tuple[StoryStep, ...]:
+        """Every step that could be read."""
+        written = _given(top.required("steps"), lambda field: field.items(at_most=_MOST_STEPS), [])
+        steps = [self._step(place) for place in written]
+        return tuple(step for step in steps if step is not None)
+
+    def _step(self, place: Field) -> StoryStep | None:
+        written = place.value if isinstance(place.value, dict) else {}
+        verbs = [verb for verb in _STEPS if verb in written]
+        if len(verbs) != 1:
+            place.error(
+                "a step does exactly one thing" if verbs else "this step does nothing that is known",
+                f"one of: {', '.join(_STEPS)}",
+            )
+            return None
+        table = place.table(_STEPS[verbs[0]])
+        read: Callable[[Table], StoryStep | None] = getattr(self, f"_{verbs[0]}")
+        return None if table is None else read(table)
+
+    def _say(self, step: Table) -> StoryStep | None:
+        text = step.text("say", "")
+        return Say(text) if text else None
+
+    def _run(self, step: Table) -> StoryStep | None:
+        name = _given(step.required("run"), lambda field: field.parsed(_pod_name), "")
+        containers = _containers(step)
+        init = _container_map(step.get("init"))
+        copies = step.get("copies")
+        count = _given(copies, lambda field: field.integer(1), 0)
+        refused = _given(step.get("refused"), Field.text, "")
+        if copies and count > _MOST_COPIES:
+            copies.error(f"at most {_MOST_COPIES} copies")
+            return None
+        if not name or not containers:
+            return None
+        namespace, _, pod = full_pattern(name).rpartition("/")
+        names = [f"{pod}-{n}" for n in range(count)] if count else [pod]
+        try:
+            pods = tuple(Pod(namespace, each, containers, init) for each in names)
+        except ValueError as error:
+            step.whole.error(str(error))
+            return None
+        return RunPods(pods, refused or None)
+
+    def _end(self, step: Table) -> StoryStep | None:
+        pattern = step.text("end", "")
+        return EndPods(full_pattern(pattern)) if pattern else None
+
+    def _policy(self, step: Table) -> StoryStep | None:
+        policy = _given(step.get("policy"), self.policy, None)
+        return None if policy is None else ChangePolicy(policy)
+
+    def _restart(self, step: Table) -> StoryStep | None:
+        match step.text("restart", ""):
+            case "kubelet":
+                return RestartKubelet()
+            case "agent":
+                return RestartAgent()
+        step.whole.error("only the kubelet and the agent can be restarted", "restart: kubelet")
+        return None
+
+    def _later(self, step: Table) -> StoryStep | None:
+        place = step.get("later")
+        match = _DURATION.fullmatch(str(place.value)) if place else None
+        if match is None:
+            step.whole.error("has to be a time in seconds, minutes or hours", "later: 90s, later: 2m")
+            return None
+        return Later(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
+
+    def _fault(self, step: Table) -> StoryStep | None:
+        return _given(step.required("fault"), read_fault, None)
+
+    def _expect(self, step: Table) -> StoryStep | None:
+        return read_expectation(step)
+
+
+def _containers(step: Table) -> tuple[Container, ...]:
+    """``requests`` of one container called main, or several ``containers`` by name."""
+    if ("containers" in step) == ("requests" in step):
+        step.whole.error("a pod has either requests or containers", "requests: {nvidia.com/gpu: 1}")
+        return ()
+    requests = step.get("requests")
+    return (_container("main", requests),) if requests else _container_map(step.get("containers"))
+
+
+def _container_map(place: Field | None) -> tuple[Container, ...]:
+    named = (place.mapping() or {}) if place else {}
+    return tuple(_container(name, wanted) for name, wanted in named.items())
+
+
+def _container(name: str, place: Field) -> Container:
+    wanted: dict[str, int] = {}
+    for resource, count in (place.mapping() or {}).items():
+        amount = count.integer(1)
+        try:
+            key = parse_resource_name(resource)
+        except ValueError as error:
+            count.error(str(error))
+            continue
+        if amount is not None:
+            wanted[key] = amount
+    return Container(name, wanted)
+
+
+def _pod_name(text: str) -> str:
+    if not _POD_NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is not the name of a pod such as train-0 or team-a/train-0")
+    return text

@@ -1,0 +1,70 @@
+"""What happens in a story, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partage.lab.share_names import NamedShare
+from partage.lab.stories.model import Expect, short_key
+from partage.plan.report import Report
+from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+from partage.text import count_of, gpus, listed
+
+
+def got(status: PodStatus, shares: Mapping[str, NamedShare]) -> list[str]:
+    """What each container of a pod got, a line for each resource."""
+    several = len(status.containers) > 1
+    lines = [
+        f"{container.name}: {line}" if several else line
+        for container in status.containers
+        for line in got_by(container, shares)
+    ]
+    return lines or [str(status.phase)]
+
+
+def got_by(container: ContainerStatus, shares: Mapping[str, NamedShare]) -> list[str]:
+    """What one container got, a line for each resource."""
+    return [f"{resource} on {_where(ids, shares)}" for resource, ids in container.ids.items()]
+
+
+def _where(ids: tuple[str, ...], shares: Mapping[str, NamedShare]) -> str:
+    """``GPUs 0-3`` for whole GPUs, ``GPU 2 #3`` for shares."""
+    known = [shares[one] for one in ids if one in shares]
+    if known and len(known) == len(ids) and all(share.words == f"GPU {share.gpu_index}" for share in known):
+        return gpus(share.gpu_index for share in known)
+    return ", ".join(sorted(shares[one].words if one in shares else one for one in ids))
+
+
+def refusal(status: PodStatus) -> str:
+    """Why a pod does not run, as its events say it."""
+    return f"{status.phase} ({status.reason}): {status.message}"
+
+
+def waits(report: Report) -> list[str]:
+    """Which GPUs wait for which pods before they change."""
+    lines = []
+    for gpu in report.gpus:
+        holders = {
+            short_key(f"{one.namespace}/{one.pod}")
+            for entry in (gpu.plan.waiting_for if gpu.plan else ())
+            for one in entry.holders
+        }
+        if gpu.waits and holders:
+            lines.append(f"GPU {gpu.index} waits for {listed(sorted(holders), 4)}")
+    return lines
+
+
+def expected(expect: Expect) -> str:
+    """What is expected, in one line."""
+    parts = [f"{count} {name}" for name, count in expect.allocatable.items()]
+    parts += [f"{count} {name} with sick ones" for name, count in expect.capacity.items()]
+    parts += [f"{short_key(pattern)} {phase}" for pattern, phase in expect.pods.items()]
+    if expect.env:
+        variables = sum(len(one) for one in expect.env.values())
+        parts.append(count_of(variables, "environment variable"))
+    parts += [f"{gpus(indexes)} {state}" for state, indexes in expect.health.items() if indexes]
+    if expect.waiting is not None:
+        parts.append(f"{gpus(expect.waiting)} waiting" if expect.waiting else "no GPU waiting")
+    if expect.problem is not None:
+        parts.append(f"a problem: {expect.problem}" if expect.problem else "no problem")
+    return ", ".join(parts)

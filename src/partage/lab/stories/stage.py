@@ -1,0 +1,206 @@
+"""The agent, a simulated node and a kubelet, joined by real sockets in a temporary folder."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from partage.agent import compose
+from partage.agent.options import AgentOptions, Intervals
+from partage.agent.status.status import AgentStatus
+from partage.errors import InputError, Unreachable
+from partage.lab.stories.model import ChangePolicy, PolicyText, Story
+from partage.lab.stories.shortcomings import NodeSnapshot
+from partage.sim.kubelet.kubelet import EmbeddedKubelet
+from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
+from partage.sim.node.hardware import SimulatedHardware
+
+INTERVALS = Intervals(
+    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, settle_s=0.2,
+    turn_gap_s=0.02,
+)  # fmt: skip
+"""A story is played in seconds: the agent looks more often than on a real node, and does the same."""
+
+PATIENCE_S = 10.0
+_GLANCE_S = 0.02
+"""How often the stage checks the condition it waits for, and whether a waiting pod finds room."""
+
+_OTHER_NAME = "end it first, or give this one another name"
+
+_NO_POLICY = PolicyText("", b"version: partage/v1\n")
+"""The policy of a story that begins without one and has one later: every GPU exclusive."""
+
+
+class StoryClock:
+    """Seconds that never go back, and may jump ahead."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def jump(self, seconds: float) -> None:
+        """Go ahead by so many seconds."""
+        self._ahead_s += seconds
+
+
+@dataclass(slots=True)
+class StoryStage:
+    """Agent, node and kubelet of one story.
+
+    waiting: pods that found no room, oldest first. scheduled: called when one of them is admitted.
+    """
+
+    story: Story
+    folder: Path
+    seed: int
+    scheduled: Callable[[PodStatus], None]
+    hardware: SimulatedHardware = field(init=False)
+    kubelet: EmbeddedKubelet = field(init=False)
+    settings: AgentOptions = field(init=False)
+    board: AgentStatus = field(init=False)
+    clock: StoryClock = field(default_factory=StoryClock)
+    waiting: dict[str, PodStatus] = field(default_factory=dict)
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _agent: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        kubelet_dir, pod_resources = self.folder / "device-plugins", self.folder / "pod-resources"
+        for folder in (kubelet_dir, pod_resources):
+            folder.mkdir()
+        changes = any(isinstance(step, ChangePolicy) for step in self.story.steps)
+        needs_file = self.story.policy is not None or changes
+        self.settings = AgentOptions(
+            kubelet_dir=kubelet_dir,
+            pod_resources=pod_resources / "kubelet.sock",
+            state_dir=self.folder / "state",
+            run_dir=self.folder / "run",
+            policy=self.folder / "policy.yaml" if needs_file else None,
+            config=self.story.config,
+            container_logs=self.folder / "containers",
+            intervals=INTERVALS,
+        )
+        self.hardware = SimulatedHardware(self.story.machine, clock=self.clock)
+        self.kubelet = EmbeddedKubelet(
+            kubelet_dir, self.settings.pod_resources, seed=self.seed, clock=self.clock
+        )
+        self.board = AgentStatus(self.clock)
+
+    async def open(self) -> None:
+        """Start the kubelet, then the agent; done when everything is registered."""
+        if self.settings.policy is not None:
+            self.write_policy(self.story.policy or _NO_POLICY)
+        await self.kubelet.start()
+        await self.start_agent()
+
+    async def close(self) -> None:
+        """Stop both."""
+        try:
+            await self.stop_agent()
+        finally:
+            await self.kubelet.stop()
+            await self.hardware.close()
+
+    # --- the agent ---
+
+    async def start_agent(self) -> None:
+        """Raises what keeps the agent from starting, and Unreachable if the kubelet does not take it."""
+        self.board, self._stop = AgentStatus(self.clock), asyncio.Event()
+        running = compose.run(self.settings, self.hardware, stop=self._stop, status=self.board)
+        self._agent = asyncio.create_task(running, name="agent")
+        if not await self.eventually(self.settled):
+            missing = [state for state in self.board.endpoints() if not state.registered]
+            reasons = "; ".join(f"{state.resource}: {state.last_error or 'no answer'}" for state in missing)
+            raise Unreachable("the agent has not registered everything in time", reasons)
+
+    async def stop_agent(self) -> None:
+        """Let it stop cleanly. Raises what it ended with, if it did."""
+        agent, self._agent = self._agent, None
+        self._stop.set()
+        if agent is not None:
+            await agent
+
+    def write_policy(self, policy: PolicyText) -> None:
+        """Replace the policy file as an operator's editor does: at once."""
+        assert self.settings.policy is not None
+        beside = self.settings.policy.with_suffix(".new")
+        beside.write_bytes(policy.content)
+        beside.replace(self.settings.policy)
+
+    # --- what can be waited for ---
+
+    async def eventually(self, condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+        """Whether the condition comes true in time. An agent that ends meanwhile raises its error here."""
+        until_s = time.monotonic() + within_s
+        while not condition():
+            if self._agent is not None and self._agent.done():
+                await self._agent
+                return False
+            if time.monotonic() > until_s:
+                return False
+            await self.schedule()
+            await asyncio.sleep(_GLANCE_S)
+        return True
+
+    def settled(self) -> bool:
+        """Everything that the agent lists has arrived at the kubelet."""
+        report, capacity = self.board.report, self.kubelet.capacity()
+        if report is None or not all(state.registered for state in self.board.endpoints()):
+            return False
+        return all(capacity.get(row.name, 0) == row.listed for row in report.resources)
+
+    def holders_known(self) -> bool:
+        """The agent knows the holder of every share of a running container."""
+        entries = self.board.report.entries if self.board.report else ()
+        named = {entry.id for entry in entries if entry.holder is not None}
+        held = {
+            share
+            for status in self.kubelet.pods()
+            if status.holds
+            for container in status.pod.listed
+            for ids in status.container(container.name).ids.values()
+            for share in ids
+        }
+        return held <= named
+
+    def snapshot(self) -> NodeSnapshot:
+        """The node now."""
+        return NodeSnapshot(
+            capacity=self.kubelet.capacity(),
+            allocatable=self.kubelet.allocatable(),
+            pods=(*self.kubelet.pods(), *self.waiting.values()),
+            report=self.board.report,
+        )
+
+    # --- pods ---
+
+    async def admit(self, pod: Pod, *, may_wait: bool) -> PodStatus:
+        """Bring a pod to the node. may_wait: where it finds no room, it tries again later.
+
+        Raises InputError where a pod of that name is there or waits.
+        """
+        if pod.key in self.waiting:
+            raise InputError(f"pod {pod.key} waits already", _OTHER_NAME)
+        try:
+            status = await self.kubelet.admit(pod)
+        except ValueError as error:
+            raise InputError(str(error), _OTHER_NAME) from error
+        if may_wait and _found_no_room(status):
+            self.waiting[pod.key] = status
+        return status
+
+    async def schedule(self) -> None:
+        """Waiting pods try again."""
+        for key, status in list(self.waiting.items()):
+            again = await self.kubelet.admit(status.pod)
+            if not _found_no_room(again):
+                del self.waiting[key]
+                self.scheduled(again)
+
+
+def _found_no_room(status: PodStatus) -> bool:
+    return status.phase is PodPhase.PENDING and not status.containers

@@ -1,0 +1,33 @@
+"""Numbers and lists as parts of a sentence. Text only; every layer may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def numbers(values: Iterable[int]) -> str:
+    """``0-3, 6`` for 0, 1, 2, 3, 6."""
+    runs: list[tuple[int, int]] = []
+    for value in sorted(set(values)):
+        if runs and runs[-1][1] == value - 1:
+            runs[-1] = (runs[-1][0], value)
+        else:
+            runs.append((value, value))
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def gpus(values: Iterable[int]) -> str:
+    """``GPU 3``, ``GPUs 0-3, 6``."""
+    distinct = set(values)
+    return f"{'GPU' if len(distinct) == 1 else 'GPUs'} {numbers(distinct)}"
+
+
+def count_of(amount: int, noun: str, plural: str = "") -> str:
+    """``1 share``, ``4 shares``."""
+    return f"{amount} {noun if amount == 1 else plural or noun + 's'}"
+
+
+def listed(items: Sequence[str], most: int) -> str:
+    """``a, b, c and 4 more``."""
+    shown = ", ".join(items[:most])
+    return shown if len(items) <= most else f"{shown} and {len(items) - most} more"

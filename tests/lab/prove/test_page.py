@@ -1,0 +1,47 @@
+"""The page that people keep: as a whole, and nothing of a tenant's words is taken for markup."""
+
+import re
+
+from partage.faces.render.proof_page import proof_page
+from tests.lab.prove import reports
+
+PAGE = r"""# What the shares of this node guarantee
+
+- GPU 0: NVIDIA H100 80GB HBM3, 79.6 GiB, default mode, GPU-1
+- driver 595.1, CUDA 13.2
+- 2026-11-21T20:00:00+00:00, partage 0.1.0, torch 2.9
+- partage prove --faults
+
+**5 promises: 2 kept, 1 weaker than promised, 1 broken, 1 not tried.**
+
+> Held to the policy \*policy.yaml\*.
+
+## nvidia.com/gpu.shared: GPU 0, one of 4 shares, 20 GiB
+
+| attack | states | promised | tried | seen | verdict | evidence |
+|---|---|---|---|---|---|---|
+| mps-over | guarded | Promised over. | Tried over. | it got 20 GiB \| and \<no\> more | kept | hardware |
+| mps-unseen | guarded | Promised unseen. | Tried unseen. | it got 25G | **weaker-than-promised** | hardware |
+| mps-users | guarded | Promised users. | Tried users. | both worked | kept | simulated |
+
+## nvidia.com/mig-3g.40gb: GPU 1, MIG device, 40 GiB
+
+| attack | states | promised | tried | seen | verdict | evidence |
+|---|---|---|---|---|---|---|
+| mps-memory | hard | Promised memory. | Tried memory. | it got 60 GiB | **broken** | hardware |
+
+## Not offered here
+
+| attack | states | promised | tried | seen | verdict | evidence |
+|---|---|---|---|---|---|---|
+| mps-off | advisory | Promised off. | Tried off. | not tried: it takes a GPU | not-tried | documented |
+"""
+
+
+def test_the_page_is_this():
+    assert proof_page(reports.full()).startswith(PAGE)
+
+
+def test_every_line_of_a_table_has_as_many_cells_as_its_head():
+    rows = [line for line in proof_page(reports.full()).splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {8}

@@ -1,0 +1,23 @@
+"""Numbers and lists as parts of a sentence."""
+
+import pytest
+
+from partage import text
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [([], ""), ([3], "3"), ([0, 1], "0-1"), ([5, 0, 1, 2, 7], "0-2, 5, 7"), ([2, 2, 3], "2-3")],
+)
+def test_consecutive_numbers_are_said_as_a_run(values, said):
+    assert text.numbers(values) == said
+
+
+def test_one_gpu_is_singular():
+    assert text.gpus([4]) == "GPU 4"
+    assert text.gpus([4, 5]) == "GPUs 4-5"
+
+
+def test_a_long_list_ends_in_how_many_more_there_are():
+    assert text.listed(["a", "b", "c"], 2) == "a, b and 1 more"
+    assert text.listed(["a", "b"], 2) == "a, b"
