@@ -8,9 +8,9 @@
     │  ├─ HardwareTimeout         retried: a call did not end in time, or the helper died
     │  ├─ GpuLost                 retried: a person or a reset has to act first
     │  ├─ GpuInUse                retried: who uses it may go
-    │  ├─ NotAsSaid               retried: look again, and decide anew
-    │  ├─ NoRoom                  never retried
-    │  ├─ NotThere                never retried
+    │  ├─ StateMismatch               retried: look again, and decide anew
+    │  ├─ InsufficientResources                  never retried
+    │  ├─ NotFound                never retried
     │  ├─ NotPermitted            never retried
     │  └─ Unsupported             never retried
     ├─ DaemonError                an MPS control daemon                     exit 4
@@ -112,17 +112,17 @@ class GpuInUse(HardwareError):
         self.uses: tuple[str, ...] = tuple(uses)
 
 
-class NotAsSaid(HardwareError):
+class StateMismatch(HardwareError):
     """The GPU, read again, is not as somebody said that it is."""
 
     retry = True
 
 
-class NoRoom(HardwareError):
+class InsufficientResources(HardwareError):
     """No room on the GPU: no free slices there, no engines left, or as many instances as it can have."""
 
 
-class NotThere(HardwareError):
+class NotFound(HardwareError):
     """There is no such GPU or instance, or something else lives under its id by now."""
 
 

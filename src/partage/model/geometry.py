@@ -44,7 +44,7 @@ class ProfileSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Misnamed:
+class MisprintedLayout:
     """A layout that somebody publishes for a model that cannot have it, and what was meant.
 
     source: who says so, ``FPT's table for the H200``. name: what the layout is called there, None: nothing.
@@ -66,7 +66,7 @@ class Geometry:
     memory_slices: int
     max_instances: int
     profiles: tuple[ProfileSpec, ...]
-    misnamed: tuple[Misnamed, ...] = ()
+    misnamed: tuple[MisprintedLayout, ...] = ()
 
     def spec(self, profile: MigProfile) -> ProfileSpec | None:
         """The GPU instance profile for ``profile`` (its ``gpu_instance``), or None."""

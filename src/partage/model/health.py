@@ -25,7 +25,7 @@ OVERRULED_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class GpuCondition:
     """What the driver says of one GPU now (``nvmlDeviceGetFieldValues``); cheap to ask every few seconds.
 
     gpu: UUID. lost: why it does not answer, None where it does.
@@ -55,18 +55,18 @@ class Xid:
 
 
 @dataclass(frozen=True, slots=True)
-class Booted:
+class NodeBooted:
     """The node has booted since the last event: proof of a reset."""
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
+class Unresponsive:
     """Nobody can say how the GPU is: the helper or the driver does not answer."""
 
     reason: str
 
 
-Event = Xid | Condition | Booted | Silent
+Event = Xid | GpuCondition | NodeBooted | Unresponsive
 
 
 class HealthState(StrEnum):
@@ -88,7 +88,7 @@ class HealthState(StrEnum):
         return list(HealthState).index(self)
 
 
-class Finding(StrEnum):
+class HealthFinding(StrEnum):
     """What an event says, in one word.
 
     well:    the driver was asked, and finds nothing wrong.
@@ -98,44 +98,44 @@ class Finding(StrEnum):
     fault, reset: as ``XidClass``.
     """
 
-    WELL = "well"
-    REMARK = "remark"
-    SILENCE = "silence"
-    DOUBT = "doubt"
+    OK = "ok"
+    WARNING = "warning"
+    NO_ANSWER = "no-answer"
+    UNKNOWN = "unknown"
     FAULT = "fault"
     RESET = "reset"
 
 
 _HEALTHY, _SUSPECT, _PROBATION, _UNHEALTHY = HealthState
-_FAULTS = {Finding.FAULT: _UNHEALTHY, Finding.RESET: _UNHEALTHY}
+_FAULTS = {HealthFinding.FAULT: _UNHEALTHY, HealthFinding.RESET: _UNHEALTHY}
 
-NEXT: Mapping[HealthState, Mapping[Finding, HealthState]] = {
+NEXT: Mapping[HealthState, Mapping[HealthFinding, HealthState]] = {
     _HEALTHY: {
-        Finding.WELL: _HEALTHY,
-        Finding.REMARK: _SUSPECT,
-        Finding.SILENCE: _SUSPECT,
-        Finding.DOUBT: _SUSPECT,
+        HealthFinding.OK: _HEALTHY,
+        HealthFinding.WARNING: _SUSPECT,
+        HealthFinding.NO_ANSWER: _SUSPECT,
+        HealthFinding.UNKNOWN: _SUSPECT,
         **_FAULTS,
     },
     _SUSPECT: {
-        Finding.WELL: _HEALTHY,
-        Finding.REMARK: _SUSPECT,
-        Finding.SILENCE: _SUSPECT,
-        Finding.DOUBT: _SUSPECT,
+        HealthFinding.OK: _HEALTHY,
+        HealthFinding.WARNING: _SUSPECT,
+        HealthFinding.NO_ANSWER: _SUSPECT,
+        HealthFinding.UNKNOWN: _SUSPECT,
         **_FAULTS,
     },
     _UNHEALTHY: {
-        Finding.WELL: _PROBATION,
-        Finding.REMARK: _PROBATION,
-        Finding.SILENCE: _UNHEALTHY,
-        Finding.DOUBT: _UNHEALTHY,
+        HealthFinding.OK: _PROBATION,
+        HealthFinding.WARNING: _PROBATION,
+        HealthFinding.NO_ANSWER: _UNHEALTHY,
+        HealthFinding.UNKNOWN: _UNHEALTHY,
         **_FAULTS,
     },
     _PROBATION: {
-        Finding.WELL: _HEALTHY,
-        Finding.REMARK: _SUSPECT,
-        Finding.SILENCE: _PROBATION,
-        Finding.DOUBT: _PROBATION,
+        HealthFinding.OK: _HEALTHY,
+        HealthFinding.WARNING: _SUSPECT,
+        HealthFinding.NO_ANSWER: _PROBATION,
+        HealthFinding.UNKNOWN: _PROBATION,
         **_FAULTS,
     },
 }
@@ -192,30 +192,30 @@ class Health:
     instances: Mapping[int, HealthStatus] = field(default_factory=dict)
     resets: int | None = None
 
-    def phase(self, gi_id: int | None = None) -> HealthStatus:
+    def status(self, gi_id: int | None = None) -> HealthStatus:
         """The worse of GPU and GPU instance; of the GPU alone without gi_id."""
         own = None if gi_id is None else self.instances.get(gi_id)
         return own if own is not None and own.state.severity > self.gpu.state.severity else self.gpu
 
     def offered(self, gi_id: int | None = None) -> bool:
         """Whether shares of it go to the kubelet as Healthy."""
-        return self.phase(gi_id).state.offered
+        return self.status(gi_id).state.offered
 
 
-def step(health: Health, event: Event, now_s: float, rules: XidRules = DEFAULT_RULES) -> Health:
+def next_health(health: Health, event: Event, now_s: float, rules: XidRules = DEFAULT_RULES) -> Health:
     """What the health is after ``event``. now_s: seconds of any clock that never goes back.
 
     Time passes only with Conditions (every few seconds): a GPU that nobody can ask gets no better.
     An event of another GPU is the caller's mistake; an Xid without GPU is to be given to all of them.
     """
     match event:
-        case Condition():
+        case GpuCondition():
             return _after_condition(health, event, now_s, rules)
         case Xid():
             return _after_xid(health, event, now_s, rules)
-        case Booted():
+        case NodeBooted():
             return Health(replace(health.gpu, needs_proof=False, action_seen=False))
-        case Silent():
+        case Unresponsive():
             return _after_silence(health, event.reason, now_s)
 
 
@@ -231,11 +231,11 @@ def keep_instances(health: Health, gi_ids: frozenset[int]) -> Health:
 
 def _after_xid(health: Health, xid: Xid, now_s: float, rules: XidRules) -> Health:
     meaning = rules.class_of(xid.code)
-    if meaning is XidClass.NOTE:
+    if meaning is XidClass.IGNORED:
         return health
     # The driver did not say which GPU: all are watched, and their Conditions tell. To take every GPU of the
     # node away until it is reset would be worse than the fault.
-    finding = Finding.DOUBT if xid.gpu is None else Finding(meaning.value)
+    finding = HealthFinding.UNKNOWN if xid.gpu is None else HealthFinding(meaning.value)
     if xid.gi_id is None:
         return replace(health, gpu=_find(health.gpu, finding, describe(xid.code), now_s))
     own = health.instances.get(xid.gi_id, HealthStatus(since_s=now_s))
@@ -244,19 +244,19 @@ def _after_xid(health: Health, xid: Xid, now_s: float, rules: XidRules) -> Healt
 
 
 def _after_silence(health: Health, reason: str, now_s: float) -> Health:
-    gpu = _find(health.gpu, Finding.SILENCE, reason, now_s)
-    silent = {gi: _find(one, Finding.SILENCE, reason, now_s) for gi, one in health.instances.items()}
+    gpu = _find(health.gpu, HealthFinding.NO_ANSWER, reason, now_s)
+    silent = {gi: _find(one, HealthFinding.NO_ANSWER, reason, now_s) for gi, one in health.instances.items()}
     return replace(health, gpu=gpu, instances=silent)
 
 
-def _after_condition(health: Health, condition: Condition, now_s: float, rules: XidRules) -> Health:
+def _after_condition(health: Health, condition: GpuCondition, now_s: float, rules: XidRules) -> Health:
     known = health.resets is not None and condition.resets is not None
     was_reset = known and (condition.resets or 0) > (health.resets or 0)
     finding, reason = _verdict(condition, rules)
     gpu = _find(_weigh(health.gpu, condition, was_reset, now_s), finding, reason, now_s)
     # The driver's word is about the whole GPU; an instance of it only gets better by it.
     instances = {
-        gi: _find(_weigh(one, condition, was_reset, now_s), Finding.WELL, "", now_s)
+        gi: _find(_weigh(one, condition, was_reset, now_s), HealthFinding.OK, "", now_s)
         for gi, one in health.instances.items()
     }
     return Health(
@@ -270,22 +270,25 @@ def _after_condition(health: Health, condition: Condition, now_s: float, rules: 
     )
 
 
-def _verdict(condition: Condition, rules: XidRules) -> tuple[Finding, str]:
+def _verdict(condition: GpuCondition, rules: XidRules) -> tuple[HealthFinding, str]:
     """What the driver says, the worst first."""
     if condition.lost is not None:
-        return Finding.FAULT, f"does not answer: {condition.lost}"
+        return HealthFinding.FAULT, f"does not answer: {condition.lost}"
     if rules.off:
-        return Finding.WELL, ""
+        return HealthFinding.OK, ""
     if _asks_for_action(condition):
-        return Finding.RESET, f"the driver asks for {_ACTIONS[condition.recovery or RecoveryAction.NONE]}"
+        return (
+            HealthFinding.RESET,
+            f"the driver asks for {_ACTIONS[condition.recovery or RecoveryAction.NONE]}",
+        )
     if condition.rows_failed:
-        return Finding.FAULT, "a memory row could not be remapped"
+        return HealthFinding.FAULT, "a memory row could not be remapped"
     if condition.fabric_ok is False:
-        return Finding.FAULT, "the NVLink fabric is not ready"
+        return HealthFinding.FAULT, "the NVLink fabric is not ready"
     if condition.rows_pending:
         # "New workloads can be launched": NVIDIA, GPU memory error management, row-remapping pending flag.
-        return Finding.REMARK, "remapped memory rows wait for a reset"
-    return Finding.WELL, ""
+        return HealthFinding.WARNING, "remapped memory rows wait for a reset"
+    return HealthFinding.OK, ""
 
 
 _ACTIONS = {
@@ -300,90 +303,90 @@ _ACTIONS = {
 }
 
 
-def _asks_for_action(condition: Condition) -> bool:
+def _asks_for_action(condition: GpuCondition) -> bool:
     return condition.recovery not in (None, RecoveryAction.NONE)
 
 
-def _weigh(phase: HealthStatus, condition: Condition, was_reset: bool, now_s: float) -> HealthStatus:
+def _weigh(status: HealthStatus, condition: GpuCondition, was_reset: bool, now_s: float) -> HealthStatus:
     """Take the proof of a reset that is in a Condition, if any."""
-    if not phase.needs_proof:
-        return phase
+    if not status.needs_proof:
+        return status
     content = condition.recovery is RecoveryAction.NONE and condition.lost is None
-    long_ago = phase.fault_s is not None and now_s - phase.fault_s >= OVERRULED_S
-    if was_reset or (content and (phase.action_seen or long_ago)):
-        return replace(phase, needs_proof=False, action_seen=False)
-    return phase
+    long_ago = status.fault_s is not None and now_s - status.fault_s >= OVERRULED_S
+    if was_reset or (content and (status.action_seen or long_ago)):
+        return replace(status, needs_proof=False, action_seen=False)
+    return status
 
 
-def _remember_action(phase: HealthStatus, condition: Condition) -> HealthStatus:
-    asked = phase.needs_proof and not phase.action_seen and _asks_for_action(condition)
-    return replace(phase, action_seen=True) if asked else phase
+def _remember_action(status: HealthStatus, condition: GpuCondition) -> HealthStatus:
+    asked = status.needs_proof and not status.action_seen and _asks_for_action(condition)
+    return replace(status, action_seen=True) if asked else status
 
 
-# --- one phase -----------------------------------------------------------------------------------
+# --- one status -----------------------------------------------------------------------------------
 
 
-def _find(phase: HealthStatus, finding: Finding, reason: str, now_s: float) -> HealthStatus:
-    """The phase after one finding."""
-    state = NEXT[phase.state][finding]
+def _find(status: HealthStatus, finding: HealthFinding, reason: str, now_s: float) -> HealthStatus:
+    """The status after one finding."""
+    state = NEXT[status.state][finding]
     match finding:
-        case Finding.FAULT | Finding.RESET:
-            return _struck(phase, finding, reason, now_s)
-        case Finding.DOUBT if state is HealthState.SUSPECT:
-            since_s = phase.since_s if phase.state is state else now_s
+        case HealthFinding.FAULT | HealthFinding.RESET:
+            return _struck(status, finding, reason, now_s)
+        case HealthFinding.UNKNOWN if state is HealthState.SUSPECT:
+            since_s = status.since_s if status.state is state else now_s
             until_s = now_s + SUSPECT_S
-            return replace(phase, state=state, reason=reason, since_s=since_s, quiet_until_s=until_s)
-        case Finding.DOUBT | Finding.SILENCE if state is HealthState.PROBATION:
-            return replace(phase, quiet_until_s=now_s + phase.probation_s)
-        case _ if state is phase.state or not _may_leave(phase, now_s):
-            return phase
+            return replace(status, state=state, reason=reason, since_s=since_s, quiet_until_s=until_s)
+        case HealthFinding.UNKNOWN | HealthFinding.NO_ANSWER if state is HealthState.PROBATION:
+            return replace(status, quiet_until_s=now_s + status.probation_s)
+        case _ if state is status.state or not _may_leave(status, now_s):
+            return status
         case _:
-            return _enter(phase, state, reason, now_s)
+            return _enter(status, state, reason, now_s)
 
 
-def _may_leave(phase: HealthStatus, now_s: float) -> bool:
+def _may_leave(status: HealthStatus, now_s: float) -> bool:
     """Whether a state may be left for a better one."""
-    return not phase.needs_proof and (phase.quiet_until_s is None or now_s >= phase.quiet_until_s)
+    return not status.needs_proof and (status.quiet_until_s is None or now_s >= status.quiet_until_s)
 
 
-def _enter(phase: HealthStatus, state: HealthState, reason: str, now_s: float) -> HealthStatus:
+def _enter(status: HealthStatus, state: HealthState, reason: str, now_s: float) -> HealthStatus:
     """Up a step by the driver's word, or from health to suspicion by a remark of it."""
     if state is HealthState.PROBATION:
-        return replace(phase, state=state, since_s=now_s, quiet_until_s=now_s + phase.probation_s)
+        return replace(status, state=state, since_s=now_s, quiet_until_s=now_s + status.probation_s)
     return HealthStatus(
         state=state,
         reason=reason,
         since_s=now_s,
-        probation_s=phase.probation_s,
-        passed_s=now_s if phase.state is HealthState.PROBATION else phase.passed_s,
+        probation_s=status.probation_s,
+        passed_s=now_s if status.state is HealthState.PROBATION else status.passed_s,
     )
 
 
-def _struck(phase: HealthStatus, finding: Finding, reason: str, now_s: float) -> HealthStatus:
+def _struck(status: HealthStatus, finding: HealthFinding, reason: str, now_s: float) -> HealthStatus:
     """Unhealthy by a fault. What needs proof of a reset keeps its reason against lesser faults."""
-    resets = finding is Finding.RESET
-    fresh = phase.state is not HealthState.UNHEALTHY
-    keeps_reason = not fresh and phase.needs_proof and not resets
+    resets = finding is HealthFinding.RESET
+    fresh = status.state is not HealthState.UNHEALTHY
+    keeps_reason = not fresh and status.needs_proof and not resets
     return replace(
-        phase,
+        status,
         state=HealthState.UNHEALTHY,
-        reason=phase.reason if keeps_reason else reason,
-        since_s=now_s if fresh else phase.since_s,
+        reason=status.reason if keeps_reason else reason,
+        since_s=now_s if fresh else status.since_s,
         quiet_until_s=None,
-        probation_s=_next_probation_s(phase, now_s),
-        needs_proof=resets or (phase.needs_proof and not fresh),
-        fault_s=now_s if resets and not phase.action_seen else phase.fault_s,
+        probation_s=_next_probation_s(status, now_s),
+        needs_proof=resets or (status.needs_proof and not fresh),
+        fault_s=now_s if resets and not status.action_seen else status.fault_s,
     )
 
 
-def _next_probation_s(phase: HealthStatus, now_s: float) -> float:
-    if phase.state is HealthState.PROBATION:
-        return min(2 * phase.probation_s, PROBATION_CAP_S)
-    return PROBATION_S if _is_forgiven(phase, now_s) else phase.probation_s
+def _next_probation_s(status: HealthStatus, now_s: float) -> float:
+    if status.state is HealthState.PROBATION:
+        return min(2 * status.probation_s, PROBATION_CAP_S)
+    return PROBATION_S if _is_forgiven(status, now_s) else status.probation_s
 
 
-def _is_forgiven(phase: HealthStatus, now_s: float) -> bool:
+def _is_forgiven(status: HealthStatus, now_s: float) -> bool:
     """Healthy for so long that earlier faults count for nothing."""
-    if not phase.state.offered:
+    if not status.state.offered:
         return False
-    return phase.passed_s is None or now_s - phase.passed_s >= FORGIVEN_S
+    return status.passed_s is None or now_s - status.passed_s >= FORGIVEN_S

@@ -51,7 +51,7 @@ class Placed:
     instance: int
 
 
-class Misfit(StrEnum):
+class MisfitKind(StrEnum):
     """Why a layout does not fit."""
 
     UNKNOWN_PROFILE = "unknown-profile"
@@ -68,7 +68,7 @@ class Misfit(StrEnum):
 class DoesNotFit(Exception):
     """A layout that this model cannot have. The text is one sentence for the operator; kind: for programs."""
 
-    def __init__(self, kind: Misfit, message: str) -> None:
+    def __init__(self, kind: MisfitKind, message: str) -> None:
         self.kind = kind
         super().__init__(message)
 
@@ -91,7 +91,7 @@ def place(geometry: Geometry, items: Sequence[LayoutItem]) -> tuple[Placed, ...]
     """
     if len(items) > geometry.compute_slices:
         raise DoesNotFit(
-            Misfit.COMPUTE,
+            MisfitKind.COMPUTE,
             f"{len(items)} MIG devices need at least {len(items)} compute slices, "
             f"and {geometry.model} has {geometry.compute_slices}",
         )
@@ -158,16 +158,16 @@ def _takes(instance: _Instance, spec: ProfileSpec, item: LayoutItem) -> bool:
 def _spec(geometry: Geometry, item: LayoutItem) -> ProfileSpec:
     spec = geometry.spec(item.profile)
     if spec is None:
-        raise DoesNotFit(Misfit.UNKNOWN_PROFILE, _unknown(geometry, item.profile))
+        raise DoesNotFit(MisfitKind.UNKNOWN_PROFILE, _unknown(geometry, item.profile))
     if item.profile.compute_slices not in compute_choices(spec.compute_slices):
         raise DoesNotFit(
-            Misfit.BAD_COMPUTE,
+            MisfitKind.BAD_COMPUTE,
             f"{item.profile}: a {spec.profile} instance can be split into compute instances of "
             f"{_listed(compute_choices(spec.compute_slices))} slices only",
         )
     if item.start is not None and item.start not in spec.starts:
         raise DoesNotFit(
-            Misfit.BAD_START,
+            MisfitKind.BAD_START,
             f"{item}: on {geometry.model}, {spec.profile} can start at memory slice "
             f"{_listed(spec.starts)} only",
         )
@@ -188,17 +188,17 @@ def _within_budgets(geometry: Geometry, instances: Sequence[_Instance]) -> None:
         allowed = next(row.max_count for row in geometry.profiles if row.profile == spec)
         if count > allowed:
             raise DoesNotFit(
-                Misfit.TOO_MANY, f"{geometry.model} holds at most {allowed} x {spec}, not {count}"
+                MisfitKind.TOO_MANY, f"{geometry.model} holds at most {allowed} x {spec}, not {count}"
             )
     if len(specs) > geometry.max_instances:
         raise DoesNotFit(
-            Misfit.TOO_MANY_INSTANCES,
+            MisfitKind.TOO_MANY_INSTANCES,
             f"{geometry.model} holds at most {geometry.max_instances} GPU instances, not {len(specs)}",
         )
     wanted = sum(spec.compute_slices for spec in specs)
     if wanted > geometry.compute_slices:
         raise DoesNotFit(
-            Misfit.COMPUTE,
+            MisfitKind.COMPUTE,
             f"{_summary(specs)} need {wanted} compute slices, "
             f"and {geometry.model} has {geometry.compute_slices}",
         )
@@ -216,7 +216,7 @@ def _within_engines(geometry: Geometry, specs: Sequence[ProfileSpec], kind: str)
     if used > budget:
         thirsty = _summary([spec for spec, amount in users if amount])
         raise DoesNotFit(
-            Misfit.ENGINES,
+            MisfitKind.ENGINES,
             f"{thirsty} need {used} {kind} engines, and {geometry.model} has {budget}",
         )
 
@@ -233,7 +233,7 @@ def _starts(geometry: Geometry, instances: Sequence[_Instance]) -> dict[int, int
     )
     found = next(_seatings(instances, loose, taken), None) if taken else _greedy(instances, loose)
     if found is None:
-        raise DoesNotFit(Misfit.MEMORY, _no_room(geometry, instances))
+        raise DoesNotFit(MisfitKind.MEMORY, _no_room(geometry, instances))
     return {at: placement.start for at, placement in found.items()}
 
 
@@ -245,7 +245,7 @@ def _fixed(
     rival = next((at for at, placement in taken.items() if placement.overlaps(wanted)), None)
     if rival is not None:
         raise DoesNotFit(
-            Misfit.MEMORY,
+            MisfitKind.MEMORY,
             f"{instance.spec.profile}@{instance.start} and "
             f"{instances[rival].spec.profile}@{taken[rival].start} overlap on {geometry.model}",
         )

@@ -22,7 +22,7 @@ the path of a socket."""
 
 
 @dataclass(frozen=True, slots=True)
-class Namespace:
+class MpsNamespace:
     """A part of a named server: who connects through its directory has its limits, and no other's.
 
     name: lower-case letters, digits and underscores, at most 64 (NVIDIA's MPS guide, release 615).
@@ -46,7 +46,7 @@ class ClientLimits:
 
     memory_bytes: int | None = None
     threads_percent: int | None = None
-    namespaces: tuple[Namespace, ...] = ()
+    namespaces: tuple[MpsNamespace, ...] = ()
 
     def __str__(self) -> str:
         each = f"{_amounts(self.memory_bytes, self.threads_percent)} for each client"
@@ -78,10 +78,10 @@ class DaemonSpec:
     memory_bytes: int | None = None
     threads_percent: int | None = None
     multi_user: bool | None = None
-    namespaces: tuple[Namespace, ...] = ()
+    namespaces: tuple[MpsNamespace, ...] = ()
 
     def __post_init__(self) -> None:
-        if not is_device(self.device):
+        if not is_device_uuid(self.device):
             raise ValueError(f"{self.device[:_LONGEST_DEVICE]!r} is no UUID of a GPU or MIG device")
         _check(self.memory_bytes, self.threads_percent)
         names = [one.name for one in self.namespaces]
@@ -108,7 +108,7 @@ def _check(memory_bytes: int | None, threads_percent: int | None) -> None:
         raise ValueError(f"{threads_percent} % of the threads is no limit")
 
 
-def is_device(text: str) -> bool:
+def is_device_uuid(text: str) -> bool:
     """Whether it is the UUID of a GPU or MIG device: one that can name a directory, too."""
     return len(text) <= _LONGEST_DEVICE and _DEVICE.fullmatch(text) is not None
 

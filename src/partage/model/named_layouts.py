@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from partage.model.geometry import Geometry, Misnamed
-from partage.model.layout import DoesNotFit, LayoutItem, Misfit
+from partage.model.geometry import Geometry, MisprintedLayout
+from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind
 from partage.model.profile import MigProfile
 
 ENABLED, DISABLED, BALANCED = "all-enabled", "all-disabled", "all-balanced"
@@ -25,7 +25,7 @@ _BALANCED: Mapping[int, tuple[int, ...]] = {7: (1, 1, 2, 3), 4: (1, 1, 2)}
 
 
 @dataclass(frozen=True, slots=True)
-class Meant:
+class ResolvedLayout:
     """What a layout comes to on one model. doubt: a sentence where a misprint was mended, or empty."""
 
     items: tuple[LayoutItem, ...]
@@ -59,7 +59,9 @@ def named_layouts(geometry: Geometry) -> dict[str, tuple[LayoutItem, ...]]:
     return {**named, BALANCED: balanced} if balanced else named
 
 
-def meant(geometry: Geometry, items: Sequence[LayoutItem], name: str | None = None) -> Meant:
+def resolve_layout(
+    geometry: Geometry, items: Sequence[LayoutItem], name: str | None = None
+) -> ResolvedLayout:
     """What ``items``, or the layout called ``name``, come to on this model.
 
     A row that somebody publishes for the model and that it cannot have (``Geometry.misnamed``) is taken for
@@ -67,18 +69,18 @@ def meant(geometry: Geometry, items: Sequence[LayoutItem], name: str | None = No
     """
     known = named_layouts(geometry)
     if name is not None and name in known:
-        return Meant(known[name])
+        return ResolvedLayout(known[name])
     wrong = next((row for row in geometry.misnamed if _is_row(row, items, name)), None)
     if wrong is not None:
         right = tuple(map(LayoutItem, wrong.right))
-        return Meant(right, _mended(geometry, wrong, known, name))
+        return ResolvedLayout(right, _mended(geometry, wrong, known, name))
     if name is None:
-        return Meant(tuple(items))
+        return ResolvedLayout(tuple(items))
     import difflib
 
     nearest = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     raise DoesNotFit(
-        Misfit.UNKNOWN_NAME,
+        MisfitKind.UNKNOWN_NAME,
         f"{geometry.model} has no layout {name}; {'nearest' if nearest else 'it has'}: "
         f"{', '.join(nearest or known)}",
     )
@@ -99,7 +101,7 @@ def _balanced(geometry: Geometry) -> tuple[LayoutItem, ...]:
     return tuple(LayoutItem(plain[size][1]) for size in sizes) if set(sizes) <= set(plain) else ()
 
 
-def _is_row(row: Misnamed, items: Sequence[LayoutItem], name: str | None) -> bool:
+def _is_row(row: MisprintedLayout, items: Sequence[LayoutItem], name: str | None) -> bool:
     if name is not None:
         return name == row.name
     asked = Counter(item.profile for item in items)
@@ -107,7 +109,7 @@ def _is_row(row: Misnamed, items: Sequence[LayoutItem], name: str | None) -> boo
 
 
 def _mended(
-    geometry: Geometry, wrong: Misnamed, known: Mapping[str, tuple[LayoutItem, ...]], name: str | None
+    geometry: Geometry, wrong: MisprintedLayout, known: Mapping[str, tuple[LayoutItem, ...]], name: str | None
 ) -> str:
     right = Counter(wrong.right)
     called = next((name for name, items in known.items() if Counter(i.profile for i in items) == right), None)

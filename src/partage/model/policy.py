@@ -95,17 +95,17 @@ class DesiredMig:
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
+class AllDevices:
     """Every GPU of the node (``all``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
+class RemainingGpus:
     """Every GPU that no other entry selects."""
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class GpuCriteria:
     """GPUs that meet every criterion given; an empty criterion is none.
 
     index: NVML indexes. uuid: UUIDs. model: product names or catalogue ids, ``*`` allowed.
@@ -119,18 +119,18 @@ class Where:
     device_filter: tuple[str, ...] = ()
 
 
-GpuSelector = Everything | Rest | Where
+GpuSelector = AllDevices | RemainingGpus | GpuCriteria
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class LowestIndexes:
     """The n lowest NVML indexes, lost GPUs counted (NVIDIA's ``devices: n``)."""
 
     n: int
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedDevices:
     """NVIDIA's ``devices`` list. mig_index: pairs ``(gpu, mig device)`` of ``"0:1"``; uuid: GPU or MIG."""
 
     index: tuple[int, ...] = ()
@@ -138,7 +138,7 @@ class Listed:
     uuid: tuple[str, ...] = ()
 
 
-DeviceSelector = Everything | Count | Listed
+DeviceSelector = AllDevices | LowestIndexes | ListedDevices
 
 
 # --- entries -----------------------------------------------------------------------------------

@@ -351,7 +351,7 @@ def undo(done: Iterable[tuple[Step, Created | None]]) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Blast:
+class BlastRadius:
     """How far a step reaches beyond what it names.
 
     idle: GPUs, by UUID, that nobody may use meanwhile and that lose every instance they have; empty for a
@@ -363,15 +363,15 @@ class Blast:
     reboot: bool | None = False
 
 
-def blast(step: Step) -> Blast:
+def blast(step: Step) -> BlastRadius:
     """The blast radius of a step. Instances are isolated: to make or destroy one touches no other."""
     match step:
         case SetMigMode(gpu):
-            return Blast((gpu,))
+            return BlastRadius((gpu,))
         case Reset(gpus):
-            return Blast(gpus, step.reboot)
+            return BlastRadius(gpus, step.reboot)
         case _:
-            return Blast()
+            return BlastRadius()
 
 
 def _named(uuid: str) -> str:

@@ -19,8 +19,8 @@ class XidClass(StrEnum):
     reset: the GPU is not offered until there is proof of a reset (catalogue: RESET_GPU, RESTART_BM).
     """
 
-    NOTE = "note"
-    DOUBT = "doubt"
+    IGNORED = "ignored"
+    UNKNOWN = "unknown"
     FAULT = "fault"
     RESET = "reset"
 
@@ -49,7 +49,7 @@ RESET_XIDS = {
 }
 """XIDs after which the GPU needs a reset (or the node a reboot), and what they say."""
 
-NOTED_XIDS = frozenset(
+IGNORED_XIDS = frozenset(
     {
         # RESTART_APP: push buffers, exceptions, page faults, copy and media engines, contained memory errors.
         *(8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86),
@@ -103,7 +103,7 @@ class XidRules:
         if self.all_enabled or code in self.enabled:
             return XidClass.RESET if meaning is XidClass.RESET else XidClass.FAULT
         if self.xids_off or code in self.disabled:
-            return XidClass.NOTE
+            return XidClass.IGNORED
         return meaning
 
 
@@ -118,7 +118,7 @@ DEFAULT_RULES = XidRules()
 def _in_table(code: int) -> XidClass:
     if code in RESET_XIDS:
         return XidClass.RESET
-    return XidClass.NOTE if code in NOTED_XIDS else XidClass.DOUBT
+    return XidClass.IGNORED if code in IGNORED_XIDS else XidClass.UNKNOWN
 
 
 def _items(text: str) -> set[str]:

@@ -11,7 +11,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from partage.model.gpu import Gpu
-from partage.model.health import Booted, Condition, Event, Health, Silent, Xid, keep_instances, step
+from partage.model.health import (
+    Event,
+    GpuCondition,
+    Health,
+    NodeBooted,
+    Unresponsive,
+    Xid,
+    keep_instances,
+    next_health,
+)
 from partage.model.ids import ResourceName
 from partage.model.policy import MigStrategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
@@ -48,7 +57,7 @@ class TurnInput:
     fresh: bool = False
     wish: DesiredState | None = None
     xids: tuple[Xid, ...] = ()
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[GpuCondition, ...] | None = None
     silent: str = ""
     booted: bool = False
     held: Held = field(default_factory=Held)
@@ -133,7 +142,7 @@ def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, H
     for gpu in gpus:
         health = before.health.get(gpu, Health())
         for event in _events(gpu, seen):
-            health = step(health, event, seen.now_s, rules)
+            health = next_health(health, event, seen.now_s, rules)
         healths[gpu] = _without_old_instances(gpu, health, seen)
     return healths
 
@@ -141,18 +150,18 @@ def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, H
 def _events(gpu: str, seen: TurnInput) -> Iterator[Event]:
     """What befell one GPU since the last turn, in the order in which it counts."""
     if seen.booted:
-        yield Booted()
+        yield NodeBooted()
     yield from (xid for xid in seen.xids if xid.gpu in (gpu, None))
     if seen.silent:
-        yield Silent(seen.silent)
+        yield Unresponsive(seen.silent)
         return
     if gpu in seen.in_hand:
         yield from (one for one in seen.conditions or () if one.gpu == gpu and one.lost is None)
         return
     if seen.fresh and seen.node is not None and seen.node.inventory.gpu(gpu) is None:
-        yield Condition(gpu, lost=GONE)
+        yield GpuCondition(gpu, lost=GONE)
     elif seen.fresh and seen.node is not None and gpu in seen.node.lost:
-        yield Condition(gpu, lost=seen.node.lost[gpu])
+        yield GpuCondition(gpu, lost=seen.node.lost[gpu])
     yield from (condition for condition in seen.conditions or () if condition.gpu == gpu)
 
 

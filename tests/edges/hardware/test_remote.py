@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.hardware import connection as connection_module
 from partage.edges.hardware import frames
+from partage.edges.hardware import helper_connection as connection_module
+from partage.edges.hardware.helper_server import PROTOCOL
 from partage.edges.hardware.port import Events
 from partage.edges.hardware.remote import RemoteHardware
-from partage.edges.hardware.serve import PROTOCOL
-from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotThere
+from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.health import Xid
@@ -102,12 +102,12 @@ async def test_a_helper_that_hangs_is_killed_and_replaced(remote: RemoteHardware
 NODE = "gpus: [{name: h100-sxm5-80gb}]\nfaults: [{call: perform, after-calls: 1, "
 
 
-async def failing(short_dir: Path, fault: str, act_deadline_s: float = LIMIT_S) -> RemoteHardware:
+async def failing(short_dir: Path, fault: str, step_deadline_s: float = LIMIT_S) -> RemoteHardware:
     """A helper whose second question, an act, ends badly."""
     machine = short_dir / "machine.yaml"
     machine.write_text(f"{NODE}{fault}}}]\n")
     argv = helper_argv(short_dir / "h.sock", machine=str(machine))
-    return RemoteHardware(short_dir / "h.sock", argv, act_deadline_s=act_deadline_s)
+    return RemoteHardware(short_dir / "h.sock", argv, step_deadline_s=step_deadline_s)
 
 
 async def serves_again(hardware: RemoteHardware) -> None:
@@ -135,7 +135,7 @@ async def test_a_helper_that_is_killed_in_the_middle_of_an_act_is_known_at_once(
 
 
 async def test_an_act_that_hangs_costs_a_helper_and_nothing_else(short_dir: Path) -> None:
-    hardware = await failing(short_dir, "hang: true", act_deadline_s=0.5)
+    hardware = await failing(short_dir, "hang: true", step_deadline_s=0.5)
     gpu = (await hardware.observe()).gpus[0].uuid
     first = pid_of(hardware)
     with pytest.raises(HardwareTimeout, match="perform"):
@@ -164,7 +164,7 @@ async def test_a_look_during_a_long_act_is_no_helper_that_hangs(short_dir: Path)
         act = asyncio.create_task(hardware.perform(SetMigMode("GPU-x", enabled=True)))
         await asyncio.sleep(0.05)
         assert (await hardware.observe()).gpus
-        with pytest.raises(NotThere):
+        with pytest.raises(NotFound):
             await act
         await hardware.close()
 

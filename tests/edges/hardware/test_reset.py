@@ -16,8 +16,8 @@ from partage.errors import (
     GpuLost,
     HardwareError,
     HardwareTimeout,
+    NotFound,
     NotPermitted,
-    NotThere,
     Unsupported,
 )
 from partage.model.gpu import MigMode
@@ -176,7 +176,7 @@ async def test_a_gpu_that_is_not_there_or_does_not_come_back_is_named(
     node: StubNode, pair: NvmlHardware
 ) -> None:
     node.add_nvidia_smi()
-    with pytest.raises(NotThere, match="no GPU GPU-9"):
+    with pytest.raises(NotFound, match="no GPU GPU-9"):
         await pair.perform(Reset(("GPU-9",), ()))
     machine = node.library.with_name("machine.txt")
     node.add_nvidia_smi(f"open({str(machine)!r}, 'a').write('gpu.1.code 15' + chr(10))")

@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partage.edges.hardware import frames
+from partage.edges.hardware.helper_server import PROTOCOL, VERBS, HelperServer, listen
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.serve import PROTOCOL, VERBS, HelperServer, listen
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
@@ -319,7 +319,7 @@ class Broken:
     async def observe(self) -> Inventory:
         raise ZeroDivisionError("a bug")
 
-    async def conditions(self) -> tuple[Condition, ...]:
+    async def conditions(self) -> tuple[GpuCondition, ...]:
         raise HardwareTimeout("hangs")
 
     async def events(self, timeout_s: float) -> Events:

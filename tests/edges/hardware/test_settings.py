@@ -15,9 +15,9 @@ from partage.errors import (
     GpuInUse,
     GpuLost,
     HardwareError,
-    NotAsSaid,
+    NotFound,
     NotPermitted,
-    NotThere,
+    StateMismatch,
     Unsupported,
 )
 from partage.model.gpu import ComputeMode, Gpu
@@ -76,7 +76,7 @@ async def test_the_compute_mode_is_set_seen_and_given_back(acting: Subject) -> N
 
 async def test_a_mode_that_is_not_the_one_before_is_somebody_elses_and_stays(acting: Subject) -> None:
     gpu = (await gpu_of(acting.hardware)).uuid
-    await refuses(acting.hardware, SetComputeMode(gpu, EXCLUSIVE, ComputeMode.PROHIBITED), NotAsSaid)
+    await refuses(acting.hardware, SetComputeMode(gpu, EXCLUSIVE, ComputeMode.PROHIBITED), StateMismatch)
 
 
 async def test_whose_context_is_in_the_way_of_exclusive_mode_is_named(acting: Subject) -> None:
@@ -134,7 +134,7 @@ async def test_the_time_slice_is_set_seen_and_given_back(acting: Subject) -> Non
 
 async def test_a_slice_that_is_not_the_one_before_is_somebody_elses_and_stays(acting: Subject) -> None:
     gpu = (await gpu_of(acting.hardware)).uuid
-    await refuses(acting.hardware, SetTimeSlice(gpu, Interval.LONG, Interval.SHORT), NotAsSaid)
+    await refuses(acting.hardware, SetTimeSlice(gpu, Interval.LONG, Interval.SHORT), StateMismatch)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ async def test_a_slice_that_is_not_the_one_before_is_somebody_elses_and_stays(ac
     ],
 )
 async def test_a_gpu_that_nobody_knows_is_not_there(acting: Subject, act: Callable[[str], Step]) -> None:
-    await refuses(acting.hardware, act("GPU-of-another-node"), NotThere)
+    await refuses(acting.hardware, act("GPU-of-another-node"), NotFound)
 
 
 async def test_a_lost_gpu_keeps_its_settings_to_itself(acting: Subject) -> None:
@@ -229,7 +229,7 @@ async def test_a_process_that_is_meant_is_ended(acting: Subject, child: subproce
     assert acting.leave is not None
     await acting.leave(child.pid)
     assert await rows_of(acting) == ()
-    await refuses(acting.hardware, step, NotThere)
+    await refuses(acting.hardware, step, NotFound)
 
 
 async def test_a_process_that_is_not_meant_is_left_alone(
@@ -238,13 +238,13 @@ async def test_a_process_that_is_not_meant_is_left_alone(
     step = await working(acting, child)
     other_gpu = (await gpu_of(acting.hardware, 2)).uuid
     for wrong, kind in (
-        (EndProcess(step.gpu, step.pid, step.start + 1, CID), NotThere),
-        (EndProcess(step.gpu, step.pid, step.start, OTHER), NotThere),
-        (EndProcess(step.gpu, step.pid, step.start, ""), NotThere),
-        (EndProcess(other_gpu, step.pid, step.start, CID), NotThere),
+        (EndProcess(step.gpu, step.pid, step.start + 1, CID), NotFound),
+        (EndProcess(step.gpu, step.pid, step.start, OTHER), NotFound),
+        (EndProcess(step.gpu, step.pid, step.start, ""), NotFound),
+        (EndProcess(other_gpu, step.pid, step.start, CID), NotFound),
         (EndProcess(step.gpu, 1, step.start, CID), NotPermitted),
         (EndProcess(step.gpu, -1, step.start, CID), NotPermitted),
-        (EndProcess(step.gpu, 2**40, step.start, CID), NotThere),
+        (EndProcess(step.gpu, 2**40, step.start, CID), NotFound),
     ):
         await refuses(acting.hardware, wrong, kind)
     assert child.poll() is None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.errors import DaemonError, GpuInUse, NotThere
+from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.mps import DaemonPhase, DaemonState, ServerStatus
 from tests.edges.mps.subjects import LIMIT, NOBODY, ROOT, Subject, until
 
@@ -153,11 +153,11 @@ async def test_only_a_client_of_that_server_can_be_terminated(subject: Subject):
     tenant = await subject.tenant()
     keeper = subject.keeper()
 
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await keeper.terminate(subject.devices[0], state.servers[0].pid, os.getpid())
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await keeper.terminate(subject.devices[0], os.getpid(), tenant.pid)
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await keeper.terminate("GPU-of-nobody", state.servers[0].pid, tenant.pid)
     assert await tenant.says("launch") == "ok"
 
@@ -247,7 +247,7 @@ STARTER = """
 import asyncio, sys
 from pathlib import Path
 from partage.edges.mps.keeper import MpsKeeper
-from partage.model.mps import DaemonSpec, Namespace
+from partage.model.mps import DaemonSpec, MpsNamespace
 
 spec, run_dir, root = sys.argv[1:]
 async def main():

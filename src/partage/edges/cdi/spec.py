@@ -63,14 +63,14 @@ def imex_channels(options: Options) -> Spec:
     return _spec("imex-channel", devices, {})
 
 
-def completed(theirs: Spec, ours: Spec) -> Spec:
+def with_missing_devices(theirs: Spec, ours: Spec) -> Spec:
     """What nvidia-ctk wrote, and what it left out."""
     known = {device["name"] for device in theirs["devices"]}
     missing = [device for device in ours["devices"] if device["name"] not in known]
     return {**theirs, "devices": [*theirs["devices"], *missing]}
 
 
-def signed(spec: Spec, inventory_digest: str) -> Spec:
+def with_digest(spec: Spec, inventory_digest: str) -> Spec:
     """``spec`` with our own edits: no second injection, and the digest of what it was made from.
 
     inventory_digest: empty for a spec that is to be made again as soon as that can be done better.
@@ -85,7 +85,7 @@ def signed(spec: Spec, inventory_digest: str) -> Spec:
     }
 
 
-def flaw(spec: object, kind: str) -> str:
+def spec_error(spec: object, kind: str) -> str:
     """Why this is no CDI spec of that kind; empty where it is one."""
     if not isinstance(spec, dict) or not isinstance(spec.get("cdiVersion"), str):
         return "it is no CDI spec"

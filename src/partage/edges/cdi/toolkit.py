@@ -12,7 +12,7 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
-from partage.edges.cdi.spec import Spec, flaw
+from partage.edges.cdi.spec import Spec, spec_error
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.policy import Options
 from partage.plan.serve.answer import CDI_VENDOR
@@ -97,7 +97,7 @@ def _read(output: Path, kind: str) -> Spec:
         spec = json.loads(output.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DriverUnavailable(f"nvidia-ctk wrote no spec that can be read: {error}") from error
-    wrong = flaw(spec, kind)
+    wrong = spec_error(spec, kind)
     if wrong:
         raise DriverUnavailable(f"nvidia-ctk wrote a spec, but {wrong}")
     found: Spec = spec

@@ -10,7 +10,7 @@ import re
 from partage.edges.files.fields import Dialect, Field, Notes, Table, nearest
 from partage.edges.files.safeyaml import describe
 from partage.model.layout import LayoutItem
-from partage.model.policy import DesiredMig, Everything, GpuEntry, GpuSelector, Options, Policy, Where
+from partage.model.policy import AllDevices, DesiredMig, GpuCriteria, GpuEntry, GpuSelector, Options, Policy
 from partage.model.profile import MigProfile
 
 FORMAT = "mig-parted/v1"
@@ -98,8 +98,8 @@ def _select(table: Table) -> GpuSelector:
         index = tuple(number for item in items or () if (number := item.integer(at_least=0)) is not None)
     filters = _filters(table.get("device-filter"))
     if not index and not filters:
-        return Everything()
-    return Where(index=tuple(dict.fromkeys(index)), device_filter=filters)
+        return AllDevices()
+    return GpuCriteria(index=tuple(dict.fromkeys(index)), device_filter=filters)
 
 
 def _filters(field: Field | None) -> tuple[str, ...]:

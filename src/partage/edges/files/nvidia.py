@@ -19,10 +19,10 @@ from partage.model.ids import (
     parse_resource_name,
 )
 from partage.model.policy import (
-    Count,
+    AllDevices,
     DeviceSelector,
-    Everything,
-    Listed,
+    ListedDevices,
+    LowestIndexes,
     MigStrategy,
     Mps,
     NamePattern,
@@ -185,12 +185,12 @@ def _item(field: Field, *, suffix: bool, fail: bool, mps: bool) -> ResourceEntry
 
 def _devices(field: Field | None) -> DeviceSelector:
     if field is None:
-        return Everything()
+        return AllDevices()
     value = field.value
     if type(value) is int:
         if value <= 0:
             field.error(f"devices set as {value}, but a count of devices must be > 0")
-        return Count(max(value, 1))
+        return LowestIndexes(max(value, 1))
     if isinstance(value, list):
         return _listed(field)
     if value != "all":
@@ -198,10 +198,10 @@ def _devices(field: Field | None) -> DeviceSelector:
             f"unrecognized devices: {describe(value)}",
             'all, a count, or a list of indexes and UUIDs: [0, "0:1", "GPU-..."]',
         )
-    return Everything()
+    return AllDevices()
 
 
-def _listed(field: Field) -> Listed:
+def _listed(field: Field) -> ListedDevices:
     index: list[int] = []
     mig: list[tuple[int, int]] = []
     uuid: list[str] = []
@@ -221,7 +221,7 @@ def _listed(field: Field) -> Listed:
     if field.value == []:
         field.warn("selects no device")
     count = len(index) + len(mig) + len(uuid)
-    listed = Listed(*(tuple(dict.fromkeys(part)) for part in (index, mig, uuid)))  # type: ignore[arg-type]
+    listed = ListedDevices(*(tuple(dict.fromkeys(part)) for part in (index, mig, uuid)))  # type: ignore[arg-type]
     if len(listed.index) + len(listed.mig_index) + len(listed.uuid) < count:
         field.warn("lists a device twice")
     return listed
@@ -274,35 +274,35 @@ class _Claims:
 
     def claim(self, entry: ResourceEntry) -> ResourceEntry | None:
         """Take note of an entry. The earlier one that claims some of the same devices, or None."""
-        if entry.devices == Listed():
+        if entry.devices == ListedDevices():
             return None
         rival = self._all or self._rival(entry)
         self._first = self._first or entry
         match entry.devices:
-            case Everything():
+            case AllDevices():
                 self._all = self._all or entry
-            case Count(n=n):
+            case LowestIndexes(n=n):
                 self._count = max(self._count or (0, entry), (n, entry), key=lambda row: row[0])
-            case Listed() as listed:
+            case ListedDevices() as listed:
                 for name in _names(listed):
                     self._named.setdefault(name, entry)
         return rival
 
     def _rival(self, entry: ResourceEntry) -> ResourceEntry | None:
         match entry.devices:
-            case Everything():
+            case AllDevices():
                 return self._first
-            case Count(n=n):
+            case LowestIndexes(n=n):
                 low = (owner for name, owner in self._named.items() if isinstance(name, int) and name < n)
                 return self._count[1] if self._count else next(low, None)
-            case Listed() as listed:
+            case ListedDevices() as listed:
                 if self._count and any(number < self._count[0] for number in listed.index):
                     return self._count[1]
                 named = (self._named.get(name) for name in _names(listed))
                 return next((owner for owner in named if owner is not None), None)
 
 
-def _names(listed: Listed) -> Iterator[_Name]:
+def _names(listed: ListedDevices) -> Iterator[_Name]:
     yield from listed.index
     yield from listed.mig_index
     yield from listed.uuid

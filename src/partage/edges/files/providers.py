@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from partage.model.geometry import Misnamed
+from partage.model.geometry import MisprintedLayout
 from partage.model.profile import MigProfile
 
 _FILE = Path(__file__).with_name("catalogue") / "providers.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedLayout:
     """One layout. name: None for a layout without one. listed: as printed; right: as it has to be."""
 
     name: str | None
@@ -35,7 +35,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ProviderTable:
     """The layouts that a provider publishes for one product.
 
     models: ids of the catalogue that the table is true of.
@@ -45,20 +45,20 @@ class Table:
     title: str
     models: tuple[str, ...]
     source: str
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedLayout, ...]
 
 
 @cache
-def tables() -> tuple[Table, ...]:
+def tables() -> tuple[ProviderTable, ...]:
     """All tables; read once."""
     return tuple(
-        Table(
+        ProviderTable(
             provider=table["provider"],
             title=table["title"],
             models=tuple(table["models"]),
             source=table["source"],
             rows=tuple(
-                Row(
+                PublishedLayout(
                     name=row["name"],
                     listed=_profiles(row["listed"]),
                     right=_profiles(row.get("right", row["listed"])),
@@ -71,10 +71,10 @@ def tables() -> tuple[Table, ...]:
     )
 
 
-def misnamed(model_id: str) -> tuple[Misnamed, ...]:
+def misnamed(model_id: str) -> tuple[MisprintedLayout, ...]:
     """The wrong rows of all tables for one model."""
     return tuple(
-        Misnamed(f"{table.provider}'s table for the {table.title}", row.name, row.listed, row.right)
+        MisprintedLayout(f"{table.provider}'s table for the {table.title}", row.name, row.listed, row.right)
         for table in tables()
         if model_id in table.models
         for row in table.rows

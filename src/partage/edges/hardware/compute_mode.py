@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from partage.errors import GpuInUse, HardwareError, NotAsSaid
+from partage.errors import GpuInUse, HardwareError, StateMismatch
 from partage.model.gpu import ComputeMode
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import GpuUse, SetComputeMode, UseKind
@@ -25,29 +25,31 @@ _CALL = "nvmlDeviceSetComputeMode"
 def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handle) -> None:
     """Set it and read it back. Already so: nothing is done.
 
-    Raises NotAsSaid where the mode is neither the one that is wanted nor the one before, GpuInUse with those
+    Raises StateMismatch where the mode is neither the one that is wanted nor the one before, GpuInUse with those
     whose contexts are in the way (the mode is then as before), Unsupported, NotPermitted.
     """
     now = nvml.compute_mode(handle)
     if now == step.mode:
         return
     if now != step.before:
-        raise NotAsSaid(f"the compute mode of GPU {step.gpu} is {word(now)}, not {word(step.before)}")
-    _refuse_in_the_way(nvml, host, step)
+        raise StateMismatch(
+            f"the compute mode of GPU {step.gpu} is {mode_name(now)}, not {mode_name(step.before)}"
+        )
+    _refuse_if_blocked(nvml, host, step)
     _set(nvml, handle, step.mode, str(step))
     try:
-        _refuse_in_the_way(nvml, host, step)  # somebody may have been quicker than the mode
+        _refuse_if_blocked(nvml, host, step)  # somebody may have been quicker than the mode
     except GpuInUse:
         _set(nvml, handle, step.before, "give the compute mode back")
         raise
 
 
-def word(mode: ComputeMode) -> str:
+def mode_name(mode: ComputeMode) -> str:
     """``exclusive-process``."""
     return mode.name.lower().replace("_", "-")
 
 
-def in_the_way(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
+def blocking_processes(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
     """Whose contexts keep an MPS server, or whoever shall have the GPU alone, from it.
 
     Not MPS servers and their clients: it is for them. Not graphics: no mode concerns it.
@@ -55,11 +57,11 @@ def in_the_way(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]
     return tuple(row for row in rows if row.gpu == gpu and row.kind is ProcessKind.COMPUTE)
 
 
-def refuse_in_the_way(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> None:
+def refuse_if_blocked(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> None:
     """Raise GpuInUse where somebody is in the way of the step. Default mode is in nobody's way."""
     if step.mode is ComputeMode.DEFAULT:
         return
-    blocking = in_the_way(rows, step.gpu)
+    blocking = blocking_processes(rows, step.gpu)
     if blocking:
         who = tuple(str(GpuUse(row.gpu, UseKind.PROCESS, row.name or "unknown", row.pid)) for row in blocking)
         raise GpuInUse(
@@ -69,11 +71,11 @@ def refuse_in_the_way(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> Non
         )
 
 
-def _refuse_in_the_way(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
+def _refuse_if_blocked(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
     if step.mode is not ComputeMode.DEFAULT:
         from partage.edges.hardware.processes import processes
 
-        refuse_in_the_way(processes(nvml, host).rows, step)
+        refuse_if_blocked(processes(nvml, host).rows, step)
 
 
 def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
@@ -82,9 +84,11 @@ def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
     if now == mode:
         return
     if refusal is None:
-        raise NotAsSaid(f"the driver said yes to: {what}; read again, the mode is {word(now)}")
+        raise StateMismatch(f"the driver said yes to: {what}; read again, the mode is {mode_name(now)}")
     problem = refusal.problems[0]
-    raise type(refusal)(f"cannot {what}: {problem.message}; it is {word(now)}", problem.hint) from refusal
+    raise type(refusal)(
+        f"cannot {what}: {problem.message}; it is {mode_name(now)}", problem.hint
+    ) from refusal
 
 
 def _attempt(call: Callable[[], object]) -> HardwareError | None:

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S
 from partage.errors import HardwareTimeout
 
 ACT = "perform"
@@ -21,14 +21,14 @@ class _Wait:
     allowance_s: float
 
 
-class Deadlines:
+class CallDeadlines:
     """The deadlines of one side of the socket. While an act goes on, those of all other calls stand still.
 
     Without that a look at the GPUs that waits for a reset would be taken for a helper that hangs, and the
     helper be killed in the middle of the reset.
     """
 
-    def __init__(self, call_s: float = DEADLINE_S, act_s: float = ACT_DEADLINE_S) -> None:
+    def __init__(self, call_s: float = DEADLINE_S, act_s: float = STEP_DEADLINE_S) -> None:
         self._call_s = call_s
         self._act_s = act_s
         self._acts = 0

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
-from partage.edges.hardware.migs import read_mig_devices
+from partage.edges.hardware.mig_devices import read_mig_devices
 from partage.edges.hardware.readings import Handle, Nvml
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 
 _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Products that only drive a monitor; NVIDIA's plugin skips them too."""
@@ -62,7 +62,7 @@ class Discovery:
         links = self._topology.links(self._nvml, driver.version, found, addresses)
         return self._inventory(driver, tuple(found), tuple(lost), links)
 
-    def conditions(self) -> tuple[Condition, ...]:
+    def conditions(self) -> tuple[GpuCondition, ...]:
         """The driver's word on each GPU, by index; a lost GPU whose UUID nobody knows is left out."""
         count = self._count()
         found = (self._condition(index, count) for index in range(count))
@@ -146,14 +146,14 @@ class Discovery:
         )
         return gpu, handle
 
-    def _condition(self, index: int, count: int) -> Condition | None:
+    def _condition(self, index: int, count: int) -> GpuCondition | None:
         try:
             handle = self._nvml.handle(index)
             if self._nvml.product(handle) in _NO_GPUS:
                 return None
             uuid = self._nvml.uuid(handle)
             fields = self._nvml.fields(handle)
-            return Condition(
+            return GpuCondition(
                 gpu=uuid,
                 recovery=fields.recovery,
                 rows_pending=fields.rows_pending,
@@ -164,7 +164,7 @@ class Discovery:
             raise
         except HardwareError as error:
             lost = self._lost(index, count, error)
-            return None if lost.uuid is None else Condition(gpu=lost.uuid, lost=lost.reason)
+            return None if lost.uuid is None else GpuCondition(gpu=lost.uuid, lost=lost.reason)
 
     def _lost(self, index: int, count: int, error: HardwareError) -> LostGpu:
         identity = self._seen.get(index) or self._identity_by_address(index, count)

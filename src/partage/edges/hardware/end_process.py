@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 
 from partage.edges.hardware import procfs
 from partage.edges.hardware.host import Host
-from partage.errors import GpuInUse, NotPermitted, NotThere, Unsupported
+from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.cgroup import parse_cgroup
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndProcess
@@ -29,13 +29,13 @@ KILLED_S = 10.0
 async def end_process(
     host: Host, step: EndProcess, *, grace_s: float = GRACE_S, killed_s: float = KILLED_S
 ) -> None:
-    """End it. Raises NotThere where it is gone, or not the one that is meant; NotPermitted; Unsupported.
+    """End it. Raises NotFound where it is gone, or not the one that is meant; NotPermitted; Unsupported.
 
     Raises GpuInUse where it does not go: it hangs in the driver.
     """
-    refuse_ourselves(host, step)
+    refuse_own_process(host, step)
     with _held(step.pid) as descriptor:
-        compare(host, step)
+        check_identity(host, step)
         for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, killed_s)):
             _send(descriptor, number)
             if await _ended(descriptor, patience_s):
@@ -48,18 +48,18 @@ async def end_process(
     )
 
 
-def refuse_ourselves(host: Host, step: EndProcess) -> None:
+def refuse_own_process(host: Host, step: EndProcess) -> None:
     """Raise NotPermitted for process 1, for this process, and for the container that it is in."""
     own = parse_cgroup(procfs.self_cgroups(host.proc)).container
     if step.pid <= 1 or step.pid in procfs.own_pids(host.proc) or (own and own == step.container):
         raise NotPermitted(f"will not {step}: that is the node's, or ourselves")
 
 
-def refuse_strangers(rows: Collection[GpuProcess], step: EndProcess) -> None:
-    """Raise NotThere for who does not work on the GPU, Unsupported for who does it through MPS."""
+def check_uses_gpu(rows: Collection[GpuProcess], step: EndProcess) -> None:
+    """Raise NotFound for who does not work on the GPU, Unsupported for who does it through MPS."""
     there = [row for row in rows if (row.gpu, row.pid) == (step.gpu, step.pid)]
     if not there:
-        raise NotThere(f"cannot {step}: it does not work on GPU {step.gpu}")
+        raise NotFound(f"cannot {step}: it does not work on GPU {step.gpu}")
     if any(row.kind in (ProcessKind.MPS_CLIENT, ProcessKind.MPS_SERVER) for row in there):
         raise Unsupported(
             f"cannot {step}: a signal to a client of MPS can make the server hang for all others",
@@ -67,16 +67,16 @@ def refuse_strangers(rows: Collection[GpuProcess], step: EndProcess) -> None:
         )
 
 
-def compare(host: Host, step: EndProcess) -> None:
-    """Raise NotThere where another process has the pid by now, or another container the process."""
+def check_identity(host: Host, step: EndProcess) -> None:
+    """Raise NotFound where another process has the pid by now, or another container the process."""
     start = procfs.start_of(host.proc, step.pid)
     container = parse_cgroup(procfs.cgroups_of(host.proc, step.pid)).container
     if start is None:
-        raise NotThere(f"cannot {step}: there is no such process")
+        raise NotFound(f"cannot {step}: there is no such process")
     if start != step.start:
-        raise NotThere(f"cannot {step}: another process has the pid by now")
+        raise NotFound(f"cannot {step}: another process has the pid by now")
     if not container or container != step.container:
-        raise NotThere(f"cannot {step}: it is in {container[:12] or 'no container'}")
+        raise NotFound(f"cannot {step}: it is in {container[:12] or 'no container'}")
 
 
 @contextlib.contextmanager
@@ -84,7 +84,7 @@ def _held(pid: int) -> Iterator[int]:
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError as error:
-        raise NotThere(f"there is no process {pid}") from error
+        raise NotFound(f"there is no process {pid}") from error
     except OSError as error:
         raise Unsupported(
             f"process {pid} cannot be held ({error.strerror}), and a pid alone may be somebody else's by now",

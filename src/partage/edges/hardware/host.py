@@ -76,7 +76,7 @@ class Host:
         if flags is not None:
             return "hypervisor" in flags[1].split()
         firmware = [_read(self.sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
-        return True if any(word in text for text in firmware for word in _HYPERVISORS) else None
+        return True if any(mode_name in text for text in firmware for mode_name in _HYPERVISORS) else None
 
     def boot_id(self) -> str:
         """Changes with every boot; empty where the kernel does not say."""

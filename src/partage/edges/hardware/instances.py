@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partage.edges.hardware.migs import named, named_gigabytes
+from partage.edges.hardware.mig_devices import named, named_gigabytes
 from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
 from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import HardwareError, NotPermitted

@@ -17,14 +17,14 @@ _KILL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SmiOutput:
     """How it ended: exit code, and what it said, in one line."""
 
     code: int
-    words: str
+    output: str
 
     def __str__(self) -> str:
-        return self.words or f"it ended with code {self.code} and no word"
+        return self.output or f"it ended with code {self.code} and no word"
 
 
 def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
@@ -39,7 +39,7 @@ def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
     )
 
 
-async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> Said:
+async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> SmiOutput:
     """Run it to its end. Raises Unsupported where there is none, HardwareTimeout."""
     process = await asyncio.create_subprocess_exec(
         find_nvidia_smi(host.driver, purpose),
@@ -60,7 +60,7 @@ async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> S
     finally:
         await _end(process)
     words = " ".join(output.decode(errors="replace").split())[:_LONGEST]
-    return Said(process.returncode or 0, words)
+    return SmiOutput(process.returncode or 0, words)
 
 
 def _environment(host: Host) -> dict[str, str]:

@@ -9,25 +9,25 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from partage.edges.hardware.acts import Acts
+from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
 from partage.edges.hardware.discover import Discovery
-from partage.edges.hardware.end_process import end_process, refuse_ourselves, refuse_strangers
+from partage.edges.hardware.end_process import check_uses_gpu, end_process, refuse_own_process
+from partage.edges.hardware.event_queue import EventQueue
+from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.keeping import keep, kept
-from partage.edges.hardware.mailbox import Mailbox
-from partage.edges.hardware.persistence import Persistence
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, DaemonKeeper, Events
+from partage.edges.hardware.nvml_steps import NvmlSteps
+from partage.edges.hardware.persistence_mode import PersistenceMode
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, conclude, prepare, run_nvidia_smi
-from partage.edges.hardware.running import handle_of
+from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, prepare, run_nvidia_smi, verify_reset
+from partage.edges.hardware.running_processes import handle_of
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
-from partage.edges.hardware.watch import EventWatch
 from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import (
@@ -74,7 +74,7 @@ class NvmlHardware:
         *,
         host: Host | None = None,
         deadline_s: float = DEADLINE_S,
-        act_deadline_s: float = ACT_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
         keeper: DaemonKeeper | None = None,
     ) -> None:
@@ -84,19 +84,19 @@ class NvmlHardware:
         """
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
-        self._act_deadline_s = act_deadline_s
+        self._act_deadline_s = step_deadline_s
         self._clock = clock
         self._keeper = keeper
         self._worker = Worker("nvml")
-        self._mailbox = Mailbox()
+        self._mailbox = EventQueue()
         self._one_act = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
         # What follows belongs to the worker's thread.
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
-        self._persistence = Persistence(self._host.run)
-        self._acts = Acts(self._nvml, self._host, self._renew)
+        self._persistence = PersistenceMode(self._host.run)
+        self._acts = NvmlSteps(self._nvml, self._host, self._renew)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
         self._some_lost = False
@@ -106,7 +106,7 @@ class NvmlHardware:
     async def observe(self) -> Inventory:
         return await self._on_thread(self._observe)
 
-    async def conditions(self) -> tuple[Condition, ...]:
+    async def conditions(self) -> tuple[GpuCondition, ...]:
         return await self._on_thread(self._conditions)
 
     async def events(self, timeout_s: float) -> Events:
@@ -127,7 +127,7 @@ class NvmlHardware:
             await self._end(step)
             return None
         if isinstance(step, StartDaemon | StopDaemon | EndClient):
-            await keep(self._keeper, step)
+            await perform_daemon_step(self._keeper, step)
             return None
         async with self._one_act:
             self._idle.clear()
@@ -156,7 +156,7 @@ class NvmlHardware:
         return await time_slices(self._host, await self._on_thread(self._uuids))
 
     async def daemons(self) -> tuple[DaemonState, ...]:
-        return await kept(self._keeper)
+        return await observe_daemons(self._keeper)
 
     async def close(self) -> None:
         self._publish = None
@@ -168,13 +168,13 @@ class NvmlHardware:
         """Our own handles would make the reset be refused: no session is open while it goes on."""
         check_nvidia_smi(self._host)
         before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
-        words = await run_nvidia_smi(self._host, step.gpus)
-        await self._worker.call(lambda: self._conclude(step, before, words), self._deadline_s)
+        output = await run_nvidia_smi(self._host, step.gpus)
+        await self._worker.call(lambda: self._conclude(step, before, output), self._deadline_s)
 
     async def _end(self, step: EndProcess) -> None:
         """Takes a while, and no session: nobody has to wait for it."""
-        refuse_ourselves(self._host, step)
-        refuse_strangers((await self.processes()).rows, step)
+        refuse_own_process(self._host, step)
+        check_uses_gpu((await self.processes()).rows, step)
         await end_process(self._host, step)
 
     async def _on_thread(self, function: Callable[[], T]) -> T:
@@ -214,7 +214,7 @@ class NvmlHardware:
         self._some_lost = bool(inventory.lost)
         return inventory
 
-    def _conditions(self) -> tuple[Condition, ...]:
+    def _conditions(self) -> tuple[GpuCondition, ...]:
         return self._with_session(self._discovery.conditions)
 
     def _uses(self) -> tuple[GpuUse, ...]:
@@ -237,8 +237,8 @@ class NvmlHardware:
         self._end_session()
         return before
 
-    def _conclude(self, step: Reset, before: PendingModes, words: str | None) -> None:
-        self._with_session(lambda: conclude(self._nvml, step, before, words))
+    def _conclude(self, step: Reset, before: PendingModes, output: str | None) -> None:
+        self._with_session(lambda: verify_reset(self._nvml, step, before, output))
 
     def _with_session(self, function: Callable[[], T]) -> T:
         """What the function returns. Raises DriverUnavailable, and closes a session that says so."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from partage.model.gpu import Inventory
-from partage.model.health import Condition, Xid
+from partage.model.health import GpuCondition, Xid
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
@@ -22,7 +22,7 @@ DEADLINE_S = 10.0
 """How long a caller waits for one call, unless it says otherwise. NVML answers in milliseconds; a GPU that
 is falling off the bus can hold a call for seconds."""
 
-ACT_DEADLINE_S = 60.0
+STEP_DEADLINE_S = 60.0
 """How long a caller waits for one act. To destroy a GPU instance takes about a second, a reset several."""
 
 
@@ -41,7 +41,7 @@ class Hardware(Protocol):
         """The whole node. A missing or broken driver is a state in the answer, not an error."""
         ...
 
-    async def conditions(self) -> tuple[Condition, ...]:
+    async def conditions(self) -> tuple[GpuCondition, ...]:
         """The driver's word on the health of each GPU, lost ones included. Raises DriverUnavailable."""
         ...
 
@@ -53,7 +53,7 @@ class Hardware(Protocol):
         ...
 
     async def perform(self, step: Step) -> Created | None:
-        """One act, done when this returns; at most ACT_DEADLINE_S. Made: what a creation brought.
+        """One act, done when this returns; at most STEP_DEADLINE_S. Made: what a creation brought.
 
         The other calls may have to wait for it: their deadlines begin when it ends.
         Not taken back by itself, and after any error (or none: the helper may be killed in the middle) it is
@@ -67,8 +67,8 @@ class Hardware(Protocol):
 
         Raises GpuInUse (a process in the instance, compute instances left in it, a monitor that holds a
         handle while the mode changes or the GPU is reset, contexts that go on beside an exclusive compute
-        mode, a process that does not end, clients of a daemon that has to go), NoRoom, NotThere (also another
-        process than the one that is meant), NotAsSaid (Verify; a mode or slice that is not the one before),
+        mode, a process that does not end, clients of a daemon that has to go), InsufficientResources, NotFound (also another
+        process than the one that is meant), StateMismatch (Verify; a mode or slice that is not the one before),
         Unsupported (no MIG, MIG mode off, a profile or a start that the GPU does not have, a reset that
         leaves out GPUs that share it or that this machine does not allow, a time slice where the GPU keeps
         its own, a client of MPS to be ended), NotPermitted, GpuLost, DriverUnavailable.

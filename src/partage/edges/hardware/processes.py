@@ -7,9 +7,16 @@ from pathlib import Path
 
 from partage.edges.hardware import procfs
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.procfs import ProcessInfo, look, own_pids
+from partage.edges.hardware.procfs import ProcessInfo, own_pids, read_process
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.running import Devices, Part, Running, listed, read_devices, tolerant
+from partage.edges.hardware.running_processes import (
+    GpuPart,
+    NvmlDevices,
+    RunningProcess,
+    listed,
+    read_devices,
+    skip_failures,
+)
 from partage.model.cgroup import parse_cgroup
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
 from partage.units import MIB
@@ -27,29 +34,29 @@ def processes(nvml: Nvml, host: Host) -> Processes:
     found = _merged(listed(nvml, devices.handles))
     gpus = dict.fromkeys(part.gpu for part in devices.handles)
     running = [one for gpu in gpus for one in found if one.part.gpu == gpu and one.pid not in own]
-    seen = {pid: look(host.proc, pid) for pid in {one.pid for one in running}}
+    seen = {pid: read_process(host.proc, pid) for pid in {one.pid for one in running}}
     rows = tuple(_row(one, devices, seen[one.pid]) for one in running)
     memory = tuple(_memory(nvml, devices))
     return Processes(rows, memory, _blind(host.proc, seen, rows, memory))
 
 
-def _merged(running: Iterable[Running]) -> list[Running]:
+def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
     """One for each process and part. Its figure is the same in every list, or one of them has none."""
-    found: dict[tuple[Part, int], Running] = {}
+    found: dict[tuple[GpuPart, int], RunningProcess] = {}
     for one in running:
         other = found.get((one.part, one.pid), one)
         kind = min(one.kind, other.kind, key=_RANK.__getitem__)
         used = max((n for n in (one.used_bytes, other.used_bytes) if n is not None), default=None)
-        found[one.part, one.pid] = Running(one.pid, one.part, kind, used)
+        found[one.part, one.pid] = RunningProcess(one.pid, one.part, kind, used)
     # A GPU in MIG mode may list a process without its instance, which the MIG device's own list names.
-    parts: dict[int, set[Part]] = {}
+    parts: dict[int, set[GpuPart]] = {}
     for part, pid in found:
         parts.setdefault(pid, set()).add(part)
     narrow = [one for one in found.values() if not any(other.within(one.part) for other in parts[one.pid])]
     return sorted(narrow, key=lambda one: (one.pid, one.part.gi_id or 0, one.part.ci_id or 0))
 
 
-def _row(one: Running, devices: Devices, seen: ProcessInfo | None) -> GpuProcess:
+def _row(one: RunningProcess, devices: NvmlDevices, seen: ProcessInfo | None) -> GpuProcess:
     part, name = one.part, seen.name if seen else ""
     kind = ProcessKind.MPS_SERVER if name.startswith(_MPS_SERVER) else one.kind
     return GpuProcess(
@@ -67,11 +74,11 @@ def _row(one: Running, devices: Devices, seen: ProcessInfo | None) -> GpuProcess
     )
 
 
-def _memory(nvml: Nvml, devices: Devices) -> Iterator[GpuMemory]:
+def _memory(nvml: Nvml, devices: NvmlDevices) -> Iterator[GpuMemory]:
     for part, handle in devices.handles.items():
         if part.gi_id is None:
             used = None
-            with tolerant():
+            with skip_failures():
                 used = nvml.used_bytes(handle)
             yield GpuMemory(part.gpu, used)
 

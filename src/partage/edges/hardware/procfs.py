@@ -25,7 +25,7 @@ class ProcessInfo:
     uid: int | None
 
 
-def look(proc: Path, pid: int) -> ProcessInfo | None:
+def read_process(proc: Path, pid: int) -> ProcessInfo | None:
     """The process of that pid; None where there is none, or none that is ours to look at."""
     start = start_of(proc, pid)
     if start is None:

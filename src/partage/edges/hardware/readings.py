@@ -68,7 +68,7 @@ class Pci:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
+class HealthFields:
     """The driver's word on one GPU. None: it has no such field."""
 
     recovery: RecoveryAction | None
@@ -97,7 +97,7 @@ class GiProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
+class NvLinkPeer:
     """The far end of an active NVLink. is_switch: True, False, or None where the driver does not say."""
 
     bus_id: str
@@ -105,7 +105,7 @@ class Remote:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class NvmlEvent:
     """One event. gpu: address of the handle, see ``Nvml.address``; data: the XID."""
 
     gpu: int
@@ -188,13 +188,13 @@ class Nvml(Binding):
         mode = self.optional("nvmlDeviceGetComputeMode", handle)
         return ComputeMode.DEFAULT if mode is None else ComputeMode(mode)
 
-    def fields(self, handle: Handle) -> Fields:
+    def fields(self, handle: Handle) -> HealthFields:
         """Recovery action and remapped rows, in one call. Row fields work with live MIG instances too."""
         wanted = [_RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE]
         answers = self.optional("nvmlDeviceGetFieldValues", handle, wanted) or ()
         # All three are unsigned int; wider types below 2^32 have the same first four bytes.
         values = {answer.fieldId: answer.value.uiVal for answer in answers if answer.nvmlReturn == 0}
-        return Fields(
+        return HealthFields(
             recovery=_recovery(values.get(_RECOVERY_ACTION)),
             rows_pending=bool(values.get(_REMAPPED_PENDING)),
             rows_failed=bool(values.get(_REMAPPED_FAILURE)),
@@ -274,7 +274,7 @@ class Nvml(Binding):
         level = self.optional("nvmlDeviceGetTopologyCommonAncestor", a, b, absent=NOT_HERE)
         return _ANCESTORS.get(50 if level is None else level, LinkPath.CROSS_CPU)
 
-    def nvlinks(self, handle: Handle) -> list[Remote]:
+    def nvlinks(self, handle: Handle) -> list[NvLinkPeer]:
         """The far ends of the active NVLinks of a GPU."""
         remotes = []
         for link in range(_MAX_LINKS):
@@ -283,7 +283,7 @@ class Nvml(Binding):
                 continue
             pci = self.optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, absent=NOT_HERE)
             if pci is not None:
-                remotes.append(Remote(str(pci.busId), self._remote_is_switch(handle, link)))
+                remotes.append(NvLinkPeer(str(pci.busId), self._remote_is_switch(handle, link)))
         return remotes
 
     def _remote_is_switch(self, handle: Handle, link: int) -> bool | None:
@@ -303,12 +303,12 @@ class Nvml(Binding):
             self.optional("nvmlDeviceRegisterEvents", handle, mask, event_set)
         return bool(mask)
 
-    def wait(self, event_set: EventSet, timeout_ms: int) -> Event | None:
+    def wait(self, event_set: EventSet, timeout_ms: int) -> NvmlEvent | None:
         """The next event, None after the timeout. Blocks the thread."""
         data = self.optional("nvmlEventSetWait_v2", event_set, timeout_ms, absent=frozenset({TIMEOUT}))
         if data is None:
             return None
-        return Event(
+        return NvmlEvent(
             gpu=self.address(data.device),
             kind=int(data.eventType),
             data=int(data.eventData),

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from partage.edges.hardware.codec import CodecError, Json, decode, encode
-from partage.edges.hardware.connection import Connection
-from partage.edges.hardware.deadlines import ACT, Deadlines
-from partage.edges.hardware.mailbox import Mailbox
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
-from partage.edges.hardware.serve import check_path
+from partage.edges.hardware.deadlines import ACT, CallDeadlines
+from partage.edges.hardware.event_queue import EventQueue
+from partage.edges.hardware.helper_connection import HelperConnection
+from partage.edges.hardware.helper_server import check_path
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
@@ -44,7 +44,7 @@ class RemoteHardware:
         *,
         first: subprocess.Popen[bytes] | None = None,
         deadline_s: float = DEADLINE_S,
-        act_deadline_s: float = ACT_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
     ) -> None:
         """spawn: the command line of a helper that is ours to start and end; None: somebody else runs it.
         first: one that was begun with it already.
@@ -52,8 +52,8 @@ class RemoteHardware:
         Raises InputError for a path that is too long for a socket.
         """
         check_path(Path(socket_path))
-        self._deadlines = Deadlines(deadline_s + _GRACE_S, act_deadline_s + _GRACE_S)
-        self._mailbox = Mailbox()
+        self._deadlines = CallDeadlines(deadline_s + _GRACE_S, step_deadline_s + _GRACE_S)
+        self._mailbox = EventQueue()
         self._supervisor = Supervisor(
             Path(socket_path), spawn, lambda: self._mailbox.put(Events(changed=True)), first
         )
@@ -73,8 +73,8 @@ class RemoteHardware:
         self._distrust_old_library(inventory)
         return inventory
 
-    async def conditions(self) -> tuple[Condition, ...]:
-        return await self._ask("conditions", tuple[Condition, ...])
+    async def conditions(self) -> tuple[GpuCondition, ...]:
+        return await self._ask("conditions", tuple[GpuCondition, ...])
 
     async def perform(self, step: Step) -> Created | None:
         return await self._ask(ACT, cast("type[Created | None]", Created | None), step=encode(step))
@@ -112,7 +112,7 @@ class RemoteHardware:
 
     async def _exchange(
         self,
-        connection: Connection,
+        connection: HelperConnection,
         verb: str,
         kind: type[T],
         arguments: Mapping[str, Json],

@@ -1,4 +1,4 @@
-"""GPU reset: NVML has no call for it, nvidia-smi has. Run with a deadline, its words handed back."""
+"""GPU reset: NVML has no call for it, nvidia-smi has. Run with a deadline, its output handed back."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
-from partage.edges.hardware.persistence import Persistence
+from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.readings import Handle, Nvml
-from partage.edges.hardware.running import handle_of
+from partage.edges.hardware.running_processes import handle_of
 from partage.errors import (
     GpuInUse,
     GpuLost,
@@ -32,7 +32,7 @@ class PendingModes:
     pending: tuple[str, ...]
 
 
-def prepare(nvml: Nvml, persistence: Persistence, step: Reset) -> PendingModes:
+def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingModes:
     """Persistence mode counts as somebody who holds the GPU: off with it. Raises HardwareError."""
     handles = {gpu: handle_of(nvml, gpu) for gpu in step.gpus}
     pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
@@ -40,23 +40,25 @@ def prepare(nvml: Nvml, persistence: Persistence, step: Reset) -> PendingModes:
     return PendingModes(pending)
 
 
-def conclude(nvml: Nvml, step: Reset, before: PendingModes, words: str | None) -> None:
+def verify_reset(nvml: Nvml, step: Reset, before: PendingModes, output: str | None) -> None:
     """See what has become of the modes. The session is a new one: persistence mode is on again.
 
-    words: what nvidia-smi said, if it failed. Raises HardwareError where nvidia-smi failed and nothing came
+    output: what nvidia-smi said, if it failed. Raises HardwareError where nvidia-smi failed and nothing came
     into force, or where a mode still waits.
     """
     handles = nvml.handles()
     gone = [gpu for gpu in step.gpus if gpu not in handles]
     if gone:
         raise GpuLost(
-            f"{', '.join(gone)} did not come back from the reset: {words or 'nvidia-smi said nothing'}"
+            f"{', '.join(gone)} did not come back from the reset: {output or 'nvidia-smi said nothing'}"
         )
     waiting = [gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu])]
     if waiting:
-        raise refusal(waiting, words or "nvidia-smi says that it did, and the MIG mode still waits for it")
-    if words is not None and not before.pending:
-        raise refusal(step.gpus, words)
+        raise reset_error(
+            waiting, output or "nvidia-smi says that it did, and the MIG mode still waits for it"
+        )
+    if output is not None and not before.pending:
+        raise reset_error(step.gpus, output)
 
 
 def _is_pending(nvml: Nvml, handle: Handle) -> bool:
@@ -78,10 +80,10 @@ async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DE
     return str(said) if said.code else None
 
 
-def refusal(gpus: Sequence[str], words: str) -> HardwareError:
+def reset_error(gpus: Sequence[str], output: str) -> HardwareError:
     """The error for what nvidia-smi said."""
-    message = f"the reset of {', '.join(gpus)} did not succeed: {words}"
-    low = words.lower()
+    message = f"the reset of {', '.join(gpus)} did not succeed: {output}"
+    low = output.lower()
     if "permission" in low:
         return NotPermitted(message)
     if "in use" in low or "being used" in low:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from partage.edges.hardware.connection import Connection
-from partage.edges.hardware.process import HelperProcess
+from partage.edges.hardware.helper_connection import HelperConnection
+from partage.edges.hardware.helper_process import HelperProcess
 from partage.edges.hardware.spawn import spawn
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, InputError
 
@@ -59,7 +59,7 @@ class Supervisor:
         self._first = first
         self._on_return = on_return
         self.state = HelperState()
-        self.current: Connection | None = None
+        self.current: HelperConnection | None = None
         self.up, self.down = asyncio.Event(), asyncio.Event()
         self._tried = asyncio.Event()
         self._condemned = asyncio.Event()
@@ -78,7 +78,7 @@ class Supervisor:
         elif self._keeper.done():
             self._keeper.result()  # the helper's options are wrong; or a bug: let it be seen
 
-    async def connection(self) -> Connection:
+    async def connection(self) -> HelperConnection:
         """The connection. Waits for the first helper only; raises DriverUnavailable while one is away.
 
         Raises InputError where the helper refuses its options: no other one will take them.
@@ -98,7 +98,7 @@ class Supervisor:
         """Why nothing can be asked now."""
         return DriverUnavailable(f"the helper is away: {self.state.last_error or 'it has not begun yet'}")
 
-    def give_up(self, connection: Connection, error: HardwareError) -> None:
+    def give_up(self, connection: HelperConnection, error: HardwareError) -> None:
         """Replace the helper, unless that has happened already."""
         if connection is self.current:
             self._away(error)
@@ -141,7 +141,7 @@ class Supervisor:
             self._say(restarts=self.state.restarts + 1)
 
     @contextlib.asynccontextmanager
-    async def _helper(self) -> AsyncIterator[Connection]:
+    async def _helper(self) -> AsyncIterator[HelperConnection]:
         """A helper that answers; afterwards it is gone."""
         process = self._begin()
         try:
@@ -162,18 +162,18 @@ class Supervisor:
         first, self._first = self._first, None
         return HelperProcess(first or spawn(self._command, self._path))
 
-    async def _connect(self, process: HelperProcess | None) -> Connection:
+    async def _connect(self, process: HelperProcess | None) -> HelperConnection:
         try:
             async with asyncio.timeout(_START_S):
                 while True:
                     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                        return await Connection.open(self._path, _START_S)
+                        return await HelperConnection.open(self._path, _START_S)
                     _require_hope(process, self._path)
                     await asyncio.sleep(_CONNECT_EVERY_S)
         except TimeoutError as error:
             raise HardwareTimeout(f"the helper did not answer within {_START_S:g} s") from error
 
-    async def _end_of(self, connection: Connection) -> None:
+    async def _end_of(self, connection: HelperConnection) -> None:
         """Wait until the connection ends or the helper is given up."""
         ended = asyncio.create_task(connection.ended(), name="hardware-end")
         condemned = asyncio.create_task(self._condemned.wait(), name="hardware-condemned")
@@ -185,7 +185,7 @@ class Supervisor:
             ended.cancel()
             condemned.cancel()
 
-    def _serving(self, connection: Connection) -> None:
+    def _serving(self, connection: HelperConnection) -> None:
         self.current = connection
         self._has_served = True
         self._serving_since = asyncio.get_running_loop().time()

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 
 from partage.edges.hardware import nvidia_smi
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvidia_smi import Said
-from partage.errors import HardwareError, NotAsSaid, NotPermitted, Unsupported
+from partage.edges.hardware.nvidia_smi import SmiOutput
+from partage.errors import HardwareError, NotPermitted, StateMismatch, Unsupported
 from partage.model.policy import Interval
 from partage.model.step import SetTimeSlice, TimeSlice
 
@@ -37,21 +37,21 @@ async def time_slices(host: Host, gpus: Iterable[str]) -> tuple[TimeSlice, ...]:
 async def set_time_slice(host: Host, step: SetTimeSlice) -> None:
     """Set it and read it back. Already so: nothing is done.
 
-    Raises NotAsSaid where it is neither the one that is wanted nor the one before, or not afterwards what was
+    Raises StateMismatch where it is neither the one that is wanted nor the one before, or not afterwards what was
     asked for, Unsupported, NotPermitted, HardwareTimeout.
     """
     now = await _read(host, step.gpu)
     if now is step.interval:
         return
     if now is not step.before:
-        raise NotAsSaid(f"the time slice of GPU {step.gpu} is {now}, not {step.before}")
+        raise StateMismatch(f"the time slice of GPU {step.gpu} is {now}, not {step.before}")
     said = await _ask(host, "-i", step.gpu, "--set-timeslice", NUMBERS[step.interval])
     now = await _read(host, step.gpu)
     if now is step.interval:
         return
     if said.code:
-        raise refusal(f"cannot {step} on {step.gpu}", said)
-    raise NotAsSaid(f"nvidia-smi said yes to: {step}; read again, the slice of {step.gpu} is {now}")
+        raise time_slice_error(f"cannot {step} on {step.gpu}", said)
+    raise StateMismatch(f"nvidia-smi said yes to: {step}; read again, the slice of {step.gpu} is {now}")
 
 
 async def _slice_of(host: Host, gpu: str) -> TimeSlice:
@@ -62,31 +62,31 @@ async def _slice_of(host: Host, gpu: str) -> TimeSlice:
 
 
 async def _read(host: Host, gpu: str) -> Interval:
-    return interval_in(gpu, await _ask(host, "-i", gpu, "--list"))
+    return parse_interval(gpu, await _ask(host, "-i", gpu, "--list"))
 
 
-async def _ask(host: Host, *arguments: str) -> Said:
+async def _ask(host: Host, *arguments: str) -> SmiOutput:
     return await nvidia_smi.run(host, _PURPOSE, "compute-policy", *arguments, deadline_s=DEADLINE_S)
 
 
-def interval_in(gpu: str, said: Said) -> Interval:
-    """The slice that the list of one GPU names. Raises NotAsSaid where it names none, or several."""
-    if said.code or _not_supported(said.words):
-        raise refusal(f"the time slice of {gpu} cannot be read", said)
-    words = {word.lower() for word in _INTERVALS.findall(said.words)}
+def parse_interval(gpu: str, said: SmiOutput) -> Interval:
+    """The slice that the list of one GPU names. Raises StateMismatch where it names none, or several."""
+    if said.code or _not_supported(said.output):
+        raise time_slice_error(f"the time slice of {gpu} cannot be read", said)
+    words = {mode_name.lower() for mode_name in _INTERVALS.findall(said.output)}
     if len(words) != 1:
-        raise NotAsSaid(f"the time slice of {gpu} cannot be read: nvidia-smi says {said}")
+        raise StateMismatch(f"the time slice of {gpu} cannot be read: nvidia-smi says {said}")
     return Interval(words.pop())
 
 
-def refusal(what: str, said: Said) -> HardwareError:
+def time_slice_error(what: str, said: SmiOutput) -> HardwareError:
     """The error for what nvidia-smi said."""
     message = f"{what}: {said}"
-    if _not_supported(said.words):
+    if _not_supported(said.output):
         return Unsupported(message, HINT)
-    if "permission" in said.words.lower():
+    if "permission" in said.output.lower():
         return NotPermitted(message, "root is needed")
-    return NotAsSaid(message)
+    return StateMismatch(message)
 
 
 def _not_supported(words: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from partage.edges.hardware.readings import Handle, Nvml, Remote
+from partage.edges.hardware.readings import Handle, NvLinkPeer, Nvml
 from partage.errors import DriverUnavailable, HardwareError
 from partage.model.gpu import Gpu, Link
 
@@ -20,7 +20,7 @@ class NvLinks:
     switches: int
 
 
-def sort_remotes(remotes: Iterable[Remote], gpu_addresses: Iterable[str]) -> NvLinks:
+def count_nvlinks(remotes: Iterable[NvLinkPeer], gpu_addresses: Iterable[str]) -> NvLinks:
     """Tell GPUs of this node from switches.
 
     gpu_addresses: PCI bus ids of all GPUs of the node, lost ones too, so that a lost GPU is not taken for
@@ -68,7 +68,7 @@ class Topology:
 
 def _read(nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]) -> dict[tuple[str, str], Link]:
     addresses = tuple(addresses)
-    nvlinks = {gpu.uuid: sort_remotes(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}
+    nvlinks = {gpu.uuid: count_nvlinks(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}
     return {
         (a.uuid, b.uuid): Link(
             a.uuid, b.uuid, nvml.common_ancestor(gpus[a], gpus[b]), nvlinks_between(a, b, nvlinks)
@@ -77,7 +77,7 @@ def _read(nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]) -> d
     }
 
 
-def _remotes(nvml: Nvml, gpu: Handle) -> list[Remote]:
+def _remotes(nvml: Nvml, gpu: Handle) -> list[NvLinkPeer]:
     """The far ends; none where the GPU fails while it is asked: distances must not take a node down."""
     try:
         return nvml.nvlinks(gpu)

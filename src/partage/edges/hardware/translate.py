@@ -8,7 +8,7 @@ from partage.errors import (
     GpuLost,
     HardwareError,
     HardwareTimeout,
-    NoRoom,
+    InsufficientResources,
     NotPermitted,
     Unsupported,
 )
@@ -41,7 +41,7 @@ ERRORS: dict[int, tuple[type[HardwareError], str]] = {
     21: (HardwareError, "there is no data"),
     22: (Unsupported, "not supported while vGPU ECC is on"),
     # One code for several causes: no room, that placement taken, the engines used up.
-    23: (NoRoom, "not enough resources on the GPU"),
+    23: (InsufficientResources, "not enough resources on the GPU"),
     24: (Unsupported, "this frequency is not supported"),
     25: (Unsupported, "the driver's library knows another version of the structure"),
     26: (Unsupported, "the driver has given this up"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.procfs import name_of, own_pids, pids
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.running import Devices, Part, listed, read_devices
+from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed, read_devices
 from partage.model.step import GpuUse, UseKind
 
 _NODE = re.compile(r"(?:.*/)?nvidia(\d+)", re.ASCII)
@@ -29,7 +29,7 @@ _MONITORS = (
 def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
     """All uses, this process left out; what may not be read is not there. Raises DriverUnavailable."""
     devices = read_devices(nvml)
-    held: dict[int, set[Part]] = {}
+    held: dict[int, set[GpuPart]] = {}
     for pid, part in (
         *((one.pid, one.part) for one in listed(nvml, devices.handles)),
         *_opened(host, devices),
@@ -48,19 +48,19 @@ def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
     return tuple(found)
 
 
-def _narrowest(parts: set[Part]) -> Iterator[Part]:
+def _narrowest(parts: set[GpuPart]) -> Iterator[GpuPart]:
     """Who works on a MIG device has its GPU open too: that is no use of the whole GPU."""
     return (part for part in parts if not any(other.within(part) for other in parts))
 
 
-def _order(part: Part) -> tuple[str, int, int]:
+def _order(part: GpuPart) -> tuple[str, int, int]:
     return part.gpu, -1 if part.gi_id is None else part.gi_id, -1 if part.ci_id is None else part.ci_id
 
 
-def _opened(host: Host, devices: Devices) -> Iterator[tuple[int, Part]]:
+def _opened(host: Host, devices: NvmlDevices) -> Iterator[tuple[int, GpuPart]]:
     """What open device files say."""
     capabilities = {
-        number: Part(devices.minors[minor], gi_id, ci_id)
+        number: GpuPart(devices.minors[minor], gi_id, ci_id)
         for (minor, gi_id, ci_id), number in host.capability_minors().items()
         if minor in devices.minors
     }
@@ -69,7 +69,7 @@ def _opened(host: Host, devices: Devices) -> Iterator[tuple[int, Part]]:
             if match := _NODE.fullmatch(target):
                 uuid = devices.minors.get(int(match[1]))
                 if uuid is not None:
-                    yield pid, Part(uuid)
+                    yield pid, GpuPart(uuid)
             elif match := _CAPABILITY.fullmatch(target):
                 part = capabilities.get(int(match[1]))
                 if part is not None:

@@ -24,7 +24,7 @@ _PASSING = {
 
 
 @contextmanager
-def in_our_words(what: str) -> Iterator[None]:
+def translate_errors(what: str) -> Iterator[None]:
     """Translate what a call can fail with; ``what`` names the peer: "the kubelet at /var/...".
 
     Raises Unreachable where no valid answer came, Rejected where the answer was no.

@@ -13,10 +13,10 @@ from partage.edges.kubelet.port import EndpointState, PluginHandler
 from partage.edges.kubelet.registration import (
     KUBELET_SOCKET,
     REGISTER_TIMEOUT_S,
-    Need,
-    Sight,
-    look,
-    needed,
+    NextAction,
+    ObservedSockets,
+    next_action,
+    observe_sockets,
     register,
 )
 from partage.edges.kubelet.server import PluginServer
@@ -45,7 +45,7 @@ def pause_s(failures: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Setback:
+class Backoff:
     """What failed, and until when to wait.
 
     kubelet: the one that it failed with; another one is tried at once.
@@ -55,9 +55,9 @@ class Setback:
     until: float
     kubelet: SocketIdentity | None
 
-    def left_s(self, sight: Sight, now: float) -> float:
+    def left_s(self, sockets: ObservedSockets, now: float) -> float:
         """Seconds still to wait, 0 for none."""
-        return max(self.until - now, 0.0) if sight.kubelet == self.kubelet else 0.0
+        return max(self.until - now, 0.0) if sockets.kubelet == self.kubelet else 0.0
 
 
 class ResourceEndpoint:
@@ -80,7 +80,7 @@ class ResourceEndpoint:
         self._known_to: SocketIdentity | None = None
         self._told = self._server.options
         self._last_watched: float | None = None
-        self._setback: Setback | None = None
+        self._backoff: Backoff | None = None
         self._state = EndpointState(handler.resource, since=clock())
 
     @property
@@ -100,21 +100,21 @@ class ResourceEndpoint:
 
     async def turn(self) -> float:
         """Look once and do the one thing that is needed. Returns the seconds until the next look."""
-        sight = look(self._kubelet_socket, self._server.socket_path)
-        match self._needed(sight):
-            case Need.NOTHING:
+        sockets = observe_sockets(self._kubelet_socket, self._server.socket_path)
+        match self._needed(sockets):
+            case NextAction.NOTHING:
                 return POLL_S
-            case Need.KUBELET:
+            case NextAction.WAIT_FOR_KUBELET:
                 self._wait_for_kubelet()
                 return POLL_S
             case need:
-                return await self._try(need, sight)
+                return await self._try(need, sockets)
 
-    def _needed(self, sight: Sight) -> Need:
+    def _needed(self, sockets: ObservedSockets) -> NextAction:
         """What the sockets say; and if they say nothing, what only we can know."""
-        need = needed(self._server.socket, self._known_to, sight)
-        if need is Need.NOTHING and (self._is_forgotten() or self._server.options != self._told):
-            return Need.REGISTER
+        need = next_action(self._server.socket, self._known_to, sockets)
+        if need is NextAction.NOTHING and (self._is_forgotten() or self._server.options != self._told):
+            return NextAction.REGISTER
         return need
 
     def _is_forgotten(self) -> bool:
@@ -126,24 +126,24 @@ class ResourceEndpoint:
         self._known_to = None
         self._not_registered(f"no kubelet at {self._kubelet_socket}")
 
-    async def _try(self, need: Need, sight: Sight) -> float:
+    async def _try(self, need: NextAction, sockets: ObservedSockets) -> float:
         """Serve or register, unless it failed just now. Returns the seconds until the next look."""
         failures = 0
-        if self._setback is not None:
-            left_s = self._setback.left_s(sight, self._clock())
+        if self._backoff is not None:
+            left_s = self._backoff.left_s(sockets, self._clock())
             if left_s:
                 return min(left_s, POLL_S)
-            failures = self._setback.failures if sight.kubelet == self._setback.kubelet else 0
+            failures = self._backoff.failures if sockets.kubelet == self._backoff.kubelet else 0
         try:
-            await (self._serve() if need is Need.SERVE else self._register(sight))
+            await (self._serve() if need is NextAction.SERVE else self._register(sockets))
         except ClusterError as error:
-            return self._failed(error, failures + 1, sight)
-        self._setback = None
-        return 0.0 if need is Need.SERVE else POLL_S
+            return self._failed(error, failures + 1, sockets)
+        self._backoff = None
+        return 0.0 if need is NextAction.SERVE else POLL_S
 
-    def _failed(self, error: ClusterError, failures: int, sight: Sight) -> float:
+    def _failed(self, error: ClusterError, failures: int, sockets: ObservedSockets) -> float:
         self._not_registered(str(error))
-        self._setback = Setback(failures, self._clock() + pause_s(failures), sight.kubelet)
+        self._backoff = Backoff(failures, self._clock() + pause_s(failures), sockets.kubelet)
         return min(pause_s(failures), POLL_S)
 
     async def _serve(self) -> None:
@@ -154,7 +154,7 @@ class ResourceEndpoint:
         await self._server.start()
         self._note(replace(self._state, serving=True))
 
-    async def _register(self, sight: Sight) -> None:
+    async def _register(self, sockets: ObservedSockets) -> None:
         """Register with the kubelet that was seen; the next look finds the one that replaced it meanwhile."""
         self._last_watched = self._known_to = None  # until it accepts, it may know nothing, or something old
         self._told = self._server.options
@@ -166,7 +166,7 @@ class ResourceEndpoint:
             options=self._told,
             timeout_s=self._register_timeout_s,
         )
-        self._known_to = sight.kubelet
+        self._known_to = sockets.kubelet
         registrations = self._state.registrations + 1
         self._note(replace(self._state, registered=True, registrations=registrations, last_error=""))
         log.info("registered", extra={"resource": self._resource})

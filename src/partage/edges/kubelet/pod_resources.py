@@ -10,7 +10,7 @@ from grpclib.client import Channel
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
-from partage.edges.kubelet.calls import in_our_words
+from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import LimitedCodec, held_by
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
@@ -57,7 +57,7 @@ class PodResourcesClient:
         """One call; failures are values, so that all who wait for it get them."""
         done = False
         try:
-            with in_our_words(f"the kubelet's PodResources at {self._socket_path}"):
+            with translate_errors(f"the kubelet's PodResources at {self._socket_path}"):
                 stub = PodResourcesListerStub(self._connection())
                 response = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
                 answer = held_by(response)

@@ -14,17 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partage.edges.mps import directories, record, starting
-from partage.edges.mps.control import Control
-from partage.edges.mps.ending import gone, in_thread, kill, kill_orphans, until
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration
+from partage.edges.mps.daemon_state import (
+    DaemonControl,
+    FoundDaemon,
+    find,
+    has_named_server,
+    list_servers,
+    state,
+    state_from_reply,
+)
 from partage.edges.mps.locks import held
-from partage.edges.mps.look import AnyControl, Found, answered, ask_servers, find, has_ours, state
-from partage.edges.mps.named import OPTIONS, NamedControl, configuration
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import MULTI_USER, ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.edges.mps.record import DaemonIdentity, Record
 from partage.edges.mps.starting import DaemonHost
-from partage.errors import DaemonError, GpuInUse, HardwareError, NotThere, Unsupported
+from partage.edges.mps.stopping import in_thread, kill, kill_orphans, wait_until, wait_until_gone
+from partage.errors import DaemonError, GpuInUse, HardwareError, NotFound, Unsupported
 from partage.model.mps import (
     SERVER,
     ClientLimits,
@@ -32,7 +40,7 @@ from partage.model.mps import (
     DaemonState,
     MpsServer,
     ServerStatus,
-    is_device,
+    is_device_uuid,
 )
 
 _ADVICE = "end the clients, or stop it by force: then they lose their work on the GPU"
@@ -106,16 +114,16 @@ class MpsKeeper:
         paths = self._known(device)
         found = await self._find(paths) if paths is not None else None
         if found is None or found.identity is None:
-            raise NotThere(f"there is no MPS daemon of {device}")
+            raise NotFound(f"there is no MPS daemon of {device}")
         control = self._control(found)
-        if not _serves(await ask_servers(control, self._processes), server_pid, client_pid):
-            raise NotThere(f"server {server_pid} of {device} has no client {client_pid}")
+        if not _serves(await list_servers(control, self._processes), server_pid, client_pid):
+            raise NotFound(f"server {server_pid} of {device} has no client {client_pid}")
         await control.terminate(server_pid, client_pid, self._deadlines.stop_s)
 
         async def has_gone() -> bool:
-            return not _serves(await ask_servers(control, self._processes), server_pid, client_pid)
+            return not _serves(await list_servers(control, self._processes), server_pid, client_pid)
 
-        if not await until(has_gone, self._deadlines.stop_s):
+        if not await wait_until(has_gone, self._deadlines.stop_s):
             raise DaemonError(
                 f"client {client_pid} was to be terminated, and server {server_pid} still has it",
                 "a client that ignores this may have to be killed; that can make the server fault",
@@ -123,14 +131,14 @@ class MpsKeeper:
 
     # --- looking ------------------------------------------------------------------------------
 
-    def _control(self, found: Found) -> AnyControl:
+    def _control(self, found: FoundDaemon) -> DaemonControl:
         """In the language of the daemon that is there, whatever it was asked to be."""
-        kind = NamedControl if found.protocol == 3 else Control
+        kind = ControlV3 if found.protocol == 3 else ControlV2
         return kind(self._driver.program, self._driver.environment(found.paths), self._deadlines.answer_s)
 
     def _known(self, device: str) -> DaemonPaths | None:
         """The files of a device's daemon; None for what never had one."""
-        paths = DaemonPaths.of(self._run_dir, device) if is_device(device) else None
+        paths = DaemonPaths.of(self._run_dir, device) if is_device_uuid(device) else None
         return paths if paths is not None and paths.home.is_dir() else None
 
     def _homes(self) -> list[DaemonPaths]:
@@ -138,25 +146,25 @@ class MpsKeeper:
             names = sorted(entry.name for entry in (self._run_dir / "mps").iterdir() if entry.is_dir())
         except OSError:
             return []
-        return [DaemonPaths.of(self._run_dir, name) for name in names if is_device(name)]
+        return [DaemonPaths.of(self._run_dir, name) for name in names if is_device_uuid(name)]
 
-    async def _find(self, paths: DaemonPaths) -> Found:
+    async def _find(self, paths: DaemonPaths) -> FoundDaemon:
         return await asyncio.to_thread(find, paths, self._processes)
 
     async def _state(self, paths: DaemonPaths) -> DaemonState:
         found = await self._find(paths)
         return await state(found, self._control(found), self._processes, self._deadlines.answer_s)
 
-    async def _is_as_asked(self, found: Found, spec: DaemonSpec, control: AnyControl) -> bool:
+    async def _is_as_asked(self, found: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:
         """Whether it only has to be verified. A named server that is gone does not come back by itself."""
         if found.record is None or found.record.spec != spec:
             return False
-        return not isinstance(control, NamedControl) or has_ours(await control.listed())
+        return not isinstance(control, ControlV3) or has_named_server(await control.listed())
 
     # --- starting -----------------------------------------------------------------------------
 
     async def _brought_up(
-        self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[Found], Awaitable[None]]
+        self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[FoundDaemon], Awaitable[None]]
     ) -> DaemonState:
         """end: what is done where it does not come up."""
         remark = await asyncio.to_thread(
@@ -174,11 +182,11 @@ class MpsKeeper:
             await self._launch(written, paths)
             written = replace(written, identity=await self._risen(paths))
             await self._write(paths, written)
-            found = Found(paths, written, written.identity, spec.protocol)
+            found = FoundDaemon(paths, written, written.identity, spec.protocol)
             return await self._settled(found, self._control(found))
         except (DaemonError, HardwareError):
             await self._force(await self._find(paths))
-            await end(Found(paths, written, None))
+            await end(FoundDaemon(paths, written, None))
             raise
 
     async def _launch(self, written: Record, paths: DaemonPaths) -> None:
@@ -212,20 +220,20 @@ class MpsKeeper:
 
     async def _risen(self, paths: DaemonPaths) -> DaemonIdentity:
         """The new daemon's process, once there is one."""
-        if await until(in_thread(self._processes.daemon, paths), self._deadlines.start_s):
+        if await wait_until(in_thread(self._processes.daemon, paths), self._deadlines.start_s):
             identity = await asyncio.to_thread(self._processes.daemon, paths)
             if identity is not None:
                 return identity
-        last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
+        last = await asyncio.to_thread(starting.last_line, paths.log / "control.log")
         raise DaemonError(f"the MPS control daemon ended at its start: {last}")
 
-    async def _settled(self, found: Found, control: AnyControl) -> DaemonState:
+    async def _settled(self, found: FoundDaemon, control: DaemonControl) -> DaemonState:
         """The state of a daemon whose limits were set, read back, and are as asked. Raises DaemonError.
 
         In version 2 they are those of servers that start later. In version 3 they stood in the file that it
         was started with, and are a server's.
         """
-        if isinstance(control, NamedControl):
+        if isinstance(control, ControlV3):
             servers = await self._probed(found.paths, control)
             limits = await _verified(control, found.spec)
         else:
@@ -234,29 +242,29 @@ class MpsKeeper:
             servers = await self._probed(found.paths, control)
         if found.record is not None and found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
-        return await asyncio.to_thread(answered, found, self._processes, servers, limits)
+        return await asyncio.to_thread(state_from_reply, found, self._processes, servers, limits)
 
-    async def _probed(self, paths: DaemonPaths, control: AnyControl) -> tuple[MpsServer, ...]:
+    async def _probed(self, paths: DaemonPaths, control: DaemonControl) -> tuple[MpsServer, ...]:
         """See a server run: one that cannot start would show only when the first client comes.
 
         A named one is there with its daemon, or never. Else, without multi-user, it is our own user's; a
         client of another user finds it idle, and it makes room.
         """
-        name = SERVER if isinstance(control, NamedControl) else ""
-        servers = await ask_servers(control, self._processes)
-        if isinstance(control, Control) and not servers:
+        name = SERVER if isinstance(control, ControlV3) else ""
+        servers = await list_servers(control, self._processes)
+        if isinstance(control, ControlV2) and not servers:
             await control.start_server(os.geteuid())
 
         async def runs() -> bool:
             nonlocal servers
-            servers = await ask_servers(control, self._processes)
+            servers = await list_servers(control, self._processes)
             ours = [server for server in servers if server.name == name]
             return bool(ours) and ours[0].status is not ServerStatus.INITIALIZING
 
-        if (servers and not name) or await until(runs, self._deadlines.probe_s):
+        if (servers and not name) or await wait_until(runs, self._deadlines.probe_s):
             return servers
         log = paths.server_log if name and paths.server_log.is_file() else paths.log / "control.log"
-        last = await asyncio.to_thread(starting.tail, log)
+        last = await asyncio.to_thread(starting.last_line, log)
         raise DaemonError(
             f"no MPS server of {paths.device} started: {last}",
             "the GPU may be in use without MPS, or be unfit for it; see server.log",
@@ -278,11 +286,11 @@ class MpsKeeper:
 
     # --- stopping -----------------------------------------------------------------------------
 
-    async def _quit(self, found: Found, control: AnyControl) -> None:
+    async def _quit(self, found: FoundDaemon, control: DaemonControl) -> None:
         """End a daemon that has no clients. Raises GpuInUse, DaemonError."""
         assert found.identity is not None
         try:
-            servers = await ask_servers(control, self._processes)
+            servers = await list_servers(control, self._processes)
             clients = [client for server in servers for client in server.clients]
             if not clients:
                 # A client that came since is waited for; the daemon takes no further ones meanwhile.
@@ -296,35 +304,35 @@ class MpsKeeper:
             raise GpuInUse(
                 f"the MPS daemon of {found.paths.device} has {', '.join(names)}", _ADVICE, uses=names
             )
-        if not await gone(self._processes, found.identity, self._deadlines.stop_s):
+        if not await wait_until_gone(self._processes, found.identity, self._deadlines.stop_s):
             raise DaemonError(
                 f"the MPS daemon of {found.paths.device} was told to quit, and has not", _ADVICE
             )
 
-    async def _force(self, found: Found) -> None:
+    async def _force(self, found: FoundDaemon) -> None:
         """End a daemon, whatever its clients do and whether or not it answers."""
         if found.identity is None:
             return
         with contextlib.suppress(DaemonError, HardwareError):  # signals follow
             await self._control(found).quit_by_force()
-            await gone(self._processes, found.identity, self._deadlines.stop_s)
+            await wait_until_gone(self._processes, found.identity, self._deadlines.stop_s)
         await kill(self._processes, found.identity, self._deadlines.answer_s)
 
-    async def _cleared(self, found: Found) -> None:
+    async def _cleared(self, found: FoundDaemon) -> None:
         """Nothing of a daemon that has ended is left."""
         await self._ended(found, directories.clear)
 
-    async def _emptied(self, found: Found) -> None:
+    async def _emptied(self, found: FoundDaemon) -> None:
         """Only its directories are left, for the next one: containers that run have them mounted."""
         await self._ended(found, directories.empty)
 
-    async def _ended(self, found: Found, remove: Callable[[DaemonPaths], None]) -> None:
+    async def _ended(self, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
         await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)
         await asyncio.to_thread(remove, found.paths)
         await asyncio.to_thread(self._host.remove_cgroup, found.paths)
 
 
-async def _verified(control: AnyControl, spec: DaemonSpec) -> ClientLimits:
+async def _verified(control: DaemonControl, spec: DaemonSpec) -> ClientLimits:
     """The limits as the daemon has them. Raises DaemonError where they are not those that were asked for."""
     limits = await control.limits(spec)
     if limits != spec.limits:

@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from partage.edges.mps.ending import in_thread, until
+from partage.edges.mps.stopping import in_thread, wait_until
 from partage.errors import DaemonError, NotPermitted
 
 
@@ -18,7 +18,7 @@ async def held(path: Path, limit_s: float) -> AsyncIterator[None]:
     """Hold the lock file; the kernel frees it when the process ends. Raises DaemonError, NotPermitted."""
     handle = await asyncio.to_thread(_open, path)
     try:
-        if not await until(in_thread(_take, handle), limit_s):
+        if not await wait_until(in_thread(_take, handle), limit_s):
             raise DaemonError(
                 f"somebody else acts on the MPS daemon {path.stem}, and has done so for {limit_s:g} s"
             )
@@ -27,7 +27,7 @@ async def held(path: Path, limit_s: float) -> AsyncIterator[None]:
         os.close(handle)
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether somebody acts on the daemon now."""
     try:
         handle = os.open(path, os.O_RDWR)

@@ -46,6 +46,6 @@ class MpsDaemons(Protocol):
     async def terminate(self, device: str, server_pid: int, client_pid: int) -> None:
         """End one client's work on the GPU and give its memory back; done when this returns.
 
-        The process itself lives on; its next CUDA call fails. Raises NotThere, DaemonError.
+        The process itself lives on; its next CUDA call fails. Raises NotFound, DaemonError.
         """
         ...

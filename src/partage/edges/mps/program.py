@@ -13,7 +13,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-from partage.edges.mps.replies import misunderstood
+from partage.edges.mps.replies import unreadable_reply
 from partage.errors import DaemonError, Unsupported
 
 DEADLINE_S = 5.0
@@ -22,7 +22,7 @@ DEADLINE_S = 5.0
 _MOST_BYTES = 256 * 2**10
 
 
-class Silence(DaemonError):
+class NoReply(DaemonError):
     """The control daemon did not answer in time."""
 
 
@@ -52,13 +52,13 @@ class ControlProgram:
             async with asyncio.timeout(limit_s):
                 code, reply = await self._run(arguments, said)
         except TimeoutError as error:
-            raise Silence(
+            raise NoReply(
                 f"the MPS control daemon did not answer {command!r} within {limit_s:g} s",
                 "its control.log may say why; its clients may still work",
             ) from error
         text = reply.decode(errors="replace")
         if code:
-            raise misunderstood(command, text)
+            raise unreadable_reply(command, text)
         return text
 
     async def _run(self, arguments: Sequence[str], said: bytes) -> tuple[int, bytes]:

@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from partage.model.mps import DaemonSpec, Namespace
+from partage.model.mps import DaemonSpec, MpsNamespace
 
 VERSION = 1
 _LARGEST_BYTES = 64 * 2**10
@@ -55,7 +55,7 @@ def load(path: Path) -> Record | None:
         if found.pop("version") != VERSION:
             return None
         asked, identity = found.pop("spec"), found.pop("identity")
-        namespaces = tuple(Namespace(**one) for one in asked.pop("namespaces", ()))
+        namespaces = tuple(MpsNamespace(**one) for one in asked.pop("namespaces", ()))
         spec = DaemonSpec(**asked, namespaces=namespaces)
         return Record(spec, identity=DaemonIdentity(**identity) if identity is not None else None, **found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

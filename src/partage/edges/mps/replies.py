@@ -22,7 +22,7 @@ _ABSENT = "-"
 _QUOTED = 120
 
 
-def misunderstood(command: str, reply: str) -> DaemonError:
+def unreadable_reply(command: str, reply: str) -> DaemonError:
     """The error for a reply that is none."""
     said = " ".join(reply.split())[:_QUOTED] or "nothing"
     return DaemonError(f"the MPS control daemon answered {command!r} with {said!r}")
@@ -32,7 +32,7 @@ def parse_pids(command: str, reply: str) -> tuple[int, ...]:
     """One pid a line, as ``get_server_list`` and ``get_client_list`` print them. Raises DaemonError."""
     lines = [line.strip() for line in reply.splitlines() if line.strip()]
     if not all(line.isascii() and line.isdecimal() for line in lines):
-        raise misunderstood(command, reply)
+        raise unreadable_reply(command, reply)
     return tuple(dict.fromkeys(int(line) for line in lines))
 
 
@@ -47,7 +47,7 @@ def parse_percent(command: str, reply: str) -> float:
     """``25.0``. Raises DaemonError."""
     text = reply.strip().removesuffix("%").strip()
     if not _PERCENT.fullmatch(text):
-        raise misunderstood(command, reply)
+        raise unreadable_reply(command, reply)
     return float(text)
 
 
@@ -75,7 +75,7 @@ def parse_memory(command: str, reply: str) -> Amount | None:
     text = reply.strip()
     match = _MEMORY.fullmatch(text)
     if match is None and text:
-        raise misunderstood(command, reply)
+        raise unreadable_reply(command, reply)
     if match is None:
         return None
     units = int(match[1], 16 if match[1].lower().startswith("0x") else 10)
@@ -95,7 +95,7 @@ def parse_ps(reply: str) -> dict[int, tuple[ConnectedClient, ...]] | None:
     found: dict[int, dict[int, ConnectedClient]] = {}
     for line in lines[1:]:
         if len(line) < _COLUMNS - 1 or not (line[0].isdecimal() and line[2].isdecimal()):
-            raise misunderstood("ps", reply)
+            raise unreadable_reply("ps", reply)
         namespace = int(line[4]) if line[4].isdecimal() else None
         command = line[5].strip() if len(line) == _COLUMNS else ""
         client = ConnectedClient(int(line[0]), namespace, command=command)
@@ -121,7 +121,7 @@ def parse_server_rows(reply: str) -> tuple[MpsServer, ...]:
     servers = []
     for row in _rows(reply):
         if len(row) < _SERVER_COLUMNS or not (row[1].isdecimal() and row[2].isdecimal()):
-            raise misunderstood("server list", reply)
+            raise unreadable_reply("server list", reply)
         servers.append(MpsServer(int(row[2]), int(row[1]), _named_status(row[3]), name=row[0]))
     return tuple(servers)
 
@@ -143,7 +143,7 @@ def parse_namespace_rows(reply: str) -> tuple[NamespaceRow, ...]:
     """
     rows = _rows(reply)
     if any(len(row) < _NAMESPACE_COLUMNS for row in rows):
-        raise misunderstood("namespace list", reply)
+        raise unreadable_reply("namespace list", reply)
     return tuple(
         NamespaceRow(row[0], row[1], *("" if it == _ABSENT else it for it in row[3:5])) for row in rows
     )
@@ -157,7 +157,7 @@ def parse_client_rows(reply: str) -> dict[str, tuple[ConnectedClient, ...]]:
     found: dict[str, dict[int, ConnectedClient]] = {}
     for row in _rows(reply, _CLIENT_COLUMNS - 1):
         if len(row) < _CLIENT_COLUMNS - 1 or not row[0].isdecimal():
-            raise misunderstood("client list", reply)
+            raise unreadable_reply("client list", reply)
         command = row[4] if len(row) == _CLIENT_COLUMNS else ""
         found.setdefault(row[1], {}).setdefault(int(row[0]), ConnectedClient(int(row[0]), command=command))
     return {server: tuple(clients.values()) for server, clients in found.items()}

@@ -128,16 +128,16 @@ async def _finish(process: Process, output: Path, program: str, deadline_s: floa
         async with asyncio.timeout(deadline_s):
             code = await process.wait()
     except TimeoutError as error:
-        raise DaemonError(f"{program} did not start within {deadline_s:g} s: {tail(output)}") from error
+        raise DaemonError(f"{program} did not start within {deadline_s:g} s: {last_line(output)}") from error
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if code == launch.FAILED:
-        raise Unsupported(f"the MPS control daemon cannot be run: {tail(output)}")
+        raise Unsupported(f"the MPS control daemon cannot be run: {last_line(output)}")
     if code:
-        raise DaemonError(f"the MPS control daemon did not start ({code}): {tail(output)}")
+        raise DaemonError(f"the MPS control daemon did not start ({code}): {last_line(output)}")
 
 
 def _unit(environment: Mapping[str, str], paths: DaemonPaths, *, own_shm: bool) -> list[str]:
@@ -154,7 +154,7 @@ def _unit(environment: Mapping[str, str], paths: DaemonPaths, *, own_shm: bool) 
     return [*options, f"--property=BindPaths={paths.shm}:{launch.SHARED_MEMORY}"] if own_shm else options
 
 
-def tail(path: Path) -> str:
+def last_line(path: Path) -> str:
     """The last line of a log that says anything; what stands for it where there is none.
 
     A control daemon notes every question that it is asked, and that the one who asks is no client.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from partage.edges.mps.control import Control
+from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.paths import DriverFiles
 from partage.errors import DaemonError, Unsupported
 
@@ -20,7 +20,7 @@ class Daemon:
 
     def __init__(self, pipe: Path | None, driver_root: Path = Path("/")) -> None:
         environment = {"PATH": os.environ.get("PATH", os.defpath), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
-        self._control = Control(DriverFiles(driver_root).program, environment, _DEADLINE_S)
+        self._control = ControlV2(DriverFiles(driver_root).program, environment, _DEADLINE_S)
 
     async def clients(self) -> int | None:
         """How many clients its servers have; None where that cannot be asked."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from partage.edges.mps.control import Control
-from partage.edges.mps.named import NamedControl
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.paths import DriverFiles
 from partage.errors import DaemonError, Unsupported
 
@@ -18,7 +18,7 @@ class Daemon:
 
     def __init__(self, pipe: Path, driver_root: Path, *, named: bool = False) -> None:
         environment = {"PATH": os.environ.get("PATH", os.defpath), "CUDA_MPS_PIPE_DIRECTORY": str(pipe)}
-        language = NamedControl if named else Control
+        language = ControlV3 if named else ControlV2
         self._control = language(DriverFiles(driver_root).program, environment, _DEADLINE_S)
 
     async def clients(self) -> int | None:

@@ -10,14 +10,14 @@ from partage.errors import DaemonError, Unsupported
 from partage.faces.bench.daemon import Daemon
 from partage.faces.prove.stage import pipe_of
 from partage.model.gpu import ComputeMode, Gpu, Inventory
-from partage.model.policy import ALL_EXCLUSIVE, Everything, GpuEntry, Mps, Policy, Strategy
+from partage.model.policy import ALL_EXCLUSIVE, AllDevices, GpuEntry, Mps, Policy, Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.units import MIB
 
 _REPLICAS = 4
-IN_FOUR = Policy((GpuEntry("", Everything(), Mps(_REPLICAS)),))
+IN_FOUR = Policy((GpuEntry("", AllDevices(), Mps(_REPLICAS)),))
 """What a simulated node is held to where nothing is said: all that can be tried there is MPS."""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from partage.faces.prove.model import Which
 from partage.model.gpu import ComputeMode, Gpu, Inventory
-from partage.model.mps import Namespace
+from partage.model.mps import MpsNamespace
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 
@@ -29,7 +29,7 @@ class Share:
     largest_threads: int | None = None
     exclusive: bool = False
     mig: tuple[str, ...] = ()
-    namespaces: tuple[Namespace, ...] = ()
+    namespaces: tuple[MpsNamespace, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -100,5 +100,5 @@ def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[Share]:
         )
 
 
-def _namespace(offering: DeviceOffer) -> Namespace:
-    return Namespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)
+def _namespace(offering: DeviceOffer) -> MpsNamespace:
+    return MpsNamespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)

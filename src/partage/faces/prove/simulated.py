@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from partage.edges.mps.control import Control
-from partage.edges.mps.ending import until
-from partage.edges.mps.named import OPTIONS, NamedControl, configuration
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration
 from partage.edges.mps.paths import DriverFiles
 from partage.edges.mps.processes import MULTI_USER
+from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError
 from partage.faces import child
 from partage.faces.bench.places import Place
@@ -122,15 +122,15 @@ async def _serving(spec: DaemonSpec, driver: DriverFiles, environment: Mapping[s
         nonlocal problem
         try:
             if spec.namespaces:
-                await NamedControl(driver.program, environment).listed()
+                await ControlV3(driver.program, environment).listed()
             else:
-                await Control(driver.program, environment).set_limits(spec)
+                await ControlV2(driver.program, environment).set_limits(spec)
         except DaemonError as error:
             problem = str(error)
             return False
         return True
 
-    if not await until(answers, _UP_S):
+    if not await wait_until(answers, _UP_S):
         raise Lost(f"the simulated control daemon does not answer: {problem}")
 
 

@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
-from partage.edges.mps.ending import until
+from partage.edges.mps.stopping import wait_until
 from partage.faces.bench.model import Mode
 from partage.faces.bench.places import Place
 from partage.faces.prove.daemon import Daemon
@@ -174,7 +174,7 @@ class Stage:
         async def nobody() -> bool:
             return not await self.others()
 
-        await until(nobody, _GONE_S)
+        await wait_until(nobody, _GONE_S)
 
     def _mode(self, mode: Mode | None) -> Mode:
         """How tenants work: as they are told, or as the share's containers do."""

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.ids import ResourceName
-from partage.model.policy import Count, DeviceSelector, Everything, Listed, Mps, Policy, ResourceEntry
+from partage.model.policy import (
+    AllDevices,
+    DeviceSelector,
+    ListedDevices,
+    LowestIndexes,
+    Mps,
+    Policy,
+    ResourceEntry,
+)
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.presented import PlannedDevice
 from partage.plan.offer.select import all_indexes
@@ -70,11 +78,11 @@ def _taken(
 ) -> list[ClaimableDevice]:
     path = f"{entry.origin}.devices"
     match selector:
-        case Everything():
+        case AllDevices():
             return list(devices)
-        case Count(n=n):
+        case LowestIndexes(n=n):
             return _lowest(path, n, devices, inventory, findings)
-        case Listed() as listed:
+        case ListedDevices() as listed:
             return _listed(path, listed, devices, inventory, findings)
 
 
@@ -93,7 +101,11 @@ def _lowest(
 
 
 def _listed(
-    path: str, listed: Listed, devices: Sequence[ClaimableDevice], inventory: Inventory, findings: Findings
+    path: str,
+    listed: ListedDevices,
+    devices: Sequence[ClaimableDevice],
+    inventory: Inventory,
+    findings: Findings,
 ) -> list[ClaimableDevice]:
     taken: dict[tuple[str, int], ClaimableDevice] = {}
     by_index = {device.index: device for device in devices}

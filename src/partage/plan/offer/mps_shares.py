@@ -8,7 +8,7 @@ from itertools import groupby
 
 from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ResourceName, parse_resource_name
-from partage.model.mps import SERVER, Namespace
+from partage.model.mps import SERVER, MpsNamespace
 from partage.model.policy import Mps, Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.units import MIB, format_bytes
@@ -50,12 +50,12 @@ class Portions:
     apart: bool = False
 
     @property
-    def namespaces(self) -> tuple[Namespace, ...]:
+    def namespaces(self) -> tuple[MpsNamespace, ...]:
         """One for all shares that are equal, named after the first of them; none where they are not apart."""
-        found: dict[tuple[int, int], Namespace] = {}
+        found: dict[tuple[int, int], MpsNamespace] = {}
         for number, client in enumerate(self.clients if self.apart else ()):
             figures = client.memory_bytes, client.threads_percent
-            found.setdefault(figures, Namespace(f"share{number}", *figures))
+            found.setdefault(figures, MpsNamespace(f"share{number}", *figures))
         return tuple(found.values())
 
     def pipe(self, client: Portion) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, matches, place
-from partage.model.named_layouts import meant
+from partage.model.named_layouts import resolve_layout
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
@@ -102,7 +102,7 @@ def _spelled_out(
         raise _not_plannable(gpu)
     if geometry is None:
         return wish
-    said = meant(geometry, wish.items, wish.named)
+    said = resolve_layout(geometry, wish.items, wish.named)
     if said.doubt:
         findings.add("doubtful", path, said.doubt, gpus=[gpu.index])
     return DesiredMig(said.items)

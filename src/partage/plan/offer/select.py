@@ -9,7 +9,7 @@ from functools import lru_cache
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.pci import parse_pci_address
-from partage.model.policy import Everything, GpuEntry, Policy, Rest, Where
+from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, Policy, RemainingGpus
 from partage.plan.offer.findings import Findings, name_gpus
 
 GeometryOf = Callable[[Gpu], Geometry | None]
@@ -35,7 +35,7 @@ def _exactly_one(
     entries: Sequence[GpuEntry], inventory: Inventory, geometry_of: GeometryOf, findings: Findings
 ) -> Mapping[str, GpuEntry]:
     owners: dict[str, GpuEntry] = {}
-    for entry in sorted(entries, key=lambda entry: isinstance(entry.select, Rest)):
+    for entry in sorted(entries, key=lambda entry: isinstance(entry.select, RemainingGpus)):
         _name_absent(entry, inventory, findings)
         chosen = [gpu for gpu in inventory if _selects(entry, gpu, geometry_of(gpu), owners)]
         for gpu in chosen:
@@ -44,18 +44,18 @@ def _exactly_one(
                 findings.add(
                     "wrong", f"{entry.origin}.select", f"selected by {owner.origin} already", gpus=[gpu.index]
                 )
-        if not chosen and isinstance(entry.select, Where):
+        if not chosen and isinstance(entry.select, GpuCriteria):
             _selects_nothing(entry, entry.select, inventory, findings)
     return owners
 
 
 def _selects(entry: GpuEntry, gpu: Gpu, geometry: Geometry | None, owners: Mapping[str, GpuEntry]) -> bool:
     match entry.select:
-        case Everything():
+        case AllDevices():
             return True
-        case Rest():
+        case RemainingGpus():
             return gpu.uuid not in owners or owners[gpu.uuid] is entry
-        case Where() as where:
+        case GpuCriteria() as where:
             return (
                 (not where.index or gpu.index in where.index)
                 and (not where.uuid or gpu.uuid.casefold() in _folded(where.uuid))
@@ -119,7 +119,7 @@ def model_names(gpu: Gpu, geometry: Geometry | None) -> tuple[str, ...]:
 
 def _name_absent(entry: GpuEntry, inventory: Inventory, findings: Findings) -> None:
     """A GPU that is named and that the node does not have. A lost GPU is there."""
-    if not isinstance(entry.select, Where):
+    if not isinstance(entry.select, GpuCriteria):
         return
     where = entry.select
     path = f"{entry.origin}.select"
@@ -152,7 +152,7 @@ def all_indexes(inventory: Inventory) -> set[int]:
     return {gpu.index for gpu in inventory} | {lost.index for lost in inventory.lost}
 
 
-def _selects_nothing(entry: GpuEntry, where: Where, inventory: Inventory, findings: Findings) -> None:
+def _selects_nothing(entry: GpuEntry, where: GpuCriteria, inventory: Inventory, findings: Findings) -> None:
     lost_only = any(lost.index in where.index for lost in inventory.lost)
     if where.model:
         products = ", ".join(dict.fromkeys(gpu.product for gpu in inventory)) or "none"
@@ -193,12 +193,12 @@ def _last_wins(
 
 def _skips_incapable(entry: GpuEntry) -> bool:
     """``devices: all`` with MIG on passes over GPUs that have no MIG."""
-    named = isinstance(entry.select, Where) and entry.select.index
+    named = isinstance(entry.select, GpuCriteria) and entry.select.index
     return not named and entry.mig is not None and entry.mig.enabled
 
 
 def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[Gpu]:
-    if not isinstance(entry.select, Where):
+    if not isinstance(entry.select, GpuCriteria):
         return list(inventory)
     where = entry.select
     listed = [gpu for gpu in inventory if not where.index or gpu.index in where.index]
@@ -221,7 +221,7 @@ def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[
     return matched
 
 
-def _name_absent_index(entry: GpuEntry, where: Where, inventory: Inventory, findings: Findings) -> None:
+def _name_absent_index(entry: GpuEntry, where: GpuCriteria, inventory: Inventory, findings: Findings) -> None:
     indexes = all_indexes(inventory)
     for index in where.index:
         if index not in indexes:

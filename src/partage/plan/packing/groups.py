@@ -12,7 +12,7 @@ from partage.plan.packing.integer_program import Column, IntegerProgram, Prices
 
 
 @dataclass(frozen=True, slots=True)
-class Able:
+class CapableGpu:
     """A candidate, and all that it can do for the demand."""
 
     candidate: Candidate
@@ -38,11 +38,11 @@ class Able:
                 yield served, choice.disturbed
 
 
-Group = tuple[Able, ...]
+Group = tuple[CapableGpu, ...]
 """Members in the order of the candidates."""
 
 
-def able(demand: Demand, candidates: Iterable[Candidate]) -> tuple[Able, ...]:
+def capable_gpus(demand: Demand, candidates: Iterable[Candidate]) -> tuple[CapableGpu, ...]:
     """All candidates, in their order; those of one state are looked at once."""
     chooser = ChoiceFinder(demand)
     known: dict[State, Choices] = {}
@@ -51,14 +51,14 @@ def able(demand: Demand, candidates: Iterable[Candidate]) -> tuple[Able, ...]:
         state = candidate.state
         if state not in known:
             known[state] = chooser.choices(candidate)
-        result.append(Able(candidate, known[state]))
+        result.append(CapableGpu(candidate, known[state]))
     return tuple(result)
 
 
-def groups_by(members: Sequence[Able], signature: Callable[[Able], object]) -> tuple[Group, ...]:
+def groups_by(members: Sequence[CapableGpu], signature: Callable[[CapableGpu], object]) -> tuple[Group, ...]:
     """Those of one signature and MIG mode together. Members that share their choices share the signature."""
     signatures: dict[int, object] = {}
-    groups: dict[object, list[Able]] = {}
+    groups: dict[object, list[CapableGpu]] = {}
     for member in members:
         key = id(member.choices)
         if key not in signatures:
@@ -67,7 +67,7 @@ def groups_by(members: Sequence[Able], signature: Callable[[Able], object]) -> t
     return tuple(map(tuple, groups.values()))
 
 
-def most_able(members: Sequence[Able]) -> tuple[Group, ...]:
+def covering_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
     """Groups for a program that may serve too much: alike in the best that they can do."""
     return groups_by(members, lambda member: frozenset(member.best))
 
@@ -82,10 +82,10 @@ def covering_program(demand: Demand, groups: Sequence[Group]) -> IntegerProgram:
     return IntegerProgram(tuple(map(len, groups)), tuple(columns), demand.counts)
 
 
-def exactly_able(members: Sequence[Able]) -> tuple[Group, ...]:
+def exact_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
     """Groups for a program that serves exactly the demand: alike in everything that they can do."""
 
-    def everything(member: Able) -> object:
+    def everything(member: CapableGpu) -> object:
         return frozenset((served, one.disturbed, one.created) for served, one in member.choices.items())
 
     return groups_by(members, everything)
@@ -105,9 +105,9 @@ def exact_program(
     return IntegerProgram(tuple(map(len, groups)), columns, demand.counts, exact=True)
 
 
-def handed_out(
+def assign_choices(
     groups: Sequence[Group], taken: Iterable[tuple[Column, int]]
-) -> dict[int, tuple[Able, Served]]:
+) -> dict[int, tuple[CapableGpu, Served]]:
     """Who serves what: the first members of each group take its choices, in their order. By identity."""
     waiting = [iter(group) for group in groups]
     return {
@@ -117,7 +117,9 @@ def handed_out(
     }
 
 
-def trimmed(demand: Demand, served: dict[int, tuple[Able, Served]]) -> dict[int, tuple[Able, Served]]:
+def trimmed(
+    demand: Demand, served: dict[int, tuple[CapableGpu, Served]]
+) -> dict[int, tuple[CapableGpu, Served]]:
     """The same with nothing above the demand: where too much is served, new devices are left away first."""
     result = dict(served)
     for at, count in enumerate(demand.counts):
@@ -127,7 +129,7 @@ def trimmed(demand: Demand, served: dict[int, tuple[Able, Served]]) -> dict[int,
     return result
 
 
-def _leave_one_away(served: dict[int, tuple[Able, Served]], at: int) -> None:
+def _leave_one_away(served: dict[int, tuple[CapableGpu, Served]], at: int) -> None:
     def gain(key: int) -> tuple[int, int, int]:
         member, amounts = served[key]
         less = _one_less(amounts, at)

@@ -10,7 +10,7 @@ from partage.plan.packing.demand import Demand, nearest_hint
 from partage.plan.packing.integer_program import Deadline, Infeasible, IntegerProgram, Undecided, most
 
 
-def known_here(demand: Demand, candidates: Sequence[Candidate]) -> None:
+def check_profiles_exist(demand: Demand, candidates: Sequence[Candidate]) -> None:
     """Raise Unsatisfiable for every profile that no GPU here has."""
     if not candidates:
         raise Unsatisfiable("no GPU of these machines can be laid out now")
@@ -24,7 +24,7 @@ def known_here(demand: Demand, candidates: Sequence[Candidate]) -> None:
         raise Unsatisfiable(problems)
 
 
-def each_alone(demand: Demand, program: IntegerProgram) -> None:
+def check_each_alone(demand: Demand, program: IntegerProgram) -> None:
     """Raise Unsatisfiable for every profile of which there is no room for so many, even alone."""
     problems = []
     for at, (profile, count) in enumerate(demand.wanted):
@@ -39,7 +39,7 @@ def each_alone(demand: Demand, program: IntegerProgram) -> None:
         raise Unsatisfiable(problems)
 
 
-def not_together(demand: Demand, program: IntegerProgram, deadline: Deadline) -> Unsatisfiable:
+def why_not_together(demand: Demand, program: IntegerProgram, deadline: Deadline) -> Unsatisfiable:
     """Which profile falls short once those before it, the largest first, are served."""
     order = sorted(
         range(len(demand.wanted)), key=lambda at: (-demand.profiles[at].gpu_slices, str(demand.profiles[at]))

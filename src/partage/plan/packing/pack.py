@@ -20,17 +20,22 @@ from partage.plan.packing.candidates import Candidate, CandidateDevice
 from partage.plan.packing.choices import Choice, Served
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.groups import (
-    Able,
+    CapableGpu,
     Group,
-    able,
+    assign_choices,
+    capable_gpus,
+    covering_groups,
     covering_program,
+    exact_groups,
     exact_program,
-    exactly_able,
-    handed_out,
-    most_able,
     trimmed,
 )
-from partage.plan.packing.impossible import each_alone, known_here, not_together, undecided
+from partage.plan.packing.impossible import (
+    check_each_alone,
+    check_profiles_exist,
+    undecided,
+    why_not_together,
+)
 from partage.plan.packing.integer_program import (
     Deadline,
     Infeasible,
@@ -119,19 +124,19 @@ def pack(
     was over before anything was found.
     """
     deadline = Deadline(clock, time_limit_s)
-    known_here(demand, candidates)
+    check_profiles_exist(demand, candidates)
     need_solver()
-    members = able(demand, candidates)
-    groups = most_able(members)
+    members = capable_gpus(demand, candidates)
+    groups = covering_groups(members)
     program = covering_program(demand, groups)
-    each_alone(demand, program)
+    check_each_alone(demand, program)
     try:
         packed = least(program, _COVERED, deadline)
     except Infeasible:
-        raise not_together(demand, program, deadline) from None
+        raise why_not_together(demand, program, deadline) from None
     except Undecided:
         raise undecided(demand, time_limit_s) from None
-    served = trimmed(demand, handed_out(groups, packed.taken))
+    served = trimmed(demand, assign_choices(groups, packed.taken))
     served = _with_fewer_new(demand, members, groups, packed.prices, served, deadline=deadline)
     assignments = tuple(
         _assignment(member.candidate, member.choices[served[id(member)][1]])
@@ -145,26 +150,26 @@ def pack(
 
 def _with_fewer_new(
     demand: Demand,
-    members: Sequence[Able],
+    members: Sequence[CapableGpu],
     covering: Sequence[Group],
     prices: Prices,
-    served: dict[int, tuple[Able, Served]],
+    served: dict[int, tuple[CapableGpu, Served]],
     *,
     deadline: Deadline,
-) -> dict[int, tuple[Able, Served]]:
+) -> dict[int, tuple[CapableGpu, Served]]:
     """Free instances that exist are used first: as well as before, with the fewest new devices."""
     created = sum(member.choices[amounts].created for member, amounts in served.values())
     if created == _fewest_new(demand, members):
         return served
     disturbed = sum(member.choices[amounts].disturbed for member, amounts in served.values())
     modes = sum(member.mode_changes for member, _ in served.values())
-    groups = exactly_able(members)
+    groups = exact_groups(members)
     program = exact_program(demand, groups, covering, prices, len(served))
     better = improved(program, (len(served), disturbed, modes), deadline, created)
-    return served if better is None else handed_out(groups, better)
+    return served if better is None else assign_choices(groups, better)
 
 
-def _fewest_new(demand: Demand, members: Sequence[Able]) -> int:
+def _fewest_new(demand: Demand, members: Sequence[CapableGpu]) -> int:
     """New devices, if all free ones of demanded profiles could serve."""
     free = Counter(
         device.profile

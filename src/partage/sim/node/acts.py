@@ -11,7 +11,15 @@ from dataclasses import replace
 from typing import assert_never
 
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
-from partage.errors import GpuInUse, GpuLost, HardwareError, NoRoom, NotAsSaid, NotThere, Unsupported
+from partage.errors import (
+    GpuInUse,
+    GpuLost,
+    HardwareError,
+    InsufficientResources,
+    NotFound,
+    StateMismatch,
+    Unsupported,
+)
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
@@ -120,15 +128,17 @@ def _verify(state: SimulatedNode, step: Verify) -> None:
     gpu = _answering(state, step.gpu)
     on = gpu.mig_mode or MigMode(current=False, pending=False)
     if (on.current, on.pending) != (step.enabled, step.enabled):
-        raise NotAsSaid(f"GPU {gpu.index}: MIG mode is {_mode(on)}, not {'on' if step.enabled else 'off'}")
+        raise StateMismatch(
+            f"GPU {gpu.index}: MIG mode is {_mode(on)}, not {'on' if step.enabled else 'off'}"
+        )
     live = sorted(
         str(LayoutItem(MigProfile.parse(one.profile), one.placement.start)) for one in gpu.mig_devices
     )
     if live != sorted(step.devices):
-        raise NotAsSaid(f"GPU {gpu.index} has {_listed(live)}, not {_listed(sorted(step.devices))}")
+        raise StateMismatch(f"GPU {gpu.index} has {_listed(live)}, not {_listed(sorted(step.devices))}")
     if gpu.empty_instances:
         names = [f"{one.profile}@{one.placement.start}" for one in gpu.empty_instances]
-        raise NotAsSaid(f"GPU {gpu.index} has GPU instances without MIG devices: {_listed(names)}")
+        raise StateMismatch(f"GPU {gpu.index} has GPU instances without MIG devices: {_listed(names)}")
 
 
 def _mode(mode: MigMode) -> str:
@@ -157,7 +167,7 @@ def _create_instance(state: SimulatedNode, step: CreateInstance) -> Outcome:
     try:
         place(geometry, [LayoutItem(profile, placement.start) for profile, placement in wanted])
     except DoesNotFit as misfit:
-        raise NoRoom(f"GPU {gpu.index}: {misfit}") from misfit
+        raise InsufficientResources(f"GPU {gpu.index}: {misfit}") from misfit
     made = EmptyInstance(instance_id(step.placement, geometry.memory_slices), step.profile, step.placement)
     empty = sorted([*gpu.empty_instances, made], key=lambda one: one.gi_id)
     return with_gpu(state, replace(gpu, empty_instances=tuple(empty))), Created(made.gi_id)
@@ -184,7 +194,7 @@ def _instances(gpu: Gpu) -> list[tuple[MigProfile, Placement]]:
 
 
 def _instance_at(gpu: Gpu, profile: str, placement: Placement, gi_id: int | None = None) -> int:
-    """The id of the GPU instance of that profile at that place. Raises NotThere."""
+    """The id of the GPU instance of that profile at that place. Raises NotFound."""
     wanted = (_parsed(profile), placement)
     rows = [
         (one.gi_id, (MigProfile.parse(one.profile).gpu_instance, one.placement)) for one in gpu.mig_devices
@@ -194,7 +204,7 @@ def _instance_at(gpu: Gpu, profile: str, placement: Placement, gi_id: int | None
         if row == wanted and gi_id in (None, at):
             return at
     named = "" if gi_id is None else f" with id {gi_id}"
-    raise NotThere(f"GPU {gpu.index} has no GPU instance {profile} at {placement}{named}")
+    raise NotFound(f"GPU {gpu.index} has no GPU instance {profile} at {placement}{named}")
 
 
 # --- compute instances ---------------------------------------------------------------------------
@@ -215,7 +225,9 @@ def _create_compute(state: SimulatedNode, step: CreateCompute) -> Outcome:
         used = sum(MigProfile.parse(one.profile).compute_slices for one in inside)
         left = spec.compute_slices - used
         apart = ", and not side by side" if left >= profile.compute_slices else ""
-        raise NoRoom(f"GPU instance {gi_id} of GPU {gpu.index} has {left} compute slices left{apart}")
+        raise InsufficientResources(
+            f"GPU instance {gi_id} of GPU {gpu.index} has {left} compute slices left{apart}"
+        )
     ci_id = _least_free(one.ci_id for one in inside)
     device = MigDevice(
         uuid=derived_uuid("MIG", gpu.uuid, f"{state.boots}/{state.births}", gi_id, ci_id),
@@ -255,7 +267,7 @@ def _destroy_compute(state: SimulatedNode, step: DestroyCompute) -> SimulatedNod
 
 
 def _device_at(gpu: Gpu, step: DestroyCompute) -> MigDevice:
-    """Raises NotThere also where something else lives under these ids by now."""
+    """Raises NotFound also where something else lives under these ids by now."""
     gi_id = _instance_at(gpu, step.instance, step.placement, step.gi_id)
     wanted = _parsed(step.profile)
     for device in gpu.mig_devices:
@@ -265,7 +277,7 @@ def _device_at(gpu: Gpu, step: DestroyCompute) -> MigDevice:
             and step.uuid in ("", device.uuid)
         ):
             return device
-    raise NotThere(f"GPU {gpu.index} has no such MIG device {step.profile} at {step.placement}")
+    raise NotFound(f"GPU {gpu.index} has no such MIG device {step.profile} at {step.placement}")
 
 
 def _concerns(use: GpuUse, gpu: Gpu, device: MigDevice) -> bool:
@@ -288,7 +300,7 @@ def _answering(state: SimulatedNode, uuid: str) -> Gpu:
             raise GpuLost(f"GPU {index}: {lost.reason}")
     found = next((gpu for gpu in state.gpus.values() if gpu.uuid == uuid), None)
     if found is None:
-        raise NotThere(f"this node has no GPU {uuid}")
+        raise NotFound(f"this node has no GPU {uuid}")
     return found
 
 

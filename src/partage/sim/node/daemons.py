@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partage.errors import GpuInUse, NotThere, Unsupported
+from partage.errors import GpuInUse, NotFound, Unsupported
 from partage.model.mps import (
     SERVER,
     ConnectedClient,
@@ -24,7 +24,7 @@ _FIRST_PID = 900_000
 
 
 def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
-    """Raises GpuInUse, NotThere, Unsupported (namespaces, and the control program is too old)."""
+    """Raises GpuInUse, NotFound, Unsupported (namespaces, and the control program is too old)."""
     spec = step.spec
     _known(state, spec)
     if spec.namespaces and (too_old := too_old_for_namespaces(state.driver)):
@@ -50,9 +50,9 @@ def stop_daemon(state: SimulatedNode, step: StopDaemon) -> SimulatedNode:
 
 
 def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
-    """The client's context is gone. Raises NotThere."""
+    """The client's context is gone. Raises NotFound."""
     if step.client not in {client.pid for client in _clients(state, step.device)}:
-        raise NotThere(f"cannot {step}: there is no such client")
+        raise NotFound(f"cannot {step}: there is no such client")
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.client))
 
 
@@ -93,5 +93,5 @@ def _known(state: SimulatedNode, spec: DaemonSpec) -> None:
         if gpu.uuid == spec.gpu:
             if spec.device in {gpu.uuid, *(one.uuid for one in gpu.mig_devices)}:
                 return
-            raise NotThere(f"GPU {gpu.index} has no MIG device {spec.device}")
-    raise NotThere(f"this node has no GPU {spec.gpu}")
+            raise NotFound(f"GPU {gpu.index} has no MIG device {spec.device}")
+    raise NotFound(f"this node has no GPU {spec.gpu}")

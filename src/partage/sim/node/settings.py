@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from partage.edges.hardware.compute_mode import refuse_in_the_way
-from partage.edges.hardware.end_process import refuse_strangers
+from partage.edges.hardware.compute_mode import refuse_if_blocked
+from partage.edges.hardware.end_process import check_uses_gpu
 from partage.edges.hardware.time_slice import HINT
-from partage.errors import NotAsSaid, NotPermitted, NotThere, Unsupported
+from partage.errors import NotFound, NotPermitted, StateMismatch, Unsupported
 from partage.model.cgroup import parse_cgroup
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.policy import Interval
@@ -57,7 +57,7 @@ def ended(state: SimulatedNode, step: EndProcess | StopDaemon | EndClient) -> Si
 
 
 def _set_compute_mode(state: SimulatedNode, gpu: Gpu, step: SetComputeMode) -> SimulatedNode:
-    """Raises GpuInUse, NotAsSaid, Unsupported."""
+    """Raises GpuInUse, StateMismatch, Unsupported."""
     if gpu.compute_mode == step.mode:
         return state
     if gpu.mig_enabled:
@@ -65,35 +65,35 @@ def _set_compute_mode(state: SimulatedNode, gpu: Gpu, step: SetComputeMode) -> S
     if step.mode is ComputeMode.EXCLUSIVE_THREAD:
         raise Unsupported("exclusive-thread mode is gone since CUDA 8")
     if gpu.compute_mode != step.before:
-        raise NotAsSaid(f"the compute mode of GPU {gpu.index} is not the one before")
-    refuse_in_the_way(processes_of(state).rows, step)
+        raise StateMismatch(f"the compute mode of GPU {gpu.index} is not the one before")
+    refuse_if_blocked(processes_of(state).rows, step)
     return with_gpu(state, replace(gpu, compute_mode=step.mode))
 
 
 def _set_time_slice(state: SimulatedNode, gpu: Gpu, step: SetTimeSlice) -> SimulatedNode:
-    """Raises NotAsSaid, Unsupported."""
+    """Raises StateMismatch, Unsupported."""
     now = _slice_of(state, gpu)
     if now.interval is None:
         raise Unsupported(f"GPU {gpu.index}: {now.reason}", HINT)
     if now.interval is step.interval:
         return state
     if now.interval is not step.before:
-        raise NotAsSaid(f"the time slice of GPU {gpu.index} is {now.interval}, not {step.before}")
+        raise StateMismatch(f"the time slice of GPU {gpu.index} is {now.interval}, not {step.before}")
     return replace(state, slices={**state.slices, gpu.index: step.interval})
 
 
 def _end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:
-    """The process is gone, from every GPU. Raises NotThere, NotPermitted, Unsupported."""
+    """The process is gone, from every GPU. Raises NotFound, NotPermitted, Unsupported."""
     if step.pid <= 1:
         raise NotPermitted(f"will not {step}: that is the node's")
     rows = [row for row in _running(state) if row.pid == step.pid]
-    refuse_strangers(rows, step)
+    check_uses_gpu(rows, step)
     for row in rows:
         if row.start != step.start:
-            raise NotThere(f"cannot {step}: another process has the pid by now")
+            raise NotFound(f"cannot {step}: another process has the pid by now")
         container = parse_cgroup(row.cgroups).container
         if not container or container != step.container:
-            raise NotThere(f"cannot {step}: it is in {container[:12] or 'no container'}")
+            raise NotFound(f"cannot {step}: it is in {container[:12] or 'no container'}")
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.pid))
 
 

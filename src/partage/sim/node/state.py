@@ -15,7 +15,7 @@ from partage.model.gpu import (
     NoDriver,
     RecoveryAction,
 )
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonPhase, DaemonSpec
 from partage.model.policy import Interval
 from partage.model.step import GpuUse, UseKind
@@ -156,18 +156,18 @@ def observed(state: SimulatedNode) -> Inventory:
     )
 
 
-def conditions_of(state: SimulatedNode) -> tuple[Condition, ...]:
+def conditions_of(state: SimulatedNode) -> tuple[GpuCondition, ...]:
     """The driver's word on every GPU whose UUID is known, by index."""
     rows = {index: _condition(gpu, state.wards[index]) for index, gpu in state.gpus.items()}
     for index, lost in state.lost.items():
         rows.pop(index, None)
         if lost.uuid is not None:
-            rows[index] = Condition(lost.uuid, lost=lost.reason)
+            rows[index] = GpuCondition(lost.uuid, lost=lost.reason)
     return tuple(row for _, row in sorted(rows.items()))
 
 
-def _condition(gpu: Gpu, ward: Ward) -> Condition:
-    return Condition(
+def _condition(gpu: Gpu, ward: Ward) -> GpuCondition:
+    return GpuCondition(
         gpu=gpu.uuid,
         recovery=ward.recovery,
         rows_pending=ward.rows_pending,

@@ -20,6 +20,6 @@ def limit(*, fraction: "float | None" = None, bytes: "int | None" = None) -> "di
     Returns what came of it, by framework: ``{"torch": "cuda:0 0.2500"}``; a framework that is not imported
     yet is missing. Raises ValueError for a wrong number, TypeError for what is no number.
     """
-    from . import capping, caps
+    from . import caps, hook
 
-    return capping.cap_now(caps.Wish(fraction, bytes))
+    return hook.limit_now(caps.RequestedLimit(fraction, bytes))

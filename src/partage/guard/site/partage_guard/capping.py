@@ -9,16 +9,17 @@ and ``already(module, cap)`` where the framework was there first.
 import os
 import sys
 
-from . import hook, record
+from . import record
 
 TYPE_CHECKING = False  # typing itself costs more than all of this
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any
 
     from .caps import Cap
+    from .hook import Finder
 
 
-def lent_spec(finder: "hook.Finder", name: str, path: "Any", target: "Any") -> "Any":
+def wrapped_spec(finder: "Finder", name: str, path: "Any", target: "Any") -> "Any":
     """The spec that the other finders have for this module, with our loader around theirs."""
     for other in list(sys.meta_path):
         find = None if other is finder else getattr(other, "find_spec", None)
@@ -33,7 +34,7 @@ def lent_spec(finder: "hook.Finder", name: str, path: "Any", target: "Any") -> "
 class _Loader:
     """Their loader, with a word before and after the execution; gone from the module before it begins."""
 
-    def __init__(self, theirs: "Any", finder: "hook.Finder", name: str) -> None:
+    def __init__(self, theirs: "Any", finder: "Finder", name: str) -> None:
         self._theirs, self._finder, self._name = theirs, finder, name
 
     def create_module(self, spec: "Any") -> "Any":
@@ -53,37 +54,29 @@ class _Loader:
         return getattr(self._theirs, name)
 
 
-def catch_up(finder: "hook.Finder") -> None:
+def handle_imported(finder: "Finder") -> None:
     """Frameworks that were there before us: a .pth file, or the program itself, was earlier."""
-    record.say("ready")
+    record.log("ready")
     for name in list(finder.waited_for):
         if name in sys.modules:
             _tell(finder, name, "already", sys.modules[name])
             _forget(finder, name)
 
 
-def cap_now(cap: "Cap") -> "Dict[str, str]":
-    """Cap by this from now on, in place of what there was. Returns the notes."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, hook.Finder)]
-    record.notes.clear()
-    hook.arm(cap)
-    return dict(record.notes)
-
-
-def _tell(finder: "hook.Finder", name: str, moment: str, *arguments: "Any") -> None:
+def _tell(finder: "Finder", name: str, moment: str, *arguments: "Any") -> None:
     """Call what our module for this framework has for this moment, whatever comes of it."""
 
-    def act() -> None:
-        module = f"{__package__}.{hook.WAITED_FOR[name]}"
+    def action() -> None:
+        module = f"{__package__}.{finder.waited_for[name]}"
         __import__(module)
         function = getattr(sys.modules[module], moment, None)
         if function is not None:
             function(*arguments, _cap_of(finder))
 
-    record.guarded(hook.WAITED_FOR[name][len("on_") :], act)
+    record.guarded(finder.waited_for[name][len("on_") :], action)
 
 
-def _cap_of(finder: "hook.Finder") -> "Cap":
+def _cap_of(finder: "Finder") -> "Cap":
     if finder.cap is None:
         from . import caps
 
@@ -91,7 +84,7 @@ def _cap_of(finder: "hook.Finder") -> "Cap":
     return finder.cap
 
 
-def _forget(finder: "hook.Finder", name: str) -> None:
+def _forget(finder: "Finder", name: str) -> None:
     finder.waited_for.pop(name, None)
     if not finder.waited_for and finder in sys.meta_path:
         sys.meta_path.remove(finder)

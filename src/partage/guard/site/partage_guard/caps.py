@@ -1,4 +1,4 @@
-"""How much a framework may take: from the share (``Share``) or from a call of ``limit`` (``Wish``).
+"""How much a framework may take: from the share (``ShareLimit``) or from a call of ``limit`` (``RequestedLimit``).
 
 Both answer the same three questions, because frameworks take limits in three ways: ``on`` a device that can
 be looked at, ``anywhere`` in bytes, ``fraction`` of whatever device it is. All raise NotCapped with the
@@ -22,7 +22,7 @@ MANY_MULTIPROCESSORS = 140
 Reports range from 300 to 816 MiB a process; they are estimates, and docs/guard.md says so."""
 
 
-class Share:
+class ShareLimit:
     """The container's share, as ``PARTAGE_*`` tells it.
 
     memory, total: bytes of the share and of the whole device, one for each of ``gpus`` or one for all. A cap
@@ -71,7 +71,7 @@ class Share:
         return max(portion - context, portion // 2)
 
 
-class Wish:
+class RequestedLimit:
     """What somebody asked for with ``limit``; taken as it is."""
 
     explicit = True
@@ -99,10 +99,10 @@ class Wish:
 
 
 if TYPE_CHECKING:
-    Cap = Union[Share, Wish]
+    Cap = Union[ShareLimit, RequestedLimit]
 
 
-def share(environ: "Mapping[str, str]") -> Share:
+def share(environ: "Mapping[str, str]") -> ShareLimit:
     """The share that the environment tells of. Raises NotCapped where that is nonsense."""
     memory = numbers(environ, "PARTAGE_MEMORY_BYTES")
     gpus = [gpu for gpu in environ.get("PARTAGE_GPUS", "").split(",") if gpu]
@@ -111,7 +111,7 @@ def share(environ: "Mapping[str, str]") -> Share:
         memory = [min(memory)]
     if len({1, len(memory), len(total)} - {0}) > 2:
         total = []  # they do not belong together: nothing is known of the whole
-    return Share(memory, total, gpus, numbers(environ, "PARTAGE_GUARD_PROCESSES", [1])[0])
+    return ShareLimit(memory, total, gpus, numbers(environ, "PARTAGE_GUARD_PROCESSES", [1])[0])
 
 
 def numbers(environ: "Mapping[str, str]", name: str, default: "Optional[List[int]]" = None) -> "List[int]":

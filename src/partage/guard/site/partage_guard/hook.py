@@ -8,7 +8,7 @@ import sys
 
 TYPE_CHECKING = False  # typing itself costs more than all of this
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Dict, Optional
 
     from .caps import Cap
 
@@ -33,7 +33,7 @@ class Finder:
             return None
         from . import capping
 
-        return capping.lent_spec(self, name, path, target)
+        return capping.wrapped_spec(self, name, path, target)
 
 
 def arm(cap: "Optional[Cap]" = None) -> None:
@@ -50,4 +50,14 @@ def arm(cap: "Optional[Cap]" = None) -> None:
     if verbose or not sys.modules.keys().isdisjoint(WAITED_FOR):
         from . import capping
 
-        capping.catch_up(finder)
+        capping.handle_imported(finder)
+
+
+def limit_now(cap: "Cap") -> "Dict[str, str]":
+    """Apply this cap from now on, in place of an earlier one. Returns the result for each framework."""
+    from . import record
+
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+    record.notes.clear()
+    arm(cap)
+    return dict(record.notes)

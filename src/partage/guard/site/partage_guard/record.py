@@ -21,10 +21,10 @@ def note(framework: str, text: str) -> None:
     """``torch: cuda:0 0.2400; jax: kept XLA_CLIENT_MEM_FRACTION=.5``."""
     notes[framework] = text
     os.environ[APPLIED] = "; ".join(f"{name}: {what}" for name, what in notes.items())
-    say(f"{framework}: {text}")
+    log(f"{framework}: {text}")
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     """On stderr, with ``PARTAGE_GUARD=verbose`` only; a closed stderr is nobody's trouble."""
     if os.environ.get("PARTAGE_GUARD", "").lower() != "verbose" or sys.stderr is None:
         return
@@ -34,13 +34,13 @@ def say(text: str) -> None:
         pass
 
 
-def guarded(framework: str, act: "Callable[..., None]", *arguments: "Any") -> None:
+def guarded(framework: str, action: "Callable[..., None]", *arguments: "Any") -> None:
     """Do this, and whatever happens in it, the program goes on.
 
     SystemExit is caught too, and what native extensions raise beside ``Exception``; Ctrl-C is the user's.
     """
     try:
-        act(*arguments)
+        action(*arguments)
     except NotCapped as why:
         note(framework, str(why))
     except KeyboardInterrupt:

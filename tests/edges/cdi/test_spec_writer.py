@@ -14,8 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from partage.edges.cdi.keeper import RETRY_S, CdiKeeper
 from partage.edges.cdi.spec import DIGEST_KEY
+from partage.edges.cdi.spec_writer import RETRY_S, CdiSpecWriter
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, Inventory
 from partage.model.policy import DeviceIdStrategy, Options
@@ -85,8 +85,8 @@ def _nodes(spec: Any, name: str) -> list[str]:
     return [node["path"] for node in edits["deviceNodes"]]
 
 
-def _keeper(directory: Path, deadline_s: float = 20.0) -> CdiKeeper:
-    return CdiKeeper(directory / "cdi", deadline_s)
+def _keeper(directory: Path, deadline_s: float = 20.0) -> CdiSpecWriter:
+    return CdiSpecWriter(directory / "cdi", deadline_s)
 
 
 # --- with nvidia-ctk ------------------------------------------------------------------------------

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 
-from partage.edges.mps.control import Control
-from partage.edges.mps.locks import is_held
-from partage.edges.mps.named import NamedControl
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import ControlV3
+from partage.edges.mps.locks import is_locked
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.record import DaemonIdentity, Record, load
-from partage.edges.mps.starting import tail
+from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
 from partage.model.mps import (
     SERVER,
@@ -24,12 +24,12 @@ from partage.model.mps import (
     ServerStatus,
 )
 
-AnyControl = Control | NamedControl
+DaemonControl = ControlV2 | ControlV3
 """The daemon's own language: that of version 2 or of version 3."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundDaemon:
     """What is there, before the daemon is asked.
 
     record: None where nothing readable was written down. protocol: version of the language that the daemon
@@ -49,20 +49,22 @@ class Found:
         )
 
 
-def find(paths: DaemonPaths, processes: ProcessTable) -> Found:
+def find(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
     """Look at a daemon's directory. Blocking."""
     identity = processes.daemon(paths)
     protocol = 2 if identity is None else processes.protocol(identity.pid)
-    return Found(paths, load(paths.record), identity, protocol)
+    return FoundDaemon(paths, load(paths.record), identity, protocol)
 
 
-async def state(found: Found, control: AnyControl, processes: ProcessTable, deadline_s: float) -> DaemonState:
+async def state(
+    found: FoundDaemon, control: DaemonControl, processes: ProcessTable, deadline_s: float
+) -> DaemonState:
     """How it is; at most deadline_s. Raises nothing for what the daemon does or does not do."""
     if found.identity is None:
         return await asyncio.to_thread(_absent, found)
     try:
         async with asyncio.timeout(deadline_s):
-            servers = await ask_servers(control, processes)
+            servers = await list_servers(control, processes)
             limits = await control.limits(found.spec)
     except TimeoutError:
         return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
@@ -70,11 +72,11 @@ async def state(found: Found, control: AnyControl, processes: ProcessTable, dead
         if not await asyncio.to_thread(processes.lives, found.identity):
             return await asyncio.to_thread(_absent, replace(found, identity=None))
         return _silent(found, str(error))
-    return await asyncio.to_thread(answered, found, processes, servers, limits)
+    return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
 
 
-def answered(
-    found: Found, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
+def state_from_reply(
+    found: FoundDaemon, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
 ) -> DaemonState:
     """The state of a daemon that answered this. Blocking."""
     assert found.identity is not None
@@ -84,12 +86,12 @@ def answered(
     return replace(known, servers=servers, limits=limits)
 
 
-def _silent(found: Found, reason: str) -> DaemonState:
+def _silent(found: FoundDaemon, reason: str) -> DaemonState:
     pid = found.identity.pid if found.identity else None
     return DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason)
 
 
-async def ask_servers(control: AnyControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
+async def list_servers(control: DaemonControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
     """The servers with their clients, and what /proc adds to what the daemon says of them."""
     return await asyncio.to_thread(_known, await control.listed(), processes)
 
@@ -116,18 +118,20 @@ def _named(processes: ProcessTable, clients: tuple[ConnectedClient, ...]) -> tup
     )
 
 
-def has_ours(servers: tuple[MpsServer, ...]) -> bool:
+def has_named_server(servers: tuple[MpsServer, ...]) -> bool:
     """Whether the server with our name is among them."""
     return any(server.name == SERVER for server in servers)
 
 
-def _judge(found: Found, servers: tuple[MpsServer, ...], limits: ClientLimits) -> tuple[DaemonPhase, str]:
+def _judge(
+    found: FoundDaemon, servers: tuple[MpsServer, ...], limits: ClientLimits
+) -> tuple[DaemonPhase, str]:
     faults = [server for server in servers if server.status is ServerStatus.FAULT]
     if faults:
         return DaemonPhase.FAULT, _fault(faults[0])
     if found.record is None:
         return DaemonPhase.STARTING, "nothing is written down of what this daemon was asked to be"
-    if found.record.spec.namespaces and not has_ours(servers):
+    if found.record.spec.namespaces and not has_named_server(servers):
         return (
             DaemonPhase.STARTING,
             "its server is gone: who connects now works without MPS, if compute mode lets him",
@@ -145,12 +149,12 @@ def _fault(server: MpsServer) -> str:
     )
 
 
-def _absent(found: Found) -> DaemonState:
+def _absent(found: FoundDaemon) -> DaemonState:
     known = DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.DEAD)
     identity = found.record.identity if found.record else None
-    if identity is None and is_held(found.paths.lock):
+    if identity is None and is_locked(found.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")
     if identity is None:
         return replace(known, reason="it was never seen running: whoever started it was ended")
-    last = tail(found.paths.log / "control.log")
+    last = last_line(found.paths.log / "control.log")
     return replace(known, reason=f"the control daemon (pid {identity.pid}) is gone; its log ends: {last}")

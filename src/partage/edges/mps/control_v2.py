@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.edges.mps.program import ControlProgram, Silence
+from partage.edges.mps.program import ControlProgram, NoReply
 from partage.edges.mps.replies import (
     parse_memory,
     parse_percent,
@@ -22,7 +22,7 @@ UUID has been seen without effect (NVIDIA's device plugin, v0.15.0), so limits a
 back by ordinal: the daemon does not translate one into the other."""
 
 
-class Control(ControlProgram):
+class ControlV2(ControlProgram):
     """One control daemon's command line."""
 
     async def ask(self, command: str, deadline_s: float | None = None) -> str:
@@ -75,7 +75,7 @@ class Control(ControlProgram):
         """None: it has ended since it was listed."""
         try:
             status = await self.status(server)
-        except Silence:
+        except NoReply:
             raise
         except DaemonError:
             if server in await self.servers():
@@ -91,7 +91,7 @@ class Control(ControlProgram):
             return {}
         try:
             listed = parse_ps(await self.ask("ps"))
-        except Silence:
+        except NoReply:
             raise
         except DaemonError:
             listed = None  # a program that fails over a command it does not know

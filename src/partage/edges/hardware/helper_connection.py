@@ -10,11 +10,11 @@ from typing import Any
 
 from partage.edges.hardware import frames
 from partage.edges.hardware.codec import CodecError, Json, decode_error
-from partage.edges.hardware.serve import PROTOCOL, peer_uid
+from partage.edges.hardware.helper_server import PROTOCOL, peer_uid
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, NotPermitted
 
 
-class Connection:
+class HelperConnection:
     """One connection to a helper. When it ends, for whatever reason, all who wait are told at once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -26,7 +26,7 @@ class Connection:
         self.helper_pid: int | None = None
 
     @classmethod
-    async def open(cls, path: Path, deadline_s: float) -> Connection:
+    async def open(cls, path: Path, deadline_s: float) -> HelperConnection:
         """Connect and be greeted.
 
         Raises OSError where nobody listens, NotPermitted where one side does not trust the other,

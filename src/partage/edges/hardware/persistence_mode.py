@@ -20,7 +20,7 @@ from partage.errors import HardwareError
 _LONGEST = 1 << 16
 
 
-class Persistence:
+class PersistenceMode:
     """Switches it off and on again. One thread's own."""
 
     def __init__(self, directory: Path) -> None:

@@ -24,7 +24,7 @@ from partage.edges.mps.replies import (
     parse_percent,
     parse_server_rows,
 )
-from partage.model.mps import SERVER, ClientLimits, DaemonSpec, MpsServer, Namespace
+from partage.model.mps import SERVER, ClientLimits, DaemonSpec, MpsNamespace, MpsServer
 from partage.units import MIB
 
 OPTIONS = ("-p", "3", "-a")
@@ -34,7 +34,7 @@ _ROWS = "--format=csv,noheader"
 _DEFAULT = "default"
 
 
-class NamedControl(ControlProgram):
+class ControlV3(ControlProgram):
     """The command line of one control daemon that has named servers."""
 
     async def tell(self, *words: str, deadline_s: float | None = None) -> str:
@@ -53,7 +53,7 @@ class NamedControl(ControlProgram):
         """Those of our server and its namespaces, as far as they were asked for; what is not there is not."""
         rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
         ours = {row.name: row for row in rows if row.server == SERVER}
-        others = _as_found(Namespace(_DEFAULT, spec.memory_bytes, spec.threads_percent), ours)
+        others = _as_found(MpsNamespace(_DEFAULT, spec.memory_bytes, spec.threads_percent), ours)
         namespaces = tuple(found for one in spec.namespaces if (found := _as_found(one, ours)) is not None)
         if others is None:
             return ClientLimits(namespaces=namespaces)
@@ -74,7 +74,7 @@ class NamedControl(ControlProgram):
         await self.tell("-q")
 
 
-def _as_found(wanted: Namespace, rows: Mapping[str, NamespaceRow]) -> Namespace | None:
+def _as_found(wanted: MpsNamespace, rows: Mapping[str, NamespaceRow]) -> MpsNamespace | None:
     """A namespace with the limits that the daemon says; only of those that are wanted."""
     row = rows.get(wanted.name)
     if row is None:
@@ -85,7 +85,7 @@ def _as_found(wanted: Namespace, rows: Mapping[str, NamespaceRow]) -> Namespace 
         memory = wanted.memory_bytes if amount.stands_for(wanted.memory_bytes) else amount.bytes
     if wanted.threads_percent is not None and row.threads:
         threads = round(parse_percent(command, row.threads))
-    return Namespace(wanted.name, memory, threads)
+    return MpsNamespace(wanted.name, memory, threads)
 
 
 def configuration(spec: DaemonSpec) -> str:

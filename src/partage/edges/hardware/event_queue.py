@@ -12,7 +12,7 @@ _MOST_XIDS = 1024
 """A GPU in trouble can raise the same XID for hours while nobody takes events; the newest are kept."""
 
 
-class Mailbox:
+class EventQueue:
     """Events that were not taken yet. All methods belong to one asyncio loop."""
 
     def __init__(self) -> None:

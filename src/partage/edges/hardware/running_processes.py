@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partage.edges.hardware.readings import NO_INSTANCE, Handle, Nvml
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotThere
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound
 from partage.model.process import ProcessKind
 
 _LISTS = {
@@ -28,14 +28,14 @@ for a fault."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuPart:
     """What of a GPU somebody holds; without gi_id all of it."""
 
     gpu: str
     gi_id: int | None = None
     ci_id: int | None = None
 
-    def within(self, other: Part) -> bool:
+    def within(self, other: GpuPart) -> bool:
         """It is a part of ``other``, and not the same."""
         return self != other and (
             (self.gpu, self.gi_id) == (other.gpu, other.gi_id) and other.ci_id is None
@@ -45,64 +45,66 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
+class NvmlDevices:
     """minors: of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
 
     minors: Mapping[int, str]
-    handles: Mapping[Part, Handle]
-    migs: Mapping[Part, str]
+    handles: Mapping[GpuPart, Handle]
+    migs: Mapping[GpuPart, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningProcess:
     """One process as one list has it."""
 
     pid: int
-    part: Part
+    part: GpuPart
     kind: ProcessKind
     used_bytes: int | None
 
 
 def handle_of(nvml: Nvml, uuid: str) -> Handle:
-    """The GPU of that UUID. Raises GpuLost where it may be one that does not answer, NotThere."""
+    """The GPU of that UUID. Raises GpuLost where it may be one that does not answer, NotFound."""
     handles = nvml.handles()
     if uuid in handles:
         return handles[uuid]
     if len(handles) < nvml.count():
         raise GpuLost(f"GPU {uuid} is not among those that answer")
-    raise NotThere(f"this node has no GPU {uuid}")
+    raise NotFound(f"this node has no GPU {uuid}")
 
 
-def read_devices(nvml: Nvml) -> Devices:
+def read_devices(nvml: Nvml) -> NvmlDevices:
     """All that answer now."""
     minors: dict[int, str] = {}
-    handles: dict[Part, Handle] = {}
-    migs: dict[Part, str] = {}
+    handles: dict[GpuPart, Handle] = {}
+    migs: dict[GpuPart, str] = {}
     for uuid, handle in nvml.handles().items():
-        with tolerant():
-            handles[Part(uuid)] = handle
+        with skip_failures():
+            handles[GpuPart(uuid)] = handle
             minor = nvml.minor(handle)
             if minor is not None:
                 minors[minor] = uuid
             mode = nvml.mig_mode(handle)
             for mig in nvml.mig_handles(handle).values() if mode and mode.current else ():
                 attributes = nvml.mig_attributes(mig)
-                part = Part(uuid, attributes.gi_id, attributes.ci_id)
+                part = GpuPart(uuid, attributes.gi_id, attributes.ci_id)
                 handles[part], migs[part] = mig, attributes.uuid
-    return Devices(minors, handles, migs)
+    return NvmlDevices(minors, handles, migs)
 
 
-def listed(nvml: Nvml, handles: Mapping[Part, Handle]) -> Iterator[Running]:
+def listed(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
     """What the driver says. Of a GPU in MIG mode it names the instances of a process."""
     for part, handle in handles.items():
         for kind, call in _LISTS.items():
             for one in _processes(nvml, call, handle):
                 used = one.usedGpuMemory
-                yield Running(int(one.pid), _named(part, one), kind, None if used is None else int(used))
+                yield RunningProcess(
+                    int(one.pid), _named(part, one), kind, None if used is None else int(used)
+                )
 
 
 def _processes(nvml: Nvml, call: str, handle: Handle) -> Iterable[Any]:
-    with tolerant():
+    with skip_failures():
         for version in _VERSIONS:
             processes: list[Any] | None = nvml.optional(call + version, handle)
             if processes is not None:
@@ -110,15 +112,15 @@ def _processes(nvml: Nvml, call: str, handle: Handle) -> Iterable[Any]:
     return ()
 
 
-def _named(part: Part, process: object) -> Part:
+def _named(part: GpuPart, process: object) -> GpuPart:
     gi_id, ci_id = (getattr(process, name, None) for name in ("gpuInstanceId", "computeInstanceId"))
     if part.gi_id is not None or gi_id in (None, NO_INSTANCE):
         return part
-    return Part(part.gpu, gi_id, None if ci_id == NO_INSTANCE else ci_id)
+    return GpuPart(part.gpu, gi_id, None if ci_id == NO_INSTANCE else ci_id)
 
 
 @contextlib.contextmanager
-def tolerant() -> Iterator[None]:
+def skip_failures() -> Iterator[None]:
     """A GPU that fails, or a list that is not ours to read, costs its own answer and no other."""
     try:
         yield

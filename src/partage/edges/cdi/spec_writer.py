@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partage.edges.cdi import toolkit
-from partage.edges.cdi.spec import Spec, completed, digest, digest_of, imex_channels, nodes_only, signed
+from partage.edges.cdi.spec import (
+    Spec,
+    digest,
+    digest_of,
+    imex_channels,
+    nodes_only,
+    with_digest,
+    with_missing_devices,
+)
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
@@ -44,7 +52,7 @@ class _Kept:
     retry: bool
 
 
-class CdiKeeper:
+class CdiSpecWriter:
     """The specs of one node. One ``keep`` at a time.
 
     directory: where the runtime looks for specs. deadline_s: for each run of nvidia-ctk.
@@ -81,7 +89,7 @@ class CdiKeeper:
         if not ours["devices"]:
             return CdiSpec(self._path("gpu"), complete=False, reason="the node has no GPU that answers")
         if inventory.simulated:
-            self._save("gpu", signed(ours, ""))
+            self._save("gpu", with_digest(ours, ""))
             reason = "a simulated node: device nodes only"
         else:
             reason = await self._write_gpus(ours, options, ctk, wanted)
@@ -93,20 +101,20 @@ class CdiKeeper:
     async def _write_gpus(self, ours: Spec, options: Options, ctk: str, wanted: str) -> str:
         """Write the spec of the GPUs; why it is incomplete, or nothing."""
         if not ctk:
-            self._save("gpu", signed(ours, ""))
+            self._save("gpu", with_digest(ours, ""))
             return f"{options.nvidia_ctk} is not there: device nodes only, none of the driver's libraries"
         try:
             theirs = await toolkit.generate(ctk, options, "gpu", self._deadline_s)
         except HardwareError as error:
-            self._save("gpu", signed(ours, ""))
+            self._save("gpu", with_digest(ours, ""))
             return f"device nodes only, none of the driver's libraries: {error}"
-        self._save("gpu", signed(completed(theirs, ours), wanted))
+        self._save("gpu", with_digest(with_missing_devices(theirs, ours), wanted))
         return ""
 
     async def _write_class(self, name: str, options: Options, ctk: str, wanted: str) -> bool:
         """Write the spec of another class; whether there is one now."""
         if name == _IMEX:
-            self._save(name, signed(imex_channels(options), wanted))
+            self._save(name, with_digest(imex_channels(options), wanted))
             return True
         if not ctk:
             return False
@@ -114,7 +122,7 @@ class CdiKeeper:
             spec = await toolkit.generate(ctk, options, name, self._deadline_s)
         except HardwareError:
             return False
-        self._save(name, signed(spec, wanted))
+        self._save(name, with_digest(spec, wanted))
         return True
 
     # --- files --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.readings import EVENT_XID, Event, EventSet, Nvml
+from partage.edges.hardware.readings import EVENT_XID, EventSet, Nvml, NvmlEvent
 from partage.errors import GpuLost, HardwareError
 from partage.model.health import Xid
 
@@ -91,7 +91,7 @@ class EventWatch:
             self._stop.wait(_PAUSE_S)
 
 
-def _events(event: Event, uuids: Mapping[int, str]) -> Events:
+def _events(event: NvmlEvent, uuids: Mapping[int, str]) -> Events:
     if event.kind == EVENT_XID:
         return Events(xids=(Xid(uuids.get(event.gpu), event.data, event.gi_id, event.ci_id),))
     return Events(changed=True)

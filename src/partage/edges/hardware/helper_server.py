@@ -18,8 +18,8 @@ from typing import Any, cast
 
 from partage.edges.hardware import frames
 from partage.edges.hardware.codec import CodecError, Json, decode, encode, encode_error
-from partage.edges.hardware.deadlines import Deadlines
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Hardware
+from partage.edges.hardware.deadlines import CallDeadlines
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
 from partage.model.step import Step
 
@@ -111,12 +111,12 @@ class HelperServer:
         *,
         allowed_uids: frozenset[int] = frozenset(),
         deadline_s: float = DEADLINE_S,
-        act_deadline_s: float = ACT_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
     ) -> None:
         """allowed_uids: who may connect, beside root and the user of this process."""
         self._hardware = hardware
         self._guests = allowed_uids
-        self._deadlines = Deadlines(deadline_s, act_deadline_s)
+        self._deadlines = CallDeadlines(deadline_s, step_deadline_s)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._end: asyncio.Future[bool] | None = None
 

@@ -19,7 +19,7 @@ _KILLED_S = 5.0
 """How long the kernel may take to end a killed process; one that is in a driver call can take longer."""
 
 
-async def until(condition: Callable[[], Awaitable[object]], limit_s: float) -> bool:
+async def wait_until(condition: Callable[[], Awaitable[object]], limit_s: float) -> bool:
     """Wait until a condition holds; False where it did not in time. It is looked at once at least."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limit_s
@@ -33,13 +33,13 @@ async def until(condition: Callable[[], Awaitable[object]], limit_s: float) -> b
 def in_thread(
     look: Callable[P, object], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[], Awaitable[object]]:
-    """A condition that a thread looks at, for ``until``."""
+    """A condition that a thread looks at, for ``wait_until``."""
     return lambda: asyncio.to_thread(look, *args, **kwargs)
 
 
-async def gone(processes: ProcessTable, identity: DaemonIdentity, limit_s: float) -> bool:
+async def wait_until_gone(processes: ProcessTable, identity: DaemonIdentity, limit_s: float) -> bool:
     """Whether a process ends in time."""
-    return await until(in_thread(lambda: not processes.lives(identity)), limit_s)
+    return await wait_until(in_thread(lambda: not processes.lives(identity)), limit_s)
 
 
 async def kill(processes: ProcessTable, identity: DaemonIdentity, grace_s: float) -> None:
@@ -49,7 +49,7 @@ async def kill(processes: ProcessTable, identity: DaemonIdentity, grace_s: float
             await asyncio.to_thread(processes.signal, identity, number)
         except PermissionError as error:
             raise NotPermitted(f"process {identity.pid} may not be ended: {error}") from error
-        if await gone(processes, identity, limit_s):
+        if await wait_until_gone(processes, identity, limit_s):
             return
     raise DaemonError(
         f"process {identity.pid} of an MPS daemon does not end, though it was killed",

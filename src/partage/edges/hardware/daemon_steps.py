@@ -1,4 +1,4 @@
-"""Acts on MPS daemons: told to whoever keeps them, its errors told as those of the port."""
+"""NvmlSteps on MPS daemons: told to whoever keeps them, its errors told as those of the port."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DaemonStep = StartDaemon | StopDaemon | EndClient
 """An act on a daemon."""
 
 
-async def keep(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
-    """Do it. Raises Unsupported where nobody keeps daemons, GpuInUse, NotThere, HardwareError."""
+async def perform_daemon_step(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
+    """Do it. Raises Unsupported where nobody keeps daemons, GpuInUse, NotFound, HardwareError."""
     if keeper is None:
         raise Unsupported(f"cannot {step}: nobody keeps MPS daemons here", "the agent's helper does")
     try:
@@ -27,7 +27,7 @@ async def keep(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
         raise HardwareError(error.problems) from error
 
 
-async def kept(keeper: DaemonKeeper | None) -> tuple[DaemonState, ...]:
+async def observe_daemons(keeper: DaemonKeeper | None) -> tuple[DaemonState, ...]:
     """All daemons. Raises HardwareError."""
     try:
         return () if keeper is None else await keeper.states()

@@ -11,10 +11,10 @@ from partage.errors import (
     GpuInUse,
     GpuLost,
     HardwareError,
-    NoRoom,
-    NotAsSaid,
+    InsufficientResources,
+    NotFound,
     NotPermitted,
-    NotThere,
+    StateMismatch,
     Unsupported,
 )
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
@@ -83,7 +83,7 @@ async def test_a_mode_that_waits_for_a_reset_is_left_pending_and_can_be_taken_ba
     node.with_live_mig(direct=False)
     await card.perform(SetMigMode(GPU, enabled=True))
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=True)
-    with pytest.raises(NotAsSaid, match="after the next reset on"):
+    with pytest.raises(StateMismatch, match="after the next reset on"):
         await card.perform(Verify(GPU, enabled=True))
     with pytest.raises(Unsupported, match=r"MIG mode of GPU .* is off"):
         await card.perform(THREE)
@@ -172,7 +172,7 @@ async def test_an_instance_is_made_where_it_is_wanted_and_seen_before_it_has_a_d
     gpu = await gpu_of(mig)
     assert gpu.empty_instances == (EmptyInstance(2, "3g.40gb", HIGH),)
     assert gpu.mig_devices == ()
-    with pytest.raises(NotAsSaid, match=r"an empty GPU instance 3g.40gb@4"):
+    with pytest.raises(StateMismatch, match=r"an empty GPU instance 3g.40gb@4"):
         await mig.perform(Verify(GPU, enabled=True, devices=("3g.40gb@4",)))
 
 
@@ -219,14 +219,14 @@ async def test_every_profile_of_the_gpu_can_be_made_by_its_name(mig: NvmlHardwar
 async def test_a_taken_place_says_who_is_there(mig: NvmlHardware) -> None:
     await mig.perform(THREE)
     for step in (THREE, CreateInstance(GPU, "1g.10gb", Placement(5, 1))):
-        with pytest.raises(NoRoom, match=r"3g.40gb at 4:4 \(GPU instance 2\) is there"):
+        with pytest.raises(InsufficientResources, match=r"3g.40gb at 4:4 \(GPU instance 2\) is there"):
             await mig.perform(step)
     assert len((await gpu_of(mig)).empty_instances) == 1
 
 
 async def test_used_up_engines_are_told_from_a_taken_place(mig: NvmlHardware) -> None:
     await mig.perform(CreateInstance(GPU, "1g.10gb+me", Placement(0, 1)))
-    with pytest.raises(NoRoom, match="not enough resources on the GPU"):
+    with pytest.raises(InsufficientResources, match="not enough resources on the GPU"):
         await mig.perform(CreateInstance(GPU, "1g.10gb+me", Placement(1, 1)))
 
 
@@ -255,9 +255,9 @@ async def test_the_first_instance_wants_an_idle_gpu(node: StubNode, mig: NvmlHar
 async def test_compute_instances_fill_their_gpu_instance_and_no_more(mig: NvmlHardware) -> None:
     first, second, third = (await three(mig, "1c.3g.40gb", "2c.3g.40gb"))[:3]
     assert [(one.gi_id, one.ci_id) for one in (first, second, third)] == [(2, None), (2, 0), (2, 1)]
-    with pytest.raises(NoRoom, match=r"in it 1c.3g.40gb, 2c.3g.40gb lives"):
+    with pytest.raises(InsufficientResources, match=r"in it 1c.3g.40gb, 2c.3g.40gb lives"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
-    with pytest.raises(NotThere, match=r"there is no 3g.40gb at 0:4; there is 3g.40gb at 4:4"):
+    with pytest.raises(NotFound, match=r"there is no 3g.40gb at 0:4; there is 3g.40gb at 4:4"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", LOW, "3g.40gb"))
     with pytest.raises(Unsupported, match=r"cannot hold a 4c.7g.80gb"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "4c.7g.80gb"))
@@ -275,7 +275,7 @@ async def test_what_was_made_although_the_call_failed_was_made(
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(4, NotPermitted), (15, GpuLost), (23, NoRoom), (999, HardwareError)]
+    ("code", "kind"), [(4, NotPermitted), (15, GpuLost), (23, InsufficientResources), (999, HardwareError)]
 )
 async def test_what_was_not_made_is_an_error_with_the_drivers_word(
     node: StubNode, mig: NvmlHardware, code: int, kind: type[HardwareError]
@@ -302,7 +302,7 @@ async def test_what_was_made_can_be_destroyed_inside_first(mig: NvmlHardware) ->
     assert await mig.perform(destroy) is None
     gpu = await gpu_of(mig)
     assert (gpu.mig_devices, gpu.empty_instances) == ((), ())
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await mig.perform(destroy)
 
 
@@ -321,14 +321,14 @@ async def test_an_id_that_was_given_to_something_else_is_left_alone(mig: NvmlHar
     instance, made = await three(mig, "3g.40gb")
     await mig.perform(undone(made))
     await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "3g.40gb"))
-    with pytest.raises(NotThere, match=r"it is not there; in 3g.40gb at 4:4"):
+    with pytest.raises(NotFound, match=r"it is not there; in 3g.40gb at 4:4"):
         await mig.perform(undone(made))
     for wrong in (
         DestroyInstance(GPU, "3g.40gb", LOW, instance.gi_id),
         DestroyInstance(GPU, "2g.20gb", Placement(4, 2), instance.gi_id),
         DestroyInstance(GPU, "3g.40gb", HIGH, 1),
     ):
-        with pytest.raises(NotThere, match=r"there is 3g.40gb at 4:4 \(GPU instance 2\)"):
+        with pytest.raises(NotFound, match=r"there is 3g.40gb at 4:4 \(GPU instance 2\)"):
             await mig.perform(wrong)
     assert len((await gpu_of(mig)).mig_devices) == 1
 
@@ -344,10 +344,10 @@ async def test_what_nobody_wrote_down_is_found_by_its_place(mig: NvmlHardware) -
 
 async def test_of_two_alike_without_an_id_none_is_destroyed(mig: NvmlHardware) -> None:
     await three(mig, "1c.3g.40gb", "1c.3g.40gb")
-    with pytest.raises(NotThere, match="several could be meant"):
+    with pytest.raises(NotFound, match="several could be meant"):
         await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
     assert len((await gpu_of(mig)).mig_devices) == 2
-    with pytest.raises(NotAsSaid):
+    with pytest.raises(StateMismatch):
         await mig.perform(Verify(GPU, enabled=True, devices=("1c.3g.40gb@4",)))
     await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb", 2, 1))
     assert [device.ci_id for device in (await gpu_of(mig)).mig_devices] == [0]
@@ -362,7 +362,7 @@ async def test_what_has_gone_although_the_call_failed_has_gone(node: StubNode, m
 
 
 async def test_who_is_not_there_or_does_not_answer_is_told_apart(node: StubNode, mig: NvmlHardware) -> None:
-    with pytest.raises(NotThere, match="no GPU GPU-9"):
+    with pytest.raises(NotFound, match="no GPU GPU-9"):
         await mig.perform(CreateInstance("GPU-9", "3g.40gb", HIGH))
     node.lose(0)
     with pytest.raises(GpuLost):

@@ -26,7 +26,15 @@ from partage.edges.hardware.instances import (
 from partage.edges.hardware.readings import Handle, Nvml
 from partage.edges.hardware.translate import IN_USE, translate
 from partage.edges.hardware.uses import uses
-from partage.errors import GpuInUse, GpuLost, HardwareError, NoRoom, NotAsSaid, NotThere, Unsupported
+from partage.errors import (
+    GpuInUse,
+    GpuLost,
+    HardwareError,
+    InsufficientResources,
+    NotFound,
+    StateMismatch,
+    Unsupported,
+)
 from partage.model.gpu import MigMode
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
@@ -60,7 +68,7 @@ class _Card:
     memory_bytes: int
 
 
-class Acts:
+class NvmlSteps:
     """Does one step at a time. Every method raises HardwareErrors, as ``Hardware.perform`` says."""
 
     def __init__(self, nvml: Nvml, host: Host, renew: Callable[[], None]) -> None:
@@ -175,9 +183,13 @@ class Acts:
             )
         return found
 
-    def _no_place(self, card: _Card, step: CreateInstance) -> NoRoom | None:
-        in_the_way = [one for one in self._instances(card) if one.placement.overlaps(step.placement)]
-        return NoRoom(f"cannot {step} on {card.uuid}: {_list(in_the_way)} is there") if in_the_way else None
+    def _no_place(self, card: _Card, step: CreateInstance) -> InsufficientResources | None:
+        blocking = [one for one in self._instances(card) if one.placement.overlaps(step.placement)]
+        return (
+            InsufficientResources(f"cannot {step} on {card.uuid}: {_list(blocking)} is there")
+            if blocking
+            else None
+        )
 
     def _create_compute(self, step: CreateCompute) -> Created:
         card = self._card(step.gpu, lasting=True)
@@ -205,11 +217,13 @@ class Acts:
 
     def _no_slices(
         self, card: _Card, instance: GpuInstance, step: CreateCompute, slices: int
-    ) -> NoRoom | None:
+    ) -> InsufficientResources | None:
         held = self._computes(card, instance)
         if sum(one.slices for one in held) + slices <= instance.slices:
             return None
-        return NoRoom(f"cannot {step} on {card.uuid}: in it {', '.join(one.profile for one in held)} lives")
+        return InsufficientResources(
+            f"cannot {step} on {card.uuid}: in it {', '.join(one.profile for one in held)} lives"
+        )
 
     # --- destroying ------------------------------------------------------------------------------
 
@@ -230,20 +244,20 @@ class Acts:
         )
 
     def _compute(self, card: _Card, instance: GpuInstance, step: DestroyCompute) -> ComputeInstance:
-        """The one that is meant. Raises NotThere where it is not to be found without doubt."""
+        """The one that is meant. Raises NotFound where it is not to be found without doubt."""
         held = self._computes(card, instance)
-        meant = [
+        resolve_layout = [
             one
             for one in held
             if one.profile == step.profile
             and (step.ci_id is None or one.ci_id == step.ci_id)
             and (not step.uuid or one.uuid == step.uuid)
         ]
-        if len(meant) == 1:
-            return meant[0]
+        if len(resolve_layout) == 1:
+            return resolve_layout[0]
         there = ", ".join(f"{one.profile} {one.uuid} (id {one.ci_id})" for one in held) or "nothing"
-        doubt = "several could be meant" if meant else "it is not there"
-        raise NotThere(f"cannot {step} on {card.uuid}: {doubt}; in {instance} lives {there}")
+        doubt = "several could be meant" if resolve_layout else "it is not there"
+        raise NotFound(f"cannot {step} on {card.uuid}: {doubt}; in {instance} lives {there}")
 
     def _destroy_instance(self, step: DestroyInstance) -> None:
         card = self._card(step.gpu)
@@ -266,11 +280,11 @@ class Acts:
         mode = self._nvml.mig_mode(self._handle(step.gpu)) or MigMode(current=False, pending=False)
         if mode != MigMode(step.enabled, step.enabled):
             now, then = ("on" if value else "off" for value in (mode.current, mode.pending))
-            raise NotAsSaid(f"MIG mode of {step.gpu} is {now}, after the next reset {then}")
+            raise StateMismatch(f"MIG mode of {step.gpu} is {now}, after the next reset {then}")
         found = self._devices(self._card(step.gpu)) if step.enabled else []
         if Counter(found) != Counter(step.devices):
             there, wanted = ", ".join(found) or "nothing", ", ".join(step.devices) or "nothing"
-            raise NotAsSaid(f"on {step.gpu} there is {there}; there should be {wanted}")
+            raise StateMismatch(f"on {step.gpu} there is {there}; there should be {wanted}")
 
     def _devices(self, card: _Card) -> list[str]:
         """``3g.40gb@4`` for each MIG device, by slice; a GPU instance without one is told apart."""
@@ -288,7 +302,7 @@ class Acts:
             if _is(one, profile, placement) and gi_id in (None, one.gi_id):
                 return one
         which = "" if gi_id is None else f" with id {gi_id}"
-        raise NotThere(
+        raise NotFound(
             f"on GPU {card.uuid} there is no {profile} at {placement}{which}; there is {_list(live)}"
         )
 
@@ -304,7 +318,7 @@ class Acts:
             return handles[uuid]
         if len(handles) < self._nvml.count():
             raise GpuLost(f"GPU {uuid} is not among those that answer")
-        raise NotThere(f"this node has no GPU {uuid}")
+        raise NotFound(f"this node has no GPU {uuid}")
 
     def _card(self, uuid: str, *, lasting: bool = False) -> _Card:
         """The GPU, if it is in MIG mode. lasting: and not about to leave it at its next reset."""
@@ -342,7 +356,7 @@ class Acts:
     def _refused(self, step: Step, refusal: HardwareError | None, there: str) -> HardwareError:
         """The driver's refusal, with the step and who uses the GPU."""
         if refusal is None:
-            return NotAsSaid(f"the driver said yes to: {step}; read again, {there}")
+            return StateMismatch(f"the driver said yes to: {step}; read again, {there}")
         message = f"cannot {step}: {refusal.problems[0].message}; {there}"
         if not isinstance(refusal, GpuInUse):
             return type(refusal)(message, refusal.problems[0].hint)
