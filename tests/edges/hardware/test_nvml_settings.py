@@ -148,7 +148,7 @@ SETS_NOTHING = "if '--set-timeslice' in sys.argv: {}"
 @pytest.mark.parametrize(
     ("act", "kind", "words"),
     [
-        ("sys.exit(0)", StateMismatch, "said yes to: set the time slice to short; read again"),
+        ("sys.exit(0)", StateMismatch, "reported success for: set the time slice to short; read again"),
         ("print('Insufficient Permissions'); sys.exit(4)", NotPermitted, "Insufficient Permissions"),
         ("sys.exit(9)", StateMismatch, "code 9"),
         ("print('Failed to set timeslice : Not Supported'); sys.exit(3)", Unsupported, "Not Supported"),

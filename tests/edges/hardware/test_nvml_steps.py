@@ -142,7 +142,7 @@ async def test_a_mode_that_the_driver_refuses_to_change_stays(
     node: StubNode, card: NvmlHardware, code: int, kind: type[HardwareError]
 ) -> None:
     node.write(**{"fail.nvmlDeviceSetMigMode": code})
-    with pytest.raises(kind, match=r"turn MIG mode on: .*stays as it was") as caught:
+    with pytest.raises(kind, match=r"turn MIG mode on: .*the mode is unchanged") as caught:
         await card.perform(SetMigMode(GPU, enabled=True))
     assert type(caught.value) is kind
 
@@ -255,7 +255,7 @@ async def test_the_first_instance_wants_an_idle_gpu(node: StubNode, mig: NvmlHar
 async def test_compute_instances_fill_their_gpu_instance_and_no_more(mig: NvmlHardware) -> None:
     first, second, third = (await three(mig, "1c.3g.40gb", "2c.3g.40gb"))[:3]
     assert [(one.gi_id, one.ci_id) for one in (first, second, third)] == [(2, None), (2, 0), (2, 1)]
-    with pytest.raises(InsufficientResources, match=r"in it 1c.3g.40gb, 2c.3g.40gb lives"):
+    with pytest.raises(InsufficientResources, match=r"holds 1c.3g.40gb, 2c.3g.40gb"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
     with pytest.raises(NotFound, match=r"there is no 3g.40gb at 0:4; there is 3g.40gb at 4:4"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", LOW, "3g.40gb"))
@@ -296,7 +296,7 @@ def undone(made: Created, profile: str = "3g.40gb") -> DestroyCompute:
 async def test_what_was_made_can_be_destroyed_inside_first(mig: NvmlHardware) -> None:
     instance, made = await three(mig, "3g.40gb")
     destroy = DestroyInstance(GPU, "3g.40gb", HIGH, instance.gi_id)
-    with pytest.raises(GpuInUse, match=r"in it 3g.40gb still lives"):
+    with pytest.raises(GpuInUse, match=r"still holds 3g.40gb"):
         await mig.perform(destroy)
     assert await mig.perform(undone(made)) is None
     assert await mig.perform(destroy) is None
@@ -321,7 +321,7 @@ async def test_an_id_that_was_given_to_something_else_is_left_alone(mig: NvmlHar
     instance, made = await three(mig, "3g.40gb")
     await mig.perform(undone(made))
     await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "3g.40gb"))
-    with pytest.raises(NotFound, match=r"it is not there; in 3g.40gb at 4:4"):
+    with pytest.raises(NotFound, match=r"it does not exist; 3g.40gb at 4:4"):
         await mig.perform(undone(made))
     for wrong in (
         DestroyInstance(GPU, "3g.40gb", LOW, instance.gi_id),
@@ -344,7 +344,7 @@ async def test_what_nobody_wrote_down_is_found_by_its_place(mig: NvmlHardware) -
 
 async def test_of_two_alike_without_an_id_none_is_destroyed(mig: NvmlHardware) -> None:
     await three(mig, "1c.3g.40gb", "1c.3g.40gb")
-    with pytest.raises(NotFound, match="several could be meant"):
+    with pytest.raises(NotFound, match="several match"):
         await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
     assert len((await gpu_of(mig)).mig_devices) == 2
     with pytest.raises(StateMismatch):

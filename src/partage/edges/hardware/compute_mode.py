@@ -84,7 +84,9 @@ def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
     if now == mode:
         return
     if refusal is None:
-        raise StateMismatch(f"the driver said yes to: {what}; read again, the mode is {mode_name(now)}")
+        raise StateMismatch(
+            f"the driver reported success for: {what}; read again, the mode is {mode_name(now)}"
+        )
     problem = refusal.problems[0]
     raise type(refusal)(
         f"cannot {what}: {problem.message}; it is {mode_name(now)}", problem.hint

@@ -21,7 +21,6 @@ from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeepe
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, prepare, run_nvidia_smi, verify_reset
-from partage.edges.hardware.running_processes import handle_of
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
@@ -89,14 +88,14 @@ class NvmlHardware:
         self._keeper = keeper
         self._worker = Worker("nvml")
         self._mailbox = EventQueue()
-        self._one_act = asyncio.Lock()
+        self._one_step = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
         # What follows belongs to the worker's thread.
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
         self._persistence = PersistenceMode(self._host.run)
-        self._acts = NvmlSteps(self._nvml, self._host, self._renew)
+        self._steps = NvmlSteps(self._nvml, self._host, self._reopen)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
         self._some_lost = False
@@ -129,7 +128,7 @@ class NvmlHardware:
         if isinstance(step, StartDaemon | StopDaemon | EndClient):
             await perform_daemon_step(self._keeper, step)
             return None
-        async with self._one_act:
+        async with self._one_step:
             self._idle.clear()
             try:
                 match step:
@@ -139,7 +138,7 @@ class NvmlHardware:
                         await self._worker.call(lambda: self._find(step.gpu), self._deadline_s)
                         await set_time_slice(self._host, step)
                     case _:
-                        return await self._worker.call(lambda: self._act(step), self._act_deadline_s)
+                        return await self._worker.call(lambda: self._perform(step), self._act_deadline_s)
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
@@ -227,10 +226,10 @@ class NvmlHardware:
         return self._with_session(lambda: tuple(self._nvml.handles()))
 
     def _find(self, uuid: str) -> None:
-        self._with_session(lambda: handle_of(self._nvml, uuid))
+        self._with_session(lambda: self._nvml.gpu_handle(uuid))
 
-    def _act(self, step: Step) -> Created | None:
-        return self._with_session(lambda: self._acts.perform(step))
+    def _perform(self, step: Step) -> Created | None:
+        return self._with_session(lambda: self._steps.perform(step))
 
     def _prepare(self, step: Reset) -> PendingModes:
         before = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
@@ -251,7 +250,7 @@ class NvmlHardware:
             self._end_session()
             raise
 
-    def _renew(self) -> None:
+    def _reopen(self) -> None:
         """A session that holds nothing, no watch either: handles of events can keep a GPU from changing."""
         self._end_session()
         self._opened_at = self._clock()

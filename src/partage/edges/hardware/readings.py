@@ -9,7 +9,7 @@ from typing import NewType
 
 from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
-from partage.errors import DriverUnavailable, HardwareError
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound
 from partage.model.gpu import ComputeMode, Driver, LinkPath, MigMode, RecoveryAction
 from partage.model.placement import Placement
 from partage.units import MIB
@@ -139,6 +139,15 @@ class Nvml(Binding):
             except HardwareError:
                 continue  # who observes says which GPU is lost, and why
         return found
+
+    def gpu_handle(self, uuid: str) -> Handle:
+        """The handle of one GPU. Raises NotFound; GpuLost if it may be a GPU that does not answer."""
+        handles = self.handles()
+        if uuid in handles:
+            return handles[uuid]
+        if len(handles) < self.count():
+            raise GpuLost(f"GPU {uuid} is not among those that answer")
+        raise NotFound(f"this node has no GPU {uuid}")
 
     # --- one GPU ---------------------------------------------------------------------------------
 

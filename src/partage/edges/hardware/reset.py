@@ -9,7 +9,6 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.readings import Handle, Nvml
-from partage.edges.hardware.running_processes import handle_of
 from partage.errors import (
     GpuInUse,
     GpuLost,
@@ -34,7 +33,7 @@ class PendingModes:
 
 def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingModes:
     """Persistence mode counts as somebody who holds the GPU: off with it. Raises HardwareError."""
-    handles = {gpu: handle_of(nvml, gpu) for gpu in step.gpus}
+    handles = {gpu: nvml.gpu_handle(gpu) for gpu in step.gpus}
     pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
     persistence.switch_off(nvml, step.gpus)
     return PendingModes(pending)

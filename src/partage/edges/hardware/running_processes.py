@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partage.edges.hardware.readings import NO_INSTANCE, Handle, Nvml
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.process import ProcessKind
 
 _LISTS = {
@@ -61,16 +61,6 @@ class RunningProcess:
     part: GpuPart
     kind: ProcessKind
     used_bytes: int | None
-
-
-def handle_of(nvml: Nvml, uuid: str) -> Handle:
-    """The GPU of that UUID. Raises GpuLost where it may be one that does not answer, NotFound."""
-    handles = nvml.handles()
-    if uuid in handles:
-        return handles[uuid]
-    if len(handles) < nvml.count():
-        raise GpuLost(f"GPU {uuid} is not among those that answer")
-    raise NotFound(f"this node has no GPU {uuid}")
 
 
 def read_devices(nvml: Nvml) -> NvmlDevices:

@@ -51,7 +51,9 @@ async def set_time_slice(host: Host, step: SetTimeSlice) -> None:
         return
     if said.code:
         raise time_slice_error(f"cannot {step} on {step.gpu}", said)
-    raise StateMismatch(f"nvidia-smi said yes to: {step}; read again, the slice of {step.gpu} is {now}")
+    raise StateMismatch(
+        f"nvidia-smi reported success for: {step}; read again, the slice of {step.gpu} is {now}"
+    )
 
 
 async def _slice_of(host: Host, gpu: str) -> TimeSlice:
