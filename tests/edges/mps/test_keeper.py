@@ -102,7 +102,7 @@ async def test_a_run_directory_below_a_file_is_refused_with_the_reason(simulated
 
 async def test_a_run_directory_too_deep_for_a_socket_is_refused(simulated: Subject):
     simulated.run_dir = simulated.root / ("d" * 60)
-    with pytest.raises(InputError, match="too long a path"):
+    with pytest.raises(InputError, match="path of a unix socket has at most 107"):
         await simulated.keeper().start(simulated.spec())
 
 

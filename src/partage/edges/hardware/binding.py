@@ -17,25 +17,16 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.translate import ABSENT, LIBRARY_NOT_FOUND, VERSION_MISMATCH, no_driver, translate
 from partage.errors import HardwareError
 from partage.model.gpu import NoDriver
+from partage.model.paths import LIBRARY_DIRECTORIES
 
 LIBRARY = "libnvidia-ml.so.1"
-_DIRECTORIES = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-)
-"""Where NVIDIA's plugin looks below the driver root; after that, the loader's own path."""
-
 _INIT_NO_GPUS = 1
 """NVML_INIT_FLAG_NO_GPUS: a node without GPUs is a node, not an error."""
 
 
 def find_library(driver_root: Path) -> Path | None:
     """The library below a driver root, links resolved so that another version is another file."""
-    for directory in _DIRECTORIES:
+    for directory in LIBRARY_DIRECTORIES:
         path = driver_root / directory / LIBRARY
         if path.exists():
             return path.resolve()

@@ -21,13 +21,13 @@ from partage.edges.hardware.codec import CodecError, Json, decode, encode, encod
 from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
+from partage.model.paths import check_socket_path
 from partage.model.step import Step
 
 PROTOCOL = 4
 """Agent and helper may be of two versions for a while during an upgrade; they say so instead of guessing."""
 
 LONGEST_WAIT_S = 60.0
-LONGEST_SOCKET_PATH = 107
 _MOST_REQUESTS = 32
 _UCRED = struct.Struct("3i")
 
@@ -42,14 +42,14 @@ async def _hello(hardware: Hardware, request: Request) -> Json:
     return {"protocol": PROTOCOL, "pid": os.getpid()}
 
 
-async def _observe(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.observe())
+def _query(ask: Callable[[Hardware], Awaitable[object]]) -> Verb:
+    """A verb without arguments: one method of the port."""
 
+    async def answer(hardware: Hardware, request: Request) -> Json:
+        del request
+        return encode(await ask(hardware))
 
-async def _conditions(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.conditions())
+    return answer
 
 
 async def _events(hardware: Hardware, request: Request) -> Json:
@@ -68,36 +68,16 @@ async def _perform(hardware: Hardware, request: Request) -> Json:
     return encode(await hardware.perform(step))
 
 
-async def _uses(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.uses())
-
-
-async def _processes(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.processes())
-
-
-async def _time_slices(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.time_slices())
-
-
-async def _daemons(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.daemons())
-
-
 VERBS: Mapping[str, Verb] = {
     "hello": _hello,
-    "observe": _observe,
-    "conditions": _conditions,
+    "observe": _query(lambda hardware: hardware.observe()),
+    "conditions": _query(lambda hardware: hardware.conditions()),
     "events": _events,
     "perform": _perform,
-    "uses": _uses,
-    "processes": _processes,
-    "time-slices": _time_slices,
-    "daemons": _daemons,
+    "uses": _query(lambda hardware: hardware.uses()),
+    "processes": _query(lambda hardware: hardware.processes()),
+    "time-slices": _query(lambda hardware: hardware.time_slices()),
+    "daemons": _query(lambda hardware: hardware.daemons()),
 }
 """All that can be asked of the helper."""
 
@@ -216,19 +196,13 @@ class HelperServer:
             self._end.set_exception(error)
 
 
-def check_path(path: Path) -> None:
-    """Raise InputError for a path that no unix socket can have."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise InputError(f"{path} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path")
-
-
 def listen(path: Path, *, open_to_all: bool) -> tuple[socket.socket, int]:
     """A listening socket in place of whatever was at ``path``, and the file's inode. Raises InputError.
 
     The newest helper wins: the one before may hang, and is of no use to anybody. open_to_all: the file lets
     everybody connect, and the peer's credentials decide; else its owner only.
     """
-    check_path(path)
+    check_socket_path(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     mask = os.umask(0o111 if open_to_all else 0o177)
     try:

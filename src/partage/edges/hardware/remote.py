@@ -12,13 +12,13 @@ from partage.edges.hardware.codec import CodecError, Json, decode, encode
 from partage.edges.hardware.deadlines import ACT, CallDeadlines
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.helper_connection import HelperConnection
-from partage.edges.hardware.helper_server import check_path
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
+from partage.model.paths import check_socket_path
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
 
@@ -51,7 +51,7 @@ class RemoteHardware:
 
         Raises InputError for a path that is too long for a socket.
         """
-        check_path(Path(socket_path))
+        check_socket_path(socket_path)
         self._deadlines = CallDeadlines(deadline_s + _GRACE_S, step_deadline_s + _GRACE_S)
         self._mailbox = EventQueue()
         self._supervisor = Supervisor(

@@ -19,9 +19,10 @@ from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
 from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.messages import answer_message, device_list_message
 from partage.edges.kubelet.port import PluginHandler
-from partage.edges.kubelet.sockets import SocketIdentity, check_socket_path, identity, remove_socket
+from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, identity, remove_socket
 from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused
+from partage.model.paths import check_socket_path
 
 PRE_START_LIMIT_S = 20.0
 """How long a handler may take over PreStartContainer. The kubelet fails the start after 30 s."""
@@ -37,7 +38,7 @@ class PluginServer:
         self, handler: PluginHandler, socket_path: Path, *, pre_start_limit_s: float = PRE_START_LIMIT_S
     ) -> None:
         """Raises InputError for a path longer than a socket's may be."""
-        check_socket_path(socket_path)
+        check_socket_path(socket_path, SHORTEN)
         self.socket_path = socket_path
         self.socket: SocketIdentity | None = None
         self._service = _DevicePlugin(handler, pre_start_limit_s)

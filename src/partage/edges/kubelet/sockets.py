@@ -10,9 +10,10 @@ from pathlib import Path
 
 from partage.errors import InputError, Problem
 from partage.model.ids import ResourceName, plugin_socket_name
+from partage.model.paths import check_socket_path
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes. ``sun_path`` of Linux has 108, the last of which is the closing zero (unix(7))."""
+SHORTEN = "choose a shorter --kubelet-dir, or a shorter resource name"
+"""Advice for a plugin socket whose path is too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +34,12 @@ def identity(path: Path) -> SocketIdentity | None:
     return SocketIdentity(found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
-def check_socket_path(path: Path) -> None:
-    """Raises InputError for a path that no socket can be bound to."""
-    size = len(str(path).encode())
-    if size > LONGEST_SOCKET_PATH:
-        raise InputError(
-            f"the path of socket {path} has {size} bytes; the system takes {LONGEST_SOCKET_PATH}",
-            "choose a shorter --kubelet-dir, or a shorter resource name",
-        )
-
-
 def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
     """Raises InputError, with a problem for each resource whose socket's path is too long."""
     problems: list[Problem] = []
     for name in resources:
         try:
-            check_socket_path(kubelet_dir / plugin_socket_name(name))
+            check_socket_path(kubelet_dir / plugin_socket_name(name), SHORTEN)
         except InputError as error:
             problems += error.problems
     if problems:

@@ -6,24 +6,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from partage.errors import InputError, Unsupported
+from partage.errors import Unsupported
 from partage.model.mps import SERVER
+from partage.model.paths import LIBRARY_DIRECTORIES, check_socket_path
 
 PROGRAM = "nvidia-cuda-mps-control"
 SERVER_PROGRAM = "nvidia-cuda-mps-server"
 
 _PROGRAM_DIRECTORIES = ("usr/bin", "bin", "usr/sbin", "usr/local/bin", "usr/local/nvidia/bin")
-_LIBRARY_DIRECTORIES = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/local/nvidia/lib64",
-)
+_LIBRARY_DIRECTORIES = (*LIBRARY_DIRECTORIES, "usr/local/nvidia/lib64")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LONGEST_SOCKET_PATH = 107
 _LONGEST_SOCKET = f"{SERVER}/share00/control"
 """Longer than any of version 2 (``control_privileged``)."""
 
@@ -38,10 +30,7 @@ class DaemonPaths:
     def of(cls, run_dir: Path, device: str) -> DaemonPaths:
         """Those of a device. Raises InputError where the run directory is too deep for a socket in it."""
         paths = cls(run_dir / "mps" / device)
-        if len(os.fsencode(paths.pipe / _LONGEST_SOCKET)) > _LONGEST_SOCKET_PATH:
-            raise InputError(
-                f"{paths.pipe} is too long a path for a unix socket", "choose a shorter --run-dir"
-            )
+        check_socket_path(paths.pipe / _LONGEST_SOCKET, "choose a shorter --run-dir")
         return paths
 
     @property
