@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
-from partage.model.layout import DoesNotFit, LayoutItem, Placed, compute_choices, place
+from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, compute_choices, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.units import MIB
@@ -41,7 +41,7 @@ def lay_out(gpu: Gpu, geometry: Geometry, items: Sequence[LayoutItem], birth: st
     )
 
 
-def _numbered(placed: Sequence[Placed], geometry: Geometry) -> Iterator[tuple[Placed, int, int]]:
+def _numbered(placed: Sequence[PlacedItem], geometry: Geometry) -> Iterator[tuple[PlacedItem, int, int]]:
     """Each seat with the ids of its GPU instance and compute instance."""
     compute_ids: dict[int, int] = {}
     for seat in placed:
