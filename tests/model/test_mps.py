@@ -22,7 +22,7 @@ GPU = "GPU-11111111-2222-3333-4444-000000000000"
     "device", ["", "0", "GPU-", "GPU-../..", "gpu-1", "MIG-GPU-1/3/0", "GPU-" + "a" * 61, "GPU-a\n"]
 )
 def test_only_a_uuid_that_can_name_a_directory_is_a_device(device: str):
-    with pytest.raises(ValueError, match="is no UUID of a GPU or MIG device"):
+    with pytest.raises(ValueError, match="is not the UUID of a GPU or MIG device"):
         DaemonSpec(GPU, device)
 
 

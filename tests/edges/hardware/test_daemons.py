@@ -83,5 +83,5 @@ async def test_there_is_no_daemon_for_a_gpu_that_is_not_there(hardware: Simulate
 
 
 async def test_where_nobody_keeps_daemons_that_is_said() -> None:
-    with pytest.raises(Unsupported, match="nobody keeps MPS daemons"):
+    with pytest.raises(Unsupported, match="does not manage MPS daemons"):
         await perform_daemon_step(None, StopDaemon("GPU-1", "GPU-1"))

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from partage.edges.hardware.deadlines import ACT, CallDeadlines
+from partage.edges.hardware.deadlines import PERFORM, CallDeadlines
 from partage.errors import HardwareTimeout
 
 SHORT_S, LONG_S = 0.2, 60.0
@@ -28,7 +28,7 @@ async def begun(deadlines: CallDeadlines, verb: str, event: asyncio.Event) -> as
 
 @pytest.mark.parametrize(
     ("deadlines", "verb"),
-    [(CallDeadlines(SHORT_S, LONG_S), "observe"), (CallDeadlines(LONG_S, SHORT_S), ACT)],
+    [(CallDeadlines(SHORT_S, LONG_S), "observe"), (CallDeadlines(LONG_S, SHORT_S), PERFORM)],
 )
 async def test_what_does_not_end_is_a_timeout_that_names_it(deadlines: CallDeadlines, verb: str) -> None:
     async with asyncio.timeout(LIMIT_S):
@@ -36,10 +36,10 @@ async def test_what_does_not_end_is_a_timeout_that_names_it(deadlines: CallDeadl
             await wait_within(deadlines, verb, asyncio.Event())
 
 
-@pytest.mark.parametrize("first", ["observe", ACT])
+@pytest.mark.parametrize("first", ["observe", PERFORM])
 async def test_a_call_waits_for_an_act_that_takes_longer_than_itself_may(first: str) -> None:
     deadlines, done = CallDeadlines(SHORT_S, LONG_S), asyncio.Event()
-    second = ACT if first == "observe" else "observe"
+    second = PERFORM if first == "observe" else "observe"
     tasks = [await begun(deadlines, verb, done) for verb in (first, second)]
     await asyncio.wait(tasks, timeout=5 * SHORT_S)
     assert not any(task.done() for task in tasks)
@@ -50,7 +50,7 @@ async def test_a_call_waits_for_an_act_that_takes_longer_than_itself_may(first: 
 async def test_a_call_that_hangs_after_an_act_is_known_soon() -> None:
     deadlines, done = CallDeadlines(SHORT_S, LONG_S), asyncio.Event()
     call = await begun(deadlines, "observe", asyncio.Event())
-    act = await begun(deadlines, ACT, done)
+    act = await begun(deadlines, PERFORM, done)
     done.set()
     await act
     began = time.monotonic()
@@ -61,8 +61,8 @@ async def test_a_call_that_hangs_after_an_act_is_known_soon() -> None:
 
 async def test_an_act_waits_for_the_act_before_it() -> None:
     deadlines, done = CallDeadlines(SHORT_S, 0.4), asyncio.Event()
-    first = await begun(deadlines, ACT, asyncio.Event())
-    second = await begun(deadlines, ACT, done)
+    first = await begun(deadlines, PERFORM, asyncio.Event())
+    second = await begun(deadlines, PERFORM, done)
     with pytest.raises(HardwareTimeout):
         await first
     assert not second.done()

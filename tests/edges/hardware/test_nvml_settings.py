@@ -137,8 +137,8 @@ async def test_without_nvidia_smi_the_slice_cannot_be_read_and_the_reason_says_w
 ) -> None:
     slices = await card.time_slices()
     assert [one.interval for one in slices] == [None, None]
-    assert "takes nvidia-smi" in slices[0].reason
-    with pytest.raises(Unsupported, match="takes nvidia-smi"):
+    assert "needs nvidia-smi" in slices[0].reason
+    with pytest.raises(Unsupported, match="needs nvidia-smi"):
         await card.perform(SHORT)
 
 

@@ -132,7 +132,7 @@ async def test_in_another_namespace_an_empty_list_proves_nothing(
     node.write(**{"gpu.0.used": 3 * GIB})
     said = await blind(hardware)
     assert "hostPID" in said
-    assert "2048 MiB of a GPU belong to nobody" in said
+    assert "2048 MiB of a GPU belong to no visible process" in said
 
 
 async def test_a_node_that_is_a_container_itself_sees_other_pods(

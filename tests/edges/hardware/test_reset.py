@@ -155,7 +155,7 @@ async def test_a_reset_for_another_reason_than_a_mode_has_nvidia_smis_word_alone
 
 
 async def test_a_reset_without_nvidia_smi_says_what_is_missing(pair: NvmlHardware) -> None:
-    with pytest.raises(Unsupported, match=r"takes nvidia-smi.*install the driver's tools"):
+    with pytest.raises(Unsupported, match=r"needs nvidia-smi.*install the driver's tools"):
         await pair.perform(STEP)
 
 

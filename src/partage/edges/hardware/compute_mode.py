@@ -1,8 +1,8 @@
-"""A GPU's compute mode: who may open contexts on it. NVML sets it at once, and asks nobody.
+"""The compute mode of a GPU: which processes may create contexts on it. NVML changes it at once.
 
-The driver does not refuse exclusive-process mode while contexts live: they go on, and it is the next one that
-is refused. For an MPS server that means: it cannot start. So whoever has a context is found first and named.
-Under Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode).
+The driver sets exclusive-process mode although contexts exist: they keep running, and the next one is
+refused. An MPS server, for example, cannot start then. So processes with contexts are listed first. On
+Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from partage.model.gpu import ComputeMode
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import GpuUse, SetComputeMode, UseKind
 
-if TYPE_CHECKING:  # the simulation refuses in the same words, and has no driver to bind
+if TYPE_CHECKING:  # the simulation uses this module without a driver
     from partage.edges.hardware.host import Host
     from partage.edges.hardware.readings import Handle, Nvml
 
@@ -23,10 +23,10 @@ _CALL = "nvmlDeviceSetComputeMode"
 
 
 def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handle) -> None:
-    """Set it and read it back. Already so: nothing is done.
+    """Set the mode and read it back. Nothing is done if it is set already.
 
-    Raises StateMismatch where the mode is neither the one that is wanted nor the one before, GpuInUse with those
-    whose contexts are in the way (the mode is then as before), Unsupported, NotPermitted.
+    Raises StateMismatch if the mode is neither the one of the step nor the one before it; GpuInUse with the
+    processes whose contexts block it (the mode is then as before); Unsupported, NotPermitted.
     """
     now = nvml.compute_mode(handle)
     if now == step.mode:
@@ -38,9 +38,9 @@ def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handl
     _refuse_if_blocked(nvml, host, step)
     _set(nvml, handle, step.mode, str(step))
     try:
-        _refuse_if_blocked(nvml, host, step)  # somebody may have been quicker than the mode
+        _refuse_if_blocked(nvml, host, step)  # a process may have started before the mode was set
     except GpuInUse:
-        _set(nvml, handle, step.before, "give the compute mode back")
+        _set(nvml, handle, step.before, "restore the compute mode")
         raise
 
 
@@ -50,22 +50,22 @@ def mode_name(mode: ComputeMode) -> str:
 
 
 def blocking_processes(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
-    """Whose contexts keep an MPS server, or whoever shall have the GPU alone, from it.
+    """The processes whose contexts would exist beside an MPS server or an exclusive process.
 
-    Not MPS servers and their clients: it is for them. Not graphics: no mode concerns it.
+    Without MPS servers and their clients, for which the mode is set, and graphics, which no mode affects.
     """
     return tuple(row for row in rows if row.gpu == gpu and row.kind is ProcessKind.COMPUTE)
 
 
 def refuse_if_blocked(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> None:
-    """Raise GpuInUse where somebody is in the way of the step. Default mode is in nobody's way."""
+    """Raise GpuInUse if a process blocks the step. Nothing blocks default mode."""
     if step.mode is ComputeMode.DEFAULT:
         return
     blocking = blocking_processes(rows, step.gpu)
     if blocking:
         who = tuple(str(GpuUse(row.gpu, UseKind.PROCESS, row.name or "unknown", row.pid)) for row in blocking)
         raise GpuInUse(
-            f"cannot {step} on {step.gpu}: {', '.join(who)} work on it, and would go on beside",
+            f"cannot {step} on {step.gpu}: {', '.join(who)} use it and would keep running",
             "stop them, or leave the mode alone (exclusive-process: false)",
             uses=who,
         )

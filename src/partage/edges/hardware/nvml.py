@@ -46,13 +46,15 @@ from partage.model.step import (
 T = TypeVar("T")
 
 _LOOK_S = 2.0
-"""How often who waits for events looks whether session and watch still stand."""
+"""A caller that waits for events checks session and watch this often."""
 
 _REST_S = 5.0
-"""A session whose watch ended is not replaced sooner: a driver that fails at once must not be hammered."""
+"""A session whose watch ended is replaced after this time at the earliest, in case the driver fails at
+once.
+"""
 
 _REOPEN_S = 60.0
-"""How often a fresh session is opened while a GPU is lost: NVML does not see it come back otherwise."""
+"""While a GPU is lost, a new session is opened this often: NVML does not notice otherwise that it is back."""
 
 _WATCH_S = 5.0
 """How long a watch may take to begin or to end."""
@@ -63,8 +65,8 @@ _CLOSE_S = 2.0
 class NvmlHardware:
     """A node's GPUs, read and changed with NVML in this process. See ``edges.hardware.port.Hardware``.
 
-    A driver that is missing, comes, goes or is replaced is noticed: the session is opened again. After a
-    HardwareTimeout the thread hangs in the driver, and only a new process helps.
+    The session is opened again when the driver was missing, unloaded or replaced. After a HardwareTimeout
+    the thread hangs in the driver, and only a new process helps.
     """
 
     def __init__(
@@ -77,9 +79,9 @@ class NvmlHardware:
         clock: Callable[[], float] = time.monotonic,
         keeper: DaemonKeeper | None = None,
     ) -> None:
-        """driver_root: where the driver is installed. host: where all files are, in place of driver_root.
+        """driver_root: where the driver is installed. host: where all files are, instead of driver_root.
 
-        keeper: keeps the MPS daemons; None: nobody does.
+        keeper: manages the MPS daemons; None: there are none.
         """
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
@@ -91,7 +93,7 @@ class NvmlHardware:
         self._one_step = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
-        # What follows belongs to the worker's thread.
+        # The following fields are used on the worker's thread only.
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
         self._persistence = PersistenceMode(self._host.run)
@@ -142,7 +144,7 @@ class NvmlHardware:
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
-                    self._mailbox.put(Events(changed=True))  # not every driver has an event for it
+                    self._mailbox.put(Events(changed=True))  # not every driver raises an event for it
         return None
 
     async def uses(self) -> tuple[GpuUse, ...]:
@@ -164,20 +166,22 @@ class NvmlHardware:
         self._worker.stop()
 
     async def _reset(self, step: Reset) -> None:
-        """Our own handles would make the reset be refused: no session is open while it goes on."""
+        """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
         check_nvidia_smi(self._host)
         before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
         output = await run_nvidia_smi(self._host, step.gpus)
         await self._worker.call(lambda: self._conclude(step, before, output), self._deadline_s)
 
     async def _end(self, step: EndProcess) -> None:
-        """Takes a while, and no session: nobody has to wait for it."""
+        """End a process. This takes a while and needs no session, so other calls do not have to wait."""
         refuse_own_process(self._host, step)
         check_uses_gpu((await self.processes()).rows, step)
         await end_process(self._host, step)
 
     async def _on_thread(self, function: Callable[[], T]) -> T:
-        """Make a call when no act goes on: a session opened in the middle of a reset would stop it."""
+        """Make a call when no step is being performed: a session that opens during a reset would make it
+        fail.
+        """
         while not self._idle.is_set():
             await self._idle.wait()
         return await self._worker.call(function, self._deadline_s)
@@ -197,7 +201,7 @@ class NvmlHardware:
             try:
                 return self._inventory()
             except HardwareError:
-                # The session may be one with a driver that is no more: what does a fresh one say?
+                # The session may belong to a driver that was unloaded: try a new one.
                 self._end_session()
                 missing = self._open()
         if missing is None:
@@ -240,7 +244,7 @@ class NvmlHardware:
         self._with_session(lambda: verify_reset(self._nvml, step, before, output))
 
     def _with_session(self, function: Callable[[], T]) -> T:
-        """What the function returns. Raises DriverUnavailable, and closes a session that says so."""
+        """What the function returns. Raises DriverUnavailable, and closes the session then."""
         missing = self._open()
         if missing is not None:
             raise DriverUnavailable(missing.reason, missing.hint)
@@ -251,7 +255,9 @@ class NvmlHardware:
             raise
 
     def _reopen(self) -> None:
-        """A session that holds nothing, no watch either: handles of events can keep a GPU from changing."""
+        """A new session without handles and without a watch: handles of events can block a change of the
+        GPU.
+        """
         self._end_session()
         self._opened_at = self._clock()
         self._interrupted = True
@@ -260,8 +266,8 @@ class NvmlHardware:
             raise DriverUnavailable(missing.reason, missing.hint)
 
     def _open(self) -> NoDriver | None:
-        """A session, and a watch where events are asked for. None: it is open; otherwise why not."""
-        if self._nvml.is_open and self._is_worn():
+        """Open a session, and a watch if events are asked for. Returns None, or why that is not possible."""
+        if self._nvml.is_open and self._needs_new_session():
             self._end_session()
         if not self._nvml.is_open:
             self._opened_at = self._clock()
@@ -274,8 +280,8 @@ class NvmlHardware:
             self._begin_watch(self._publish)
         return None
 
-    def _is_worn(self) -> bool:
-        """Whether a fresh session is due: the watch ended, or a lost GPU may have come back unseen."""
+    def _needs_new_session(self) -> bool:
+        """Whether a new session is needed: the watch ended, or a lost GPU may be back."""
         age_s = self._clock() - self._opened_at
         watch_ended = self._watch is not None and self._watch.ended
         return (watch_ended and age_s >= _REST_S) or (self._some_lost and age_s >= _REOPEN_S)
@@ -284,12 +290,12 @@ class NvmlHardware:
         self._watch = EventWatch(self._nvml, publish)
         self._watch.start(_WATCH_S)
         if self._interrupted:
-            # Whatever happened while nobody watched is not known: look again.
+            # Events may have been missed: observe again.
             publish(Events(changed=True))
         self._interrupted = True
 
     def _end_session(self) -> None:
-        """Close, the watch first: NVML must not be shut down under a thread that waits in it."""
+        """Close the session, the watch first: NVML must not be shut down while a thread waits in it."""
         if self._watch is not None:
             if not self._watch.stop(_WATCH_S):
                 raise HardwareTimeout("the wait for the driver's events does not end")

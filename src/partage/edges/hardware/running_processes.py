@@ -1,7 +1,7 @@
-"""Who has contexts on GPUs, as the driver lists it: three lists, of every GPU and every MIG device.
+"""The processes with contexts on GPUs, from the driver's three lists of every GPU and every MIG device.
 
-MPS clients have a list of their own that nobody else is in; an MPS server is in the compute list. A process
-may be in several lists, with the same figure in each.
+MPS clients have a list of their own and are in no other; an MPS server is in the compute list. A process
+may be in several lists, with the same memory in each.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ _LISTS = {
     ProcessKind.COMPUTE: "nvmlDeviceGetComputeRunningProcesses",
     ProcessKind.GRAPHICS: "nvmlDeviceGetGraphicsRunningProcesses",
 }
-"""Which kind a list makes of a process; of several kinds the first counts."""
+"""The kind of the processes in each list. If a process has several kinds, the first one counts."""
 
 _VERSIONS = ("_v3", "_v2")
-"""Newest first; before R510 there is no third. Asked by name, pynvml's unversioned call takes an old library
-for a fault."""
+"""Newest first; before R510 there is no v3. The version is part of the name, because pynvml's call without a
+version treats an old library as an error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuPart:
-    """What of a GPU somebody holds; without gi_id all of it."""
+    """A GPU, or one of its GPU or compute instances; without gi_id the whole GPU."""
 
     gpu: str
     gi_id: int | None = None
     ci_id: int | None = None
 
     def within(self, other: GpuPart) -> bool:
-        """It is a part of ``other``, and not the same."""
+        """Whether it is a part of ``other``, and not the same."""
         return self != other and (
             (self.gpu, self.gi_id) == (other.gpu, other.gi_id) and other.ci_id is None
             if other.gi_id is not None
@@ -46,7 +47,7 @@ class GpuPart:
 
 @dataclass(frozen=True, slots=True)
 class NvmlDevices:
-    """minors: of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
+    """minors: minor number to UUID of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
 
     minors: Mapping[int, str]
     handles: Mapping[GpuPart, Handle]
@@ -55,7 +56,7 @@ class NvmlDevices:
 
 @dataclass(frozen=True, slots=True)
 class RunningProcess:
-    """One process as one list has it."""
+    """One process in one list."""
 
     pid: int
     part: GpuPart
@@ -64,7 +65,7 @@ class RunningProcess:
 
 
 def read_devices(nvml: Nvml) -> NvmlDevices:
-    """All that answer now."""
+    """All devices that answer now."""
     minors: dict[int, str] = {}
     handles: dict[GpuPart, Handle] = {}
     migs: dict[GpuPart, str] = {}
@@ -83,7 +84,7 @@ def read_devices(nvml: Nvml) -> NvmlDevices:
 
 
 def listed(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
-    """What the driver says. Of a GPU in MIG mode it names the instances of a process."""
+    """The processes that the driver lists. On a GPU in MIG mode it reports the instances of a process."""
     for part, handle in handles.items():
         for kind, call in _LISTS.items():
             for one in _processes(nvml, call, handle):
@@ -111,7 +112,7 @@ def _named(part: GpuPart, process: object) -> GpuPart:
 
 @contextlib.contextmanager
 def skip_failures() -> Iterator[None]:
-    """A GPU that fails, or a list that is not ours to read, costs its own answer and no other."""
+    """Ignore an error of one GPU, or of a list that may not be read: only its own answer is missing."""
     try:
         yield
     except (DriverUnavailable, HardwareTimeout):

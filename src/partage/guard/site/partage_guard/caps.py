@@ -1,8 +1,8 @@
-"""How much a framework may take: from the share (``ShareLimit``) or from a call of ``limit`` (``RequestedLimit``).
+"""The memory that a framework may use: from the share (``ShareLimit``) or from ``limit()``
+(``RequestedLimit``).
 
-Both answer the same three questions, because frameworks take limits in three ways: ``on`` a device that can
-be looked at, ``anywhere`` in bytes, ``fraction`` of whatever device it is. All raise NotCapped with the
-reason.
+Both have the same three methods, because frameworks take limits in three ways: ``on`` a known device in
+bytes, ``anywhere`` in bytes, or as a ``fraction`` of any device. All raise NotCapped with the reason.
 """
 
 import os
