@@ -319,7 +319,7 @@ def test_a_mig_device_that_cannot_be_named_loses_its_gpu_and_not_the_node(node: 
     node.write(**{"gpu.0.mig.0.attributes": "1 40448", "gpu.0.profile.2": None})
     assert "is not known" in look(node).lost[0].reason
     node.write(**{"gpu.0.profile.2": "9 3", "gpu.0.gi.2": "9 4 0"})
-    assert "no placement" in look(node).lost[0].reason
+    assert "not a placement" in look(node).lost[0].reason
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class CdiSpecs:
         self._keeper = self._keeper or CdiSpecWriter(self._directory_of(inventory))
         classes: tuple[str, ...] = ()
         try:
-            spec = await self._keeper.keep(inventory, options, self._clock())
+            spec = await self._keeper.update(inventory, options, self._clock())
             trouble, classes = spec.reason, spec.classes
         except HardwareError as error:
             trouble = str(error)

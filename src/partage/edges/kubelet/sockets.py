@@ -1,4 +1,4 @@
-"""Unix socket files: which one it is, and whether its path can be bound at all."""
+"""Unix socket files: their identity, and whether their paths are short enough."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ SHORTEN = "choose a shorter --kubelet-dir, or a shorter resource name"
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """Tells one socket file from another that took its place. A number of an inode is soon used again, a
-    change time is not."""
+    """Tells a socket file from a later one at the same path. Inode numbers are reused soon; the change time
+    differs.
+    """
 
     inode: int
     changed_ns: int
 
 
 def identity(path: Path) -> SocketIdentity | None:
-    """The socket that is at ``path`` now; None where there is none."""
+    """The socket at ``path`` now; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -35,7 +36,7 @@ def identity(path: Path) -> SocketIdentity | None:
 
 
 def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
-    """Raises InputError, with a problem for each resource whose socket's path is too long."""
+    """Raise InputError with a problem for each resource whose socket path is too long."""
     problems: list[Problem] = []
     for name in resources:
         try:
@@ -47,7 +48,7 @@ def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -
 
 
 def remove_socket(path: Path, mine: SocketIdentity | None) -> None:
-    """Take our own socket file away; one that somebody else put there stays."""
+    """Remove the plugin's socket file, but not one that replaced it."""
     found = identity(path)
     if found is not None and mine is not None and found.inode == mine.inode:
         with suppress(OSError):

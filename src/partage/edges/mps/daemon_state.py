@@ -1,4 +1,4 @@
-"""How one control daemon is: what its directory, /proc and the daemon itself say."""
+"""The state of one control daemon: from its directory, from /proc, and from its replies."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from partage.model.mps import (
 )
 
 DaemonControl = ControlV2 | ControlV3
-"""The daemon's own language: that of version 2 or of version 3."""
+"""The control of a daemon in version 2 or 3 of the interface."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundDaemon:
-    """What is there, before the daemon is asked.
+    """What is known before the daemon is queried.
 
-    record: None where nothing readable was written down. protocol: version of the language that the daemon
-    speaks, 2 where there is none.
+    record: None if there is no readable record. protocol: version of the interface that the daemon uses, 2
+    if none runs.
     """
 
     paths: DaemonPaths
@@ -43,14 +43,14 @@ class FoundDaemon:
 
     @property
     def spec(self) -> DaemonSpec:
-        """What it was asked to be, as far as that is known."""
+        """How it was started, as far as that is known."""
         return (
             self.record.spec if self.record else DaemonSpec(gpu=self.paths.device, device=self.paths.device)
         )
 
 
 def find(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
-    """Look at a daemon's directory. Blocking."""
+    """Read a daemon's directory. Blocking."""
     identity = processes.daemon(paths)
     protocol = 2 if identity is None else processes.protocol(identity.pid)
     return FoundDaemon(paths, load(paths.record), identity, protocol)
@@ -59,7 +59,7 @@ def find(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
 async def state(
     found: FoundDaemon, control: DaemonControl, processes: ProcessTable, deadline_s: float
 ) -> DaemonState:
-    """How it is; at most deadline_s. Raises nothing for what the daemon does or does not do."""
+    """The state of the daemon, after at most deadline_s. Raises nothing for errors of the daemon."""
     if found.identity is None:
         return await asyncio.to_thread(_absent, found)
     try:
@@ -78,7 +78,7 @@ async def state(
 def state_from_reply(
     found: FoundDaemon, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
 ) -> DaemonState:
-    """The state of a daemon that answered this. Blocking."""
+    """The state of a daemon that has replied. Blocking."""
     assert found.identity is not None
     phase, reason = _judge(found, servers, limits)
     multi_user = processes.multi_user(found.identity.pid)
@@ -92,7 +92,7 @@ def _silent(found: FoundDaemon, reason: str) -> DaemonState:
 
 
 async def list_servers(control: DaemonControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
-    """The servers with their clients, and what /proc adds to what the daemon says of them."""
+    """The servers with their clients, completed from /proc."""
     return await asyncio.to_thread(_known, await control.listed(), processes)
 
 
@@ -119,7 +119,7 @@ def _named(processes: ProcessTable, clients: tuple[ConnectedClient, ...]) -> tup
 
 
 def has_named_server(servers: tuple[MpsServer, ...]) -> bool:
-    """Whether the server with our name is among them."""
+    """Whether the server named SERVER is among them."""
     return any(server.name == SERVER for server in servers)
 
 
@@ -130,14 +130,14 @@ def _judge(
     if faults:
         return DaemonPhase.FAULT, _fault(faults[0])
     if found.record is None:
-        return DaemonPhase.STARTING, "nothing is written down of what this daemon was asked to be"
+        return DaemonPhase.STARTING, "there is no record of how this daemon was started"
     if found.record.spec.namespaces and not has_named_server(servers):
         return (
             DaemonPhase.STARTING,
-            "its server is gone: who connects now works without MPS, if compute mode lets him",
+            "its server is gone: new clients run without MPS, if the compute mode allows that",
         )
     if limits != found.record.spec.limits:
-        return DaemonPhase.STARTING, f"it allows {limits}, and was asked for {found.record.spec.limits}"
+        return DaemonPhase.STARTING, f"it allows {limits}, but should allow {found.record.spec.limits}"
     return DaemonPhase.SERVING, found.record.remark
 
 
@@ -155,6 +155,6 @@ def _absent(found: FoundDaemon) -> DaemonState:
     if identity is None and is_locked(found.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")
     if identity is None:
-        return replace(known, reason="it was never seen running: whoever started it was ended")
+        return replace(known, reason="it was never seen running: the process that started it has ended")
     last = last_line(found.paths.log / "control.log")
     return replace(known, reason=f"the control daemon (pid {identity.pid}) is gone; its log ends: {last}")

@@ -1,7 +1,7 @@
-"""Keeps the control daemons of a node: starts, looks after, asks and ends them. They outlive it.
+"""Manages the control daemons of a node: starts, inspects and stops them. They keep running without it.
 
-It remembers nothing: whatever it has to know stands below the run directory, in /proc, or is asked of the
-daemons. A new keeper, after an upgrade or a crash, is as good as the one before.
+It has no state: everything is read from the run directory, from /proc, or from the daemons. So a new
+process can take over after an upgrade or a crash.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from partage.edges.mps.daemon_state import (
     state,
     state_from_reply,
 )
-from partage.edges.mps.locks import held
+from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import MULTI_USER, ProcessTable
 from partage.edges.mps.program import DEADLINE_S
@@ -43,25 +43,26 @@ from partage.model.mps import (
     is_device_uuid,
 )
 
-_ADVICE = "end the clients, or stop it by force: then they lose their work on the GPU"
+_ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonDeadlines:
-    """How long each part may take.
+    """Seconds for each part.
 
-    answer_s: one command, and all that is asked of one daemon for its state.
-    start_s:  until the control program has brought its daemon up.
-    probe_s:  until a server runs: it makes a context on the GPU, seconds without persistence mode.
-    stop_s:   until a daemon that was told to quit has gone, and what does not quit, after SIGTERM.
-    act_s:    for somebody else's act on the same daemon to end.
+    answer_s: one command, and all queries for the state of one daemon.
+    start_s:  until the control program has started its daemon.
+    probe_s:  until a server runs: it creates a context on the GPU, which takes seconds without persistence
+    mode.
+    stop_s:   until a daemon has ended after quit, and after SIGTERM.
+    lock_s:   for a step of another process on the same daemon.
     """
 
     answer_s: float = DEADLINE_S
     start_s: float = 15.0
     probe_s: float = 15.0
     stop_s: float = 10.0
-    act_s: float = 30.0
+    lock_s: float = 30.0
 
 
 class MpsKeeper:
@@ -83,28 +84,28 @@ class MpsKeeper:
 
     async def start(self, spec: DaemonSpec) -> DaemonState:
         paths = DaemonPaths.of(self._run_dir, spec.device)
-        async with held(paths.lock, self._deadlines.act_s):
+        async with hold_lock(paths.lock, self._deadlines.lock_s):
             found = await self._find(paths)
             control = self._control(found)
-            if found.identity is not None and await self._is_as_asked(found, spec, control):
-                return await self._settled(found, control)
+            if found.identity is not None and await self._matches(found, spec, control):
+                return await self._set_and_verify(found, control)
             if found.identity is not None:
                 await self._quit(found, control)
-            end = self._emptied if paths.home.is_dir() else self._cleared
+            end = self._empty if paths.home.is_dir() else self._clear
             await end(found)
-            return await self._brought_up(spec, paths, end)
+            return await self._start_daemon(spec, paths, end)
 
     async def stop(self, device: str, *, force: bool = False) -> None:
         paths = self._known(device)
         if paths is None:
             return
-        async with held(paths.lock, self._deadlines.act_s):
+        async with hold_lock(paths.lock, self._deadlines.lock_s):
             found = await self._find(paths)
             if found.identity is not None and force:
                 await self._force(found)
             elif found.identity is not None:
                 await self._quit(found, self._control(found))
-            await self._cleared(found)
+            await self._clear(found)
 
     async def states(self) -> tuple[DaemonState, ...]:
         homes = await asyncio.to_thread(self._homes)
@@ -126,18 +127,18 @@ class MpsKeeper:
         if not await wait_until(has_gone, self._deadlines.stop_s):
             raise DaemonError(
                 f"client {client_pid} was to be terminated, and server {server_pid} still has it",
-                "a client that ignores this may have to be killed; that can make the server fault",
+                "a client that ignores this may have to be killed, which can make the server fail",
             )
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- look-ups ------------------------------------------------------------------------------
 
     def _control(self, found: FoundDaemon) -> DaemonControl:
-        """In the language of the daemon that is there, whatever it was asked to be."""
+        """The control of the running daemon, in the version that the daemon uses."""
         kind = ControlV3 if found.protocol == 3 else ControlV2
         return kind(self._driver.program, self._driver.environment(found.paths), self._deadlines.answer_s)
 
     def _known(self, device: str) -> DaemonPaths | None:
-        """The files of a device's daemon; None for what never had one."""
+        """The paths of a device's daemon; None if it never had one."""
         paths = DaemonPaths.of(self._run_dir, device) if is_device_uuid(device) else None
         return paths if paths is not None and paths.home.is_dir() else None
 
@@ -155,18 +156,20 @@ class MpsKeeper:
         found = await self._find(paths)
         return await state(found, self._control(found), self._processes, self._deadlines.answer_s)
 
-    async def _is_as_asked(self, found: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:
-        """Whether it only has to be verified. A named server that is gone does not come back by itself."""
+    async def _matches(self, found: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:
+        """Whether the daemon only has to be verified. A named server that is gone is not started again by the
+        daemon.
+        """
         if found.record is None or found.record.spec != spec:
             return False
         return not isinstance(control, ControlV3) or has_named_server(await control.listed())
 
     # --- starting -----------------------------------------------------------------------------
 
-    async def _brought_up(
+    async def _start_daemon(
         self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[FoundDaemon], Awaitable[None]]
     ) -> DaemonState:
-        """end: what is done where it does not come up."""
+        """Start the daemon. end: called if it does not start."""
         remark = await asyncio.to_thread(
             directories.make,
             paths,
@@ -180,19 +183,19 @@ class MpsKeeper:
             await self._configure(paths, spec)
         try:
             await self._launch(written, paths)
-            written = replace(written, identity=await self._risen(paths))
+            written = replace(written, identity=await self._daemon_process(paths))
             await self._write(paths, written)
             found = FoundDaemon(paths, written, written.identity, spec.protocol)
-            return await self._settled(found, self._control(found))
+            return await self._set_and_verify(found, self._control(found))
         except (DaemonError, HardwareError):
             await self._force(await self._find(paths))
             await end(FoundDaemon(paths, written, None))
             raise
 
     async def _launch(self, written: Record, paths: DaemonPaths) -> None:
-        """Run the program, with one server for all users where that is asked for, or left to the program.
+        """Run the program, with one server for all users if that is wanted, or if the program can do it.
 
-        One that has named servers can do that, and without it they would refuse all users but ours.
+        A named server needs that option: without it, it would refuse all users except its own.
         """
         spec = written.spec
         options = (*OPTIONS, str(paths.configuration)) if spec.namespaces else ()
@@ -218,8 +221,8 @@ class MpsKeeper:
             deadline_s=self._deadlines.start_s,
         )
 
-    async def _risen(self, paths: DaemonPaths) -> DaemonIdentity:
-        """The new daemon's process, once there is one."""
+    async def _daemon_process(self, paths: DaemonPaths) -> DaemonIdentity:
+        """The process of the new daemon."""
         if await wait_until(in_thread(self._processes.daemon, paths), self._deadlines.start_s):
             identity = await asyncio.to_thread(self._processes.daemon, paths)
             if identity is not None:
@@ -227,28 +230,28 @@ class MpsKeeper:
         last = await asyncio.to_thread(starting.last_line, paths.log / "control.log")
         raise DaemonError(f"the MPS control daemon ended at its start: {last}")
 
-    async def _settled(self, found: FoundDaemon, control: DaemonControl) -> DaemonState:
-        """The state of a daemon whose limits were set, read back, and are as asked. Raises DaemonError.
+    async def _set_and_verify(self, found: FoundDaemon, control: DaemonControl) -> DaemonState:
+        """The state of a daemon after its limits were set, read back and compared. Raises DaemonError.
 
-        In version 2 they are those of servers that start later. In version 3 they stood in the file that it
-        was started with, and are a server's.
+        In version 2 the limits apply to servers that start later. In version 3 they are in the file that
+        the daemon was started with, and belong to its server.
         """
         if isinstance(control, ControlV3):
-            servers = await self._probed(found.paths, control)
+            servers = await self._running_servers(found.paths, control)
             limits = await _verified(control, found.spec)
         else:
             await control.set_limits(found.spec)
             limits = await _verified(control, found.spec)
-            servers = await self._probed(found.paths, control)
+            servers = await self._running_servers(found.paths, control)
         if found.record is not None and found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
         return await asyncio.to_thread(state_from_reply, found, self._processes, servers, limits)
 
-    async def _probed(self, paths: DaemonPaths, control: DaemonControl) -> tuple[MpsServer, ...]:
-        """See a server run: one that cannot start would show only when the first client comes.
+    async def _running_servers(self, paths: DaemonPaths, control: DaemonControl) -> tuple[MpsServer, ...]:
+        """Wait until a server runs: an error at its start would otherwise appear only with the first client.
 
-        A named one is there with its daemon, or never. Else, without multi-user, it is our own user's; a
-        client of another user finds it idle, and it makes room.
+        A named server starts with its daemon. Without multi-user the server started here belongs to this
+        process's user; for a client of another user the daemon replaces it, because it is idle.
         """
         name = SERVER if isinstance(control, ControlV3) else ""
         servers = await list_servers(control, self._processes)
@@ -267,7 +270,7 @@ class MpsKeeper:
         last = await asyncio.to_thread(starting.last_line, log)
         raise DaemonError(
             f"no MPS server of {paths.device} started: {last}",
-            "the GPU may be in use without MPS, or be unfit for it; see server.log",
+            "the GPU may be in use without MPS, or may not support it; see server.log",
         )
 
     async def _write(self, paths: DaemonPaths, written: Record) -> None:
@@ -287,18 +290,18 @@ class MpsKeeper:
     # --- stopping -----------------------------------------------------------------------------
 
     async def _quit(self, found: FoundDaemon, control: DaemonControl) -> None:
-        """End a daemon that has no clients. Raises GpuInUse, DaemonError."""
+        """Stop a daemon that has no clients. Raises GpuInUse, DaemonError."""
         assert found.identity is not None
         try:
             servers = await list_servers(control, self._processes)
             clients = [client for server in servers for client in server.clients]
             if not clients:
-                # A client that came since is waited for; the daemon takes no further ones meanwhile.
+                # The daemon waits for a client that came meanwhile, and takes no new ones.
                 await control.quit(self._deadlines.stop_s)
         except DaemonError:
             if await asyncio.to_thread(self._processes.lives, found.identity):
                 raise
-            return  # it was about to end by itself
+            return  # it has ended meanwhile
         if clients:
             names = tuple(str(client) for client in clients)
             raise GpuInUse(
@@ -310,20 +313,20 @@ class MpsKeeper:
             )
 
     async def _force(self, found: FoundDaemon) -> None:
-        """End a daemon, whatever its clients do and whether or not it answers."""
+        """Stop a daemon, even with clients, and even if it does not answer."""
         if found.identity is None:
             return
-        with contextlib.suppress(DaemonError, HardwareError):  # signals follow
+        with contextlib.suppress(DaemonError, HardwareError):  # then signals are sent
             await self._control(found).quit_by_force()
             await wait_until_gone(self._processes, found.identity, self._deadlines.stop_s)
         await kill(self._processes, found.identity, self._deadlines.answer_s)
 
-    async def _cleared(self, found: FoundDaemon) -> None:
-        """Nothing of a daemon that has ended is left."""
+    async def _clear(self, found: FoundDaemon) -> None:
+        """Remove everything of a daemon that has ended."""
         await self._ended(found, directories.clear)
 
-    async def _emptied(self, found: FoundDaemon) -> None:
-        """Only its directories are left, for the next one: containers that run have them mounted."""
+    async def _empty(self, found: FoundDaemon) -> None:
+        """Remove everything except the directories, which running containers have mounted."""
         await self._ended(found, directories.empty)
 
     async def _ended(self, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
@@ -333,12 +336,12 @@ class MpsKeeper:
 
 
 async def _verified(control: DaemonControl, spec: DaemonSpec) -> ClientLimits:
-    """The limits as the daemon has them. Raises DaemonError where they are not those that were asked for."""
+    """The limits as the daemon reports them. Raises DaemonError if they differ from ``spec``."""
     limits = await control.limits(spec)
     if limits != spec.limits:
         raise DaemonError(
             f"the MPS daemon of {spec.device} was told {spec.limits}, and allows {limits}",
-            "it ignores limits that it takes for invalid",
+            "a daemon ignores limits that it considers invalid",
         )
     return limits
 
