@@ -149,7 +149,7 @@ def test_a_number_listed_twice_is_a_warning() -> None:
             "exclusive and mps exclude each other",
         ),
         ("{select: all, exclusive: {}, color: red}", "gpus[0].color", "unknown key"),
-        ("{select: some, exclusive: {}}", "gpus[0].select", "'some' selects nothing"),
+        ("{select: some, exclusive: {}}", "gpus[0].select", "'some' is not a selector"),
         ("{select: {}, exclusive: {}}", "gpus[0].select", "there is no criterion"),
         ("{select: [0], exclusive: {}}", "gpus[0].select", "has to be a mapping, not a list"),
         ("{select: {index: []}, exclusive: {}}", "gpus[0].select.index", "lists nothing"),
@@ -216,7 +216,7 @@ def test_a_number_listed_twice_is_a_warning() -> None:
         ("{select: all, mig: {layout: all-1g}}", "gpus[0].mig.layout", "not the name of a layout"),
         ("{select: all, mig: {layout: 7}}", "gpus[0].mig.layout", "has to be a list"),
         ("{select: all, mig: {layout: [3g]}}", "gpus[0].mig.layout[0]", "not a MIG profile"),
-        ("{select: all, mig: {layout: [1g.10gb@x]}}", "gpus[0].mig.layout[0]", "after '@'"),
+        ("{select: all, mig: {layout: [1g.10gb@x]}}", "gpus[0].mig.layout[0]", "'@' must be followed"),
         (
             "{select: all, mig: {layout: [1g.10gb], mps: {replicas: 2}, time-slicing: {replicas: 2}}}",
             "gpus[0].mig",

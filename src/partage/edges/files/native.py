@@ -1,7 +1,7 @@
 """Partage's own policy format, ``version: partage/v1``. Documented in docs/policy.md and as JSON Schema.
 
-Everything is strict: exact types, unknown keys are errors. What contradicts itself is found here, without a
-node; what contradicts a node is found by ``plan.offer.assign``.
+Strict: exact types, and unknown keys are errors. Contradictions in the file are found here; contradictions
+to a node are found by ``plan.offer.assign``.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _select(field: Field | None) -> GpuSelector:
             return AllDevices()
         if field.value == "rest":
             return RemainingGpus()
-        field.error(f"{field.value[:60]!r} selects nothing", "all, rest, or a mapping: {index: [0, 1]}")
+        field.error(f"{field.value[:60]!r} is not a selector", "all, rest, or a mapping: {index: [0, 1]}")
         return GpuCriteria()
     table = field.table(_CRITERIA)
     if table is None:
@@ -194,7 +194,7 @@ def _select(field: Field | None) -> GpuSelector:
 
 
 def _criterion(table: Table, key: str, read: Callable[[Field], T | None]) -> tuple[T, ...]:
-    """The values of one criterion: one, or a list."""
+    """The values of one criterion: a single one, or a list."""
     field = table.get(key)
     items = field.one_or_many() if field else ()
     if field is not None and items is not None and not items:
@@ -247,7 +247,7 @@ def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
 
 
 def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> None:
-    """What can be true of no node at all."""
+    """Contradictions that do not depend on a node."""
     first: dict[tuple[str, object], str] = {}
     everything = next((field for field, entry in read if isinstance(entry.select, AllDevices)), None)
     for field, entry in read:
@@ -271,7 +271,7 @@ def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> Non
 
 
 def _sole_criterion(select: GpuSelector) -> Iterator[tuple[str, object]]:
-    """What an entry certainly claims: with several criteria it depends on the node."""
+    """What an entry selects on every node. With several criteria that depends on the node."""
     match select:
         case RemainingGpus():
             yield "rest", ""

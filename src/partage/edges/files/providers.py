@@ -1,8 +1,8 @@
-"""The MIG layouts that providers publish, under the names that they give them, and what is wrong with them.
+"""The MIG layouts that cloud providers publish, with their names and their misprints.
 
-The tables lie in ``catalogue/providers.json`` as they were printed. A row that its model cannot have says in
-``right`` what was meant; all others equal what ``model.named_layouts`` makes of their name; the tests
-check that.
+The tables are in ``catalogue/providers.json`` as they were published. A row that its model cannot have
+contains the layout that was meant in ``right``; every other row equals the layout that
+``model.named_layouts`` makes of its name. The tests check this.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _FILE = Path(__file__).with_name("catalogue") / "providers.json"
 
 @dataclass(frozen=True, slots=True)
 class PublishedLayout:
-    """One layout. name: None for a layout without one. listed: as printed; right: as it has to be."""
+    """One layout. name: None for a layout without a name. listed: as published; right: the layout that was
+    meant.
+    """
 
     name: str | None
     listed: tuple[MigProfile, ...]
@@ -30,15 +32,14 @@ class PublishedLayout:
 
     @property
     def wrong(self) -> bool:
-        """The model cannot have what is printed."""
+        """The model cannot have the published layout."""
         return self.listed != self.right
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderTable:
-    """The layouts that a provider publishes for one product.
-
-    models: ids of the catalogue that the table is true of.
+    """The layouts that a provider publishes for one product. models: ids of the catalogue that it
+    applies to.
     """
 
     provider: str

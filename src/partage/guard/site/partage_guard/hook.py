@@ -1,6 +1,6 @@
-"""Wait until a framework is imported. All that runs at the start of every Python process: kept short.
+"""Waits until a framework is imported. Every Python process runs this when it starts, so it is kept short.
 
-What is to be done then stands in ``capping``, and is not even read before.
+What is done then is in ``capping``, which is not read before.
 """
 
 import os
@@ -21,8 +21,9 @@ WAITED_FOR = {
 
 
 class Finder:
-    """At the head of ``sys.meta_path``; finds nothing itself. waited_for: a framework's module, ours for
-    it."""
+    """First entry of ``sys.meta_path``; finds nothing itself. waited_for: a framework's module to the guard's
+    module for it.
+    """
 
     def __init__(self, cap: "Optional[Cap]" = None) -> None:
         self.waited_for = dict(WAITED_FOR)
@@ -37,9 +38,9 @@ class Finder:
 
 
 def arm(cap: "Optional[Cap]" = None) -> None:
-    """Wait for frameworks, once. cap: None: the share, read when it is needed.
+    """Wait for frameworks; only once. cap: None: the share, read when it is needed.
 
-    What stands in ``PARTAGE_GUARD_APPLIED`` from now on is this process's, not its parent's.
+    From now on ``PARTAGE_GUARD_APPLIED`` is about this process, not its parent.
     """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
