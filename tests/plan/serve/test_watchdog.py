@@ -125,7 +125,7 @@ def test_who_holds_no_share_of_what_he_uses_is_named_and_never_ended(mode: Watch
     (verdict,) = result.verdicts
     assert verdict.concern is Concern.UNGRANTED
     assert (verdict.ends, verdict.clients) == ((), ())
-    assert verdict.reason == "team/notebook, container main, works on GPU-0 and holds no share of it"
+    assert verdict.reason == "team/notebook, container main, uses GPU-0 and holds no share of it"
 
 
 @pytest.mark.parametrize(

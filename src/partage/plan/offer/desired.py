@@ -1,4 +1,4 @@
-"""A policy laid over the node: what it shall offer now, and what keeps the rest. Pure."""
+"""A policy applied to a node: what should be offered now, and what is still missing. Pure."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ from partage.plan.reconcile.settings import GpuSettings, settings_of
 class DesiredState:
     """What ``policy`` offers on ``inventory``.
 
-    offer: live devices only. names: all resources, those of planned devices too.
-    pending: GPU UUID to what has still to be done before all of it can be offered. strategies: of every GPU
-    that answers. layouts: the MIG layout, or none, that a GPU shall have; GPUs without one are left as they
-    are. settings: what GPUs have to be set to before they can offer it. watch_of: what happens to a container that exceeds its share.
+    offer: live devices only. names: all resources, including those of planned devices.
+    pending: GPU UUID to what must be done before everything can be offered. strategies: of every GPU that
+    answers.
+    layouts: the desired MIG layout of a GPU; GPUs without an entry are left as they are. settings: what
+    must be set on a GPU before its shares can be offered. watch_of: what happens to a container that
+    exceeds its share.
     """
 
     policy: Policy
@@ -39,9 +41,9 @@ class DesiredState:
 
 
 def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> DesiredState:
-    """Lay ``policy`` over ``inventory``.
+    """Apply ``policy`` to ``inventory``.
 
-    Raises InputError or Unsatisfiable: what ``assign`` and ``advertise`` find.
+    Raises InputError or Unsatisfiable, as ``assign`` and ``advertise``.
     """
     assignment = assign(policy, inventory, geometry_of)
     planned = advertise(assignment, inventory, policy)
@@ -60,12 +62,12 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
 
 
 def live(offer: NodeOffer) -> dict[str, GpuOffer]:
-    """Those devices of an offer that exist."""
+    """The devices of an offer that exist."""
     return {gpu: tuple(one for one in offerings if not one.planned) for gpu, offerings in offer.items()}
 
 
 def with_driver_root(policy: Policy, driver_root: str | None) -> Policy:
-    """``--driver-root`` overrules the file; the device nodes follow where the file does not part them."""
+    """``--driver-root`` overrides the file; dev_root follows unless the file sets it separately."""
     if driver_root is None or policy.options.driver_root == driver_root:
         return policy
     options = policy.options

@@ -1,4 +1,4 @@
-"""Which devices a GPU presents: itself, the MIG devices that live on it, or those that a layout asks for."""
+"""The devices of a GPU: the GPU itself, its live MIG devices, or the MIG devices of the desired layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partage.plan.offer.findings import Findings
 
 @dataclass(frozen=True, slots=True)
 class PlannedDevice:
-    """A MIG device that a layout asks for and that does not exist yet."""
+    """A MIG device of the desired layout that does not exist yet."""
 
     item: LayoutItem
     spec: ProfileSpec
@@ -26,10 +26,10 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """What one GPU can be given out as. None among the devices: the whole GPU.
+    """The devices that one GPU can offer. None among them: the whole GPU.
 
-    mig: the GPU is a MIG GPU, even where it has no device. pending: what has still to be done, or empty.
-    judged: False where the layout is impossible, and nothing more is to be said about the GPU.
+    mig: the GPU is used under MIG, even if it has no devices. pending: what must still be done, or empty.
+    judged: False if the layout is impossible; then nothing else is reported about the GPU.
     """
 
     devices: tuple[MigDevice | PlannedDevice | None, ...]
@@ -50,10 +50,10 @@ def present(
     *,
     stay: Collection[str] | None = None,
 ) -> Presented:
-    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself.
+    """The devices of one GPU. Under MIG strategy ``none`` always the GPU itself.
 
-    stay: its layout is being made, and these of its MIG devices, by UUID, live on meanwhile. They are all
-    that it presents.
+    stay: while its layout is being changed, the UUIDs of its MIG devices that stay; only these are
+    returned.
     """
     if stay is not None:
         return Presented(tuple(device for device in gpu.mig_devices if device.uuid in stay), mig=True)
@@ -85,7 +85,9 @@ def _wished(
 
 
 class _Impossible(Exception):
-    """This GPU cannot be judged, or has no MIG at all. The text is one sentence for the operator."""
+    """The desired layout cannot be checked or created on this GPU. The text is one sentence for the
+    operator.
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.hint = hint
@@ -95,9 +97,11 @@ class _Impossible(Exception):
 def _spelled_out(
     gpu: Gpu, wish: DesiredMig, geometry: Geometry | None, path: str, findings: Findings
 ) -> DesiredMig:
-    """``wish`` as MIG devices: names are looked up, what a provider has misprinted is mended."""
+    """``wish`` as MIG devices: names are resolved, misprints of a provider corrected."""
     if gpu.mig_mode is None:
-        raise _Impossible(f"{gpu.product} has no MIG", "MIG is on A30, A100, H100, H200, B200 and their kin")
+        raise _Impossible(
+            f"{gpu.product} has no MIG", "MIG needs an A30, A100, H100, H200, B200 or a similar GPU"
+        )
     if geometry is None and wish.named is not None:
         raise _not_plannable(gpu)
     if geometry is None:
@@ -109,7 +113,7 @@ def _spelled_out(
 
 
 def _to_be(gpu: Gpu, wish: DesiredMig, geometry: Geometry | None) -> Presented:
-    """The devices that live on the GPU where they are what is wished for, else those to be made."""
+    """The live devices if they match the layout, else the planned ones."""
     if gpu.mig_enabled and matches(gpu.mig_devices, wish.items):
         return Presented(gpu.mig_devices, mig=True)
     if not wish.items:

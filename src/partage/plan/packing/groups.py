@@ -1,4 +1,4 @@
-"""GPUs that can do the same for a demand, as groups, and the integer programs over these."""
+"""Groups of GPUs that can do the same for a demand, and the integer programs over these groups."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from partage.plan.packing.integer_program import Column, IntegerProgram, Prices
 
 @dataclass(frozen=True, slots=True)
 class CapableGpu:
-    """A candidate, and all that it can do for the demand."""
+    """A candidate, and everything that it can do for the demand."""
 
     candidate: Candidate
     choices: Choices
 
     @property
     def mode_changes(self) -> int:
-        """1 where MIG mode has to be turned on first."""
+        """1 if MIG mode must be turned on first."""
         return int(not self.candidate.gpu.mig_enabled)
 
     @property
     def best(self) -> Iterator[tuple[Served, int]]:
-        """What it can serve, and the live devices that this disturbs, without what is no better than another.
+        """What it can serve, and the live devices that this destroys, without choices that another one
+        dominates.
 
-        Serving less never disturbs more, so it is enough to look at one device more of each profile.
+        Serving fewer never destroys more, so it is enough to compare with one device more of each profile.
         """
         for served, choice in self.choices.items():
             bigger = (
@@ -43,7 +44,7 @@ Group = tuple[CapableGpu, ...]
 
 
 def capable_gpus(demand: Demand, candidates: Iterable[Candidate]) -> tuple[CapableGpu, ...]:
-    """All candidates, in their order; those of one state are looked at once."""
+    """All candidates, in their order; each state is computed once."""
     chooser = ChoiceFinder(demand)
     known: dict[State, Choices] = {}
     result = []
@@ -56,7 +57,7 @@ def capable_gpus(demand: Demand, candidates: Iterable[Candidate]) -> tuple[Capab
 
 
 def groups_by(members: Sequence[CapableGpu], signature: Callable[[CapableGpu], object]) -> tuple[Group, ...]:
-    """Those of one signature and MIG mode together. Members that share their choices share the signature."""
+    """Groups of equal signature and MIG mode. Members with the same choices have the same signature."""
     signatures: dict[int, object] = {}
     groups: dict[object, list[CapableGpu]] = {}
     for member in members:
@@ -68,12 +69,12 @@ def groups_by(members: Sequence[CapableGpu], signature: Callable[[CapableGpu], o
 
 
 def covering_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
-    """Groups for a program that may serve too much: alike in the best that they can do."""
+    """Groups for a program that may serve more than demanded: members have equal best choices."""
     return groups_by(members, lambda member: frozenset(member.best))
 
 
 def covering_program(demand: Demand, groups: Sequence[Group]) -> IntegerProgram:
-    """Objectives: GPUs, disturbed instances, changes of MIG mode."""
+    """Objectives: GPUs, destroyed instances, changes of MIG mode."""
     columns = [
         Column(at, served, (1, disturbed, group[0].mode_changes))
         for at, group in enumerate(groups)
@@ -83,7 +84,7 @@ def covering_program(demand: Demand, groups: Sequence[Group]) -> IntegerProgram:
 
 
 def exact_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
-    """Groups for a program that serves exactly the demand: alike in everything that they can do."""
+    """Groups for a program that serves exactly the demand: members have equal choices."""
 
     def everything(member: CapableGpu) -> object:
         return frozenset((served, one.disturbed, one.created) for served, one in member.choices.items())
@@ -94,7 +95,7 @@ def exact_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
 def exact_program(
     demand: Demand, groups: Sequence[Group], covering: Sequence[Group], prices: Prices, gpus: int
 ) -> IntegerProgram:
-    """Objectives as before, and new devices; without what is in no solution with so few GPUs."""
+    """Objectives as before, then new devices; without choices that are in no solution with so few GPUs."""
     at_first = {id(member): at for at, group in enumerate(covering) for member in group}
     columns = tuple(
         Column(at, served, (1, one.disturbed, group[0].mode_changes, one.created))
@@ -108,7 +109,9 @@ def exact_program(
 def assign_choices(
     groups: Sequence[Group], taken: Iterable[tuple[Column, int]]
 ) -> dict[int, tuple[CapableGpu, Served]]:
-    """Who serves what: the first members of each group take its choices, in their order. By identity."""
+    """The choice of each GPU: the members of a group take its choices in their order. Keys: id() of the
+    member.
+    """
     waiting = [iter(group) for group in groups]
     return {
         id(member): (member, column.served)
@@ -120,7 +123,7 @@ def assign_choices(
 def trimmed(
     demand: Demand, served: dict[int, tuple[CapableGpu, Served]]
 ) -> dict[int, tuple[CapableGpu, Served]]:
-    """The same with nothing above the demand: where too much is served, new devices are left away first."""
+    """The same without what exceeds the demand; new devices are left out first."""
     result = dict(served)
     for at, count in enumerate(demand.counts):
         surplus = sum(amounts[at] for _, amounts in result.values()) - count

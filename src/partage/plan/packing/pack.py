@@ -1,9 +1,9 @@
-"""Which layouts on which GPUs serve a demand with the fewest GPUs, and then the fewest disturbed instances.
+"""The layouts that serve a demand with the fewest GPUs, and then with the fewest destroyed instances.
 
-GPUs of one kind in one state are alike, so they form a group. For each group every combination that one of
-its GPUs can serve is enumerated (``choices``); an integer program says how many GPUs of each group take which
-(``integer``). Among the packings with as few GPUs and as few disturbed instances, one is taken that turns MIG
-mode on at the fewest GPUs, and of those one that makes the fewest new devices.
+GPUs of one model in one state are equal and form a group. For each group every combination that one of its
+GPUs can serve is enumerated (``choices``); an integer program decides how many GPUs of each group take
+which (``integer_program``). Of the packings with as few GPUs and as few destroyed instances, one is chosen
+that turns MIG mode on for the fewest GPUs, and then one with the fewest new devices.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from partage.plan.packing.integer_program import (
 
 _GPUS, _DISTURBED = 0, 1
 _COVERED = 3
-"""Objectives that do not ask whether too much is served."""
+"""Number of objectives for which serving too much is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """What is destroyed. uuid: of the MIG device; None for a GPU instance in which there is none."""
+    """A destroyed MIG device. uuid: None for a GPU instance without MIG devices."""
 
     item: LayoutItem
     uuid: str | None
@@ -63,9 +63,9 @@ class Disturbed:
 
 @dataclass(frozen=True, slots=True)
 class PackedGpu:
-    """What one GPU does for the demand. layout: all MIG devices that it has in the end, starts fixed.
+    """What one GPU does for the demand. layout: all its MIG devices in the end, with starts.
 
-    serves: those of ``layout`` that the demand gets; reused: those of them that exist already.
+    serves: those of ``layout`` that serve the demand. reused: those of them that exist already.
     """
 
     candidate: Candidate
@@ -77,8 +77,9 @@ class PackedGpu:
 
 @dataclass(frozen=True, slots=True)
 class PriceProof:
-    """Why fewer GPUs cannot do. At these prices, in GPUs, no available GPU is worth more than one, but for
-    ``spared`` in all; the demand is worth ``worth``; so at least ``worth - spared`` GPUs are needed.
+    """Why fewer GPUs are not enough. At these prices, in GPUs, no available GPU is worth more than one,
+    except for ``spared`` in total. The demand is worth ``worth``, so at least ``worth - spared`` GPUs
+    are needed.
     """
 
     prices: tuple[tuple[MigProfile, Fraction], ...]
@@ -88,8 +89,8 @@ class PriceProof:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The answer. bound: fewer GPUs cannot serve the demand; disturbed_bound: on as few GPUs, fewer instances
-    cannot be disturbed. proof: of ``bound``; None where only the solver's search proves it.
+    """The result. bound: fewer GPUs cannot serve the demand. disturbed_bound: with as few GPUs, fewer
+    instances cannot be destroyed. proof: of ``bound``; None if only the solver's search proves it.
     """
 
     demand: Demand
@@ -101,12 +102,12 @@ class Packing:
 
     @property
     def gpus_used(self) -> int:
-        """GPUs that serve something."""
+        """Number of GPUs that serve something."""
         return len(self.assignments)
 
     @property
     def disturbed(self) -> int:
-        """Instances that are destroyed."""
+        """Number of destroyed instances."""
         return sum(len(one.disturbed) for one in self.assignments)
 
     @property
@@ -118,10 +119,10 @@ class Packing:
 def pack(
     demand: Demand, candidates: Sequence[Candidate], clock: Callable[[], float], time_limit_s: float
 ) -> Packing:
-    """The best packing, or the best that was found in the time. clock: seconds, from any beginning.
+    """The best packing, or the best one found in time. clock: returns seconds.
 
-    Raises Unsatisfiable with the profiles that cannot be served, and how many at most; also where the time
-    was over before anything was found.
+    Raises Unsatisfiable with the profiles that cannot be served and how many are possible, and if time ran
+    out before anything was found.
     """
     deadline = Deadline(clock, time_limit_s)
     check_profiles_exist(demand, candidates)
@@ -144,7 +145,7 @@ def pack(
         if id(member) in served
     )
     total = Counter(item.profile for one in assignments for item in one.serves)
-    assert total == Counter(dict(demand.wanted)), "the solver's answer is checked, not believed"
+    assert total == Counter(dict(demand.wanted)), "the solver's answer is checked"
     return _packing(demand, candidates, packed, assignments)
 
 
@@ -157,7 +158,7 @@ def _with_fewer_new(
     *,
     deadline: Deadline,
 ) -> dict[int, tuple[CapableGpu, Served]]:
-    """Free instances that exist are used first: as well as before, with the fewest new devices."""
+    """Use existing free instances first: as good as before, with the fewest new devices."""
     created = sum(member.choices[amounts].created for member, amounts in served.values())
     if created == _fewest_new(demand, members):
         return served
@@ -170,7 +171,7 @@ def _with_fewer_new(
 
 
 def _fewest_new(demand: Demand, members: Sequence[CapableGpu]) -> int:
-    """New devices, if all free ones of demanded profiles could serve."""
+    """Number of new devices if all free devices of demanded profiles could be used."""
     free = Counter(
         device.profile
         for member in members
