@@ -210,7 +210,7 @@ def test_an_unknown_xid_in_probation_starts_it_again():
     assert state(*events, (50 + PROBATION_S, FINE)) is HealthState.HEALTHY
 
 
-def test_nobody_to_ask_makes_suspect_until_somebody_answers_and_heals_nothing():
+def test_no_answer_makes_suspect_until_there_is_one_and_heals_nothing():
     assert state((1, Unresponsive("the helper died"))) is HealthState.SUSPECT
     assert state((1, Unresponsive("the helper died")), (2, FINE)) is HealthState.HEALTHY
     assert state((1, xid(79)), (2, Unresponsive("the helper died"))) is HealthState.UNHEALTHY
@@ -254,7 +254,7 @@ def test_instances_that_no_longer_exist_are_forgotten():
     assert after((2, NodeBooted()), health=health).instances == {}
 
 
-def test_a_fault_of_nobody_knows_which_gpu_makes_suspect_only():
+def test_a_fault_of_an_unknown_gpu_makes_suspect_only():
     assert state((1, Xid(None, 79))) is HealthState.SUSPECT
     assert state((1, Xid(None, 13))) is HealthState.HEALTHY
 

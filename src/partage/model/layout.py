@@ -42,9 +42,9 @@ class LayoutItem:
 
 @dataclass(frozen=True, slots=True)
 class PlacedItem:
-    """Where a wanted MIG device comes to sit. spec, placement: of its GPU instance, which others may share.
+    """Where one MIG device of a layout is placed. spec, placement: of its GPU instance, which it may share.
 
-    instance: number of the GPU instance within the layout, 0-based, by first memory slice.
+    instance: number of the GPU instance in the layout, from 0, ordered by first memory slice.
     """
 
     item: LayoutItem

@@ -93,7 +93,7 @@ def _keeper(directory: Path, deadline_s: float = 20.0) -> CdiSpecWriter:
 
 
 async def test_the_spec_is_what_nvidia_ctk_writes_and_our_edits(tmp_path: Path) -> None:
-    """Libraries and hooks stay; the runtime shall not inject a second time; the version knows annotations."""
+    """Libraries and hooks stay; the runtime must not inject a second time; the version has annotations."""
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid, gpu(1).uuid, "all"))
     kept = await _keeper(tmp_path).update(node(gpu(0), gpu(1)), _options(ctk.path), now_s=0)
     assert (kept.path, kept.complete, kept.reason) == (tmp_path / "cdi" / GPU_FILE, True, "")
@@ -295,7 +295,7 @@ def _runs(pid: int) -> bool:
 
 
 async def test_a_failure_is_tried_again_after_a_while_and_no_sooner(tmp_path: Path) -> None:
-    """At boot the driver may come after us; but a turn shall not wait for nvidia-ctk each time."""
+    """At boot the driver may load later; but not every turn may wait for nvidia-ctk."""
     ctk = _Toolkit(tmp_path, "exit 1")
     keeper, inventory = _keeper(tmp_path), node(gpu(0))
     await keeper.update(inventory, _options(ctk.path), now_s=100)

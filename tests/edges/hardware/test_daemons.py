@@ -41,7 +41,7 @@ async def test_a_daemon_that_was_started_serves_with_the_limits_that_were_asked_
     assert (state.limits.memory_bytes, state.limits.threads_percent) == (2 * GIB, 25)
 
 
-async def test_one_that_is_as_asked_is_left_alone_and_a_dead_one_is_made_anew(
+async def test_a_matching_daemon_is_left_alone_and_a_dead_one_is_replaced(
     hardware: SimulatedHardware,
 ) -> None:
     step = await started(hardware)
@@ -82,6 +82,6 @@ async def test_there_is_no_daemon_for_a_gpu_that_is_not_there(hardware: Simulate
         await hardware.perform(StartDaemon("GPU-none", spec))
 
 
-async def test_where_nobody_keeps_daemons_that_is_said() -> None:
+async def test_without_a_keeper_the_error_says_so() -> None:
     with pytest.raises(Unsupported, match="does not manage MPS daemons"):
         await perform_daemon_step(None, StopDaemon("GPU-1", "GPU-1"))

@@ -93,7 +93,7 @@ async def test_a_cancelled_wait_leaves_nothing_behind(node: StubNode, begin: Beg
     [(START + 1, f"0::/docker/{CID}"), (START, f"0::/docker/{OURS}"), (START, "0::/"), (START, "")],
     ids=["another process", "another container", "no container", "nothing to be read"],
 )
-async def test_who_is_somebody_else_by_now_is_left_alone(
+async def test_another_process_with_the_same_pid_is_left_alone(
     node: StubNode, begin: Begin, start: int, cgroup: str
 ) -> None:
     child, step = begin(OBEYS)

@@ -71,7 +71,7 @@ async def test_who_only_draws_or_only_looks_is_not_in_the_way(node: StubNode, ca
     assert await mode_of(card) is ComputeMode.EXCLUSIVE_PROCESS
 
 
-async def test_everybody_in_the_way_is_named(node: StubNode, card: NvmlHardware) -> None:
+async def test_all_blocking_processes_are_named(node: StubNode, card: NvmlHardware) -> None:
     node.works(70, "train")
     node.works(71, "notebook", kinds="CG")
     with pytest.raises(GpuInUse, match=r"train \(pid 70\), process notebook \(pid 71\)") as caught:
@@ -83,7 +83,7 @@ async def test_everybody_in_the_way_is_named(node: StubNode, card: NvmlHardware)
 async def test_who_opens_a_context_just_before_the_mode_is_set_has_it_given_back(
     node: StubNode, card: NvmlHardware
 ) -> None:
-    # The driver is slow to set the mode, and meanwhile somebody comes.
+    # The driver is slow to set the mode, and meanwhile a process starts.
     node.write(**{"hang.nvmlDeviceSetComputeMode": 300})
     act = asyncio.create_task(card.perform(EXCLUSIVE))
     async with asyncio.timeout(LIMIT_S):

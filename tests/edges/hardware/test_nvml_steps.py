@@ -91,7 +91,7 @@ async def test_a_mode_that_waits_for_a_reset_is_left_pending_and_can_be_taken_ba
     await card.perform(Verify(GPU, enabled=False))
 
 
-async def test_a_mode_that_somebody_keeps_from_changing_names_who(node: StubNode, card: NvmlHardware) -> None:
+async def test_a_blocked_mode_change_names_the_process(node: StubNode, card: NvmlHardware) -> None:
     node.write(**{"gpu.0.monitor": 1})
     node.process(70, "nv-hostengine", "/dev/nvidia0", "/dev/nvidiactl")
     with pytest.raises(GpuInUse, match=r"it is pending.*monitor nv-hostengine") as caught:
@@ -99,7 +99,7 @@ async def test_a_mode_that_somebody_keeps_from_changing_names_who(node: StubNode
     assert caught.value.uses == ("monitor nv-hostengine (pid 70)",)
 
 
-async def test_a_mode_that_takes_a_reset_anyway_is_pending_although_somebody_holds_the_gpu(
+async def test_a_mode_that_needs_a_reset_is_pending_although_the_gpu_is_in_use(
     node: StubNode, card: NvmlHardware
 ) -> None:
     node.with_live_mig(direct=False).write(**{"gpu.0.monitor": 1})
@@ -306,7 +306,7 @@ async def test_what_was_made_can_be_destroyed_inside_first(mig: NvmlHardware) ->
         await mig.perform(destroy)
 
 
-async def test_what_somebody_works_on_stays_and_the_error_names_him(
+async def test_an_instance_in_use_stays_and_the_error_names_the_process(
     node: StubNode, mig: NvmlHardware
 ) -> None:
     *_, made = await three(mig, "3g.40gb")
@@ -333,7 +333,7 @@ async def test_an_id_that_was_given_to_something_else_is_left_alone(mig: NvmlHar
     assert len((await gpu_of(mig)).mig_devices) == 1
 
 
-async def test_what_nobody_wrote_down_is_found_by_its_place(mig: NvmlHardware) -> None:
+async def test_an_instance_without_a_known_id_is_found_by_its_placement(mig: NvmlHardware) -> None:
     await three(mig, "1c.3g.40gb", "2c.3g.40gb")
     await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
     assert [device.profile for device in (await gpu_of(mig)).mig_devices] == ["2c.3g.40gb"]

@@ -116,7 +116,7 @@ async def test_who_has_gone_meanwhile_is_listed_without_what_proc_said(
 # --- being blind -----------------------------------------------------------------------------------
 
 
-async def test_in_the_nodes_own_pid_namespace_everybody_is_seen(
+async def test_in_the_nodes_own_pid_namespace_all_processes_are_seen(
     node: StubNode, hardware: NvmlHardware
 ) -> None:
     node.see_all()

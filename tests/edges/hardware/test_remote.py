@@ -1,4 +1,4 @@
-"""The helper process: killed, stopped, replaced, and outlived by nobody."""
+"""The helper process: killed, stopped, replaced; nothing of it keeps running."""
 
 from __future__ import annotations
 
@@ -324,10 +324,10 @@ def test_a_path_that_no_socket_can_have_is_the_operators_mistake() -> None:
         RemoteHardware("/run/" + "x" * 103)
 
 
-# --- a helper that somebody else runs --------------------------------------------------------------
+# --- a helper that is started elsewhere --------------------------------------------------------------
 
 
-async def test_a_helper_of_somebody_else_is_found_when_it_comes(short_dir: Path) -> None:
+async def test_a_helper_that_is_started_elsewhere_is_found_when_it_comes(short_dir: Path) -> None:
     path = short_dir / "h.sock"
     hardware = RemoteHardware(path)
     with pytest.raises(DriverUnavailable, match="no helper listens"):
@@ -405,7 +405,7 @@ async def test_a_helper_that_talks_nonsense_is_unavailable(short_dir: Path, answ
     server.close()
 
 
-async def test_an_answer_that_nobody_waits_for_is_ignored(short_dir: Path) -> None:
+async def test_an_answer_without_a_waiting_caller_is_ignored(short_dir: Path) -> None:
     stray = frames.pack({"id": 99, "result": 1}) + frames.pack({"id": None, "result": 1})
     empty = frames.pack({"id": 2, "result": []})
     server = await answering(short_dir / "s", stray + HELLO, stray + empty)

@@ -1,4 +1,4 @@
-"""A GPU reset: nvidia-smi is a script that resets the stand-in's GPUs, where nobody holds them."""
+"""A GPU reset: nvidia-smi is a script that resets the stand-in's GPUs, unless they are in use."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_persistence_mode_is_off_for_the_reset_and_on_again_after_it(
     assert [nvml.call("nvmlDeviceGetPersistenceMode", handle) for handle in nvml.handles().values()] == [1, 1]
 
 
-async def test_a_gpu_that_somebody_holds_is_not_reset(node: StubNode, pair: NvmlHardware) -> None:
+async def test_a_gpu_in_use_is_not_reset(node: StubNode, pair: NvmlHardware) -> None:
     node.add_nvidia_smi()
     node.write(**{"gpu.1.monitor": 1})
     with pytest.raises(GpuInUse, match="In use by another client"):

@@ -235,7 +235,7 @@ print(data[4:].decode())
 """
 
 
-def test_root_the_owner_and_guests_may_ask_and_nobody_else(simulation: SimulatedHardware) -> None:
+def test_only_root_the_owner_and_allowed_users_may_ask(simulation: SimulatedHardware) -> None:
     server = HelperServer(simulation, allowed_uids=frozenset({4242}))
     assert [server.permits(uid) for uid in (0, os.geteuid(), 4242)] == [True] * 3
     assert not server.permits(4243)
@@ -275,7 +275,7 @@ async def test_the_sockets_file_is_as_open_as_it_has_to_be(
 
 
 @pytest.mark.parametrize("name", ["x" * 108, "missing/s"])
-def test_a_path_where_nobody_can_listen_is_the_operators_mistake(short_dir: Path, name: str) -> None:
+def test_a_path_that_cannot_be_listened_on_is_an_input_error(short_dir: Path, name: str) -> None:
     with pytest.raises(InputError):
         listen(short_dir / name, open_to_all=False)
 

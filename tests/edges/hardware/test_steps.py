@@ -1,4 +1,4 @@
-"""What every implementation of the hardware port promises of the acts on MIG, whoever is behind it."""
+"""What every implementation of the hardware port must do for steps on MIG."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ async def test_what_is_not_there_cannot_be_destroyed(acting: Subject) -> None:
         lambda gpu: Verify(gpu, enabled=False),
     ],
 )
-async def test_a_gpu_that_nobody_knows_is_not_there(acting: Subject, act: Callable[[str], Step]) -> None:
+async def test_an_unknown_gpu_is_not_found(acting: Subject, act: Callable[[str], Step]) -> None:
     await refuses(acting.hardware, act("GPU-of-another-node"), NotFound)
 
 
@@ -196,7 +196,7 @@ async def test_verify_says_what_is_not_as_said(acting: Subject) -> None:
     await hardware.perform(Verify(gpu.uuid, True, ("3g.40gb@4",)))
 
 
-async def test_nobody_uses_an_idle_node(acting: Subject) -> None:
+async def test_an_idle_node_has_no_uses(acting: Subject) -> None:
     assert await acting.hardware.uses() == ()
 
 

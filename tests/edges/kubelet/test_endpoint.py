@@ -70,7 +70,7 @@ async def test_a_kubelet_that_was_away_is_registered_with_when_it_comes(
     assert [record.getMessage() for record in caplog.records] == ["not registered"], "said once"
 
 
-async def test_a_wiped_directory_is_served_and_registered_anew(short_dir: Path) -> None:
+async def test_a_wiped_directory_is_served_and_registered_again(short_dir: Path) -> None:
     """The kubelet lives on: its old connection has ended before the new registration comes."""
     with scripted_kubelet(short_dir) as kubelet:
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
@@ -138,7 +138,7 @@ async def test_options_that_change_are_told_by_a_new_registration(short_dir: Pat
             assert options.pre_start_required
 
 
-async def test_a_registration_anew_is_tried_until_the_kubelet_accepts_it(short_dir: Path) -> None:
+async def test_a_new_registration_is_tried_until_the_kubelet_accepts_it(short_dir: Path) -> None:
     """It knows the resource from before, but not what changed since."""
     shelf = Shelf("a")
     with scripted_kubelet(short_dir) as kubelet:

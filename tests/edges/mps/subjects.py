@@ -55,7 +55,7 @@ class Tenant:
 
 @dataclass(slots=True)
 class Subject:
-    """One node with a control program. run_dir: short, passable for everybody.
+    """One node with a control program. run_dir: short, passable for every user.
 
     devices: GPUs that can be shared. client: command line of a client program.
     protocol: version of the daemons' language; in version 3 all limits are a namespace's.

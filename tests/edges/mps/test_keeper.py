@@ -179,10 +179,10 @@ async def test_servers_that_a_dead_daemon_left_are_ended_at_the_next_start(simul
     orphan.communicate()
 
 
-async def test_a_daemon_that_is_made_anew_is_found_where_running_containers_have_it_mounted(
+async def test_a_new_daemon_is_found_where_running_containers_have_it_mounted(
     simulated: Subject,
 ):
-    """A bind mount holds on to the directory itself: one of the same name in its place nobody would see."""
+    """A bind mount keeps the directory itself: a new one with the same name would not be visible."""
     first = await simulated.keeper().start(simulated.spec())
     home = simulated.home()
     opened = {part: os.open(home / part, os.O_DIRECTORY) for part in ("pipe", "shm")}

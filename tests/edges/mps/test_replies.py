@@ -102,7 +102,7 @@ def test_percentages_are_read_as_printed():
         ("", ServerStatus.UNKNOWN),
     ],
 )
-def test_a_server_is_in_one_of_three_states_or_nobody_knows(reply: str, status: ServerStatus):
+def test_a_server_is_in_one_of_three_states_or_unknown(reply: str, status: ServerStatus):
     assert parse_status(reply) is status
 
 

@@ -234,7 +234,7 @@ def test_what_is_held_stays_even_if_that_takes_another_gpu():
     assert all(str(one.layout[0]) == "1g.10gb@0" for one in packing.assignments)
 
 
-def test_a_held_instance_serves_nobody_else():
+def test_a_held_instance_serves_nothing_else():
     a = gpu(H100, ["3g.40gb@0", "3g.40gb@4"])
     with pytest.raises(Unsatisfiable, match=r"2 x 3g\.40gb demanded, and at most 1 fit"):
         packed("3g.40gb=2", a, held=[a.mig_devices[0].uuid])

@@ -309,7 +309,7 @@ class MpsKeeper:
             )
         if not await wait_until_gone(self._processes, found.identity, self._deadlines.stop_s):
             raise DaemonError(
-                f"the MPS daemon of {found.paths.device} was told to quit, and has not", _ADVICE
+                f"the MPS daemon of {found.paths.device} was told to quit and is still running", _ADVICE
             )
 
     async def _force(self, found: FoundDaemon) -> None:

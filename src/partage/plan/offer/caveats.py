@@ -44,5 +44,5 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
         )
     if any(o.shared is Strategy.MPS for gpu in offer.values() for o in gpu):
         yield Caveat(
-            "Under MPS the limits apply to each process: two processes of a container can use its share twice."
+            "Under MPS the limits apply to each process: two of one container can use its share twice."
         )

@@ -85,7 +85,7 @@ def _daemon(target: Target, sharing: Mps) -> DaemonSpec | None:
     shares = portions(sharing, memory_bytes)
     if not limits_clients(gpu) or not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
-    return DaemonSpec(gpu.uuid, device, *shares.everybody, sharing.multi_user, shares.namespaces)
+    return DaemonSpec(gpu.uuid, device, *shares.outside, sharing.multi_user, shares.namespaces)
 
 
 def _memory(gpu: Gpu, mig: MigDevice) -> int:
