@@ -70,7 +70,7 @@ DIALECT = Dialect(
 )
 
 
-class Change(StrEnum):
+class WhenToChange(StrEnum):
     """When a GPU that is in use passes to another strategy."""
 
     WAIT = "wait"
@@ -157,7 +157,7 @@ def _entry(field: Field) -> GpuEntry | None:
         return None
     select = _select(table.required("select", "index, uuid, model, pci, all or rest: which GPUs are meant"))
     name = table.get("name")
-    table.choice("change", Change.WAIT)
+    table.choice("change", WhenToChange.WAIT)
     sharing, mig = _strategy(table)
     return GpuEntry(
         origin=field.place.path,

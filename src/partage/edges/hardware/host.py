@@ -80,7 +80,7 @@ class Host:
         if flags is not None:
             return "hypervisor" in flags[1].split()
         firmware = [_read(self.sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
-        return True if any(mode_name in text for text in firmware for mode_name in _HYPERVISORS) else None
+        return True if any(maker in text for text in firmware for maker in _HYPERVISORS) else None
 
     def boot_id(self) -> str:
         """Changes with every boot; empty if the kernel does not provide it."""

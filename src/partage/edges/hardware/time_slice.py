@@ -79,10 +79,10 @@ def parse_interval(gpu: str, result: SmiOutput) -> Interval:
     """
     if result.code or _not_supported(result.output):
         raise time_slice_error(f"the time slice of {gpu} cannot be read", result)
-    words = {mode_name.lower() for mode_name in _INTERVALS.findall(result.output)}
-    if len(words) != 1:
+    found = {name.lower() for name in _INTERVALS.findall(result.output)}
+    if len(found) != 1:
         raise StateMismatch(f"the time slice of {gpu} cannot be read: nvidia-smi printed {result}")
-    return Interval(words.pop())
+    return Interval(found.pop())
 
 
 def time_slice_error(what: str, result: SmiOutput) -> HardwareError:
@@ -95,6 +95,6 @@ def time_slice_error(what: str, result: SmiOutput) -> HardwareError:
     return StateMismatch(message)
 
 
-def _not_supported(words: str) -> bool:
-    low = words.lower()
+def _not_supported(output: str) -> bool:
+    low = output.lower()
     return "not supported" in low or "n/a" in low

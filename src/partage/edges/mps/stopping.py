@@ -31,10 +31,10 @@ async def wait_until(condition: Callable[[], Awaitable[object]], limit_s: float)
 
 
 def in_thread(
-    look: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    check: Callable[P, object], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[], Awaitable[object]]:
     """A condition that is checked in a thread, for ``wait_until``."""
-    return lambda: asyncio.to_thread(look, *args, **kwargs)
+    return lambda: asyncio.to_thread(check, *args, **kwargs)
 
 
 async def wait_until_gone(processes: ProcessTable, identity: DaemonIdentity, limit_s: float) -> bool:

@@ -59,24 +59,24 @@ def present(
         return Presented(tuple(device for device in gpu.mig_devices if device.uuid in stay), mig=True)
     if strategy is MigStrategy.NONE:
         return _WHOLE
-    wish = entry.mig if entry is not None else None
-    if entry is None or wish is None:
+    desired = entry.mig if entry is not None else None
+    if entry is None or desired is None:
         return _as_found(gpu)
-    if not wish.enabled:
+    if not desired.enabled:
         return replace(_WHOLE, pending="MIG mode has to be turned off" if gpu.mig_enabled else "")
-    return _wished(gpu, entry, wish, geometry, findings)
+    return _desired_devices(gpu, entry, desired, geometry, findings)
 
 
 def _as_found(gpu: Gpu) -> Presented:
     return Presented(gpu.mig_devices, mig=True) if gpu.mig_enabled else _WHOLE
 
 
-def _wished(
-    gpu: Gpu, entry: GpuEntry, wish: DesiredMig, geometry: Geometry | None, findings: Findings
+def _desired_devices(
+    gpu: Gpu, entry: GpuEntry, desired: DesiredMig, geometry: Geometry | None, findings: Findings
 ) -> Presented:
     path = f"{entry.origin}.{'mig-devices' if entry.origin.startswith('mig-configs') else 'mig.layout'}"
     try:
-        return _to_be(gpu, _spelled_out(gpu, wish, geometry, path, findings), geometry)
+        return _live_or_planned(gpu, _spelled_out(gpu, desired, geometry, path, findings), geometry)
     except _Impossible as reason:
         findings.add("impossible", path, str(reason), reason.hint, [gpu.index])
     except DoesNotFit as misfit:
@@ -95,44 +95,44 @@ class _Impossible(Exception):
 
 
 def _spelled_out(
-    gpu: Gpu, wish: DesiredMig, geometry: Geometry | None, path: str, findings: Findings
+    gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, path: str, findings: Findings
 ) -> DesiredMig:
-    """``wish`` as MIG devices: names are resolved, misprints of a provider corrected."""
+    """``desired`` as MIG devices: names are resolved, misprints of a provider corrected."""
     if gpu.mig_mode is None:
         raise _Impossible(
             f"{gpu.product} has no MIG", "MIG needs an A30, A100, H100, H200, B200 or a similar GPU"
         )
-    if geometry is None and wish.named is not None:
+    if geometry is None and desired.named is not None:
         raise _not_plannable(gpu)
     if geometry is None:
-        return wish
-    said = resolve_layout(geometry, wish.items, wish.named)
+        return desired
+    said = resolve_layout(geometry, desired.items, desired.named)
     if said.doubt:
         findings.add("doubtful", path, said.doubt, gpus=[gpu.index])
     return DesiredMig(said.items)
 
 
-def _to_be(gpu: Gpu, wish: DesiredMig, geometry: Geometry | None) -> Presented:
+def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -> Presented:
     """The live devices if they match the layout, else the planned ones."""
-    if gpu.mig_enabled and matches(gpu.mig_devices, wish.items):
+    if gpu.mig_enabled and matches(gpu.mig_devices, desired.items):
         return Presented(gpu.mig_devices, mig=True)
-    if not wish.items:
-        return Presented((), mig=True, pending=_pending(gpu, wish))
+    if not desired.items:
+        return Presented((), mig=True, pending=_pending(gpu, desired))
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
         raise _not_plannable(gpu)
     devices = sorted(
-        (PlannedDevice(one.item, one.spec, one.placement) for one in place(geometry, wish.items)),
+        (PlannedDevice(one.item, one.spec, one.placement) for one in place(geometry, desired.items)),
         key=lambda device: device.placement,
     )
-    return Presented(tuple(devices), mig=True, pending=_pending(gpu, wish))
+    return Presented(tuple(devices), mig=True, pending=_pending(gpu, desired))
 
 
 def _not_plannable(gpu: Gpu) -> _Impossible:
     return _Impossible(f"not plannable offline: no MIG placements are known for {gpu.product}")
 
 
-def _pending(gpu: Gpu, wish: DesiredMig) -> str:
-    counts = Counter(map(str, wish.items))
+def _pending(gpu: Gpu, desired: DesiredMig) -> str:
+    counts = Counter(map(str, desired.items))
     wanted = " + ".join(f"{count} x {name}" for name, count in counts.items()) or "no MIG devices"
     mode = "" if gpu.mig_enabled else "MIG mode has to be turned on, and "
     return f"{mode}the layout has still to be made: {wanted}"

@@ -1,9 +1,9 @@
 """All that has to be done to the node's GPUs before the policy holds: layouts, then what shares need. Pure.
 
 MPS daemons and compute modes are put into the way that MIG layouts take (``plan.reconcile.relayout``): what
-has to end comes before a GPU's layout changes, what has to be made comes once it is there. A GPU offers a share
-when all that the share needs is there; a share that is in use while that breaks stays, as unhealthy, and is
-mended.
+has to end comes before a GPU's layout changes, what has to be made comes once it is there. A GPU offers a
+share when all that the share needs is there; a share that is in use while that breaks stays, as unhealthy,
+and is mended.
 """
 
 from __future__ import annotations
