@@ -21,7 +21,7 @@ from bench import bench_mig, bench_packing, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins
 from bench.client import Client, client, go_binary
 from bench.node import WHOLE, Starts, node, sliced, starts
-from bench.processes import Memory, Rest, at_rest, memory
+from bench.processes import Memory, RemainingGpus, at_rest, memory
 from bench.storm import PODS_PER_S, Storm, storm
 from tests.agent.harness import MACHINE
 
@@ -89,7 +89,7 @@ class Costs:
     agent: Memory
     helper: Memory
     scraped: Memory
-    rest: Rest
+    rest: RemainingGpus
 
 
 Cases = dict[str, list[Cell]]

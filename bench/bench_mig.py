@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from partage.edges.files.catalogue import geometry_of, load
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
-from partage.model.policy import DesiredMig, GpuEntry, Options, Policy, Where
+from partage.model.policy import DesiredMig, GpuCriteria, GpuEntry, Options, Policy
 from partage.model.step import GpuUse, UseKind
 from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.known_node import recognise
@@ -86,7 +86,7 @@ def _laid_out(gpu: Gpu, layout: list[str], birth: str) -> Gpu:
 def _entry(index: int, layout: list[str]) -> GpuEntry:
     """The layout without its starts: where everything comes to sit is what takes the time."""
     items = tuple(LayoutItem.parse(one.partition("@")[0]) for one in layout)
-    return GpuEntry(f"gpus[{index}]", Where(index=(index,)), mig=DesiredMig(items))
+    return GpuEntry(f"gpus[{index}]", GpuCriteria(index=(index,)), mig=DesiredMig(items))
 
 
 def decide(case: Case) -> MigPlan:

@@ -12,7 +12,7 @@ from partage.faces.cli.main import run
 from partage.faces.paper import configurations
 from partage.lab.stories.read import read_story
 from partage.model.named_layouts import named_layouts
-from partage.model.policy import GpuEntry, Where
+from partage.model.policy import GpuCriteria, GpuEntry
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 STORIES = sorted(EXAMPLES.glob("*/story*.yaml"))
@@ -68,7 +68,7 @@ def _fleet():
     for name in configurations(FLEET.read_bytes(), str(FLEET)):
         for entry in load_policy(str(FLEET), name).policy.entries:
             assert isinstance(entry, GpuEntry)
-            if isinstance(entry.select, Where):
+            if isinstance(entry.select, GpuCriteria):
                 assert entry.mig is not None
                 yield (
                     name,

@@ -1,25 +1,25 @@
-"""Every error that Partage raises on purpose, and who has to do something about it.
+"""All errors that Partage raises on purpose, with exit codes and whether a retry can help.
 
-    PartageError                  never raised itself
-    ├─ InputError                 the operator's text is wrong              exit 2, never retried
-    ├─ Unsatisfiable              understood, but impossible on this node   exit 3, never retried
-    ├─ HardwareError              the GPU, its driver or its library        exit 4
-    │  ├─ DriverUnavailable       retried: the driver may come back
-    │  ├─ HardwareTimeout         retried: a call did not end in time, or the helper died
-    │  ├─ GpuLost                 retried: a person or a reset has to act first
-    │  ├─ GpuInUse                retried: who uses it may go
-    │  ├─ NotAsSaid               retried: look again, and decide anew
-    │  ├─ NoRoom                  never retried
-    │  ├─ NotThere                never retried
-    │  ├─ NotPermitted            never retried
-    │  └─ Unsupported             never retried
-    ├─ DaemonError                an MPS control daemon                     exit 4
-    └─ ClusterError               kubelet, API server, Slurm                exit 5
-       ├─ Unreachable             retried with back-off
-       └─ Rejected                never retried
+    PartageError                       base class, never raised itself
+    ├─ InputError                      a file, an option or a name is wrong    exit 2, never retried
+    ├─ Unsatisfiable                   valid, but impossible on this node      exit 3, never retried
+    ├─ HardwareError                   the GPU, its driver or its library      exit 4
+    │  ├─ DriverUnavailable            retried: the driver may come back
+    │  ├─ HardwareTimeout              retried: a call took too long, or the helper process died
+    │  ├─ GpuLost                      retried: after a reset or a repair the GPU may come back
+    │  ├─ GpuInUse                     retried: the process that uses the GPU may end
+    │  ├─ StateMismatch                retried: observe again, then plan again
+    │  ├─ InsufficientResources        never retried
+    │  ├─ NotFound                     never retried
+    │  ├─ NotPermitted                 never retried
+    │  └─ Unsupported                  never retried
+    ├─ DaemonError                     an MPS control daemon                   exit 4, retried
+    └─ ClusterError                    kubelet, API server, Slurm              exit 5
+       ├─ Unreachable                  retried with back-off
+       └─ Rejected                     never retried
 
-Edges translate foreign errors into these and chain the original. A bug is not in the tree: it is
-allowed to crash. Whether to retry is a property of the class (``retry``).
+The modules in ``edges`` translate errors of libraries into these and chain the original. Bugs have no class
+here: they end the process. Whether to retry is an attribute of the class (``retry``).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong (or doubtful) in one place of one file.
+    """One error or warning, and where it is.
 
-    file: as the operator named it, or ``-`` for standard input; empty when no file is involved.
-    path: where in the file, ``gpus[1].mps.replicas``; empty for the file as a whole.
+    file: the file as the operator named it, ``-`` for standard input; empty if no file is involved.
+    path: the place in the file, ``gpus[1].mps.replicas``; empty for the file as a whole.
     hint: one sentence of advice; may be empty.
     """
 
@@ -47,14 +47,14 @@ class Problem:
     hint: str = ""
 
     def __str__(self) -> str:
-        """Say it in one line: ``policy.yaml: gpus[1].mps.replicas: ... (hint)``."""
+        """In one line: ``policy.yaml: gpus[1].mps.replicas: ... (hint)``."""
         where = ": ".join(part for part in (self.file, self.path) if part)
         text = f"{where}: {self.message}" if where else self.message
         return f"{text} ({self.hint})" if self.hint else text
 
 
 class PartageError(Exception):
-    """Base of the tree. ``problems`` says what is wrong, at least once."""
+    """Base class. problems: what is wrong, at least one."""
 
     exit_code: ClassVar[int] = 4
     retry: ClassVar[bool] = False
@@ -67,25 +67,25 @@ class PartageError(Exception):
 
 
 class InputError(PartageError):
-    """The operator's text is wrong: a file, an option, a name."""
+    """A file, an option or a name that the operator gave is wrong."""
 
     exit_code = 2
 
 
 class Unsatisfiable(PartageError):
-    """Understood, but this node cannot do it."""
+    """The request is valid, but this node cannot do it."""
 
     exit_code = 3
 
 
 class HardwareError(PartageError):
-    """The GPU, its driver or its library."""
+    """An error of the GPU, its driver or its library."""
 
     exit_code = 4
 
 
 class DriverUnavailable(HardwareError):
-    """There is no usable driver or library now."""
+    """No usable driver or library now."""
 
     retry = True
 
@@ -97,13 +97,16 @@ class HardwareTimeout(HardwareError):
 
 
 class GpuLost(HardwareError):
-    """The GPU does not answer any more (it fell off the bus, or needs a reset)."""
+    """The GPU does not answer (it has fallen off the bus, or needs a reset)."""
 
     retry = True
 
 
 class GpuInUse(HardwareError):
-    """Somebody uses what would have to be idle. uses: who, ``process python (pid 42)``; () if not known."""
+    """The step needs an idle GPU, and something uses it.
+
+    uses: what uses it, ``process python (pid 42)``; () if not known.
+    """
 
     retry = True
 
@@ -112,26 +115,26 @@ class GpuInUse(HardwareError):
         self.uses: tuple[str, ...] = tuple(uses)
 
 
-class NotAsSaid(HardwareError):
-    """The GPU, read again, is not as somebody said that it is."""
+class StateMismatch(HardwareError):
+    """The GPU, read again, is not in the state that the step expected or should have made."""
 
     retry = True
 
 
-class NoRoom(HardwareError):
-    """No room on the GPU: no free slices there, no engines left, or as many instances as it can have."""
+class InsufficientResources(HardwareError):
+    """Not enough free slices or engines on the GPU, or the number of instances is at its maximum."""
 
 
-class NotThere(HardwareError):
-    """There is no such GPU or instance, or something else lives under its id by now."""
+class NotFound(HardwareError):
+    """No such GPU, instance or process, or the id belongs to something else now."""
 
 
 class NotPermitted(HardwareError):
-    """The caller lacks a privilege."""
+    """The process lacks a privilege."""
 
 
 class Unsupported(HardwareError):
-    """This GPU or driver cannot do it."""
+    """This GPU, driver or node cannot do it."""
 
 
 class DaemonError(PartageError):
@@ -142,16 +145,16 @@ class DaemonError(PartageError):
 
 
 class ClusterError(PartageError):
-    """The kubelet, the API server or Slurm."""
+    """An error of the kubelet, the API server or Slurm."""
 
     exit_code = 5
 
 
 class Unreachable(ClusterError):
-    """No answer; it may come back."""
+    """No answer; a later call may succeed."""
 
     retry = True
 
 
 class Rejected(ClusterError):
-    """It answered, and said no."""
+    """The peer answered with a refusal."""

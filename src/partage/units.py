@@ -1,4 +1,4 @@
-"""Amounts of memory and percentages: parse what people write, print what people read."""
+"""Amounts of memory and percentages: parse them, and format them for people."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LONGEST = 32
 def parse_bytes(text: str) -> int:
     """Bytes in a Kubernetes quantity: ``8Gi``, ``512Mi``, ``8G``, ``1073741824``.
 
-    Fractions of a byte are rounded up, as Kubernetes does. Raises ValueError for anything else and for zero.
+    Fractions of a byte are rounded up, as in Kubernetes. Raises ValueError for other text and for zero.
     """
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or match[2] not in _SUFFIXES:
@@ -34,7 +34,7 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(amount_bytes: int) -> str:
-    """Short text for people: ``79.6 GiB``, ``512 MiB``; exact multiples without a fraction."""
+    """Short text: ``79.6 GiB``, ``512 MiB``; exact multiples without a fraction."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if amount_bytes >= size:
             return f"{amount_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
@@ -42,7 +42,7 @@ def format_bytes(amount_bytes: int) -> str:
 
 
 def parse_percent(text: str) -> int:
-    """Whole percent, 1 to 100, in ``20%``. Raises ValueError for anything else."""
+    """Whole percent from 1 to 100: ``20%``. Raises ValueError for other text."""
     match = _PERCENT.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or not 1 <= int(match[1]) <= 100:
         raise ValueError(f"{text[:_LONGEST]!r} is not a percentage from 1% to 100%")

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from partage.edges.hardware.serve import HelperServer
+from partage.edges.hardware.helper_server import HelperServer
 from partage.sim.node.faults import Fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware

@@ -9,7 +9,7 @@ import pytest
 from partage.agent.reconciler.executor import Executor, JournalFailed, TransactionEnd, layouts_before
 from partage.edges.files.catalogue import load
 from partage.edges.files.journal import Journal, JournalHeader, Unfinished, UnreadableJournal, read_journal
-from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, NoRoom, NotThere
+from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InsufficientResources, NotFound
 from partage.model.gpu import Driver, Inventory, LostGpu
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
@@ -61,7 +61,7 @@ class Cards:
         except (AssertionError, KeyError, StopIteration) as refused:
             # Who was told that a step had failed, which was done, may ask for what is refused.
             if any(when == "after" for when, _ in self.trouble.values()):
-                raise NotThere(f"refused: {refused}") from refused
+                raise NotFound(f"refused: {refused}") from refused
             raise
         if error is not None:
             raise error
@@ -131,7 +131,9 @@ async def test_any_layout_becomes_any_other_and_what_fits_lives_on(model, tmp_pa
 
 @pytest.mark.parametrize("model", ["a100-40gb", "h100-sxm5-80gb", "a30-24gb"])
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("error", [NoRoom("no room"), GpuInUse("in use"), HardwareTimeout("hangs")])
+@pytest.mark.parametrize(
+    "error", [InsufficientResources("no room"), GpuInUse("in use"), HardwareTimeout("hangs")]
+)
 async def test_a_step_that_fails_is_taken_back_with_all_before_it(model, when, error, tmp_path):
     rng = random.Random(f"{model}{when}{error}")
     number, failed = 1, 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from partage.errors import NoRoom
+from partage.errors import InsufficientResources
 from partage.model.step import UseKind
 from partage.sim.node.faults import FailCall, LoseGpu, Occupy, Vacate
 from tests.agent.harness import (
@@ -186,7 +186,7 @@ def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_aga
         running(spawn(node, machine=None, policy=native(only.format("3g.40gb")))) as agent,
     ):
         offered(kubelet, LARGE, 1)
-        helper.inject(FailCall("perform", NoRoom("no room, says the driver")))
+        helper.inject(FailCall("perform", InsufficientResources("no room, says the driver")))
         node.write_policy(native(only.format("1g.10gb")))
         agent.wait(lambda: "no room, says the driver" in (agent.gpu(0)["reason"] or ""), "the failure told")
         offered(kubelet, SMALL, 1)

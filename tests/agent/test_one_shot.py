@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from partage.agent.reconciler.executor import TransactionEnd
 from partage.agent.reconciler.one_shot import Applied, Apply, as_before
 from partage.edges.files.catalogue import geometry_of, load
-from partage.errors import GpuInUse, NoRoom
+from partage.errors import GpuInUse, InsufficientResources
 from partage.faces.apply_rows import exit_code, problems, rows
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
@@ -72,7 +72,7 @@ async def _play(data):
     for device in busy:
         await hardware.inject(Occupy(0, "python", UseKind.PROCESS, device.gi_id, device.ci_id, 4711))
     if (number := data.draw(st.integers(0, 12))) > 0:
-        error = data.draw(st.sampled_from([NoRoom("no room"), GpuInUse("in use")]))
+        error = data.draw(st.sampled_from([InsufficientResources("no room"), GpuInUse("in use")]))
         hardware.fail(number, FailCall("perform", error, 1, data.draw(st.booleans())))
     second = {uuid: data.draw(layouts(geometry)) for uuid in uuids}
     before = await hardware.observe()
@@ -96,7 +96,7 @@ async def _play(data):
 class Failing(SimulatedHardware):
     """A simulated node whose n-th act from a moment on fails."""
 
-    left, fault = 0, FailCall("perform", NoRoom("no room"))
+    left, fault = 0, FailCall("perform", InsufficientResources("no room"))
 
     def fail(self, number, fault):
         self.left, self.fault = number, fault
@@ -173,5 +173,5 @@ class Full(SimulatedHardware):
         if isinstance(step, DestroyInstance):
             self.full = False
         if self.full and isinstance(step, CreateCompute) and step.profile == "2c.3g.40gb":
-            raise NoRoom("no room")
+            raise InsufficientResources("no room")
         return await super().perform(step)

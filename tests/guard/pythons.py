@@ -20,7 +20,7 @@ DOUBLES = HERE / "doubles"
 
 
 def mounted(place: Path) -> Path:
-    """The guard in a directory that nobody may write, as a read-only mount is."""
+    """The guard in a directory that cannot be written, like a read-only mount."""
     mount = place / "guard"
     shutil.copytree(SITE, mount, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (mount, *mount.rglob("*")):

@@ -48,7 +48,7 @@ def _program(code: str, *path: Path, **more: str) -> Any:
     return said(["-c", code + ending], environment(*path, **more), _python_with_torch())
 
 
-def test_torch_is_imported_by_who_wants_it_and_cuda_by_nobody(guard: Path) -> None:
+def test_torch_is_imported_only_by_the_program_and_cuda_is_not_initialised(guard: Path) -> None:
     code = "import sys; before = 'torch' in sys.modules; import torch\n"
     code += "answer = [before, torch.cuda.is_initialized()]"
     assert _program(code, guard) == [[False, False], "torch: waits for CUDA"]

@@ -16,23 +16,23 @@ from partage.model.health import (
     PROBATION_CAP_S,
     PROBATION_S,
     SUSPECT_S,
-    Booted,
-    Condition,
     Event,
-    Finding,
+    GpuCondition,
     Health,
+    HealthFinding,
     HealthState,
-    Silent,
+    NodeBooted,
+    Unresponsive,
     Xid,
     keep_instances,
-    step,
+    next_health,
 )
-from partage.model.xid import NOTED_XIDS, RESET_XIDS, XidClass, XidRules, describe
+from partage.model.xid import IGNORED_XIDS, RESET_XIDS, XidClass, XidRules, describe
 
 UUID = "GPU-0"
-FINE = Condition(UUID, recovery=RecoveryAction.NONE)
-FINE_ON_AN_OLD_DRIVER = Condition(UUID)
-RESET_NEEDED = Condition(UUID, recovery=RecoveryAction.GPU_RESET)
+FINE = GpuCondition(UUID, recovery=RecoveryAction.NONE)
+FINE_ON_AN_OLD_DRIVER = GpuCondition(UUID)
+RESET_NEEDED = GpuCondition(UUID, recovery=RecoveryAction.GPU_RESET)
 
 
 def after(
@@ -41,7 +41,7 @@ def after(
     """The health after these events, each with its time."""
     health = health or Health()
     for at_s, event in events:
-        health = step(health, event, at_s, rules or XidRules())
+        health = next_health(health, event, at_s, rules or XidRules())
     return health
 
 
@@ -59,7 +59,7 @@ def test_a_gpu_is_healthy_until_something_is_said_against_it():
     assert Health().offered()
 
 
-@pytest.mark.parametrize("code", sorted(NOTED_XIDS))
+@pytest.mark.parametrize("code", sorted(IGNORED_XIDS))
 def test_an_applications_xid_changes_nothing(code: int):
     assert after((1, xid(code))) == Health()
 
@@ -91,19 +91,21 @@ def test_an_old_driver_that_cannot_prove_a_reset_leaves_the_gpu_unhealthy():
 
 
 def test_a_counted_reset_is_proof():
-    health = after((1, Condition(UUID, resets=2)), (2, xid(79)), (3, Condition(UUID, resets=2)))
+    health = after((1, GpuCondition(UUID, resets=2)), (2, xid(79)), (3, GpuCondition(UUID, resets=2)))
     assert health.gpu.state is HealthState.UNHEALTHY
-    health = after((4, Condition(UUID, resets=3)), health=health)
+    health = after((4, GpuCondition(UUID, resets=3)), health=health)
     assert health.gpu.state is HealthState.PROBATION
     assert not health.offered()
-    assert after((4 + PROBATION_S, Condition(UUID, resets=3)), health=health).gpu.state is HealthState.HEALTHY
+    assert (
+        after((4 + PROBATION_S, GpuCondition(UUID, resets=3)), health=health).gpu.state is HealthState.HEALTHY
+    )
 
 
 def test_a_count_that_was_not_known_before_or_falls_is_no_proof():
     """The counter began again with the process that counts."""
-    assert state((1, xid(79)), (2, Condition(UUID, resets=1))) is HealthState.UNHEALTHY
+    assert state((1, xid(79)), (2, GpuCondition(UUID, resets=1))) is HealthState.UNHEALTHY
     assert (
-        state((1, Condition(UUID, resets=5)), (2, xid(79)), (3, Condition(UUID, resets=0)))
+        state((1, GpuCondition(UUID, resets=5)), (2, xid(79)), (3, GpuCondition(UUID, resets=0)))
         is HealthState.UNHEALTHY
     )
 
@@ -124,7 +126,7 @@ def test_the_drivers_wish_for_a_reset_needs_no_xid():
 
 @pytest.mark.parametrize("action", [action for action in RecoveryAction if action])
 def test_every_recovery_action_takes_the_gpu_away(action: RecoveryAction):
-    assert state((1, Condition(UUID, recovery=action))) is HealthState.UNHEALTHY
+    assert state((1, GpuCondition(UUID, recovery=action))) is HealthState.UNHEALTHY
 
 
 def test_a_driver_that_needs_nothing_for_long_enough_overrules_the_table():
@@ -140,12 +142,14 @@ def test_each_further_fault_makes_the_driver_wait_again_before_it_overrules():
 
 
 def test_a_reboot_of_the_node_is_proof():
-    assert state((1, xid(79)), (2, Booted())) is HealthState.UNHEALTHY, "the driver has not been asked yet"
-    assert state((1, xid(79)), (2, Booted()), (3, FINE_ON_AN_OLD_DRIVER)) is HealthState.PROBATION
+    assert state((1, xid(79)), (2, NodeBooted())) is HealthState.UNHEALTHY, (
+        "the driver has not been asked yet"
+    )
+    assert state((1, xid(79)), (2, NodeBooted()), (3, FINE_ON_AN_OLD_DRIVER)) is HealthState.PROBATION
 
 
 def test_a_lost_gpu_is_unhealthy_at_once_and_comes_back_by_answering():
-    lost = Condition(UUID, lost="GPU is lost")
+    lost = GpuCondition(UUID, lost="GPU is lost")
     health = after((1, lost), (2, lost))
     assert health.gpu.state is HealthState.UNHEALTHY
     assert health.gpu.reason == "does not answer: GPU is lost"
@@ -153,7 +157,7 @@ def test_a_lost_gpu_is_unhealthy_at_once_and_comes_back_by_answering():
 
 
 def test_a_gpu_that_fell_off_the_bus_does_not_come_back_by_answering():
-    lost = Condition(UUID, lost="GPU is lost")
+    lost = GpuCondition(UUID, lost="GPU is lost")
     orders: list[tuple[Event, Event]] = [(lost, xid(79)), (xid(79), lost)]
     for first, second in orders:
         health = after((1, first), (2, second), (3, lost))
@@ -162,20 +166,20 @@ def test_a_gpu_that_fell_off_the_bus_does_not_come_back_by_answering():
 
 
 def test_rows_that_wait_to_be_remapped_make_suspect_and_leave_the_gpu_usable():
-    pending = Condition(UUID, recovery=RecoveryAction.NONE, rows_pending=True)
+    pending = GpuCondition(UUID, recovery=RecoveryAction.NONE, rows_pending=True)
     assert state((1, pending), (10_000, pending)) is HealthState.SUSPECT
     assert state((1, pending), (2, FINE)) is HealthState.HEALTHY
 
 
 def test_pending_rows_do_not_hold_up_a_probation():
-    pending = Condition(UUID, recovery=RecoveryAction.NONE, rows_pending=True)
+    pending = GpuCondition(UUID, recovery=RecoveryAction.NONE, rows_pending=True)
     health = after((1, RESET_NEEDED), (2, pending))
     assert health.gpu.state is HealthState.PROBATION
     assert after((2 + PROBATION_S, pending), health=health).gpu.state is HealthState.SUSPECT
 
 
-@pytest.mark.parametrize("bad", [Condition(UUID, rows_failed=True), Condition(UUID, fabric_ok=False)])
-def test_failed_rows_and_a_fabric_that_is_not_ready_take_the_gpu_away_while_they_last(bad: Condition):
+@pytest.mark.parametrize("bad", [GpuCondition(UUID, rows_failed=True), GpuCondition(UUID, fabric_ok=False)])
+def test_failed_rows_and_a_fabric_that_is_not_ready_take_the_gpu_away_while_they_last(bad: GpuCondition):
     assert state((1, bad), (10_000, bad)) is HealthState.UNHEALTHY
     assert state((1, bad), (2, FINE)) is HealthState.PROBATION
 
@@ -206,11 +210,15 @@ def test_an_unknown_xid_in_probation_starts_it_again():
     assert state(*events, (50 + PROBATION_S, FINE)) is HealthState.HEALTHY
 
 
-def test_nobody_to_ask_makes_suspect_until_somebody_answers_and_heals_nothing():
-    assert state((1, Silent("the helper died"))) is HealthState.SUSPECT
-    assert state((1, Silent("the helper died")), (2, FINE)) is HealthState.HEALTHY
-    assert state((1, xid(79)), (2, Silent("the helper died"))) is HealthState.UNHEALTHY
-    probation: list[tuple[float, Event]] = [(0, RESET_NEEDED), (1, FINE), (55, Silent("the helper died"))]
+def test_no_answer_makes_suspect_until_there_is_one_and_heals_nothing():
+    assert state((1, Unresponsive("the helper died"))) is HealthState.SUSPECT
+    assert state((1, Unresponsive("the helper died")), (2, FINE)) is HealthState.HEALTHY
+    assert state((1, xid(79)), (2, Unresponsive("the helper died"))) is HealthState.UNHEALTHY
+    probation: list[tuple[float, Event]] = [
+        (0, RESET_NEEDED),
+        (1, FINE),
+        (55, Unresponsive("the helper died")),
+    ]
     assert state(*probation, (1 + PROBATION_S, FINE)) is HealthState.PROBATION
 
 
@@ -219,7 +227,7 @@ def test_an_xid_of_one_gpu_instance_takes_only_that_instance_away():
     assert health.offered()
     assert health.offered(gi_id=4)
     assert not health.offered(gi_id=3)
-    assert health.phase(3).reason == "XID 48 (double-bit ECC error)"
+    assert health.status(3).reason == "XID 48 (double-bit ECC error)"
 
 
 def test_an_xid_of_the_whole_gpu_takes_all_instances_away():
@@ -235,7 +243,7 @@ def test_an_instance_comes_back_by_a_reset_of_its_gpu():
 
 def test_a_suspect_instance_is_watched_and_then_forgotten():
     health = after((1, xid(999, gi_id=3)), (2, FINE))
-    assert health.phase(3).state is HealthState.SUSPECT
+    assert health.status(3).state is HealthState.SUSPECT
     assert after((1 + SUSPECT_S, FINE), health=health) == Health()
 
 
@@ -243,10 +251,10 @@ def test_instances_that_no_longer_exist_are_forgotten():
     health = after((1, xid(48, gi_id=3)), (1, xid(48, gi_id=4)))
     assert keep_instances(health, frozenset({4, 5})).instances.keys() == {4}
     assert keep_instances(health, frozenset({3, 4})) is health
-    assert after((2, Booted()), health=health).instances == {}
+    assert after((2, NodeBooted()), health=health).instances == {}
 
 
-def test_a_fault_of_nobody_knows_which_gpu_makes_suspect_only():
+def test_a_fault_of_an_unknown_gpu_makes_suspect_only():
     assert state((1, Xid(None, 79))) is HealthState.SUSPECT
     assert state((1, Xid(None, 13))) is HealthState.HEALTHY
 
@@ -257,19 +265,19 @@ def test_a_fault_of_nobody_knows_which_gpu_makes_suspect_only():
 @pytest.mark.parametrize(
     ("disable", "enable", "code", "meaning"),
     [
-        ("", "", 13, XidClass.NOTE),
+        ("", "", 13, XidClass.IGNORED),
         ("", "", 79, XidClass.RESET),
         ("", "", 109, XidClass.RESET),
-        ("", "", 94, XidClass.NOTE),
-        ("", "", 1234, XidClass.DOUBT),
-        ("79, 48", "", 48, XidClass.NOTE),
+        ("", "", 94, XidClass.IGNORED),
+        ("", "", 1234, XidClass.UNKNOWN),
+        ("79, 48", "", 48, XidClass.IGNORED),
         ("79,foo,,-1,4 8", "", 48, XidClass.RESET),
-        ("xids", "", 79, XidClass.NOTE),
-        ("ALL", "", 79, XidClass.NOTE),
+        ("xids", "", 79, XidClass.IGNORED),
+        ("ALL", "", 79, XidClass.IGNORED),
         ("all", "48", 48, XidClass.RESET),
-        ("all", "48", 79, XidClass.NOTE),
+        ("all", "48", 79, XidClass.IGNORED),
         ("", "13", 13, XidClass.FAULT),
-        ("", "13", 31, XidClass.NOTE),
+        ("", "13", 31, XidClass.IGNORED),
         ("13", "13", 13, XidClass.FAULT),
         ("", "all", 45, XidClass.FAULT),
         ("xids", "all", 79, XidClass.RESET),
@@ -289,7 +297,7 @@ def test_an_enabled_application_xid_takes_the_gpu_away_until_it_is_quiet():
 def test_without_health_checks_only_a_lost_gpu_is_taken_away():
     rules = XidRules.parse("all", "")
     assert after((1, xid(79)), (2, RESET_NEEDED), rules=rules) == Health()
-    assert not after((1, Condition(UUID, lost="GPU is lost")), rules=rules).offered()
+    assert not after((1, GpuCondition(UUID, lost="GPU is lost")), rules=rules).offered()
 
 
 def test_without_xids_the_drivers_word_still_counts():
@@ -299,7 +307,7 @@ def test_without_xids_the_drivers_word_still_counts():
 # --- laws --------------------------------------------------------------------------------------------
 
 CONDITIONS = st.builds(
-    Condition,
+    GpuCondition,
     gpu=st.just(UUID),
     lost=st.sampled_from([None, None, None, "lost"]),
     recovery=st.sampled_from([None, RecoveryAction.NONE, RecoveryAction.NONE, RecoveryAction.GPU_RESET]),
@@ -316,7 +324,8 @@ XIDS = st.builds(
 )
 EVENTS = st.lists(
     st.tuples(
-        st.floats(0, 5000), st.one_of(CONDITIONS, XIDS, st.just(Booted()), st.just(Silent("the helper died")))
+        st.floats(0, 5000),
+        st.one_of(CONDITIONS, XIDS, st.just(NodeBooted()), st.just(Unresponsive("the helper died"))),
     ),
     max_size=25,
 )
@@ -326,12 +335,12 @@ def lived(events: list[tuple[float, Event]]) -> tuple[Health, float]:
     health, now_s = Health(), 0.0
     for wait_s, event in events:
         now_s += wait_s
-        health = step(health, event, now_s)
+        health = next_health(health, event, now_s)
     return health, now_s
 
 
 def test_the_table_answers_every_finding_in_every_state():
-    assert {(a, b) for a in NEXT for b in NEXT[a]} == {(a, b) for a in HealthState for b in Finding}
+    assert {(a, b) for a in NEXT for b in NEXT[a]} == {(a, b) for a in HealthState for b in HealthFinding}
 
 
 @given(EVENTS)
@@ -339,7 +348,7 @@ def test_a_gpu_never_goes_from_unhealthy_to_offered_without_probation(events: li
     health, now_s = Health(), 0.0
     for wait_s, event in events:
         now_s += wait_s
-        later = step(health, event, now_s)
+        later = next_health(health, event, now_s)
         assert not (health.gpu.state is HealthState.UNHEALTHY and later.gpu.state.offered)
         assert later.gpu.reason or later.gpu.state is HealthState.HEALTHY
         assert PROBATION_S <= later.gpu.probation_s <= PROBATION_CAP_S
@@ -349,10 +358,10 @@ def test_a_gpu_never_goes_from_unhealthy_to_offered_without_probation(events: li
 @given(EVENTS)
 def test_with_proof_and_quiet_every_gpu_comes_back(events: list[tuple[float, Event]]):
     health, now_s = lived(events)
-    health = step(health, Booted(), now_s)
+    health = next_health(health, NodeBooted(), now_s)
     for wait_s in (1, PROBATION_CAP_S, SUSPECT_S):
         now_s += wait_s
-        health = step(health, FINE, now_s)
+        health = next_health(health, FINE, now_s)
     assert health.gpu.state is HealthState.HEALTHY
     assert health.offered(gi_id=1)
 
@@ -362,15 +371,15 @@ def test_without_proof_no_gpu_of_an_old_driver_comes_back_from_a_fault_of_the_re
     events: list[tuple[float, Event]],
 ):
     health, now_s = lived(events)
-    health = step(health, xid(79), now_s)
+    health = next_health(health, xid(79), now_s)
     for _ in range(5):
         now_s += 10_000
-        health = step(health, FINE_ON_AN_OLD_DRIVER, now_s)
+        health = next_health(health, FINE_ON_AN_OLD_DRIVER, now_s)
         assert not health.offered()
 
 
 @given(EVENTS)
 def test_asking_twice_at_one_moment_changes_nothing_more(events: list[tuple[float, Event]]):
     health, now_s = lived(events)
-    health = step(step(health, FINE, now_s), FINE, now_s)
-    assert step(health, FINE, now_s) == health
+    health = next_health(next_health(health, FINE, now_s), FINE, now_s)
+    assert next_health(health, FINE, now_s) == health

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 from partage.edges.files.catalogue import load
-from partage.model.layout import DoesNotFit, LayoutItem, Misfit, place
-from partage.model.named_layouts import meant, named_layouts, parse_layout_name
+from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind, place
+from partage.model.named_layouts import named_layouts, parse_layout_name, resolve_layout
 
 MODELS = [model for model in load().models if model.geometry is not None]
 
@@ -68,7 +68,7 @@ def test_all_balanced_is_what_mig_parted_ships_for_that_card(model_id, wanted):
     ],
 )
 def test_all_of_a_profile_is_as_many_as_fit(model_id, name, wanted):
-    assert counts(meant(geometry(model_id), (), name).items) == wanted
+    assert counts(resolve_layout(geometry(model_id), (), name).items) == wanted
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_a_name_that_the_model_has_not_gets_the_nearest():
     with pytest.raises(
         DoesNotFit, match=r"h100-sxm5-80gb has no layout all-2g\.35gb; nearest: all-2g\.20gb"
     ) as no:
-        meant(geometry("h100-sxm5-80gb"), (), "all-2g.35gb")
-    assert no.value.kind is Misfit.UNKNOWN_NAME
+        resolve_layout(geometry("h100-sxm5-80gb"), (), "all-2g.35gb")
+    assert no.value.kind is MisfitKind.UNKNOWN_NAME
 
 
 def test_a_layout_without_a_name_is_what_it_says():
     items = (LayoutItem.parse("3g.71gb@4"), LayoutItem.parse("2g.25gb"))
-    said = meant(geometry("h200-141gb"), items)
+    said = resolve_layout(geometry("h200-141gb"), items)
     assert (said.items, said.doubt) == (items, "")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import load
 from partage.model.gpu import MigDevice
-from partage.model.layout import DoesNotFit, LayoutItem, Misfit, compute_choices, matches, place
+from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind, compute_choices, matches, place
 from partage.model.placement import Placement
 from tests.oracle import enumerate_mig as oracle
 
@@ -159,19 +159,19 @@ def test_a_gpu_instance_can_be_split_into_certain_sizes_only(slices, choices):
 @pytest.mark.parametrize(
     ("model_id", "wanted", "kind", "words"),
     [
-        ("h200-141gb", ["2g.25gb"], Misfit.UNKNOWN_PROFILE, ["2g.35gb", "h200-141gb"]),
-        ("a100-40gb", ["4g.40gb"], Misfit.UNKNOWN_PROFILE, ["4g.20gb"]),
-        ("a100-40gb", ["3c.4g.20gb"], Misfit.BAD_COMPUTE, ["1, 2, 4"]),
-        ("a100-40gb", ["3g.20gb@1"], Misfit.BAD_START, ["0, 4"]),
-        ("a100-40gb", ["1g.10gb"] * 5, Misfit.TOO_MANY, ["at most 4"]),
-        ("a100-40gb", ["1g.5gb+me", "1g.5gb+me"], Misfit.TOO_MANY, ["at most 1"]),
-        ("a100-40gb", ["1g.5gb"] * 8, Misfit.COMPUTE, ["8", "7"]),
-        ("a100-40gb", ["4g.20gb", "2g.10gb", "2g.10gb"], Misfit.COMPUTE, ["4g.20gb", "8 compute slices"]),
-        ("a30-24gb", ["1g.6gb+me", "2g.12gb+me"], Misfit.ENGINES, ["1g.6gb+me", "jpeg"]),
-        ("h100-sxm5-80gb", ["3g.40gb", "3g.40gb", "1g.10gb"], Misfit.MEMORY, ["9 memory slices"]),
-        ("h100-sxm5-80gb", ["3g.40gb@0", "4g.40gb"], Misfit.MEMORY, ["side by side"]),
-        ("h100-sxm5-80gb", ["3g.40gb@0", "1g.10gb@3"], Misfit.MEMORY, ["overlap"]),
-        ("h100-sxm5-80gb", ["3g.40gb@4", "3g.40gb@4"], Misfit.MEMORY, ["overlap"]),
+        ("h200-141gb", ["2g.25gb"], MisfitKind.UNKNOWN_PROFILE, ["2g.35gb", "h200-141gb"]),
+        ("a100-40gb", ["4g.40gb"], MisfitKind.UNKNOWN_PROFILE, ["4g.20gb"]),
+        ("a100-40gb", ["3c.4g.20gb"], MisfitKind.BAD_COMPUTE, ["1, 2, 4"]),
+        ("a100-40gb", ["3g.20gb@1"], MisfitKind.BAD_START, ["0, 4"]),
+        ("a100-40gb", ["1g.10gb"] * 5, MisfitKind.TOO_MANY, ["at most 4"]),
+        ("a100-40gb", ["1g.5gb+me", "1g.5gb+me"], MisfitKind.TOO_MANY, ["at most 1"]),
+        ("a100-40gb", ["1g.5gb"] * 8, MisfitKind.COMPUTE, ["8", "7"]),
+        ("a100-40gb", ["4g.20gb", "2g.10gb", "2g.10gb"], MisfitKind.COMPUTE, ["4g.20gb", "8 compute slices"]),
+        ("a30-24gb", ["1g.6gb+me", "2g.12gb+me"], MisfitKind.ENGINES, ["1g.6gb+me", "jpeg"]),
+        ("h100-sxm5-80gb", ["3g.40gb", "3g.40gb", "1g.10gb"], MisfitKind.MEMORY, ["9 memory slices"]),
+        ("h100-sxm5-80gb", ["3g.40gb@0", "4g.40gb"], MisfitKind.MEMORY, ["side by side"]),
+        ("h100-sxm5-80gb", ["3g.40gb@0", "1g.10gb@3"], MisfitKind.MEMORY, ["overlap"]),
+        ("h100-sxm5-80gb", ["3g.40gb@4", "3g.40gb@4"], MisfitKind.MEMORY, ["overlap"]),
     ],
 )
 def test_a_refusal_says_what_is_in_the_way(model_id, wanted, kind, words):
@@ -181,7 +181,7 @@ def test_a_refusal_says_what_is_in_the_way(model_id, wanted, kind, words):
 
 
 def test_a_layout_of_a_hundred_thousand_items_is_refused_at_once():
-    assert refusal("a100-40gb", *["1c.7g.40gb"] * 100_000).kind is Misfit.COMPUTE
+    assert refusal("a100-40gb", *["1c.7g.40gb"] * 100_000).kind is MisfitKind.COMPUTE
 
 
 # --- is it live already ------------------------------------------------------------------------

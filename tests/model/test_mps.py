@@ -10,8 +10,8 @@ from partage.model.mps import (
     DaemonPhase,
     DaemonSpec,
     DaemonState,
+    MpsNamespace,
     MpsServer,
-    Namespace,
 )
 from partage.units import GIB, MIB
 
@@ -22,7 +22,7 @@ GPU = "GPU-11111111-2222-3333-4444-000000000000"
     "device", ["", "0", "GPU-", "GPU-../..", "gpu-1", "MIG-GPU-1/3/0", "GPU-" + "a" * 61, "GPU-a\n"]
 )
 def test_only_a_uuid_that_can_name_a_directory_is_a_device(device: str):
-    with pytest.raises(ValueError, match="is no UUID of a GPU or MIG device"):
+    with pytest.raises(ValueError, match="is not the UUID of a GPU or MIG device"):
         DaemonSpec(GPU, device)
 
 
@@ -38,30 +38,30 @@ def test_a_limit_that_the_daemon_would_ignore_is_refused(limits: dict[str, int])
 @pytest.mark.parametrize(
     "namespaces",
     [
-        (Namespace("Big"),),
-        (Namespace("a-b"),),
-        (Namespace(""),),
-        (Namespace("n" * 65),),
-        (Namespace("../x"),),
-        (Namespace("default"),),
-        (Namespace("one"), Namespace("one")),
-        (Namespace("one", MIB + 1),),
-        (Namespace("one", MIB, 101),),
+        (MpsNamespace("Big"),),
+        (MpsNamespace("a-b"),),
+        (MpsNamespace(""),),
+        (MpsNamespace("n" * 65),),
+        (MpsNamespace("../x"),),
+        (MpsNamespace("default"),),
+        (MpsNamespace("one"), MpsNamespace("one")),
+        (MpsNamespace("one", MIB + 1),),
+        (MpsNamespace("one", MIB, 101),),
     ],
 )
-def test_a_namespace_that_the_daemon_would_refuse_is_refused(namespaces: tuple[Namespace, ...]):
+def test_a_namespace_that_the_daemon_would_refuse_is_refused(namespaces: tuple[MpsNamespace, ...]):
     """By its name, which is a directory's too, or by its limits."""
-    with pytest.raises(ValueError, match=r"cannot name a namespace|limit"):
+    with pytest.raises(ValueError, match=r"no valid or unique name of a namespace|limit"):
         DaemonSpec(GPU, GPU, namespaces=namespaces)
 
 
 def test_with_namespaces_a_daemon_speaks_version_3():
     assert DaemonSpec(GPU, GPU, GIB, 25).protocol == 2
-    assert DaemonSpec(GPU, GPU, GIB, 25, namespaces=(Namespace("share0"),)).protocol == 3
+    assert DaemonSpec(GPU, GPU, GIB, 25, namespaces=(MpsNamespace("share0"),)).protocol == 3
 
 
 def test_limits_are_told_in_words():
-    several = ClientLimits(GIB, 10, (Namespace("share0", 3 * GIB, 50), Namespace("share1", GIB, 10)))
+    several = ClientLimits(GIB, 10, (MpsNamespace("share0", 3 * GIB, 50), MpsNamespace("share1", GIB, 10)))
     assert str(several) == (
         "3 GiB and 50 % of threads in share0, 1 GiB and 10 % of threads in share1, "
         "else 1 GiB and 10 % of threads for each client"

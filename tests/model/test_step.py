@@ -1,11 +1,11 @@
-"""Acts beside MIG: what they say, how far they reach, how they are taken back."""
+"""Steps on one GPU beside MIG: their text, how far they reach, how they are undone."""
 
 import pytest
 
 from partage.model.gpu import ComputeMode
 from partage.model.policy import Interval
 from partage.model.step import (
-    Blast,
+    BlastRadius,
     EndProcess,
     SetComputeMode,
     SetMigMode,
@@ -33,7 +33,7 @@ END = EndProcess("GPU-0", 4711, 99, "3f" * 32)
 def test_a_step_is_a_sentence_without_the_gpu(step, says):
     assert str(step) == says
     assert gpus_of(step) == ("GPU-0",)
-    assert blast(step) == Blast()
+    assert blast(step) == BlastRadius()
 
 
 def test_a_setting_is_taken_back_by_the_one_before():

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from partage.errors import DriverUnavailable, HardwareTimeout, NoRoom
+from partage.errors import DriverUnavailable, HardwareTimeout, InsufficientResources
 from partage.model.layout import LayoutItem
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.node.faults import (
@@ -63,7 +63,9 @@ ON_A100 = (
 GPU_NUMBERS = st.integers(0, GPUS - 1)
 CALLS = st.sampled_from(["observe", "conditions", "events", "perform", "perform", "uses"])
 ERRORS = st.sampled_from([HardwareTimeout("no answer"), DriverUnavailable("the helper is gone")])
-REFUSALS = st.sampled_from([NoRoom("no room"), HardwareTimeout("no answer"), DriverUnavailable("gone")])
+REFUSALS = st.sampled_from(
+    [InsufficientResources("no room"), HardwareTimeout("no answer"), DriverUnavailable("gone")]
+)
 FAULTS: st.SearchStrategy[Fault] = st.one_of(
     st.builds(FailCall, st.just("perform"), REFUSALS, TIMES, st.booleans()),
     st.builds(FailCall, CALLS, ERRORS, TIMES),

@@ -10,7 +10,7 @@ import pytest
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory, LostGpu, NoDriver
-from partage.model.health import Condition, HealthState, Xid
+from partage.model.health import GpuCondition, HealthState, Xid
 from partage.model.ids import ResourceName
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Policy
@@ -142,7 +142,7 @@ def test_an_xid_of_one_gpu_takes_it_away_and_one_of_nobody_makes_all_suspect() -
     assert node.healthy() == [True, True, False, True]
     node.turn(xids=(Xid(None, 79),))
     assert node.healthy() == [True, True, False, True]
-    states = [node.state.health[uuid].phase().state for uuid in uuids]
+    states = [node.state.health[uuid].status().state for uuid in uuids]
     assert states == [HealthState.SUSPECT, HealthState.SUSPECT, HealthState.UNHEALTHY, HealthState.SUSPECT]
 
 
@@ -151,7 +151,7 @@ def test_silence_takes_no_gpu_away() -> None:
     node.turn()
     node.turn(silent="the helper is away")
     assert node.healthy() == [True] * 4
-    assert {health.phase().state for health in node.state.health.values()} == {HealthState.SUSPECT}
+    assert {health.status().state for health in node.state.health.values()} == {HealthState.SUSPECT}
 
 
 def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:
@@ -180,7 +180,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> 
     node.turn(fresh=True)
     shares = {row.id: row.healthy for row in node.view.by_resource[SHARED]}
     assert shares[f"{gone.uuid}::0"] is False
-    assert node.state.health[gone.uuid].phase().state is HealthState.UNHEALTHY
+    assert node.state.health[gone.uuid].status().state is HealthState.UNHEALTHY
 
 
 # --- recognising GPUs --------------------------------------------------------------------------
@@ -236,7 +236,7 @@ def test_a_condition_of_a_lost_gpu_alone_makes_it_unhealthy() -> None:
     node = Turning()
     node.turn()
     uuid = node.inventory.gpus[0].uuid
-    node.turn(conditions=(Condition(uuid, lost="GPU is lost"),))
+    node.turn(conditions=(GpuCondition(uuid, lost="GPU is lost"),))
     assert node.healthy() == [False, True, True, True]
 
 

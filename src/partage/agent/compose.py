@@ -34,9 +34,9 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError
 from partage.model.gpu import Inventory
+from partage.model.paths import check_socket_path
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.plan.reconcile.planner import Planner
@@ -88,10 +88,7 @@ async def run(
 def _check_paths(options: AgentOptions) -> None:
     sockets = {"--kubelet-dir": options.kubelet_socket, "--pod-resources": options.pod_resources}
     for option, path in sockets.items():
-        size = len(str(path).encode())
-        if size > LONGEST_SOCKET_PATH:
-            message = f"{path} has {size} bytes; the path of a socket has {LONGEST_SOCKET_PATH} at most"
-            raise InputError(message, f"choose a shorter {option}")
+        check_socket_path(path, f"choose a shorter {option}")
 
 
 class _Agent:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.edges.hardware.port import Hardware
-from partage.errors import DaemonError, HardwareError, NotThere, Unsupported
+from partage.errors import DaemonError, HardwareError, NotFound, Unsupported
 from partage.model.cgroup import parse_cgroup
 from partage.model.mps import DaemonState
 from partage.model.process import GpuProcess, ProcessKind
@@ -48,7 +48,7 @@ async def end(hardware: Hardware, verdict: Violation) -> Ended:
         async with several:
             try:
                 return await _end_one(hardware, row, verdict)
-            except NotThere:
+            except NotFound:
                 return None
             except (HardwareError, DaemonError) as error:
                 return error
@@ -62,7 +62,7 @@ async def end(hardware: Hardware, verdict: Violation) -> Ended:
 
 
 async def _end_one(hardware: Hardware, row: GpuProcess, verdict: Violation) -> How:
-    """Raises NotThere where it has gone, other HardwareErrors and DaemonError where it goes on."""
+    """Raises NotFound where it has gone, other HardwareErrors and DaemonError where it goes on."""
     if row.pid in verdict.clients:
         return await _end_client(hardware, row)
     for step in verdict.ends:
@@ -79,7 +79,7 @@ async def _end_client(hardware: Hardware, row: GpuProcess) -> How:
     daemons = await hardware.daemons()
     step = _end_of(row, daemons)
     if not await _again(hardware, row):
-        raise NotThere(f"process {row.pid} does not work on the GPU any more")
+        raise NotFound(f"process {row.pid} does not work on the GPU any more")
     if step is None:
         raise DaemonError(f"no MPS daemon of ours has process {row.pid} for a client")
     await hardware.perform(step)

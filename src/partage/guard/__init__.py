@@ -1,8 +1,8 @@
-"""The guard: what runs inside a tenant's container and keeps Python frameworks within the share's memory.
+"""The guard: keeps Python frameworks in a tenant's container within the memory of the share.
 
-It stands alone: the standard library, no other part of Partage, Python 3.6 and newer. ``SITE`` is the
-directory that is mounted into containers; ``PYTHONPATH=<mount>`` is all that it needs there, and
-``partage.guard.limit`` is importable from it, too. It is no security boundary (docs/guard.md).
+It stands alone: only the standard library, no other part of Partage, Python 3.6 and newer. The directory
+``SITE`` is mounted into containers and put on PYTHONPATH; nothing else is needed. ``partage.guard.limit``
+can be imported from there too. It is not a security boundary (docs/guard.md).
 """
 
 import os
@@ -12,4 +12,4 @@ from partage.guard.site.partage_guard import limit
 __all__ = ["SITE", "limit"]
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
-"""The directory to mount, as it lies here."""
+"""The directory to mount."""

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from partage.edges.mps.control import Control
-from partage.edges.mps.ending import until
-from partage.edges.mps.named import OPTIONS, NamedControl, configuration
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration
 from partage.edges.mps.paths import DriverFiles
+from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, Unsupported
 from partage.lab import child
 from partage.lab.place import PIPE_VARIABLE
@@ -37,8 +37,8 @@ class MpsDaemon:
     def __init__(self, pipe: Path, driver_root: Path = Path("/"), *, named: bool = False) -> None:
         environment = {"PATH": os.environ.get("PATH", os.defpath), PIPE_VARIABLE: str(pipe)}
         program = DriverFiles(driver_root).program
-        self._limits = Control(program, environment, _ANSWER_S)
-        self._listing = NamedControl(program, environment, _ANSWER_S) if named else self._limits
+        self._limits = ControlV2(program, environment, _ANSWER_S)
+        self._listing = ControlV3(program, environment, _ANSWER_S) if named else self._limits
 
     async def clients(self) -> int | None:
         """How many clients its servers have; None where it cannot be asked."""
@@ -121,15 +121,15 @@ async def _wait_until_it_serves(
         nonlocal problem
         try:
             if spec.namespaces:
-                await NamedControl(driver.program, environment).listed()
+                await ControlV3(driver.program, environment).listed()
             else:
-                await Control(driver.program, environment).set_limits(spec)
+                await ControlV2(driver.program, environment).set_limits(spec)
         except DaemonError as error:
             problem = error
             return False
         return True
 
-    if not await until(serves, _START_S):
+    if not await wait_until(serves, _START_S):
         raise problem
 
 

@@ -1,4 +1,6 @@
-"""What a container gets for the shares it holds, and who holds shares. The kubelet's words, without gRPC."""
+"""What a container gets for its shares, and which container holds which. As in the kubelet's API, without
+gRPC.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from partage.model.ids import ResourceName
 
 
 class AllocationRefused(Exception):
-    """A request for shares that cannot be met. The text goes to the kubelet, and so to the pod's events."""
+    """A request for shares that cannot be met. The kubelet shows the text in the pod's events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """A host path in a container."""
+    """A host path that is mounted into a container."""
 
     container_path: str
     host_path: str
@@ -23,7 +25,7 @@ class Mount:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device file in a container. permissions: of ``rwm``."""
+    """A device file in a container. permissions: some of ``rwm`` (read, write, mknod)."""
 
     container_path: str
     host_path: str
@@ -32,7 +34,7 @@ class DeviceNode:
 
 @dataclass(frozen=True, slots=True)
 class ContainerAllocation:
-    """What a container gets. cdi_devices: fully qualified, ``vendor/class=name``."""
+    """The answer to Allocate for one container. cdi_devices: full CDI names, ``vendor/class=name``."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
@@ -43,7 +45,7 @@ class ContainerAllocation:
 
 @dataclass(frozen=True, slots=True)
 class ContainerHold:
-    """One container and the ids of one resource that it holds, as PodResources says it."""
+    """One container and the ids of one resource that it holds, as PodResources reports them."""
 
     namespace: str
     pod: str

@@ -1,8 +1,8 @@
-"""Whose process it is, from the text of ``/proc/<pid>/cgroup``. Pure.
+"""The pod, container or Slurm job of a process, from the text of ``/proc/<pid>/cgroup``. Pure.
 
-A path names its owners from the outside in: ``/kubepods.slice/.../cri-containerd-<id>.scope``. Whoever owns a
-cgroup may make more below it, and call them what he likes: a tenant that is allowed to could name one after
-somebody else's container. So the *outermost* owner counts, and what stands behind it changes nothing.
+A path lists its owners from the outside in: ``/kubepods.slice/.../cri-containerd-<id>.scope``. The owner of
+a cgroup can create cgroups below it with any name, for example the id of another container. So only the
+*outermost* owner counts; the rest of the path is ignored.
 """
 
 from __future__ import annotations
@@ -24,10 +24,14 @@ _SLURM = re.compile(
 )
 _RUNTIMES = {"cri-containerd": "containerd", "crio": "cri-o", "docker": "docker", "libpod": "podman"}
 _NODE_RUNTIMES = ("docker", "podman")
-"""Theirs may be whole nodes (kind): pods inside are pods. Who may write cgroups there is root anyway."""
+"""Containers of these runtimes may be whole nodes (kind), with pods inside. Only root can create such
+cgroups.
+"""
 
 _PREFERRED = ("memory", "devices", "name=systemd", "pids", "")
-"""Controllers of v1 in whose line to look first, then the line of v2 (no name): a hybrid node has both."""
+"""Controllers of cgroup v1 in the order in which their lines are used, then the line of v2 (no controller
+name). A hybrid node has both.
+"""
 
 _LAST = len(_PREFERRED)
 
@@ -36,8 +40,9 @@ _LAST = len(_PREFERRED)
 class SlurmStep:
     """A step of a Slurm job. job: its number, or since Slurm 26.05 its SLUID (``s5K1KKYAYG5D00``).
 
-    step: ``0``, ``batch``, ``extern``, ``interactive``; task: ``0``, ``special``; each empty where the path
-    does not say. uid: of the job's user, under cgroup v1 only.
+    step: ``0``, ``batch``, ``extern``, ``interactive``; task: ``0``, ``special``; empty if the path does
+    not say.
+    uid: user of the job, known under cgroup v1 only.
     """
 
     job: str
@@ -48,11 +53,11 @@ class SlurmStep:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """To what a process belongs, as far as its cgroup says; nothing at all: a process of the host.
+    """What a process belongs to, according to its cgroup. All fields empty: a process of the host.
 
-    pod: UID, with dashes; of a static pod 32 digits, the hash of its manifest. container: 64 hexadecimal
-    digits. runtime: containerd, cri-o, docker, podman, or empty where the path does not tell.
-    job: of the job, or of a job inside of the pod.
+    pod: UID with dashes; for a static pod 32 hexadecimal digits, the hash of its manifest.
+    container: 64 hexadecimal digits. runtime: containerd, cri-o, docker, podman, or empty if not known.
+    job: the Slurm job, also if it runs inside the pod.
     """
 
     pod: str = ""
@@ -67,16 +72,16 @@ class Owner:
 def parse_cgroup(lines: Iterable[str]) -> Owner:
     """The owner, from the lines of ``/proc/<pid>/cgroup``: ``4:memory:/...`` (v1), ``0::/...`` (v2).
 
-    The first line that names anybody counts, in the order of ``_PREFERRED``. Total: a line that is none says
-    nothing. A reader in a cgroup namespace of its own sees ``/../..`` first, and of another container of its
-    own pod the container alone.
+    The first line that names an owner counts, in the order of ``_PREFERRED``. Lines in another form are
+    ignored. A reader in its own cgroup namespace sees paths that begin with ``/../..``; for other
+    containers of its own pod it sees the container only.
     """
     ranked = sorted((_controllers(line) for line in lines), key=lambda row: row[0])
     return next((owner for _, path in ranked if (owner := owner_of(path))), Owner())
 
 
 def owner_of(path: str) -> Owner:
-    """The owner of a process in that cgroup. See ``parse_cgroup``."""
+    """The owner of a process in the cgroup ``path``. See ``parse_cgroup``."""
     slurm, pod, container = _SLURM.search(path), _POD.search(path), _CONTAINER.search(path)
     step = _step(slurm) if slurm else None
     if pod and container and container.start() < pod.start():
@@ -89,12 +94,12 @@ def owner_of(path: str) -> Owner:
         return Owner(job=step)
     uid = pod[1].replace("_", "-") if pod else ""
     if container is None or (pod and path[pod.end() : container.start()] not in ("", ".slice")):
-        return Owner(pod=uid, job=step)  # only what comes right behind the pod is one of its containers
+        return Owner(pod=uid, job=step)  # only the part directly below the pod is one of its containers
     return Owner(uid, container[2], _runtime(path, container), step)
 
 
 def _step(match: re.Match[str]) -> SlurmStep:
-    # A uid has ten digits at most; longer ones are none, and slow to read.
+    # A uid has at most ten digits; longer numbers are no uids, and slow to parse.
     uid = int(match[1]) if match[1] and len(match[1]) <= 10 else None
     return SlurmStep(match[2] or match[3], match[4] or "", match[5] or "", uid)
 
@@ -105,7 +110,7 @@ def _runtime(path: str, container: re.Match[str]) -> str:
 
 
 def _controllers(line: str) -> tuple[int, str]:
-    """How early a line is looked at, and its path; an empty one for what is no line."""
+    """Rank of a line (lower is read first), and its path; an empty path for malformed lines."""
     _, colon, rest = line.rstrip("\n").partition(":")
     names, another, path = rest.partition(":")
     if not (colon and another):

@@ -1,4 +1,4 @@
-"""What one GPU model allows under MIG: profiles, placements, budgets."""
+"""What MIG allows on one GPU model: profiles, placements, slices, engines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from partage.model.profile import MigProfile
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """Media and copy engines, of a profile or of a whole GPU. None: no source says how many."""
+    """Media and copy engines of a profile or of a whole GPU. None: the number is not published."""
 
     copy: int | None = 0
     decoder: int | None = 0
@@ -19,16 +19,18 @@ class Engines:
 
 
 ENGINE_KINDS = tuple(field.name for field in fields(Engines))
-"""The fields of ``Engines``."""
+"""Field names of ``Engines``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSpec:
     """One GPU instance profile of one model.
 
-    starts: possible first memory slices, ascending; size: memory slices. preferred_starts: the order of the
-    greedy rule that needs no search (facts f). memory_bytes, engines: None where no source is known.
-    smi_id: the id that nvidia-smi prints and creation takes; nvml_profile: the constant that queries take.
+    starts: possible first memory slices, ascending. size: number of memory slices.
+    preferred_starts: the starts in the order in which placing tries them (``model.layout``).
+    memory_bytes, engines: None if no source gives them.
+    smi_id: the profile id that nvidia-smi prints and that creation takes. nvml_profile: NVML's constant,
+    which queries take; the two are different numbers.
     """
 
     profile: MigProfile
@@ -44,11 +46,12 @@ class ProfileSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Misnamed:
-    """A layout that somebody publishes for a model that cannot have it, and what was meant.
+class MisprintedLayout:
+    """A layout that a provider publishes for a model that cannot have it, and the layout that was meant.
 
-    source: who says so, ``FPT's table for the H200``. name: what the layout is called there, None: nothing.
-    listed: the MIG devices as printed there; right: those of the layout that was meant.
+    source: who publishes it, ``FPT's table for the H200``. name: the layout's published name; None: it has
+    none.
+    listed: the MIG devices as printed; right: the MIG devices that were meant.
     """
 
     source: str
@@ -59,21 +62,21 @@ class Misnamed:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What one GPU model allows. model: the catalogue's id, ``h100-sxm5-80gb``."""
+    """What one GPU model allows. model: id in the catalogue, ``h100-sxm5-80gb``."""
 
     model: str
     compute_slices: int
     memory_slices: int
     max_instances: int
     profiles: tuple[ProfileSpec, ...]
-    misnamed: tuple[Misnamed, ...] = ()
+    misnamed: tuple[MisprintedLayout, ...] = ()
 
     def spec(self, profile: MigProfile) -> ProfileSpec | None:
-        """The GPU instance profile for ``profile`` (its ``gpu_instance``), or None."""
+        """The GPU instance profile of ``profile`` (its ``gpu_instance``), or None."""
         wanted = profile.gpu_instance
         return next((spec for spec in self.profiles if spec.profile == wanted), None)
 
     @property
     def whole(self) -> ProfileSpec:
-        """The profile that takes the whole GPU: its engines are all that there are."""
+        """The profile that takes the whole GPU; its engines are all that the GPU has."""
         return max(self.profiles, key=lambda spec: (spec.compute_slices, not spec.profile.attributes))

@@ -1,4 +1,4 @@
-"""What a node has: GPUs, MIG devices, the links between them, the driver. One immutable snapshot."""
+"""The GPUs of a node, their MIG devices, the links between them, and the driver: one immutable snapshot."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class LinkPath(NamedNumber):
 
 @dataclass(frozen=True, slots=True)
 class MigMode:
-    """current: what the GPU does now; pending: what it will do after a reset."""
+    """current: MIG mode now; pending: MIG mode after the next reset."""
 
     current: bool
     pending: bool
@@ -79,13 +79,13 @@ class MigMode:
 
 @dataclass(frozen=True, slots=True)
 class MigDevice:
-    """One compute instance: what CUDA sees and a container gets.
+    """One compute instance: the device that CUDA sees and a container gets.
 
     index:        position in NVML's list of the GPU's MIG devices, the ``1`` of ``0:1``.
     profile:      canonical name, ``1g.10gb``, ``1c.3g.40gb``, ``1g.10gb+me``.
     placement:    memory slices of its GPU instance.
     memory_bytes: memory of its GPU instance.
-    gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None where unknown.
+    gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
     """
 
     uuid: str
@@ -101,7 +101,7 @@ class MigDevice:
 
 @dataclass(frozen=True, slots=True)
 class EmptyInstance:
-    """A GPU instance without a compute instance: no MIG device shows it, yet it takes its place."""
+    """A GPU instance without compute instances. It has no MIG device, but occupies slices."""
 
     gi_id: int
     profile: str
@@ -112,11 +112,11 @@ class EmptyInstance:
 class Gpu:
     """One physical GPU that answers.
 
-    index:  NVML's enumeration number; minor: the N of ``/dev/nvidiaN``. They differ on real nodes.
-    product: as NVML returns it; architecture: ``volta``, ``ampere``, ... or ``unknown``.
-    pci_device_id: device and vendor, ``0x233010de`` in lower case.
-    mig_mode: None on a GPU without MIG.
-    recovery: None where the driver does not say.
+    index:  NVML's index. minor: the N of ``/dev/nvidiaN``. On real nodes the two can differ.
+    product: name as NVML returns it. architecture: ``volta``, ``ampere``, ... or ``unknown``.
+    pci_device_id: device and vendor id, ``0x233010de``, lower case.
+    mig_mode: None for a GPU without MIG.
+    recovery: None if the driver does not report it.
     """
 
     index: int
@@ -143,7 +143,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class LostGpu:
-    """A GPU that NVML lists and cannot open. uuid and pci_bus_id: None where they can no longer be read."""
+    """A GPU that NVML lists but cannot open. uuid and pci_bus_id: None if they can no longer be read."""
 
     index: int
     uuid: str | None
@@ -153,7 +153,9 @@ class LostGpu:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How near two GPUs are. nvlinks: active NVLinks between them, those through NVSwitch counted."""
+    """How two GPUs are connected. nvlinks: number of active NVLinks between them, including those through
+    NVSwitch.
+    """
 
     a: str
     b: str
@@ -163,7 +165,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A driver that works. version ``550.163.01``; cuda ``12.4``."""
+    """A working driver. version: ``550.163.01``; cuda: ``12.4``."""
 
     version: str
     cuda: str
@@ -171,7 +173,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class NoDriver:
-    """Why no GPU can be seen: a typed, explained state, not an error.
+    """Why no GPU can be seen: a state with an explanation, not an exception.
 
     kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``failed``.
     """
@@ -185,12 +187,12 @@ class NoDriver:
 class Inventory:
     """One snapshot of a node.
 
-    gpus:  ordered by index; lost: those that do not answer, ordered by index.
-    links: one per unordered pair of GPUs that answer.
-    control_nodes: control device files that exist (``/dev/nvidiactl`` ...), as paths in the container.
+    gpus:  ordered by index. lost: GPUs that do not answer, ordered by index.
+    links: one for each unordered pair of GPUs that answer.
+    control_nodes: control device files that exist (``/dev/nvidiactl`` ...), as paths in a container.
     boot_id: changes with every boot of the node.
-    open_to_env: True where an unprivileged pod can set NVIDIA_VISIBLE_DEVICES itself, None: not known.
-    fabric_manager: NVIDIA's fabric manager runs on this node; None: not known, or nothing depends on it.
+    open_to_env: True if an unprivileged pod can set NVIDIA_VISIBLE_DEVICES itself; None: not known.
+    fabric_manager: NVIDIA's fabric manager runs on this node; None: not known, or not needed.
     virtual: the node is a virtual machine; None: not known.
     simulated: the node is a simulation.
     """
@@ -210,5 +212,5 @@ class Inventory:
         return iter(self.gpus)
 
     def gpu(self, uuid: str) -> Gpu | None:
-        """The GPU of that UUID that answers, or None."""
+        """The GPU with this UUID if it answers, else None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)

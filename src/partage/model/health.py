@@ -1,7 +1,7 @@
-"""The life cycle of a GPU's health: healthy -> suspect -> unhealthy -> probation -> healthy.
+"""The states of a GPU's health: healthy -> suspect -> unhealthy -> probation -> healthy.
 
-One table says which state follows (``NEXT``); ``_may_leave`` says when a state may be left for a better one.
-The reasons are in docs/adr/0021. The driver's own word (a Condition) outranks the table of XIDs, both ways.
+The table ``NEXT`` gives the next state; ``_may_leave`` says when a GPU may change to a better state.
+Reasons: docs/adr/0021. What the driver reports (GpuCondition) has precedence over the table of XIDs.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from partage.model.gpu import RecoveryAction
 from partage.model.xid import DEFAULT_RULES, XidClass, XidRules, describe
 
 SUSPECT_S = 300.0
-"""How long a suspect GPU has to be quiet before it is healthy."""
+"""A suspect GPU is healthy again after this time without events."""
 PROBATION_S = 60.0
-"""How long a GPU that was unhealthy has to be quiet before it is offered again; doubled by a fault in it."""
+"""An unhealthy GPU is offered again after this time without events. A fault in that time doubles it."""
 PROBATION_CAP_S = 3600.0
 FORGIVEN_S = 3600.0
-"""After so long in health, the next probation is the short one again."""
+"""After this time in good health the next probation has its shortest length again."""
 OVERRULED_S = 600.0
-"""How long the driver has to say that nothing is needed before it overrules a fault of the reset class."""
+"""If the driver reports for this long that nothing is needed, a fault of the class ``reset`` is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
-    """What the driver says of one GPU now (``nvmlDeviceGetFieldValues``); cheap to ask every few seconds.
+class GpuCondition:
+    """What the driver reports about one GPU now (``nvmlDeviceGetFieldValues``). Cheap: asked every few
+    seconds.
 
-    gpu: UUID. lost: why it does not answer, None where it does.
-    recovery: None where the driver has no such field.
-    rows_pending: remapped rows wait for a reset; rows_failed: remapping failed.
-    fabric_ok: None on GPUs without a fabric. resets: how often this GPU was provably reset since the
-    node booted, None where that cannot be known.
+    gpu: UUID. lost: why it does not answer; None if it answers.
+    recovery: None if the driver has no such field.
+    rows_pending: remapped memory rows wait for a reset. rows_failed: remapping a row failed.
+    fabric_ok: None for GPUs without a fabric.
+    resets: how often the GPU was reset since the node booted, as far as that is proven; None if not known.
     """
 
     gpu: str
@@ -46,7 +47,9 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Xid:
-    """One XID event. gpu: UUID, or None where the driver did not say. gi, ci: None for the whole GPU."""
+    """One XID event. gpu: UUID; None if the driver did not name the GPU. gi_id, ci_id: None for the whole
+    GPU.
+    """
 
     gpu: str | None
     code: int
@@ -55,22 +58,24 @@ class Xid:
 
 
 @dataclass(frozen=True, slots=True)
-class Booted:
-    """The node has booted since the last event: proof of a reset."""
+class NodeBooted:
+    """The node has booted since the last event, which is proof of a reset."""
 
 
 @dataclass(frozen=True, slots=True)
-class Silent:
-    """Nobody can say how the GPU is: the helper or the driver does not answer."""
+class Unresponsive:
+    """The helper or the driver does not answer, so the state of the GPU is not known."""
 
     reason: str
 
 
-Event = Xid | Condition | Booted | Silent
+Event = Xid | GpuCondition | NodeBooted | Unresponsive
 
 
 class HealthState(StrEnum):
-    """healthy and suspect are offered; unhealthy and probation are not."""
+    """The states. Shares of healthy and suspect GPUs are offered, of unhealthy GPUs and those on probation
+    not.
+    """
 
     HEALTHY = "healthy"
     SUSPECT = "suspect"
@@ -79,7 +84,7 @@ class HealthState(StrEnum):
 
     @property
     def offered(self) -> bool:
-        """Shares go to the kubelet as Healthy."""
+        """Whether the shares are Healthy for the kubelet."""
         return self in (HealthState.HEALTHY, HealthState.SUSPECT)
 
     @property
@@ -88,72 +93,73 @@ class HealthState(StrEnum):
         return list(HealthState).index(self)
 
 
-class Finding(StrEnum):
-    """What an event says, in one word.
+class HealthFinding(StrEnum):
+    """What an event means for the health.
 
-    well:    the driver was asked, and finds nothing wrong.
-    remark:  it was asked, and remarks something under which the GPU can be used.
-    silence: nobody could be asked.
-    doubt:   something happened, and nobody knows what it means.
-    fault, reset: as ``XidClass``.
+    ok:        the driver was asked and reports no problem.
+    warning:   the driver reports a problem, but the GPU can be used.
+    no-answer: helper or driver did not answer.
+    unknown:   an event whose meaning is not known.
+    fault, reset: as in ``XidClass``.
     """
 
-    WELL = "well"
-    REMARK = "remark"
-    SILENCE = "silence"
-    DOUBT = "doubt"
+    OK = "ok"
+    WARNING = "warning"
+    NO_ANSWER = "no-answer"
+    UNKNOWN = "unknown"
     FAULT = "fault"
     RESET = "reset"
 
 
 _HEALTHY, _SUSPECT, _PROBATION, _UNHEALTHY = HealthState
-_FAULTS = {Finding.FAULT: _UNHEALTHY, Finding.RESET: _UNHEALTHY}
+_FAULTS = {HealthFinding.FAULT: _UNHEALTHY, HealthFinding.RESET: _UNHEALTHY}
 
-NEXT: Mapping[HealthState, Mapping[Finding, HealthState]] = {
+NEXT: Mapping[HealthState, Mapping[HealthFinding, HealthState]] = {
     _HEALTHY: {
-        Finding.WELL: _HEALTHY,
-        Finding.REMARK: _SUSPECT,
-        Finding.SILENCE: _SUSPECT,
-        Finding.DOUBT: _SUSPECT,
+        HealthFinding.OK: _HEALTHY,
+        HealthFinding.WARNING: _SUSPECT,
+        HealthFinding.NO_ANSWER: _SUSPECT,
+        HealthFinding.UNKNOWN: _SUSPECT,
         **_FAULTS,
     },
     _SUSPECT: {
-        Finding.WELL: _HEALTHY,
-        Finding.REMARK: _SUSPECT,
-        Finding.SILENCE: _SUSPECT,
-        Finding.DOUBT: _SUSPECT,
+        HealthFinding.OK: _HEALTHY,
+        HealthFinding.WARNING: _SUSPECT,
+        HealthFinding.NO_ANSWER: _SUSPECT,
+        HealthFinding.UNKNOWN: _SUSPECT,
         **_FAULTS,
     },
     _UNHEALTHY: {
-        Finding.WELL: _PROBATION,
-        Finding.REMARK: _PROBATION,
-        Finding.SILENCE: _UNHEALTHY,
-        Finding.DOUBT: _UNHEALTHY,
+        HealthFinding.OK: _PROBATION,
+        HealthFinding.WARNING: _PROBATION,
+        HealthFinding.NO_ANSWER: _UNHEALTHY,
+        HealthFinding.UNKNOWN: _UNHEALTHY,
         **_FAULTS,
     },
     _PROBATION: {
-        Finding.WELL: _HEALTHY,
-        Finding.REMARK: _SUSPECT,
-        Finding.SILENCE: _PROBATION,
-        Finding.DOUBT: _PROBATION,
+        HealthFinding.OK: _HEALTHY,
+        HealthFinding.WARNING: _SUSPECT,
+        HealthFinding.NO_ANSWER: _PROBATION,
+        HealthFinding.UNKNOWN: _PROBATION,
         **_FAULTS,
     },
 }
-"""State and finding to the next state. ``well`` and ``remark`` lead on only once time and proof are there."""
+"""State and finding to the next state. ``ok`` and ``warning`` take effect only after ``_may_leave``."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """Where a GPU, or one GPU instance of it, stands.
+    """The health of a GPU or of one GPU instance. Times are seconds of the caller's clock.
 
-    reason:      a sentence, empty while healthy.
-    since_s:     when it came into this state.
-    quiet_until_s: when suspicion or probation ends if nothing more happens.
-    probation_s: length of the present or next probation.
-    needs_proof: only proof of a reset ends this.
-    action_seen: the driver has asked for a recovery action since; its taking that back is proof.
-    fault_s:     the last fault of the reset class that the driver has not confirmed.
-    passed_s:    when the last probation was passed.
+    reason:      a sentence; empty if healthy.
+    since_s:     when this state began.
+    quiet_until_s: when the state suspect or probation ends if there are no further events.
+    probation_s: length of the current or the next probation.
+    needs_proof: only proof of a reset ends this state.
+    action_seen: the driver has asked for a recovery action since the fault; when it no longer asks, that is
+    proof.
+    fault_s:     time of the last fault of class ``reset`` that the driver has not confirmed.
+    passed_s:    when the last probation ended well.
     """
 
     state: HealthState = HealthState.HEALTHY
@@ -168,7 +174,7 @@ class HealthStatus:
 
     @property
     def waits_for(self) -> str:
-        """What has to happen before it is healthy, in words; empty while healthy."""
+        """What must happen before it is healthy, in words; empty if healthy."""
         match self.state:
             case HealthState.HEALTHY:
                 return ""
@@ -184,43 +190,43 @@ class HealthStatus:
 class Health:
     """Health of one GPU.
 
-    instances: GPU instances, by GI id, that have had an XID of their own.
-    resets: the count of the last Condition that had one.
+    instances: by GI id, the GPU instances that had an XID of their own.
+    resets: ``GpuCondition.resets`` as last reported.
     """
 
     gpu: HealthStatus = field(default_factory=HealthStatus)
     instances: Mapping[int, HealthStatus] = field(default_factory=dict)
     resets: int | None = None
 
-    def phase(self, gi_id: int | None = None) -> HealthStatus:
-        """The worse of GPU and GPU instance; of the GPU alone without gi_id."""
+    def status(self, gi_id: int | None = None) -> HealthStatus:
+        """The worse one of the GPU and the GPU instance; without gi_id that of the GPU."""
         own = None if gi_id is None else self.instances.get(gi_id)
         return own if own is not None and own.state.severity > self.gpu.state.severity else self.gpu
 
     def offered(self, gi_id: int | None = None) -> bool:
-        """Whether shares of it go to the kubelet as Healthy."""
-        return self.phase(gi_id).state.offered
+        """Whether its shares are Healthy for the kubelet."""
+        return self.status(gi_id).state.offered
 
 
-def step(health: Health, event: Event, now_s: float, rules: XidRules = DEFAULT_RULES) -> Health:
-    """What the health is after ``event``. now_s: seconds of any clock that never goes back.
+def next_health(health: Health, event: Event, now_s: float, rules: XidRules = DEFAULT_RULES) -> Health:
+    """The health after ``event``. now_s: seconds of a clock that never goes back.
 
-    Time passes only with Conditions (every few seconds): a GPU that nobody can ask gets no better.
-    An event of another GPU is the caller's mistake; an Xid without GPU is to be given to all of them.
+    A state improves only with GpuConditions (every few seconds): without an answer from the driver nothing
+    improves. The caller passes events of this GPU only, and an Xid without a GPU to all GPUs.
     """
     match event:
-        case Condition():
+        case GpuCondition():
             return _after_condition(health, event, now_s, rules)
         case Xid():
             return _after_xid(health, event, now_s, rules)
-        case Booted():
+        case NodeBooted():
             return Health(replace(health.gpu, needs_proof=False, action_seen=False))
-        case Silent():
+        case Unresponsive():
             return _after_silence(health, event.reason, now_s)
 
 
 def keep_instances(health: Health, gi_ids: frozenset[int]) -> Health:
-    """Forget GPU instances that no longer exist (ids are reused)."""
+    """Remove GPU instances that no longer exist (the driver reuses their ids)."""
     if health.instances.keys() <= gi_ids:
         return health
     return replace(health, instances={gi: one for gi, one in health.instances.items() if gi in gi_ids})
@@ -231,32 +237,35 @@ def keep_instances(health: Health, gi_ids: frozenset[int]) -> Health:
 
 def _after_xid(health: Health, xid: Xid, now_s: float, rules: XidRules) -> Health:
     meaning = rules.class_of(xid.code)
-    if meaning is XidClass.NOTE:
+    if meaning is XidClass.IGNORED:
         return health
-    # The driver did not say which GPU: all are watched, and their Conditions tell. To take every GPU of the
-    # node away until it is reset would be worse than the fault.
-    finding = Finding.DOUBT if xid.gpu is None else Finding(meaning.value)
+    # The driver did not name the GPU. All GPUs become suspect, and their conditions decide. Withdrawing every
+    # GPU of the node until it is reset would be worse than the fault.
+    finding = HealthFinding.UNKNOWN if xid.gpu is None else HealthFinding(meaning.value)
     if xid.gi_id is None:
-        return replace(health, gpu=_find(health.gpu, finding, describe(xid.code), now_s))
+        return replace(health, gpu=_after_finding(health.gpu, finding, describe(xid.code), now_s))
     own = health.instances.get(xid.gi_id, HealthStatus(since_s=now_s))
-    found = _find(own, finding, describe(xid.code), now_s)
+    found = _after_finding(own, finding, describe(xid.code), now_s)
     return replace(health, instances={**health.instances, xid.gi_id: found})
 
 
 def _after_silence(health: Health, reason: str, now_s: float) -> Health:
-    gpu = _find(health.gpu, Finding.SILENCE, reason, now_s)
-    silent = {gi: _find(one, Finding.SILENCE, reason, now_s) for gi, one in health.instances.items()}
-    return replace(health, gpu=gpu, instances=silent)
+    gpu = _after_finding(health.gpu, HealthFinding.NO_ANSWER, reason, now_s)
+    instances = {
+        gi: _after_finding(one, HealthFinding.NO_ANSWER, reason, now_s)
+        for gi, one in health.instances.items()
+    }
+    return replace(health, gpu=gpu, instances=instances)
 
 
-def _after_condition(health: Health, condition: Condition, now_s: float, rules: XidRules) -> Health:
+def _after_condition(health: Health, condition: GpuCondition, now_s: float, rules: XidRules) -> Health:
     known = health.resets is not None and condition.resets is not None
     was_reset = known and (condition.resets or 0) > (health.resets or 0)
-    finding, reason = _verdict(condition, rules)
-    gpu = _find(_weigh(health.gpu, condition, was_reset, now_s), finding, reason, now_s)
-    # The driver's word is about the whole GPU; an instance of it only gets better by it.
+    finding, reason = _driver_finding(condition, rules)
+    gpu = _after_finding(_with_proof(health.gpu, condition, was_reset, now_s), finding, reason, now_s)
+    # The driver reports about the whole GPU; for an instance that can only be an improvement.
     instances = {
-        gi: _find(_weigh(one, condition, was_reset, now_s), Finding.WELL, "", now_s)
+        gi: _after_finding(_with_proof(one, condition, was_reset, now_s), HealthFinding.OK, "", now_s)
         for gi, one in health.instances.items()
     }
     return Health(
@@ -270,22 +279,25 @@ def _after_condition(health: Health, condition: Condition, now_s: float, rules: 
     )
 
 
-def _verdict(condition: Condition, rules: XidRules) -> tuple[Finding, str]:
-    """What the driver says, the worst first."""
+def _driver_finding(condition: GpuCondition, rules: XidRules) -> tuple[HealthFinding, str]:
+    """What the driver reports, the worst first."""
     if condition.lost is not None:
-        return Finding.FAULT, f"does not answer: {condition.lost}"
+        return HealthFinding.FAULT, f"does not answer: {condition.lost}"
     if rules.off:
-        return Finding.WELL, ""
+        return HealthFinding.OK, ""
     if _asks_for_action(condition):
-        return Finding.RESET, f"the driver asks for {_ACTIONS[condition.recovery or RecoveryAction.NONE]}"
+        return (
+            HealthFinding.RESET,
+            f"the driver asks for {_ACTIONS[condition.recovery or RecoveryAction.NONE]}",
+        )
     if condition.rows_failed:
-        return Finding.FAULT, "a memory row could not be remapped"
+        return HealthFinding.FAULT, "a memory row could not be remapped"
     if condition.fabric_ok is False:
-        return Finding.FAULT, "the NVLink fabric is not ready"
+        return HealthFinding.FAULT, "the NVLink fabric is not ready"
     if condition.rows_pending:
         # "New workloads can be launched": NVIDIA, GPU memory error management, row-remapping pending flag.
-        return Finding.REMARK, "remapped memory rows wait for a reset"
-    return Finding.WELL, ""
+        return HealthFinding.WARNING, "remapped memory rows wait for a reset"
+    return HealthFinding.OK, ""
 
 
 _ACTIONS = {
@@ -300,90 +312,90 @@ _ACTIONS = {
 }
 
 
-def _asks_for_action(condition: Condition) -> bool:
+def _asks_for_action(condition: GpuCondition) -> bool:
     return condition.recovery not in (None, RecoveryAction.NONE)
 
 
-def _weigh(phase: HealthStatus, condition: Condition, was_reset: bool, now_s: float) -> HealthStatus:
-    """Take the proof of a reset that is in a Condition, if any."""
-    if not phase.needs_proof:
-        return phase
+def _with_proof(status: HealthStatus, condition: GpuCondition, was_reset: bool, now_s: float) -> HealthStatus:
+    """Use the proof of a reset in a GpuCondition, if there is one."""
+    if not status.needs_proof:
+        return status
     content = condition.recovery is RecoveryAction.NONE and condition.lost is None
-    long_ago = phase.fault_s is not None and now_s - phase.fault_s >= OVERRULED_S
-    if was_reset or (content and (phase.action_seen or long_ago)):
-        return replace(phase, needs_proof=False, action_seen=False)
-    return phase
+    long_ago = status.fault_s is not None and now_s - status.fault_s >= OVERRULED_S
+    if was_reset or (content and (status.action_seen or long_ago)):
+        return replace(status, needs_proof=False, action_seen=False)
+    return status
 
 
-def _remember_action(phase: HealthStatus, condition: Condition) -> HealthStatus:
-    asked = phase.needs_proof and not phase.action_seen and _asks_for_action(condition)
-    return replace(phase, action_seen=True) if asked else phase
+def _remember_action(status: HealthStatus, condition: GpuCondition) -> HealthStatus:
+    asked = status.needs_proof and not status.action_seen and _asks_for_action(condition)
+    return replace(status, action_seen=True) if asked else status
 
 
-# --- one phase -----------------------------------------------------------------------------------
+# --- one status -----------------------------------------------------------------------------------
 
 
-def _find(phase: HealthStatus, finding: Finding, reason: str, now_s: float) -> HealthStatus:
-    """The phase after one finding."""
-    state = NEXT[phase.state][finding]
+def _after_finding(status: HealthStatus, finding: HealthFinding, reason: str, now_s: float) -> HealthStatus:
+    """The status after one finding."""
+    state = NEXT[status.state][finding]
     match finding:
-        case Finding.FAULT | Finding.RESET:
-            return _struck(phase, finding, reason, now_s)
-        case Finding.DOUBT if state is HealthState.SUSPECT:
-            since_s = phase.since_s if phase.state is state else now_s
+        case HealthFinding.FAULT | HealthFinding.RESET:
+            return _after_fault(status, finding, reason, now_s)
+        case HealthFinding.UNKNOWN if state is HealthState.SUSPECT:
+            since_s = status.since_s if status.state is state else now_s
             until_s = now_s + SUSPECT_S
-            return replace(phase, state=state, reason=reason, since_s=since_s, quiet_until_s=until_s)
-        case Finding.DOUBT | Finding.SILENCE if state is HealthState.PROBATION:
-            return replace(phase, quiet_until_s=now_s + phase.probation_s)
-        case _ if state is phase.state or not _may_leave(phase, now_s):
-            return phase
+            return replace(status, state=state, reason=reason, since_s=since_s, quiet_until_s=until_s)
+        case HealthFinding.UNKNOWN | HealthFinding.NO_ANSWER if state is HealthState.PROBATION:
+            return replace(status, quiet_until_s=now_s + status.probation_s)
+        case _ if state is status.state or not _may_leave(status, now_s):
+            return status
         case _:
-            return _enter(phase, state, reason, now_s)
+            return _enter(status, state, reason, now_s)
 
 
-def _may_leave(phase: HealthStatus, now_s: float) -> bool:
-    """Whether a state may be left for a better one."""
-    return not phase.needs_proof and (phase.quiet_until_s is None or now_s >= phase.quiet_until_s)
+def _may_leave(status: HealthStatus, now_s: float) -> bool:
+    """Whether a change to a better state is allowed now."""
+    return not status.needs_proof and (status.quiet_until_s is None or now_s >= status.quiet_until_s)
 
 
-def _enter(phase: HealthStatus, state: HealthState, reason: str, now_s: float) -> HealthStatus:
-    """Up a step by the driver's word, or from health to suspicion by a remark of it."""
+def _enter(status: HealthStatus, state: HealthState, reason: str, now_s: float) -> HealthStatus:
+    """Change to a better state, or from healthy to suspect after a warning of the driver."""
     if state is HealthState.PROBATION:
-        return replace(phase, state=state, since_s=now_s, quiet_until_s=now_s + phase.probation_s)
+        return replace(status, state=state, since_s=now_s, quiet_until_s=now_s + status.probation_s)
     return HealthStatus(
         state=state,
         reason=reason,
         since_s=now_s,
-        probation_s=phase.probation_s,
-        passed_s=now_s if phase.state is HealthState.PROBATION else phase.passed_s,
+        probation_s=status.probation_s,
+        passed_s=now_s if status.state is HealthState.PROBATION else status.passed_s,
     )
 
 
-def _struck(phase: HealthStatus, finding: Finding, reason: str, now_s: float) -> HealthStatus:
-    """Unhealthy by a fault. What needs proof of a reset keeps its reason against lesser faults."""
-    resets = finding is Finding.RESET
-    fresh = phase.state is not HealthState.UNHEALTHY
-    keeps_reason = not fresh and phase.needs_proof and not resets
+def _after_fault(status: HealthStatus, finding: HealthFinding, reason: str, now_s: float) -> HealthStatus:
+    """Unhealthy after a fault. A fault that needs a reset keeps its reason if a lesser one follows."""
+    resets = finding is HealthFinding.RESET
+    fresh = status.state is not HealthState.UNHEALTHY
+    keeps_reason = not fresh and status.needs_proof and not resets
     return replace(
-        phase,
+        status,
         state=HealthState.UNHEALTHY,
-        reason=phase.reason if keeps_reason else reason,
-        since_s=now_s if fresh else phase.since_s,
+        reason=status.reason if keeps_reason else reason,
+        since_s=now_s if fresh else status.since_s,
         quiet_until_s=None,
-        probation_s=_next_probation_s(phase, now_s),
-        needs_proof=resets or (phase.needs_proof and not fresh),
-        fault_s=now_s if resets and not phase.action_seen else phase.fault_s,
+        probation_s=_next_probation_s(status, now_s),
+        needs_proof=resets or (status.needs_proof and not fresh),
+        fault_s=now_s if resets and not status.action_seen else status.fault_s,
     )
 
 
-def _next_probation_s(phase: HealthStatus, now_s: float) -> float:
-    if phase.state is HealthState.PROBATION:
-        return min(2 * phase.probation_s, PROBATION_CAP_S)
-    return PROBATION_S if _is_forgiven(phase, now_s) else phase.probation_s
+def _next_probation_s(status: HealthStatus, now_s: float) -> float:
+    if status.state is HealthState.PROBATION:
+        return min(2 * status.probation_s, PROBATION_CAP_S)
+    return PROBATION_S if _is_forgiven(status, now_s) else status.probation_s
 
 
-def _is_forgiven(phase: HealthStatus, now_s: float) -> bool:
-    """Healthy for so long that earlier faults count for nothing."""
-    if not phase.state.offered:
+def _is_forgiven(status: HealthStatus, now_s: float) -> bool:
+    """Healthy for so long that earlier faults no longer count."""
+    if not status.state.offered:
         return False
-    return phase.passed_s is None or now_s - phase.passed_s >= FORGIVEN_S
+    return status.passed_s is None or now_s - status.passed_s >= FORGIVEN_S

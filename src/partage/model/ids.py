@@ -1,4 +1,4 @@
-"""Names that cross the border to kubelet and driver: resource names and the ids of shares."""
+"""Names that the kubelet and the driver know: resource names and the ids of shares."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SEPARATOR = "::"
 
 
 def parse_resource_name(text: str) -> ResourceName:
-    """The resource that ``text`` names; ``nvidia.com/`` is put in front where no domain stands.
+    """The resource name in ``text``; ``nvidia.com/`` is added if there is no domain.
 
-    The rules are those of NVIDIA's plugin (63 characters in all, the part after the slash an
-    RFC 1123 subdomain), save that another domain is allowed. Raises ValueError.
+    The rules are those of NVIDIA's plugin (at most 63 characters, the part after the slash an RFC 1123
+    subdomain), but other domains are allowed. Raises ValueError.
     """
     full = text if "/" in text else f"{VENDOR}/{text}"
     domain, _, name = full.partition("/")
@@ -39,7 +39,7 @@ def is_reserved_domain(domain: str) -> bool:
 
 
 def plugin_socket_name(resource: ResourceName) -> str:
-    """The socket's base name: ``nvidia-gpu.shared.sock`` as NVIDIA's plugin calls it."""
+    """File name of the plugin's socket: ``nvidia-gpu.shared.sock``, as in NVIDIA's plugin."""
     domain, _, name = resource.partition("/")
     prefix = "nvidia" if domain == VENDOR else domain
     return f"{prefix}-{name}.sock"
@@ -47,10 +47,10 @@ def plugin_socket_name(resource: ResourceName) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class ShareId:
-    """What the kubelet calls a device: a GPU or MIG device, or one share of it.
+    """The kubelet's id of a device: a whole GPU or MIG device, or one share of it.
 
     device:  UUID of the GPU or MIG device.
-    replica: 0-based number of the share; None where the device is not shared.
+    replica: number of the share, from 0; None if the device is not shared.
     """
 
     device: str
@@ -58,7 +58,7 @@ class ShareId:
 
     @classmethod
     def parse(cls, text: str) -> ShareId:
-        """Inverse of ``str``. Anything parses: an id without ``::n`` is a whole device."""
+        """Inverse of ``str``. Never fails: a text without ``::n`` is a whole device."""
         device, separator, number = text.partition(_SEPARATOR)
         if separator and number.isascii() and number.isdigit():
             return cls(device, int(number))

@@ -1,9 +1,9 @@
-"""What sits, or should sit, on one GPU under MIG; whether it fits, and why not.
+"""The MIG layout of one GPU: whether it fits, where its instances are placed, and why it does not fit.
 
-Placing needs no search on an empty GPU: instances are taken by size, then compute slices, largest first,
-and each gets the first free start of its profile's ``preferred_starts``. Tests check by enumeration that
-this places everything that can be placed. Only where starts are fixed beforehand can the rule go astray;
-then the few alternatives are tried.
+On an empty GPU placing needs no search: instances are sorted by size, then by compute slices, largest
+first, and each gets the first free start in ``preferred_starts`` of its profile. A test checks by
+enumeration that this finds a placement whenever there is one. With starts that the layout fixes this rule
+can fail; then the other starts are tried.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from partage.model.profile import MigProfile
 
 @dataclass(frozen=True, slots=True)
 class LayoutItem:
-    """One wanted MIG device. start: its first memory slice where it is fixed (``3g.40gb@4``), else None."""
+    """One MIG device of a layout. start: its first memory slice if the layout fixes it (``3g.40gb@4``), else
+    None.
+    """
 
     profile: MigProfile
     start: int | None = None
@@ -31,7 +33,7 @@ class LayoutItem:
         """Inverse of ``str``. Raises ValueError."""
         name, at, start = text.partition("@")
         if at and not (start.isascii() and start.isdigit() and len(start) <= 2):
-            raise ValueError(f"{text!r}: after '@' stands the first memory slice, a number")
+            raise ValueError(f"{text!r}: '@' must be followed by a number, the first memory slice")
         return cls(MigProfile.parse(name), int(start) if at else None)
 
     def __str__(self) -> str:
@@ -39,10 +41,10 @@ class LayoutItem:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a wanted MIG device comes to sit. spec, placement: of its GPU instance, which others may share.
+class PlacedItem:
+    """Where one MIG device of a layout is placed. spec, placement: of its GPU instance, which it may share.
 
-    instance: number of the GPU instance within the layout, 0-based, by first memory slice.
+    instance: number of the GPU instance in the layout, from 0, ordered by first memory slice.
     """
 
     item: LayoutItem
@@ -51,7 +53,7 @@ class Placed:
     instance: int
 
 
-class Misfit(StrEnum):
+class MisfitKind(StrEnum):
     """Why a layout does not fit."""
 
     UNKNOWN_PROFILE = "unknown-profile"
@@ -66,16 +68,20 @@ class Misfit(StrEnum):
 
 
 class DoesNotFit(Exception):
-    """A layout that this model cannot have. The text is one sentence for the operator; kind: for programs."""
+    """A layout that is impossible on this GPU model. The text is one sentence for the operator; kind: for
+    programs.
+    """
 
-    def __init__(self, kind: Misfit, message: str) -> None:
+    def __init__(self, kind: MisfitKind, message: str) -> None:
         self.kind = kind
         super().__init__(message)
 
 
 @dataclass(slots=True)
 class _Instance:
-    """A GPU instance to be: the positions of its items, and where it sits once that is known."""
+    """A GPU instance of the layout: positions of its items in the layout, their compute slices, and its
+    start.
+    """
 
     spec: ProfileSpec
     start: int | None
@@ -83,15 +89,15 @@ class _Instance:
     computes: list[int] = field(default_factory=list)
 
 
-def place(geometry: Geometry, items: Sequence[LayoutItem]) -> tuple[Placed, ...]:
-    """Where each of ``items`` comes to sit on an empty GPU, in their order.
+def place(geometry: Geometry, items: Sequence[LayoutItem]) -> tuple[PlacedItem, ...]:
+    """The placement of each of ``items`` on an empty GPU, in their order.
 
-    Items with fewer compute slices than their GPU instance (``1c.3g.40gb``) fill one GPU instance before they
-    open the next. Raises DoesNotFit.
+    Items with fewer compute slices than their GPU instance (``1c.3g.40gb``) fill one GPU instance before
+    the next one is created. Raises DoesNotFit.
     """
     if len(items) > geometry.compute_slices:
         raise DoesNotFit(
-            Misfit.COMPUTE,
+            MisfitKind.COMPUTE,
             f"{len(items)} MIG devices need at least {len(items)} compute slices, "
             f"and {geometry.model} has {geometry.compute_slices}",
         )
@@ -100,16 +106,18 @@ def place(geometry: Geometry, items: Sequence[LayoutItem]) -> tuple[Placed, ...]
     starts = _starts(geometry, instances)
     order = sorted(range(len(instances)), key=lambda at: starts[at])
     number = {at: n for n, at in enumerate(order)}
-    seats = {
-        member: Placed(items[member], instance.spec, Placement(starts[at], instance.spec.size), number[at])
+    placed = {
+        member: PlacedItem(
+            items[member], instance.spec, Placement(starts[at], instance.spec.size), number[at]
+        )
         for at, instance in enumerate(instances)
         for member in instance.members
     }
-    return tuple(seats[position] for position in range(len(items)))
+    return tuple(placed[position] for position in range(len(items)))
 
 
 def matches(live: Sequence[MigDevice], items: Sequence[LayoutItem]) -> bool:
-    """Whether the live MIG devices are what ``items`` ask for: same profiles, fixed starts where given."""
+    """Whether the live MIG devices are those that ``items`` ask for: the same profiles, and fixed starts."""
     left = Counter((MigProfile.parse(device.profile), device.placement.start) for device in live)
     for item in items:
         if item.start is not None:
@@ -117,19 +125,21 @@ def matches(live: Sequence[MigDevice], items: Sequence[LayoutItem]) -> bool:
     if any(count < 0 for count in left.values()):
         return False
     loose = Counter(item.profile for item in items if item.start is None)
-    rest: Counter[MigProfile] = Counter()
+    unplaced: Counter[MigProfile] = Counter()
     for (profile, _), count in left.items():
-        rest[profile] += count
-    return +rest == loose
+        unplaced[profile] += count
+    return +unplaced == loose
 
 
 def compute_choices(gpu_slices: int) -> tuple[int, ...]:
-    """Compute slices that a compute instance may have in a GPU instance of so many: ``1c.``, ``2c.``, ..."""
+    """Possible compute slices of a compute instance in a GPU instance with ``gpu_slices`` compute slices."""
     return tuple(c for c in range(1, gpu_slices + 1) if c == gpu_slices or 2 * c <= gpu_slices + 1)
 
 
 def _instances(geometry: Geometry, items: Sequence[LayoutItem]) -> list[_Instance]:
-    """The GPU instances that ``items`` need; fixed starts first, so that loose items can join them."""
+    """The GPU instances that ``items`` need; fixed starts first, so that other items can share their
+    instances.
+    """
     instances: list[_Instance] = []
     by_need = sorted(
         range(len(items)), key=lambda at: (items[at].start is None, -items[at].profile.compute_slices)
@@ -158,16 +168,16 @@ def _takes(instance: _Instance, spec: ProfileSpec, item: LayoutItem) -> bool:
 def _spec(geometry: Geometry, item: LayoutItem) -> ProfileSpec:
     spec = geometry.spec(item.profile)
     if spec is None:
-        raise DoesNotFit(Misfit.UNKNOWN_PROFILE, _unknown(geometry, item.profile))
+        raise DoesNotFit(MisfitKind.UNKNOWN_PROFILE, _unknown(geometry, item.profile))
     if item.profile.compute_slices not in compute_choices(spec.compute_slices):
         raise DoesNotFit(
-            Misfit.BAD_COMPUTE,
+            MisfitKind.BAD_COMPUTE,
             f"{item.profile}: a {spec.profile} instance can be split into compute instances of "
             f"{_listed(compute_choices(spec.compute_slices))} slices only",
         )
     if item.start is not None and item.start not in spec.starts:
         raise DoesNotFit(
-            Misfit.BAD_START,
+            MisfitKind.BAD_START,
             f"{item}: on {geometry.model}, {spec.profile} can start at memory slice "
             f"{_listed(spec.starts)} only",
         )
@@ -188,17 +198,17 @@ def _within_budgets(geometry: Geometry, instances: Sequence[_Instance]) -> None:
         allowed = next(row.max_count for row in geometry.profiles if row.profile == spec)
         if count > allowed:
             raise DoesNotFit(
-                Misfit.TOO_MANY, f"{geometry.model} holds at most {allowed} x {spec}, not {count}"
+                MisfitKind.TOO_MANY, f"{geometry.model} holds at most {allowed} x {spec}, not {count}"
             )
     if len(specs) > geometry.max_instances:
         raise DoesNotFit(
-            Misfit.TOO_MANY_INSTANCES,
+            MisfitKind.TOO_MANY_INSTANCES,
             f"{geometry.model} holds at most {geometry.max_instances} GPU instances, not {len(specs)}",
         )
     wanted = sum(spec.compute_slices for spec in specs)
     if wanted > geometry.compute_slices:
         raise DoesNotFit(
-            Misfit.COMPUTE,
+            MisfitKind.COMPUTE,
             f"{_summary(specs)} need {wanted} compute slices, "
             f"and {geometry.model} has {geometry.compute_slices}",
         )
@@ -214,10 +224,10 @@ def _within_engines(geometry: Geometry, specs: Sequence[ProfileSpec], kind: str)
     users = [(spec, getattr(spec.engines, kind) or 0) for spec in specs if spec.engines]
     used = sum(amount for _, amount in users)
     if used > budget:
-        thirsty = _summary([spec for spec, amount in users if amount])
+        users_text = _summary([spec for spec, amount in users if amount])
         raise DoesNotFit(
-            Misfit.ENGINES,
-            f"{thirsty} need {used} {kind} engines, and {geometry.model} has {budget}",
+            MisfitKind.ENGINES,
+            f"{users_text} need {used} {kind} engines, and {geometry.model} has {budget}",
         )
 
 
@@ -231,9 +241,9 @@ def _starts(geometry: Geometry, instances: Sequence[_Instance]) -> dict[int, int
         (at for at in range(len(instances)) if at not in taken),
         key=lambda at: (-instances[at].spec.size, -instances[at].spec.compute_slices),
     )
-    found = next(_seatings(instances, loose, taken), None) if taken else _greedy(instances, loose)
+    found = next(_placements(instances, loose, taken), None) if taken else _greedy(instances, loose)
     if found is None:
-        raise DoesNotFit(Misfit.MEMORY, _no_room(geometry, instances))
+        raise DoesNotFit(MisfitKind.MEMORY, _no_room(geometry, instances))
     return {at: placement.start for at, placement in found.items()}
 
 
@@ -242,12 +252,12 @@ def _fixed(
 ) -> Placement:
     assert instance.start is not None
     wanted = Placement(instance.start, instance.spec.size)
-    rival = next((at for at, placement in taken.items() if placement.overlaps(wanted)), None)
-    if rival is not None:
+    other = next((at for at, placement in taken.items() if placement.overlaps(wanted)), None)
+    if other is not None:
         raise DoesNotFit(
-            Misfit.MEMORY,
+            MisfitKind.MEMORY,
             f"{instance.spec.profile}@{instance.start} and "
-            f"{instances[rival].spec.profile}@{taken[rival].start} overlap on {geometry.model}",
+            f"{instances[other].spec.profile}@{taken[other].start} overlap on {geometry.model}",
         )
     return wanted
 
@@ -262,22 +272,22 @@ def _free_starts(spec: ProfileSpec, taken: dict[int, Placement]) -> Iterator[Pla
 def _greedy(instances: Sequence[_Instance], order: Sequence[int]) -> dict[int, Placement] | None:
     taken: dict[int, Placement] = {}
     for at in order:
-        seat = next(_free_starts(instances[at].spec, taken), None)
-        if seat is None:
+        placement = next(_free_starts(instances[at].spec, taken), None)
+        if placement is None:
             return None
-        taken[at] = seat
+        taken[at] = placement
     return taken
 
 
-def _seatings(
+def _placements(
     instances: Sequence[_Instance], order: Sequence[int], taken: dict[int, Placement]
 ) -> Iterator[dict[int, Placement]]:
-    """Every way to seat the instances of ``order`` beside those that are fixed, the preferred ones first."""
+    """Every way to place the instances of ``order`` beside the fixed ones, preferred starts first."""
     if not order:
         yield taken
         return
-    for seat in _free_starts(instances[order[0]].spec, taken):
-        yield from _seatings(instances, order[1:], {**taken, order[0]: seat})
+    for placement in _free_starts(instances[order[0]].spec, taken):
+        yield from _placements(instances, order[1:], {**taken, order[0]: placement})
 
 
 def _no_room(geometry: Geometry, instances: Sequence[_Instance]) -> str:

@@ -1,7 +1,7 @@
-"""MPS control daemons as values: what one is asked to be, and how one was found.
+"""MPS control daemons as values: how one should be (DaemonSpec), and how it was observed (DaemonState).
 
-There is one control daemon for each GPU or MIG device that is shared by MPS. It starts servers, one for each
-user unless it serves several users with one, and the servers have clients: processes, not containers.
+There is one control daemon for each GPU or MIG device that is shared by MPS. It starts servers: one for
+each user, or one for all users. Clients of the servers are processes, not containers.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ DEFAULT_NAMESPACE = "default"
 """The namespace that each named server has from its start."""
 
 SERVER = "gpu"
-"""The one named server of a daemon that speaks version 3 of the MPS control interface. Short: it is a part of
-the path of a socket."""
+"""Name of the one named server of a daemon that uses version 3 of the MPS control interface. Short, because
+it is part of a socket's path.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Namespace:
-    """A part of a named server: who connects through its directory has its limits, and no other's.
+class MpsNamespace:
+    """A part of a named server with limits of its own. A process joins it by connecting through its
+    directory.
 
     name: lower-case letters, digits and underscores, at most 64 (NVIDIA's MPS guide, release 615).
-    memory_bytes, threads_percent: of each client; None: all. The server's own limits are not inherited.
+    memory_bytes, threads_percent: for each client; None: no limit. The limits of the server are not
+    inherited.
     """
 
     name: str
@@ -48,14 +51,15 @@ class Namespace:
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """What a daemon allows each of its clients. None: no limit was asked for, or is set.
+    """What a daemon allows each of its clients. None: no limit is requested or set.
 
-    Without namespaces: each client of its next server. With namespaces: each client that is in none of them.
+    Without namespaces: each client of servers that start later. With namespaces: each client outside of
+    them.
     """
 
     memory_bytes: int | None = None
     threads_percent: int | None = None
-    namespaces: tuple[Namespace, ...] = ()
+    namespaces: tuple[MpsNamespace, ...] = ()
 
     def __str__(self) -> str:
         each = f"{_amounts(self.memory_bytes, self.threads_percent)} for each client"
@@ -69,17 +73,18 @@ def _amounts(memory_bytes: int | None, threads_percent: int | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DaemonSpec:
-    """What a control daemon is asked to be.
+    """How a control daemon should be.
 
     gpu:    UUID of the GPU.
-    device: what the daemon sees as its only CUDA device: the GPU's UUID, or that of one MIG device on it.
-    memory_bytes: what each client may allocate, whole MiB; None: all.
-    threads_percent: share of the multiprocessors that each client may fill; None: all.
-    multi_user: one server, run by root, for the clients of all users. None: where the program can do that.
-    namespaces: those of its named server, in whose absence the figures above hold. None at all: the daemon
-    speaks version 2 of the control interface, and has neither.
+    device: the only CUDA device of the daemon: the GPU's UUID, or that of one of its MIG devices.
+    memory_bytes: what each client may allocate, whole MiB; None: no limit.
+    threads_percent: share of the multiprocessors that each client may use; None: all.
+    multi_user: one server, run by root, for the clients of all users. None: if the control program can do
+    that.
+    namespaces: of its named server; clients outside of them have the limits above. (): the daemon uses
+    version 2 of the control interface, which has neither named servers nor namespaces.
 
-    Raises ValueError for what a daemon would ignore or misread.
+    Raises ValueError for values that a daemon would ignore or misread.
     """
 
     gpu: str
@@ -87,21 +92,21 @@ class DaemonSpec:
     memory_bytes: int | None = None
     threads_percent: int | None = None
     multi_user: bool | None = None
-    namespaces: tuple[Namespace, ...] = ()
+    namespaces: tuple[MpsNamespace, ...] = ()
 
     def __post_init__(self) -> None:
-        if not is_device(self.device):
-            raise ValueError(f"{self.device[:_LONGEST_DEVICE]!r} is no UUID of a GPU or MIG device")
+        if not is_device_uuid(self.device):
+            raise ValueError(f"{self.device[:_LONGEST_DEVICE]!r} is not the UUID of a GPU or MIG device")
         _check(self.memory_bytes, self.threads_percent)
         names = [one.name for one in self.namespaces]
         for one in self.namespaces:
             if one.name == DEFAULT_NAMESPACE or not is_mps_name(one.name) or names.count(one.name) > 1:
-                raise ValueError(f"{one.name[:_LONGEST_DEVICE]!r} cannot name a namespace, or does twice")
+                raise ValueError(f"{one.name[:_LONGEST_DEVICE]!r} is no valid or unique name of a namespace")
             _check(one.memory_bytes, one.threads_percent)
 
     @property
     def limits(self) -> ClientLimits:
-        """What the daemon has to say of its limits."""
+        """The limits that the daemon should report."""
         return ClientLimits(self.memory_bytes, self.threads_percent, self.namespaces)
 
     @property
@@ -114,7 +119,7 @@ def _check(memory_bytes: int | None, threads_percent: int | None) -> None:
     if memory_bytes is not None and (memory_bytes < MIB or memory_bytes % MIB):
         raise ValueError(f"a limit of {memory_bytes} bytes is not in whole MiB")
     if threads_percent is not None and not 1 <= threads_percent <= 100:
-        raise ValueError(f"{threads_percent} % of the threads is no limit")
+        raise ValueError(f"{threads_percent} % of the threads is not a limit from 1 to 100")
 
 
 def is_mps_name(text: str) -> bool:
@@ -122,18 +127,19 @@ def is_mps_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def is_device(text: str) -> bool:
+def is_device_uuid(text: str) -> bool:
     """Whether it is the UUID of a GPU or MIG device: one that can name a directory, too."""
     return len(text) <= _LONGEST_DEVICE and _DEVICE.fullmatch(text) is not None
 
 
 class DaemonPhase(StrEnum):
-    """How a control daemon is.
+    """State of a control daemon.
 
-    starting: it runs, but nobody has verified its limits yet, or it is about to run.
+    starting: it runs but its limits are not verified yet, or it is about to run.
     serving:  it answers.
-    fault:    it answers; a server of it had a fatal fault and takes no clients until all it has are gone.
-    silent:   it runs, and does not answer, or not in a way that anybody understands.
+    fault:    it answers; one of its servers had a fatal fault and takes no clients until all its clients
+    are gone.
+    silent:   it runs but does not answer, or its answer cannot be parsed.
     dead:     it does not run any more.
     """
 
@@ -145,7 +151,7 @@ class DaemonPhase(StrEnum):
 
 
 class ServerStatus(StrEnum):
-    """What a control daemon says of one of its servers. unknown: words that are none of the three."""
+    """State of a server, as its control daemon reports it. unknown: any other text."""
 
     INITIALIZING = "initializing"
     ACTIVE = "active"
@@ -155,12 +161,12 @@ class ServerStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectedClient:
-    """A process that works on the GPU through an MPS server.
+    """A process that uses the GPU through an MPS server.
 
-    pid: as the daemon numbers it, the host's where the daemon runs among the host's processes.
-    namespace: inode of its pid namespace; None where the daemon does not say.
-    namespace_pid: its pid in there; None where /proc does not say.
-    command: empty where the daemon does not say.
+    pid: as the daemon reports it; the host's pid if the daemon runs in the host's pid namespace.
+    namespace: inode of its pid namespace; None if the daemon does not report it.
+    namespace_pid: its pid in that namespace; None if /proc does not show it.
+    command: empty if the daemon does not report it.
     """
 
     pid: int
@@ -174,9 +180,9 @@ class ConnectedClient:
 
 @dataclass(frozen=True, slots=True)
 class MpsServer:
-    """One server of a control daemon. uid: whose clients it serves; under multi-user it is root's.
+    """One server of a control daemon. uid: the user whose clients it serves; root if it serves all users.
 
-    name: of a daemon that has named servers, else empty.
+    name: empty unless the daemon has named servers.
     """
 
     pid: int
@@ -188,10 +194,10 @@ class MpsServer:
 
 @dataclass(frozen=True, slots=True)
 class DaemonState:
-    """One control daemon, as it was found.
+    """One control daemon, as observed.
 
-    pid: None where it does not run. limits: as read back. multi_user: as its command line has it.
-    reason: a sentence: why it does not serve, or what is amiss although it does; else empty.
+    pid: None if it does not run. limits: as read back. multi_user: from its command line.
+    reason: a sentence: why it does not serve, or a problem although it serves; else empty.
     """
 
     gpu: str

@@ -1,4 +1,4 @@
-"""PCI addresses: one spelling for what NVML, sysfs and people write differently."""
+"""PCI addresses: one spelling for the different ones of NVML, sysfs and people."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ _ADDRESS = re.compile(
 
 
 def parse_pci_address(text: str) -> str:
-    """``00000000:07:00.0`` for ``0000:07:00.0``, ``07:00.0`` and ``7:0``; lower case, as NVML orders it.
+    """``00000000:07:00.0`` for ``0000:07:00.0``, ``07:00.0`` and ``7:0``: eight digits of domain as in NVML,
+    lower case.
 
-    Raises ValueError for anything else.
+    Raises ValueError for other text.
     """
     match = _ADDRESS.fullmatch(text.strip())
     if match is None:

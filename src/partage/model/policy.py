@@ -1,8 +1,8 @@
-"""The policy: for every GPU of a node, how it is shared. One value, whatever file it was read from.
+"""The policy: how each GPU of a node is shared. One value for every file format.
 
-``Policy`` is what the operator wants, in terms of selectors; ``plan.offer.assign`` lays it over an inventory.
-Two kinds of entry exist because the file formats speak of two things: Partage's own format and
-mig-parted's select *GPUs*, NVIDIA's selects the devices of a *resource*.
+``Policy`` selects GPUs by criteria; ``plan.offer.assign`` applies it to the GPUs of a node. There are two
+kinds of entries because the file formats differ: Partage's own format and mig-parted's select *GPUs*,
+NVIDIA's selects devices of a *resource*.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from partage.model.layout import LayoutItem
 
 
 class Strategy(StrEnum):
-    """What a GPU is used for. All shares held on one GPU belong to one strategy."""
+    """How a GPU is used. All shares held on one GPU belong to one strategy."""
 
     EXCLUSIVE = "exclusive"
     TIME_SLICING = "time-slicing"
@@ -39,7 +39,9 @@ class Exclusive:
 
 @dataclass(frozen=True, slots=True)
 class TimeSlicing:
-    """Contexts take turns. replicas: 2 or more. interval: None leaves the slice length alone."""
+    """Processes take turns on the device. replicas: 2 or more. interval: None leaves the length of the slice
+    alone.
+    """
 
     replicas: int
     interval: Interval | None = None
@@ -47,7 +49,7 @@ class TimeSlicing:
 
 @dataclass(frozen=True, slots=True)
 class MpsClient:
-    """One share of unequal shares. memory_bytes, threads_percent: None means an even part."""
+    """One of several unequal shares. memory_bytes, threads_percent: None means an equal part of the rest."""
 
     name: str | None = None
     memory_bytes: int | None = None
@@ -56,15 +58,15 @@ class MpsClient:
 
 @dataclass(frozen=True, slots=True)
 class Mps:
-    """Processes run side by side through one MPS server.
+    """Processes run at the same time through one MPS server.
 
-    replicas: 2 or more; the number of clients where ``clients`` is given.
-    clients:  unequal shares, in the order of the file; empty for even ones.
-    exclusive_process: whether the GPU is put in exclusive-process mode meanwhile.
-    multi_user: one server for the clients of all users; False: users wait for each other. None: where the
-    driver can do it.
-    protocol: version of the daemon's control interface. 2; or 3: shares that differ have namespaces, each
-    with limits of its own.
+    replicas: 2 or more; the number of clients if ``clients`` is given.
+    clients:  unequal shares, in the order of the file; empty for equal ones.
+    exclusive_process: whether the GPU is set to exclusive-process mode meanwhile.
+    multi_user: one server for the clients of all users; False: one user at a time. None: if the driver can
+    do it.
+    protocol: version of the daemon's control interface. 2; or 3: unequal shares have namespaces with limits
+    of their own.
     """
 
     replicas: int
@@ -80,10 +82,10 @@ Sharing = Exclusive | TimeSlicing | Mps
 
 @dataclass(frozen=True, slots=True)
 class DesiredMig:
-    """The MIG layout that a GPU should have. enabled False: MIG mode off (mig-parted says so).
+    """The MIG layout that a GPU should have. enabled False: MIG mode off (as mig-parted's mig-enabled).
 
-    named: the layout's name (``all-balanced``) in place of ``items``; which MIG devices that are depends on
-    the GPU's model (``model.named_layouts``).
+    named: name of a layout (``all-balanced``) instead of ``items``; its MIG devices depend on the GPU model
+    (``model.named_layouts``).
     """
 
     items: tuple[LayoutItem, ...] = ()
@@ -95,20 +97,20 @@ class DesiredMig:
 
 
 @dataclass(frozen=True, slots=True)
-class Everything:
-    """Every GPU of the node (``all``)."""
+class AllDevices:
+    """Every GPU of the node, or every device of the resource (``all``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rest:
-    """Every GPU that no other entry selects."""
+class RemainingGpus:
+    """Every GPU that no other entry selects (``rest``)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
-    """GPUs that meet every criterion given; an empty criterion is none.
+class GpuCriteria:
+    """GPUs that meet every criterion given; an empty tuple is no criterion.
 
-    index: NVML indexes. uuid: UUIDs. model: product names or catalogue ids, ``*`` allowed.
+    index: NVML indexes. uuid: UUIDs. model: product names or ids of the catalogue, ``*`` allowed.
     pci: bus addresses. device_filter: mig-parted's ``0xDDDDVVVV[:0xSSSSVVVV]``, lower case.
     """
 
@@ -119,26 +121,28 @@ class Where:
     device_filter: tuple[str, ...] = ()
 
 
-GpuSelector = Everything | Rest | Where
+GpuSelector = AllDevices | RemainingGpus | GpuCriteria
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """The n lowest NVML indexes, lost GPUs counted (NVIDIA's ``devices: n``)."""
+class LowestIndexes:
+    """The n devices with the lowest NVML indexes, lost GPUs included (NVIDIA's ``devices: n``)."""
 
     n: int
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """NVIDIA's ``devices`` list. mig_index: pairs ``(gpu, mig device)`` of ``"0:1"``; uuid: GPU or MIG."""
+class ListedDevices:
+    """NVIDIA's ``devices`` list. mig_index: pairs ``(gpu, mig device)`` of ``"0:1"``; uuid: of GPUs or MIG
+    devices.
+    """
 
     index: tuple[int, ...] = ()
     mig_index: tuple[tuple[int, int], ...] = ()
     uuid: tuple[str, ...] = ()
 
 
-DeviceSelector = Everything | Count | Listed
+DeviceSelector = AllDevices | LowestIndexes | ListedDevices
 
 
 # --- entries -----------------------------------------------------------------------------------
@@ -154,10 +158,10 @@ class WatchAction(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuEntry:
-    """For these GPUs, this. ``mig`` set: the layout, and ``sharing`` is that of each MIG device.
+    """How the selected GPUs are used. If ``mig`` is set, ``sharing`` is that of each MIG device.
 
-    origin: path in the file, ``gpus[1]``; problems found later point there.
-    name:   the resource's name in place of the default; None: the default.
+    origin: path in the file, ``gpus[1]``; problems that are found later name it.
+    name:   name of the resource; None: the default name.
     """
 
     origin: str
@@ -171,9 +175,9 @@ class GpuEntry:
 
 @dataclass(frozen=True, slots=True)
 class ResourceEntry:
-    """For these devices of this resource, this sharing (an item of NVIDIA's ``sharing.*.resources``).
+    """How the selected devices of a resource are shared (an item of NVIDIA's ``sharing.*.resources``).
 
-    rename: the name of the shares; None: the resource's own, with ``.shared`` where that is asked for.
+    rename: name of the shares; None: the resource's own name, with ``.shared`` if the file asks for that.
     """
 
     origin: str
@@ -186,7 +190,7 @@ class ResourceEntry:
 
 
 class MigStrategy(StrEnum):
-    """How MIG devices are named: not at all, as ``nvidia.com/gpu``, or by profile."""
+    """The resource name of MIG devices: none at all, ``nvidia.com/gpu``, or one for each profile."""
 
     NONE = "none"
     SINGLE = "single"
@@ -194,14 +198,14 @@ class MigStrategy(StrEnum):
 
 
 class AllocationPolicy(StrEnum):
-    """Which shares are preferred for one request."""
+    """Which shares are preferred for a request."""
 
     DISTRIBUTED = "distributed"
     PACKED = "packed"
 
 
 class DeviceListStrategy(StrEnum):
-    """How a container is told which devices it has (NVIDIA's ``deviceListStrategy``)."""
+    """How a container learns which devices it has (NVIDIA's ``deviceListStrategy``)."""
 
     ENVVAR = "envvar"
     VOLUME_MOUNTS = "volume-mounts"
@@ -210,7 +214,7 @@ class DeviceListStrategy(StrEnum):
 
 
 class DeviceIdStrategy(StrEnum):
-    """What a container's devices are called (NVIDIA's ``deviceIDStrategy``)."""
+    """The names of a container's devices (NVIDIA's ``deviceIDStrategy``)."""
 
     UUID = "uuid"
     INDEX = "index"
@@ -218,7 +222,7 @@ class DeviceIdStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """Devices whose product or profile matches get this resource name. ``*`` matches any run."""
+    """Devices whose product or profile matches ``pattern`` get this resource name. ``*`` matches any text."""
 
     pattern: str
     name: ResourceName
@@ -226,11 +230,11 @@ class NamePattern:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What holds for all GPUs of the node. The defaults are those of Partage's own format.
+    """Settings for all GPUs of the node. The defaults are those of Partage's own format.
 
     rename_shared, fail_requests_greater_than_one: for ``GpuEntry``; a ``ResourceEntry`` has its own.
-    gpu_names, mig_names: first match wins (NVIDIA's ``resources``).
-    driver_root, dev_root: host prefixes of the driver and of the device nodes.
+    gpu_names, mig_names: the first match counts (NVIDIA's ``resources``).
+    driver_root, dev_root: host paths of the driver and of the device files.
     imex_channels: () or (0,).
     """
 
@@ -256,7 +260,7 @@ class Options:
 
     @property
     def uses_cdi(self) -> bool:
-        """Containers are told by CDI, among others."""
+        """CDI is one of the ways in which containers learn their devices."""
         return any(
             way in (DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI)
             for way in self.device_list
@@ -264,7 +268,7 @@ class Options:
 
     @property
     def only_cdi(self) -> bool:
-        """Containers are told by CDI alone: nothing else is put into the answer."""
+        """CDI is the only way in which containers learn their devices."""
         return bool(self.device_list) and all(
             way in (DeviceListStrategy.CDI_ANNOTATIONS, DeviceListStrategy.CDI_CRI)
             for way in self.device_list
@@ -273,11 +277,11 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What the operator wants of a node.
+    """What the operator wants on a node.
 
-    source: the file's name as given, empty for the built-in policy. format: ``partage/v1``,
-    ``nvidia/v1`` or ``mig-parted/v1``. later_wins: an entry may overrule an earlier one (mig-parted);
-    otherwise two entries for one device are an error.
+    source: the file's name as given; empty for the built-in policy. format: ``partage/v1``, ``nvidia/v1``
+    or ``mig-parted/v1``. later_wins: a later entry overrides an earlier one (mig-parted); otherwise two
+    entries for one device are an error.
     """
 
     entries: tuple[GpuEntry | ResourceEntry, ...] = ()
@@ -288,4 +292,4 @@ class Policy:
 
 
 ALL_EXCLUSIVE = Policy()
-"""The policy without a policy: every GPU exclusive."""
+"""The policy that is used if none is given: every GPU exclusive."""

@@ -1,4 +1,4 @@
-"""Processes that have contexts on GPUs, and the memory that the driver says they use."""
+"""Processes with contexts on GPUs, and how much memory they use according to the driver."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 
 class ProcessKind(StrEnum):
-    """What a process is to its GPU.
+    """What kind of process it is.
 
-    mps-client: its work passes through an MPS server, which is there as ``mps-server``, with memory of its
-    own. Which of the two the driver counts a client's memory for depends on GPU and driver (before Volta
-    always the server): what a server has is nobody's in particular.
+    mps-client: works through an MPS server. The server is listed too, as ``mps-server``, with memory of its
+    own. Depending on GPU and driver, the memory of a client is counted for the client or for the server
+    (before Volta always for the server), so the memory of a server belongs to no container.
     """
 
     COMPUTE = "compute"
@@ -32,12 +32,14 @@ def is_mps_program(name: str) -> bool:
 class GpuProcess:
     """One process on one GPU or MIG device.
 
-    gpu: UUID of the GPU. device: UUID of the MIG device, None for the whole GPU; gi_id, ci_id: its instances.
-    used_bytes: context, allocations and libraries; managed memory is missing. None where the driver does not
-    say (WSL, some vGPUs, MIG without permission).
-    name: the kernel's 15 characters. cgroups: lines of ``/proc/<pid>/cgroup`` (``model.cgroup``).
-    start: clock ticks since the boot; with the pid it names a process for ever. uid: the real one.
-    Empty and None where /proc does not say: the process has ended, or is not ours to look at.
+    gpu: UUID of the GPU. device: UUID of the MIG device, None for the whole GPU; gi_id, ci_id: its
+    instances.
+    used_bytes: context, allocations and libraries, without managed memory. None if the driver does not
+    report it (WSL, some vGPUs, MIG without permission).
+    name: first 15 characters of the command's name. cgroups: lines of ``/proc/<pid>/cgroup``
+    (``model.cgroup``).
+    start: start time in clock ticks since boot; together with the pid it is unique. uid: the real user id.
+    Empty or None if /proc does not show it: the process has ended, or may not be read.
     """
 
     gpu: str
@@ -55,10 +57,11 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """used_bytes: what the driver has given out of one GPU, its reserve left out where it tells them apart.
+    """used_bytes: allocated memory of one GPU, without the driver's reserve if the driver reports that
+    separately.
 
-    None where it does not say. What of it no process accounts for is the driver's, or somebody's whom we do
-    not see.
+    None if the driver does not report it. Memory that no listed process uses belongs to the driver or to
+    processes that are not visible.
     """
 
     gpu: str
@@ -67,11 +70,11 @@ class GpuMemory:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """All processes with contexts, by the GPU's index and pid; this process left out.
+    """All processes with contexts, by index of the GPU and pid, without this process.
 
-    blind: why some may be missing, a sentence; empty: none is. The driver names only pids that the caller's
-    pid namespace has, leaves all others out and says success. Where it is not known that the namespace is the
-    node's, that counts as blind.
+    blind: why some may be missing, a sentence; empty if none is missing. The driver reports only pids of
+    the caller's pid namespace; it leaves out the others without an error. If it is not known that this is
+    the node's namespace, ``blind`` is not empty.
     """
 
     rows: tuple[GpuProcess, ...] = ()

@@ -1,4 +1,4 @@
-"""MIG profile names: ``3g.40gb``, ``1g.10gb+me``, ``1c.3g.40gb``, ``1g.24gb-me``."""
+"""Names of MIG profiles: ``3g.40gb``, ``1g.10gb+me``, ``1c.3g.40gb``, ``1g.24gb-me``."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ _LONGEST = 40
 
 @dataclass(frozen=True, slots=True, order=True)
 class MigProfile:
-    """A MIG device's kind, by name.
+    """A MIG profile, as its name has it.
 
-    compute_slices: the ``1`` of ``1c.3g.40gb``, equal to gpu_slices where no ``c`` is written.
-    gpu_slices: the ``3``; gigabytes: the ``40``, a rounded share, not the real memory.
+    compute_slices: the ``1`` of ``1c.3g.40gb``; equal to gpu_slices if there is no ``c``.
+    gpu_slices: the ``3``. gigabytes: the ``40``, a rounded part of the GPU's memory, not the real size.
     attributes: ``("me",)`` for ``+me``, ``("-me",)`` for ``-me``; sorted.
-    Grammar: facts of mig-parted's format; Raises ValueError by ``parse`` for anything else.
     """
 
     gpu_slices: int
@@ -30,7 +29,7 @@ class MigProfile:
 
     @classmethod
     def parse(cls, text: str) -> MigProfile:
-        """Inverse of ``str``; a redundant ``c`` (``3c.3g.40gb``) is dropped."""
+        """Inverse of ``str``; a redundant ``c`` (``3c.3g.40gb``) is dropped. Raises ValueError."""
         match = _PROFILE.fullmatch(text) if len(text) <= _LONGEST else None
         if match is None:
             raise ValueError(f"{text[:_LONGEST]!r} is not a MIG profile such as 3g.40gb or 1g.10gb+me")
@@ -42,12 +41,12 @@ class MigProfile:
 
     @property
     def gpu_instance(self) -> MigProfile:
-        """The profile of the GPU instance that holds it: ``3g.40gb`` for ``1c.3g.40gb``."""
+        """The profile of its GPU instance: ``3g.40gb`` for ``1c.3g.40gb``."""
         return MigProfile(self.gpu_slices, self.gigabytes, self.gpu_slices, self.attributes)
 
     @property
     def resource_suffix(self) -> str:
-        """How it stands in a resource name: ``mig-1g.10gb.me`` (``+`` becomes ``.``, ``-me`` stays)."""
+        """Its part of a resource name: ``mig-1g.10gb.me`` (``+`` becomes ``.``, ``-me`` stays)."""
         return f"mig-{self}".replace("+", ".").replace(",", ".")
 
     def __str__(self) -> str:
@@ -61,12 +60,12 @@ class MigProfile:
 def profile_by_memory(
     gpu_slices: int, instance_bytes: int, total_bytes: int, attributes: tuple[str, ...] = ()
 ) -> MigProfile:
-    """The profile that NVIDIA's tools name a GPU instance by.
+    """The profile name that NVIDIA's tools give a GPU instance.
 
-    instance_bytes: memory of the GPU instance; total_bytes: of the GPU. The figure in the name is the
-    instance's share in eighths, rounded up, of the total in whole GiB, rounded up; halves round away from
-    zero (1g of 180 GiB: 22.5, so 1g.23gb, where Python's ``round`` says 22). It is not the memory that the
-    instance has: 1g.12gb of an H100 NVL has 10.75 GiB. Integrated GPUs report a total of 0: ``1g.0gb``.
+    instance_bytes: memory of the GPU instance; total_bytes: memory of the GPU. The number in the name is
+    the instance's memory in eighths of the total, rounded up, times the total in whole GiB, rounded up;
+    halves are rounded up (1g of 180 GiB: 22.5, so 1g.23gb; Python's ``round`` gives 22). It is not the real
+    memory: 1g.12gb of an H100 NVL has 10.75 GiB. Integrated GPUs report a total of 0: ``1g.0gb``.
     """
     if total_bytes <= 0:
         return MigProfile(gpu_slices, 0, gpu_slices, attributes)

@@ -1,4 +1,4 @@
-"""What is offered: a device under a resource name, in a number of shares, with what each guarantees."""
+"""What is offered: devices under resource names, in shares, with the guarantee of each share."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from partage.model.policy import Interval, Strategy
 class Guarantee(StrEnum):
     """What a share guarantees about its memory, strongest first.
 
-    hard:     the hardware or the driver's cgroup limit holds it.
-    guarded:  the MPS daemon's own limit equals the share, in exclusive-process mode, watched from the host.
-    advisory: a variable or a framework's cap that a tenant can drop.
-    none:     nothing; one tenant's out-of-memory hits the others.
+    hard:     the hardware or the driver's cgroup limit enforces it.
+    guarded:  the limit of the MPS daemon equals the share, in exclusive-process mode, and Partage watches
+    the use.
+    advisory: an environment variable or a framework's limit, which a tenant can remove.
+    none:     nothing; when one tenant uses all memory, the others fail.
     """
 
     HARD = "hard"
@@ -31,7 +32,7 @@ class Guarantee(StrEnum):
 
 
 def weakest(guarantees: Iterator[Guarantee]) -> Guarantee:
-    """The weakest of at least one. Raises ValueError for none."""
+    """The weakest one. Raises ValueError if there is none."""
     return min(guarantees, key=lambda guarantee: guarantee.strength)
 
 
@@ -41,22 +42,24 @@ class DeviceOffer:
 
     device:      UUID of the device; the ids of its shares begin with it.
     gpu:         UUID of the GPU that it is, or is part of.
-    index:       what ``deviceIDStrategy: index`` calls it: ``0`` or ``0:1``.
+    index:       its name under ``deviceIDStrategy: index``: ``0`` or ``0:1``.
     gpu_index:   NVML index of the GPU.
-    resource:    the name under which the kubelet knows it.
-    strategy:    the GPU's; shared: how the device itself is shared (exclusive, time-slicing, mps).
-    replicas:    shares into which the *device* is split, 1 for exclusive. Together with ``first`` and
-                 ``count`` it says which of them this offering holds: all, save where MPS clients differ.
+    resource:    the resource name for the kubelet.
+    strategy:    of the GPU; shared: of the device itself (exclusive, time-slicing, mps).
+    replicas:    number of shares of the *device*, 1 for exclusive. This offer holds the shares from
+    ``first``,
+                 ``count`` of them: all, except for unequal MPS clients.
     memory_bytes: memory of one share.
-    threads_percent: ceiling of compute of one share under MPS; None elsewhere.
+    threads_percent: share of the multiprocessors of one share under MPS; else None.
     nodes:       device files as paths below the device root, ``/dev/nvidia0``.
     single:      a container may hold one share only (``failRequestsGreaterThanOne``).
-    planned:     the device does not exist yet: a MIG layout that has still to be made.
-    profile:     of the MIG device, None for a GPU.
-    limits_in_env: the share is smaller than what the GPU's MPS daemon lets a client have; its own limits
-                 stand in the container's environment.
-    pipe:        where below its daemon's pipe directory the share's clients connect: a namespace of a named
-                 server (MPS v3). Empty: at the directory itself.
+    planned:     the device does not exist yet; its MIG layout is still to be created.
+    profile:     of the MIG device; None for a GPU.
+    limits_in_env: the share is smaller than the limit of the GPU's MPS daemon; its own limits are in the
+                 container's environment.
+    pipe:        directory below the daemon's pipe directory through which the share's clients connect: a
+    namespace
+                 of a named server (MPS v3). Empty: the pipe directory itself.
     """
 
     device: str
@@ -84,22 +87,22 @@ class DeviceOffer:
 
     @property
     def share_ids(self) -> tuple[str, ...]:
-        """The kubelet's device ids: the bare UUID for exclusive, else ``<uuid>::<n>``."""
+        """The kubelet's device ids: the UUID itself for exclusive, else ``<uuid>::<n>``."""
         if self.shared is Strategy.EXCLUSIVE:
             return (self.device,)
         return tuple(str(ShareId(self.device, n)) for n in range(self.first, self.first + self.count))
 
 
 GpuOffer = tuple[DeviceOffer, ...]
-"""All that one GPU offers."""
+"""Everything that one GPU offers."""
 
 NodeOffer = Mapping[str, GpuOffer]
-"""GPU UUID to what it offers. A GPU that offers nothing (an empty MIG GPU) has an empty tuple."""
+"""GPU UUID to its offer. A GPU that offers nothing (MIG mode without MIG devices) has an empty tuple."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """All that is offered under one name, ordered by GPU index, MIG index and share."""
+    """Everything that is offered under one name, ordered by GPU index, MIG index and share."""
 
     name: ResourceName
     offerings: tuple[DeviceOffer, ...]
@@ -112,7 +115,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRow:
-    """One device in a ListAndWatch message to the kubelet. numa_node: None sends no topology."""
+    """One device in a ListAndWatch message to the kubelet. numa_node: None: no topology is sent."""
 
     id: str
     healthy: bool
@@ -120,7 +123,7 @@ class DeviceRow:
 
 
 def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
-    """Group an offer by resource name; names in the order of the first GPU that has them."""
+    """The offers grouped by resource name; the names in the order of the first GPU that has them."""
     rows: dict[ResourceName, list[DeviceOffer]] = {}
     offerings = (offering for gpu_offer in offer.values() for offering in gpu_offer)
     for offering in sorted(offerings, key=_node_order):

@@ -1,8 +1,7 @@
-"""What is done to a GPU, one act at a time: plain values for a plan, a journal, the hardware port.
+"""The steps that change a GPU, one at a time: plain values for a plan, a journal and the hardware port.
 
-A GPU instance that does not exist yet has no id, so what is made names its place: the memory slices of its
-GPU instance. Ids are reused by the driver; whoever destroys compares profile and placement with what lives
-under the id, and leaves alone what is something else by now.
+A GPU instance that does not exist yet has no id, so a creation names its placement. The driver reuses ids,
+so a destruction names id, profile and placement, and is refused if something else has the id now.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from partage.model.policy import Interval
 
 
 class UseKind(StrEnum):
-    """Who has a GPU open. monitor: DCGM, persistenced, nvsm: nobody's work, but it can block a reset."""
+    """What uses a GPU. monitor: DCGM, nvidia-persistenced, nvsm: no workload, but it can block a reset."""
 
     POD = "pod"
     PROCESS = "process"
@@ -28,11 +27,11 @@ class UseKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """Somebody holds something of one GPU.
+    """One pod or process that uses a GPU or a part of it.
 
-    gpu: its UUID. name: ``namespace/pod``, a command's name. pid: None where it is not known.
-    device: UUID of a MIG device. gi_id, ci_id: its GPU and compute instance; a gi_id without ci_id means all
-    of that GPU instance. None of the three: the GPU as a whole.
+    gpu: UUID of the GPU. name: ``namespace/pod``, or the name of a command. pid: None if not known.
+    device: UUID of a MIG device. gi_id, ci_id: its GPU and compute instance; gi_id without ci_id means the
+    whole GPU instance. All three None: the whole GPU.
     """
 
     gpu: str
@@ -45,7 +44,7 @@ class GpuUse:
 
     @property
     def whole(self) -> bool:
-        """It concerns the GPU, not a part of it."""
+        """Whether it uses the whole GPU."""
         return self.device is None and self.gi_id is None
 
     def __str__(self) -> str:
@@ -59,7 +58,7 @@ class GpuUse:
 
 @dataclass(frozen=True, slots=True)
 class SetMigMode:
-    """Turn MIG mode on or off. Both return values count; the caller closes its own handles first."""
+    """Turn MIG mode on or off. The mode may stay pending until a reset."""
 
     gpu: str
     enabled: bool
@@ -70,11 +69,11 @@ class SetMigMode:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Reset GPUs, in one call, so that a pending MIG mode comes into force; every instance on them is lost.
+    """Reset GPUs together, so that a pending MIG mode takes effect. All instances on them are lost.
 
-    gpus: all that share the reset, by index. pending: those of them that need it.
-    reboot: False: not needed. None: unknown; in a virtual machine a reset is often not allowed, and only a
-    reboot of the machine brings the mode into force.
+    gpus: all GPUs that are reset together, by index. pending: those that need the reset.
+    reboot: False: not needed. None: not known; in a virtual machine a reset is often not allowed, and only
+    a reboot of the machine activates the mode.
     """
 
     gpus: tuple[str, ...]
@@ -83,7 +82,7 @@ class Reset:
 
     @property
     def along(self) -> tuple[str, ...]:
-        """Those that share the reset without needing it."""
+        """The GPUs that are reset only because they share the reset."""
         return tuple(gpu for gpu in self.gpus if gpu not in self.pending)
 
     def __str__(self) -> str:
@@ -92,15 +91,15 @@ class Reset:
         are = "is" if number == 1 else "are"
         more = f"; {others} its NVLinks {are} reset along with it" if number else ""
         reboot = "; in a virtual machine that may take a reboot" if self.reboot is None else ""
-        return f"reset the GPU, so that its MIG mode comes into force{more}{reboot}"
+        return f"reset the GPU, so that its MIG mode takes effect{more}{reboot}"
 
 
 @dataclass(frozen=True, slots=True)
 class DestroyCompute:
     """Destroy a compute instance, and with it a MIG device.
 
-    instance, placement: profile and place of its GPU instance. profile: its own, ``1c.3g.40gb``.
-    gi_id, ci_id: None where only the place is known (an undone creation whose ids nobody wrote down).
+    instance, placement: profile and placement of its GPU instance. profile: its own, ``1c.3g.40gb``.
+    gi_id, ci_id: None if not known (a creation is undone whose ids were not written down).
     """
 
     gpu: str
@@ -117,7 +116,7 @@ class DestroyCompute:
 
 @dataclass(frozen=True, slots=True)
 class DestroyInstance:
-    """Destroy a GPU instance that has no compute instance. gi_id: None where only the place is known."""
+    """Destroy a GPU instance without compute instances. gi_id: None if not known."""
 
     gpu: str
     profile: str
@@ -130,7 +129,7 @@ class DestroyInstance:
 
 @dataclass(frozen=True, slots=True)
 class CreateInstance:
-    """Make a GPU instance at exactly this place."""
+    """Create a GPU instance at exactly this placement."""
 
     gpu: str
     profile: str
@@ -142,9 +141,9 @@ class CreateInstance:
 
 @dataclass(frozen=True, slots=True)
 class CreateCompute:
-    """Make a compute instance in the GPU instance at this place; the driver chooses where within it.
+    """Create a compute instance in the GPU instance at this placement; the driver chooses where in it.
 
-    instance: profile of the GPU instance. profile: what the MIG device will be called, ``1c.3g.40gb``.
+    instance: profile of the GPU instance. profile: that of the new MIG device, ``1c.3g.40gb``.
     """
 
     gpu: str
@@ -158,9 +157,9 @@ class CreateCompute:
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Read the GPU again: MIG mode as said, and on it exactly these MIG devices.
+    """Read the GPU again. MIG mode must be ``enabled``, and exactly these MIG devices must exist.
 
-    devices: profiles with the first memory slice of their GPU instance, ``3g.40gb@4``, by that slice.
+    devices: profiles with the first memory slice of their GPU instance, ``3g.40gb@4``, ordered by it.
     """
 
     gpu: str
@@ -171,13 +170,13 @@ class Verify:
         if not self.enabled:
             return "verify that MIG mode is off"
         if not self.devices:
-            return "verify that no MIG device lives on it"
-        return f"verify that nothing but {', '.join(self.devices)} lives on it"
+            return "verify that it has no MIG device"
+        return f"verify that it has exactly {', '.join(self.devices)}"
 
 
 @dataclass(frozen=True, slots=True)
 class SetComputeMode:
-    """Say who may open contexts on a GPU. before: the mode it has now, and gets back when this is undone."""
+    """Set which processes may create contexts on a GPU. before: the mode until now, set again on undo."""
 
     gpu: str
     mode: ComputeMode
@@ -189,7 +188,7 @@ class SetComputeMode:
 
 @dataclass(frozen=True, slots=True)
 class SetTimeSlice:
-    """Set the length of a GPU's time slice. before: the one it has now, and gets back when this is undone."""
+    """Set the length of a GPU's time slice. before: the length until now, set again on undo."""
 
     gpu: str
     interval: Interval
@@ -201,10 +200,10 @@ class SetTimeSlice:
 
 @dataclass(frozen=True, slots=True)
 class EndProcess:
-    """End a process that works on a GPU. Cannot be taken back.
+    """End a process that uses a GPU. Cannot be undone.
 
-    start: as in ``model.process.GpuProcess``. container: the id that its cgroup names, 64 digits. A process
-    that has the pid by now and is another one, or in another container, is left alone.
+    start: as in ``model.process.GpuProcess``. container: id in its cgroup, 64 digits. If the pid belongs to
+    another process now, or the process to another container, it is not touched.
     """
 
     gpu: str
@@ -218,7 +217,7 @@ class EndProcess:
 
 @dataclass(frozen=True, slots=True)
 class StartDaemon:
-    """Have an MPS control daemon that is as asked. One that runs and is so is left alone."""
+    """Start an MPS control daemon as ``spec`` describes it. One that runs like this already is left alone."""
 
     gpu: str
     spec: DaemonSpec
@@ -229,9 +228,9 @@ class StartDaemon:
 
 @dataclass(frozen=True, slots=True)
 class StopDaemon:
-    """End the MPS control daemon of a device, which has to be without clients.
+    """Stop the MPS control daemon of a device. It must have no clients.
 
-    spec: what it was asked to be, and is again when this is undone; None where nobody knows.
+    spec: how it was started, and will be started again on undo; None if not known.
     """
 
     gpu: str
@@ -244,7 +243,7 @@ class StopDaemon:
 
 @dataclass(frozen=True, slots=True)
 class EndClient:
-    """End one client's work on an MPS server, whose process lives on. Cannot be taken back."""
+    """End the work of one client of an MPS server; its process lives on. Cannot be undone."""
 
     gpu: str
     device: str
@@ -311,7 +310,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class TimeSlice:
-    """The length of a GPU's time slice as it is. interval: None where it cannot be said; reason: why."""
+    """The length of a GPU's time slice, as observed. interval: None if it cannot be read; reason: why."""
 
     gpu: str
     interval: Interval | None
@@ -320,7 +319,7 @@ class TimeSlice:
 
 @dataclass(frozen=True, slots=True)
 class Created:
-    """What a creation brought. ci_id, uuid: of a compute instance only."""
+    """The ids of what a step created. ci_id, uuid: only for a compute instance."""
 
     gi_id: int
     ci_id: int | None = None
@@ -333,9 +332,10 @@ def gpus_of(step: PlannedStep) -> tuple[str, ...]:
 
 
 def reverse(step: Step, made: Created | None = None) -> Step | None:
-    """What takes a step back. None for what changes nothing, for what ends, and for a reset: see ``undo``.
+    """The step that undoes a step. None for a step that changes nothing or cannot be undone; reset: see
+    ``undo``.
 
-    made: what the step brought, where that is known. A MIG device that is made again has a new UUID.
+    made: what the step created, if known. A MIG device that is created again has a new UUID.
     """
     match step:
         case SetMigMode(gpu, enabled):
@@ -364,10 +364,10 @@ def reverse(step: Step, made: Created | None = None) -> Step | None:
 
 
 def undo(done: Iterable[tuple[Step, Created | None]]) -> tuple[Step, ...]:
-    """What takes the steps of ``done`` back, last one first.
+    """The steps that undo ``done``, the last one first.
 
-    A reset is taken back by another one, after the modes before it are: only then do the old modes come
-    into force, and what lived on the GPUs can be made again.
+    A reset is undone by another reset, after the MIG modes before it are set back: only then do the old
+    modes take effect, and the instances can be created again.
     """
     back: list[Step] = []
     reset: Reset | None = None
@@ -383,11 +383,11 @@ def undo(done: Iterable[tuple[Step, Created | None]]) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Blast:
-    """How far a step reaches beyond what it names.
+class BlastRadius:
+    """What a step affects beyond the thing that it names.
 
-    idle: GPUs, by UUID, that nobody may use meanwhile and that lose every instance they have; empty for a
-    step under which all other instances go on running.
+    idle: GPUs, by UUID, that must be idle and lose all their instances; empty if all other instances keep
+    running.
     reboot: as in ``Reset``.
     """
 
@@ -395,15 +395,15 @@ class Blast:
     reboot: bool | None = False
 
 
-def blast(step: PlannedStep) -> Blast:
+def blast(step: PlannedStep) -> BlastRadius:
     """The blast radius of a step. Instances are isolated: to make or destroy one touches no other."""
     match step:
         case SetMigMode(gpu):
-            return Blast((gpu,))
+            return BlastRadius((gpu,))
         case Reset(gpus):
-            return Blast(gpus, step.reboot)
+            return BlastRadius(gpus, step.reboot)
         case _:
-            return Blast()
+            return BlastRadius()
 
 
 def _named(uuid: str) -> str:

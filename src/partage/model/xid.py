@@ -1,7 +1,8 @@
-"""What an XID says about its GPU: a table, and the operator's exceptions to it.
+"""What an XID means for its GPU: a table, and the operator's exceptions.
 
-Source of the table: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Resolution Bucket (Immediate
-Action)"), read in October 2025; what NVIDIA's device plugin v0.20.0 ignores; docs/adr/0021 for the rest.
+Source of the table: NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, "Resolution Bucket
+(Immediate Action)"), read in October 2025; the XIDs that NVIDIA's device plugin v0.20.0 ignores;
+docs/adr/0021.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from enum import StrEnum
 class XidClass(StrEnum):
     """What follows from an XID.
 
-    note:  nothing; the application's fault (catalogue: RESTART_APP), or information (IGNORE).
-    doubt: nobody knows; the GPU is watched.
-    fault: the GPU is not offered until it has been quiet for a while.
+    ignored: nothing; an error of the application (catalogue: RESTART_APP), or information (IGNORE).
+    unknown: the meaning is not known; the GPU is suspect.
+    fault: the GPU is not offered until some time has passed without events.
     reset: the GPU is not offered until there is proof of a reset (catalogue: RESET_GPU, RESTART_BM).
     """
 
-    NOTE = "note"
-    DOUBT = "doubt"
+    IGNORED = "ignored"
+    UNKNOWN = "unknown"
     FAULT = "fault"
     RESET = "reset"
 
@@ -47,32 +48,33 @@ RESET_XIDS = {
     167: "PCIe fatal timeout",
     169: "internal micro-controller halt",
 }
-"""XIDs after which the GPU needs a reset (or the node a reboot), and what they say."""
+"""XIDs after which the GPU needs a reset (or the node a reboot), with their meaning."""
 
-NOTED_XIDS = frozenset(
+IGNORED_XIDS = frozenset(
     {
         # RESTART_APP: push buffers, exceptions, page faults, copy and media engines, contained memory errors.
         *(8, 11, 13, 25, 31, 32, 39, 40, 41, 60, 68, 69, 70, 71, 72, 75, 76, 77, 80, 82, 83, 84, 85, 86),
         *(88, 89, 94, 96, 97, 98, 99, *range(100, 106), *range(126, 136), 139),
-        # IGNORE: channels cleaned up, firmware's remarks, rows remapped, error rates, test messages. 154 says
-        # that the recovery action changed, which every Condition says too.
+        # IGNORE: channels cleaned up, firmware notes, rows remapped, error rates, test messages. 154 says
+        # that the recovery action changed, which every GpuCondition reports too.
         *(14, 37, 38, 43, 44, 45, 63, 66, 67, 78, 92, 93, 106, 107, 108, 121, 137, 141, 152, 153, 154),
         *(157, 160, 161, 162, 163, 164, 165),
         # Encoders: unused in the catalogue, ignored by NVIDIA's plugin.
         65,
     }
 )
-"""XIDs that say nothing against the GPU."""
+"""XIDs that are no sign of a broken GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class XidRules:
     """The operator's exceptions (DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS).
 
-    off: no health checks, save that a GPU that does not answer is never offered.
-    xids_off: XIDs change nothing.
-    disabled: these change nothing.
-    enabled, all_enabled: these count, whatever else stands here; one that the table only notes is a fault.
+    off: no health checks, except that a GPU that does not answer is never offered.
+    xids_off: XIDs are ignored.
+    disabled: these XIDs are ignored.
+    enabled, all_enabled: these XIDs count, whatever the other fields say; one that the table ignores is a
+    fault.
     """
 
     off: bool = False
@@ -83,10 +85,11 @@ class XidRules:
 
     @classmethod
     def parse(cls, disable: str, enable: str) -> XidRules:
-        """The two variables' texts, empty where unset.
+        """From the texts of the two variables; empty if not set.
 
-        ``all``, ``xids`` (to disable only) or XIDs with commas between them. Malformed items are skipped, as
-        NVIDIA's plugin does. ``all`` disabled with some enabled means all but those (there: no check at all).
+        ``all``, ``xids`` (to disable only) or XIDs separated by commas. Malformed items are skipped, as in
+        NVIDIA's plugin. ``all`` disabled and some enabled: all but those are ignored (NVIDIA's plugin: no
+        check at all).
         """
         disabled, enabled = _items(disable), _items(enable)
         return cls(
@@ -98,12 +101,12 @@ class XidRules:
         )
 
     def class_of(self, code: int) -> XidClass:
-        """What this XID means under these rules."""
+        """The class of this XID under these rules."""
         meaning = _in_table(code)
         if self.all_enabled or code in self.enabled:
             return XidClass.RESET if meaning is XidClass.RESET else XidClass.FAULT
         if self.xids_off or code in self.disabled:
-            return XidClass.NOTE
+            return XidClass.IGNORED
         return meaning
 
 
@@ -118,7 +121,7 @@ DEFAULT_RULES = XidRules()
 def _in_table(code: int) -> XidClass:
     if code in RESET_XIDS:
         return XidClass.RESET
-    return XidClass.NOTE if code in NOTED_XIDS else XidClass.DOUBT
+    return XidClass.IGNORED if code in IGNORED_XIDS else XidClass.UNKNOWN
 
 
 def _items(text: str) -> set[str]:

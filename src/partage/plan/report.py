@@ -143,7 +143,7 @@ def gpu_reports(
                 uuid=uuid,
                 index=gpu.index if gpu else offer[0].gpu_index,
                 product=gpu.product if gpu else "",
-                health=health.phase(),
+                health=health.status(),
                 instances=health.instances,
                 lost=node.lost.get(uuid, ""),
                 strategy=offer[0].strategy if offer else None,

@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from partage.model.health import Booted, Condition, Event, Health, Silent, Xid, keep_instances, step
+from partage.model.health import (
+    Event,
+    GpuCondition,
+    Health,
+    NodeBooted,
+    Unresponsive,
+    Xid,
+    keep_instances,
+    next_health,
+)
 from partage.model.policy import MigStrategy
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.offer.desired import DesiredState
@@ -32,7 +41,7 @@ class TurnInput:
     desired: DesiredState | None = None
     fresh: bool = False
     xids: tuple[Xid, ...] = ()
-    conditions: tuple[Condition, ...] | None = None
+    conditions: tuple[GpuCondition, ...] | None = None
     silent: str = ""
     booted: bool = False
     held_version: int = 0
@@ -105,7 +114,7 @@ def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, H
     for gpu in gpus:
         health = before.health.get(gpu, Health())
         for event in _events(gpu, seen):
-            health = step(health, event, seen.snapshot.now_s, rules)
+            health = next_health(health, event, seen.snapshot.now_s, rules)
         healths[gpu] = _without_old_instances(gpu, health, seen)
     return healths
 
@@ -116,18 +125,18 @@ def _events(gpu: str, seen: TurnInput) -> Iterator[Event]:
     That a GPU does not answer while it is being changed is no news.
     """
     if seen.booted:
-        yield Booted()
+        yield NodeBooted()
     yield from (xid for xid in seen.xids if xid.gpu in (gpu, None))
     if seen.silent:
-        yield Silent(seen.silent)
+        yield Unresponsive(seen.silent)
         return
     if gpu in seen.snapshot.in_hand:
         yield from (one for one in seen.conditions or () if one.gpu == gpu and one.lost is None)
         return
     if seen.fresh and seen.node.inventory.gpu(gpu) is None:
-        yield Condition(gpu, lost=GONE)
+        yield GpuCondition(gpu, lost=GONE)
     elif seen.fresh and gpu in seen.node.lost:
-        yield Condition(gpu, lost=seen.node.lost[gpu])
+        yield GpuCondition(gpu, lost=seen.node.lost[gpu])
     yield from (condition for condition in seen.conditions or () if condition.gpu == gpu)
 
 

@@ -125,7 +125,7 @@ STRANGERS: tuple[Any, ...] = (
     None, True, -1, 0, 1, 3.5, 10**9, "", "all", "4", "\x00", "x" * 3000, "nvidia.com/gpu",
     [], [None], [[]], {}, {"": None}, {"a": 1},
 )  # fmt: skip
-"""What nobody expects at a key: one of every kind."""
+"""Unexpected values of a key: one of every type."""
 
 Path = tuple[str | int, ...]
 

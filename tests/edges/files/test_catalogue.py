@@ -120,7 +120,7 @@ def test_the_reason_for_a_missing_geometry_is_a_sentence(name, words):
     assert words in why_no_geometry(gpu)
 
 
-def test_a_model_whose_placements_nobody_published_is_not_plannable_offline():
+def test_a_model_without_published_placements_is_not_plannable_offline():
     model = load().by_id("rtx-pro-5000-blackwell-48gb")
     assert model is not None
     assert "not plannable offline" in model.no_geometry

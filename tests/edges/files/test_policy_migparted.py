@@ -9,7 +9,7 @@ import pytest
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Problem
 from partage.model.layout import LayoutItem
-from partage.model.policy import DesiredMig, Everything, GpuEntry, Options, Policy, Where
+from partage.model.policy import AllDevices, DesiredMig, GpuCriteria, GpuEntry, Options, Policy
 from tests.edges.files.policy_texts import MIG_PARTED
 
 
@@ -30,11 +30,13 @@ def test_a_named_configuration_is_read() -> None:
         entries=(
             GpuEntry(
                 "mig-configs.mixed[0]",
-                Where(index=(0, 1), device_filter=("0x20b010de", "0x233010de:0x16c110de")),
+                GpuCriteria(index=(0, 1), device_filter=("0x20b010de", "0x233010de:0x16c110de")),
                 mig=DesiredMig(wanted),
             ),
             GpuEntry(
-                "mig-configs.mixed[1]", Where(index=(2,), device_filter=("0x20b210de",)), mig=DesiredMig(())
+                "mig-configs.mixed[1]",
+                GpuCriteria(index=(2,), device_filter=("0x20b210de",)),
+                mig=DesiredMig(()),
             ),
         ),
         options=Options(),
@@ -47,7 +49,7 @@ def test_a_named_configuration_is_read() -> None:
 def test_the_only_configuration_needs_no_name() -> None:
     text = "version: v1\nmig-configs: {all-disabled: [{devices: all, mig-enabled: false}]}"
     (entry,) = parse_policy(text, "m").policy.entries
-    assert entry == GpuEntry("mig-configs.all-disabled[0]", Everything(), mig=DesiredMig(enabled=False))
+    assert entry == GpuEntry("mig-configs.all-disabled[0]", AllDevices(), mig=DesiredMig(enabled=False))
     assert parse_policy(text, "m", "all-disabled").policy.entries == (entry,)
 
 
@@ -116,7 +118,7 @@ def test_the_frame_is_strict(text: str, path: str, said: str) -> None:
         (
             "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 0}}",
             ".mig-devices",
-            "no MIG device at all",
+            "asks for no MIG device",
         ),
         (
             "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 10000000}}",

@@ -11,12 +11,13 @@ from partage.errors import InputError, Problem
 from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
 from partage.model.policy import (
+    AllDevices,
     AllocationPolicy,
     DesiredMig,
     DeviceIdStrategy,
     DeviceListStrategy,
-    Everything,
     Exclusive,
+    GpuCriteria,
     GpuEntry,
     Interval,
     MigStrategy,
@@ -24,10 +25,9 @@ from partage.model.policy import (
     MpsClient,
     Options,
     Policy,
-    Rest,
+    RemainingGpus,
     TimeSlicing,
     WatchAction,
-    Where,
 )
 from partage.units import GIB
 from tests.edges.files.policy_texts import NATIVE
@@ -72,15 +72,15 @@ def test_the_policy_of_the_documentation_means_what_it_says() -> None:
     layout = tuple(map(LayoutItem.parse, ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")))
     assert loaded.policy == Policy(
         entries=(
-            GpuEntry("gpus[0]", Where(index=(0, 1, 2, 3)), Mps(4)),
-            GpuEntry("gpus[1]", Where(index=(4, 5)), TimeSlicing(4), DesiredMig(layout)),
+            GpuEntry("gpus[0]", GpuCriteria(index=(0, 1, 2, 3)), Mps(4)),
+            GpuEntry("gpus[1]", GpuCriteria(index=(4, 5)), TimeSlicing(4), DesiredMig(layout)),
             GpuEntry(
                 "gpus[2]",
-                Where(index=(6,)),
+                GpuCriteria(index=(6,)),
                 TimeSlicing(10, Interval.SHORT),
                 name=ResourceName("nvidia.com/gpu.notebooks"),
             ),
-            GpuEntry("gpus[3]", Rest(), Exclusive()),
+            GpuEntry("gpus[3]", RemainingGpus(), Exclusive()),
         ),
         options=Options(),
         source="p.yaml",
@@ -107,7 +107,9 @@ def test_every_key_is_read() -> None:
     second, fifth = policy.entries[1], policy.entries[4]
     assert isinstance(second, GpuEntry)
     assert isinstance(fifth, GpuEntry)
-    assert second.select == Where(index=(2,), uuid=("GPU-x",), model=("A100*",), pci=("00000000:07:00.0",))
+    assert second.select == GpuCriteria(
+        index=(2,), uuid=("GPU-x",), model=("A100*",), pci=("00000000:07:00.0",)
+    )
     assert second.sharing == Mps(
         2, (MpsClient("big", 8 * GIB, 20), MpsClient("nvidia.com/small", 4 * GIB, None)), protocol=3
     )
@@ -119,7 +121,7 @@ def test_nothing_but_a_version_is_a_policy() -> None:
 
 
 def test_all_stands_for_every_gpu() -> None:
-    assert entry("{select: all, exclusive: {}}").select == Everything()
+    assert entry("{select: all, exclusive: {}}").select == AllDevices()
 
 
 def test_watch_off_is_a_word_and_no_boolean() -> None:
@@ -147,7 +149,7 @@ def test_a_number_listed_twice_is_a_warning() -> None:
             "exclusive and mps exclude each other",
         ),
         ("{select: all, exclusive: {}, color: red}", "gpus[0].color", "unknown key"),
-        ("{select: some, exclusive: {}}", "gpus[0].select", "'some' selects nothing"),
+        ("{select: some, exclusive: {}}", "gpus[0].select", "'some' is not a selector"),
         ("{select: {}, exclusive: {}}", "gpus[0].select", "there is no criterion"),
         ("{select: [0], exclusive: {}}", "gpus[0].select", "has to be a mapping, not a list"),
         ("{select: {index: []}, exclusive: {}}", "gpus[0].select.index", "lists nothing"),
@@ -214,7 +216,7 @@ def test_a_number_listed_twice_is_a_warning() -> None:
         ("{select: all, mig: {layout: all-1g}}", "gpus[0].mig.layout", "not the name of a layout"),
         ("{select: all, mig: {layout: 7}}", "gpus[0].mig.layout", "has to be a list"),
         ("{select: all, mig: {layout: [3g]}}", "gpus[0].mig.layout[0]", "not a MIG profile"),
-        ("{select: all, mig: {layout: [1g.10gb@x]}}", "gpus[0].mig.layout[0]", "after '@'"),
+        ("{select: all, mig: {layout: [1g.10gb@x]}}", "gpus[0].mig.layout[0]", "'@' must be followed"),
         (
             "{select: all, mig: {layout: [1g.10gb], mps: {replicas: 2}, time-slicing: {replicas: 2}}}",
             "gpus[0].mig",

@@ -14,12 +14,12 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Problem
 from partage.model.ids import ResourceName
 from partage.model.policy import (
+    AllDevices,
     AllocationPolicy,
-    Count,
     DeviceIdStrategy,
     DeviceListStrategy,
-    Everything,
-    Listed,
+    ListedDevices,
+    LowestIndexes,
     MigStrategy,
     Mps,
     NamePattern,
@@ -98,7 +98,7 @@ def test_every_key_is_read() -> None:
         ResourceEntry(
             f"{time_sliced}[0]",
             GPU,
-            Listed(index=(0, 1), mig_index=((0, 1),), uuid=("GPU-x", "MIG-y")),
+            ListedDevices(index=(0, 1), mig_index=((0, 1),), uuid=("GPU-x", "MIG-y")),
             TimeSlicing(4),
             shared_suffix=True,
             fail_requests_greater_than_one=True,
@@ -106,7 +106,7 @@ def test_every_key_is_read() -> None:
         ResourceEntry(
             f"{time_sliced}[1]",
             GPU,
-            Listed(index=(5,)),
+            ListedDevices(index=(5,)),
             TimeSlicing(2),
             rename=ResourceName("nvidia.com/gpu.two"),
             shared_suffix=True,
@@ -115,12 +115,12 @@ def test_every_key_is_read() -> None:
         ResourceEntry(
             f"{time_sliced}[2]",
             ResourceName("nvidia.com/a100"),
-            Count(2),
+            LowestIndexes(2),
             TimeSlicing(3),
             shared_suffix=True,
             fail_requests_greater_than_one=True,
         ),
-        ResourceEntry("sharing.mps.resources[0]", ResourceName("nvidia.com/small"), Everything(), Mps(2)),
+        ResourceEntry("sharing.mps.resources[0]", ResourceName("nvidia.com/small"), AllDevices(), Mps(2)),
     )
 
 

@@ -68,14 +68,14 @@ def test_every_row_that_is_called_wrong_is_impossible_as_printed(model, row):
 @pytest.mark.parametrize(
     ("machine", "layout", "offered", "said"),
     [
-        ("h200-141gb", "all-2g.25gb", {"2g.35gb": 3}, "taken for all-2g.35gb: 3 x 2g.35gb"),
-        ("h200-141gb", ["2g.25gb"] * 3, {"2g.35gb": 3}, "taken for all-2g.35gb: 3 x 2g.35gb"),
-        ("a100-80gb", ["4g.20gb"] * 4, {"1g.20gb": 4}, "taken for all-1g.20gb: 4 x 1g.20gb"),
+        ("h200-141gb", "all-2g.25gb", {"2g.35gb": 3}, "using all-2g.35gb: 3 x 2g.35gb"),
+        ("h200-141gb", ["2g.25gb"] * 3, {"2g.35gb": 3}, "using all-2g.35gb: 3 x 2g.35gb"),
+        ("a100-80gb", ["4g.20gb"] * 4, {"1g.20gb": 4}, "using all-1g.20gb: 4 x 1g.20gb"),
         (
             "a800-80gb",
             ["3g.47gb", "2g.24gb", "1g.12gb"],
             {"1g.10gb": 1, "2g.20gb": 1, "3g.40gb": 1},
-            "taken for 1 x 1g.10gb + 1 x 2g.20gb + 1 x 3g.40gb",
+            "using 1 x 1g.10gb + 1 x 2g.20gb + 1 x 3g.40gb",
         ),
     ],
 )

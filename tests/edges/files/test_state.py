@@ -29,7 +29,7 @@ from partage.edges.files.state import (
 )
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
-from partage.model.health import Condition, Health, Xid, step
+from partage.model.health import GpuCondition, Health, Xid, next_health
 from partage.model.ids import ResourceName
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, Guarantee
@@ -66,7 +66,7 @@ MIG = replace(
     limits_in_env=True,
     pipe="gpu/share0",
 )
-SICK = step(Health(), Xid("GPU-0", 79), 90)
+SICK = next_health(Health(), Xid("GPU-0", 79), 90)
 STATE = SavedState(
     boot_id="8f2c",
     policy=SavedPolicy("version: partage/v1\ngpus: [ü]\n", "policy.yaml", "big"),
@@ -74,7 +74,11 @@ STATE = SavedState(
         "GPU-0": GpuServing((OFFERING, MIG), leaving=(MIG,), draining=True, draining_since_s=40.0),
         "GPU-1": GpuServing(()),
     },
-    health={"GPU-0": step(step(SICK, Xid("GPU-0", 48, gi_id=2), 95), Condition("GPU-0", resets=1), 96)},
+    health={
+        "GPU-0": next_health(
+            next_health(SICK, Xid("GPU-0", 48, gi_id=2), 95), GpuCondition("GPU-0", resets=1), 96
+        )
+    },
 )
 
 
@@ -118,15 +122,15 @@ def test_times_go_on_from_where_they_were_on_the_clock_of_the_next_agent(state_d
 
 def test_a_probation_has_its_full_rest_to_go_after_a_restart(state_dir: StateDir):
     """An hour in which nobody watched is no proof of health."""
-    asked = Condition("GPU-0", recovery=RecoveryAction.GPU_RESET)
-    fine = Condition("GPU-0", recovery=RecoveryAction.NONE)
-    health = step(step(Health(), asked, 0), fine, 10)
+    asked = GpuCondition("GPU-0", recovery=RecoveryAction.GPU_RESET)
+    fine = GpuCondition("GPU-0", recovery=RecoveryAction.NONE)
+    health = next_health(next_health(Health(), asked, 0), fine, 10)
     state_dir.save(SavedState(health={"GPU-0": health}), 50)
     loaded = state_dir.load(4000).state
     assert loaded
     health = loaded.health["GPU-0"]
-    assert not step(health, fine, 4019).offered()
-    assert step(health, fine, 4020).offered()
+    assert not next_health(health, fine, 4019).offered()
+    assert next_health(health, fine, 4020).offered()
 
 
 def test_the_file_is_readable_json_with_a_version(state_dir: StateDir, tmp_path: Path):
@@ -390,7 +394,7 @@ EVENTS = st.lists(
                 gi_id=st.sampled_from([None, 1, 7]),
             ),
             st.builds(
-                Condition,
+                GpuCondition,
                 gpu=st.just("GPU-0"),
                 recovery=st.sampled_from([None, *RecoveryAction]),
                 resets=st.sampled_from([None, 0, 1]),
@@ -409,7 +413,7 @@ def test_every_life_and_every_text_comes_back(
     health, now_s = Health(), 1.0
     for wait_s, event in events:
         now_s += wait_s
-        health = step(health, event, now_s)
+        health = next_health(health, event, now_s)
     state = SavedState("b", SavedPolicy(text, source), {}, {"GPU-0": health})
     opened = StateDir(tmp_path_factory.mktemp("state"))
     assert opened.save(state, now_s) is None
@@ -419,5 +423,5 @@ def test_every_life_and_every_text_comes_back(
     assert loaded.state
     assert loaded.state.policy == state.policy
     # A state that ended before now ends now: nothing that anybody could tell apart.
-    fine = Condition("GPU-0", recovery=RecoveryAction.NONE)
-    assert step(loaded.state.health["GPU-0"], fine, now_s) == step(health, fine, now_s)
+    fine = GpuCondition("GPU-0", recovery=RecoveryAction.NONE)
+    assert next_health(loaded.state.health["GPU-0"], fine, now_s) == next_health(health, fine, now_s)

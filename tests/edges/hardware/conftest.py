@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from partage.edges.hardware.helper_server import HelperServer
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
 from partage.edges.hardware.remote import RemoteHardware
-from partage.edges.hardware.serve import HelperServer
 from partage.faces.cli.hardware import helper_argv
 from partage.sim.node.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
 from partage.sim.node.hardware import SimulatedHardware
@@ -187,7 +187,7 @@ ACTING_SUBJECTS = [
     "NVML stand-in",
     "NVML stand-in in a helper process",
 ]
-"""Those on which MIG is changed. Never real GPUs: somebody may use them."""
+"""Those on which MIG is changed. Never real GPUs, which may be in use."""
 
 
 @pytest.fixture(params=SUBJECTS)
@@ -230,7 +230,7 @@ async def _subject(request: pytest.FixtureRequest, socket_path: Path) -> AsyncIt
             case "NVML stand-in in a helper process":
                 node = _h100s(request)
                 argv = helper_argv(socket_path, driver_root=node.root)
-                # The helper looks into the real /proc: whom it shall see cannot be written there.
+                # The helper looks into the real /proc: what it should see cannot be written there.
                 yield replace(_stubbed(node, closing(RemoteHardware(socket_path, argv))), work=None)
             case "NVML":
                 yield Subject(closing(NvmlHardware()))

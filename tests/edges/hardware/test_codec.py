@@ -29,15 +29,15 @@ from partage.model.gpu import (
     NoDriver,
     RecoveryAction,
 )
-from partage.model.health import Condition, Xid
+from partage.model.health import GpuCondition, Xid
 from partage.model.mps import (
     ClientLimits,
     ConnectedClient,
     DaemonPhase,
     DaemonSpec,
     DaemonState,
+    MpsNamespace,
     MpsServer,
-    Namespace,
     ServerStatus,
 )
 from partage.model.placement import Placement
@@ -112,7 +112,7 @@ inventories = st.builds(
     simulated=st.booleans(),
 )
 conditions = st.builds(
-    Condition,
+    GpuCondition,
     gpu=texts,
     lost=st.none() | texts,
     recovery=st.none() | st.sampled_from(RecoveryAction),
@@ -126,7 +126,7 @@ events = st.builds(
 )
 optional_numbers = st.none() | numbers
 namespaces = st.builds(
-    Namespace,
+    MpsNamespace,
     st.from_regex(r"share[0-9]{1,2}", fullmatch=True),
     st.none() | st.integers(1, 2**20).map(lambda mib: mib * MIB),
     st.none() | st.integers(1, 100),
@@ -236,8 +236,8 @@ def test_an_inventory_crosses_unharmed(inventory: Inventory) -> None:
 
 
 @given(st.lists(conditions, max_size=3).map(tuple))
-def test_conditions_cross_unharmed(values: tuple[Condition, ...]) -> None:
-    assert decode(tuple[Condition, ...], through_the_wire(encode(values))) == values
+def test_conditions_cross_unharmed(values: tuple[GpuCondition, ...]) -> None:
+    assert decode(tuple[GpuCondition, ...], through_the_wire(encode(values))) == values
 
 
 @given(events)
@@ -320,7 +320,7 @@ def test_what_is_no_act_is_refused(wrong: Any) -> None:
 
 @given(json_values)
 def test_whatever_arrives_is_a_value_or_a_codec_error(data: Any) -> None:
-    for kind in (Inventory, Events, tuple[Condition, ...], tuple[GpuUse, ...], Processes, ANY_STEP):
+    for kind in (Inventory, Events, tuple[GpuCondition, ...], tuple[GpuUse, ...], Processes, ANY_STEP):
         try:
             assert encode(decode(kind, data)) == data
         except CodecError:

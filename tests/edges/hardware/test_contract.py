@@ -1,4 +1,4 @@
-"""What every implementation of the hardware port promises, whoever is behind it."""
+"""What every implementation of the hardware port must do."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def _hears_of_a_change(subject: Subject) -> bool:
 
 
 async def _watched(subject: Subject) -> None:
-    """Wait until events are watched: what happens before is nobody's to know."""
+    """Wait until events are watched: earlier events are not delivered."""
     assert subject.raise_xid is not None
     async with asyncio.timeout(LIMIT_S):
         while not (await subject.hardware.events(0.1)).xids:

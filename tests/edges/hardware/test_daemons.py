@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from partage.edges.hardware.keeping import keep
+from partage.edges.hardware.daemon_steps import perform_daemon_step
 from partage.edges.hardware.port import Hardware
-from partage.errors import GpuInUse, NotThere, Unsupported
+from partage.errors import GpuInUse, NotFound, Unsupported
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
 from partage.model.step import EndClient, SetMigMode, StartDaemon, StopDaemon
 from partage.sim.node.faults import Occupy, SetDaemonPhase
@@ -41,7 +41,7 @@ async def test_a_daemon_that_was_started_serves_with_the_limits_that_were_asked_
     assert (state.limits.memory_bytes, state.limits.threads_percent) == (2 * GIB, 25)
 
 
-async def test_one_that_is_as_asked_is_left_alone_and_a_dead_one_is_made_anew(
+async def test_a_matching_daemon_is_left_alone_and_a_dead_one_is_replaced(
     hardware: SimulatedHardware,
 ) -> None:
     step = await started(hardware)
@@ -64,7 +64,7 @@ async def test_clients_keep_a_daemon_until_their_work_is_ended(hardware: Simulat
     (server,) = (await only(hardware)).servers
     assert [client.pid for client in server.clients] == [4711]
     await hardware.perform(EndClient(step.gpu, step.gpu, server.pid, 4711))
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await hardware.perform(EndClient(step.gpu, step.gpu, server.pid, 4711))
     await hardware.perform(StopDaemon(step.gpu, step.gpu))
     assert await hardware.daemons() == ()
@@ -78,10 +78,10 @@ async def test_a_gpu_with_a_daemon_does_not_change_its_mig_mode(hardware: Simula
 
 async def test_there_is_no_daemon_for_a_gpu_that_is_not_there(hardware: SimulatedHardware) -> None:
     spec = DaemonSpec("GPU-none", "GPU-none")
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await hardware.perform(StartDaemon("GPU-none", spec))
 
 
-async def test_where_nobody_keeps_daemons_that_is_said() -> None:
-    with pytest.raises(Unsupported, match="nobody keeps MPS daemons"):
-        await keep(None, StopDaemon("GPU-1", "GPU-1"))
+async def test_without_a_keeper_the_error_says_so() -> None:
+    with pytest.raises(Unsupported, match="does not manage MPS daemons"):
+        await perform_daemon_step(None, StopDaemon("GPU-1", "GPU-1"))

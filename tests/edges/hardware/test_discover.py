@@ -6,9 +6,9 @@ import pytest
 
 from partage.edges.files.catalogue import load
 from partage.edges.hardware.discover import Discovery
-from partage.edges.hardware.migs import named_gigabytes
-from partage.edges.hardware.readings import Nvml, Remote
-from partage.edges.hardware.topology import sort_remotes
+from partage.edges.hardware.mig_devices import named_gigabytes
+from partage.edges.hardware.readings import NvLinkPeer, Nvml
+from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
 from partage.model.gpu import (
     ComputeMode,
@@ -22,7 +22,7 @@ from partage.model.gpu import (
     MigMode,
     RecoveryAction,
 )
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.placement import Placement
 from partage.units import MIB
 from tests.edges.hardware.stub import H100_MEMORY_BYTES, StubNode
@@ -146,13 +146,13 @@ def test_a_bridge_joins_its_two_gpus_and_no_others(node: StubNode) -> None:
 
 def test_what_is_no_gpu_of_the_node_is_a_switch_unless_the_driver_says_otherwise() -> None:
     remotes = [
-        Remote("gpu", None),
-        Remote("gpu", False),
-        Remote("else", None),
-        Remote("else", True),
-        Remote("else", False),
+        NvLinkPeer("gpu", None),
+        NvLinkPeer("gpu", False),
+        NvLinkPeer("else", None),
+        NvLinkPeer("else", True),
+        NvLinkPeer("else", False),
     ]
-    links = sort_remotes(remotes, ["gpu"])
+    links = count_nvlinks(remotes, ["gpu"])
     assert (dict(links.peers), links.switches) == ({"gpu": 2}, 2)
 
 
@@ -243,10 +243,10 @@ def test_the_drivers_word_on_each_gpu(node: StubNode) -> None:
     nvml = Nvml(node.host)
     nvml.open()
     assert Discovery(nvml, node.host).conditions() == (
-        Condition(node.uuid(0), recovery=RecoveryAction.NODE_REBOOT, fabric_ok=True),
-        Condition(node.uuid(1), recovery=RecoveryAction.NONE, rows_pending=True, fabric_ok=True),
-        Condition(node.uuid(2), recovery=RecoveryAction.NONE, rows_failed=True, fabric_ok=False),
-        Condition(node.uuid(3)),
+        GpuCondition(node.uuid(0), recovery=RecoveryAction.NODE_REBOOT, fabric_ok=True),
+        GpuCondition(node.uuid(1), recovery=RecoveryAction.NONE, rows_pending=True, fabric_ok=True),
+        GpuCondition(node.uuid(2), recovery=RecoveryAction.NONE, rows_failed=True, fabric_ok=False),
+        GpuCondition(node.uuid(3)),
     )
     node.write(**{"gpu.0.fabric": "3 999"})
     assert Discovery(nvml, node.host).conditions()[0].fabric_ok is False
@@ -319,7 +319,7 @@ def test_a_mig_device_that_cannot_be_named_loses_its_gpu_and_not_the_node(node: 
     node.write(**{"gpu.0.mig.0.attributes": "1 40448", "gpu.0.profile.2": None})
     assert "is not known" in look(node).lost[0].reason
     node.write(**{"gpu.0.profile.2": "9 3", "gpu.0.gi.2": "9 4 0"})
-    assert "no placement" in look(node).lost[0].reason
+    assert "not a placement" in look(node).lost[0].reason
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware import end_process as ending
-from partage.edges.hardware.end_process import end_process, refuse_ourselves
-from partage.errors import GpuInUse, NotPermitted, NotThere, Unsupported
+from partage.edges.hardware.end_process import end_process, refuse_own_process
+from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.step import EndProcess
 from tests.edges.hardware.stub import StubNode
 
@@ -93,13 +93,13 @@ async def test_a_cancelled_wait_leaves_nothing_behind(node: StubNode, begin: Beg
     [(START + 1, f"0::/docker/{CID}"), (START, f"0::/docker/{OURS}"), (START, "0::/"), (START, "")],
     ids=["another process", "another container", "no container", "nothing to be read"],
 )
-async def test_who_is_somebody_else_by_now_is_left_alone(
+async def test_another_process_with_the_same_pid_is_left_alone(
     node: StubNode, begin: Begin, start: int, cgroup: str
 ) -> None:
     child, step = begin(OBEYS)
     node.file(f"proc/{child.pid}/stat", f"{child.pid} (train) S {'0 ' * 18}{start} 0\n")
     node.file(f"proc/{child.pid}/cgroup", cgroup + "\n")
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await end_process(node.host, step)
     assert child.poll() is None
 
@@ -108,7 +108,7 @@ async def test_who_has_gone_is_not_there(node: StubNode, begin: Begin) -> None:
     child, step = begin(OBEYS)
     child.kill()
     child.wait()
-    with pytest.raises(NotThere, match="there is no process"):
+    with pytest.raises(NotFound, match="there is no process"):
         await end_process(node.host, step)
 
 
@@ -143,6 +143,6 @@ def test_neither_we_nor_our_container_nor_process_1_are_ever_ended(node: StubNod
     gpu = StubNode.uuid(0)
     for pid, container in ((0, CID), (1, CID), (os.getpid(), CID), (77, OURS)):
         with pytest.raises(NotPermitted, match="will not end process"):
-            refuse_ourselves(node.host, EndProcess(gpu, pid, 1, container))
-    refuse_ourselves(node.host, EndProcess(gpu, 77, 1, CID))
+            refuse_own_process(node.host, EndProcess(gpu, pid, 1, container))
+    refuse_own_process(node.host, EndProcess(gpu, 77, 1, CID))
     assert ending.GRACE_S + ending.KILLED_S < 60  # an act's own deadline

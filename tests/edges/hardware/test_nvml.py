@@ -151,7 +151,7 @@ async def test_a_session_that_went_stale_is_opened_again_within_the_same_call(no
     await hardware.close()
 
 
-async def test_a_wait_that_fails_is_begun_anew_after_a_rest(node: StubNode) -> None:
+async def test_a_wait_that_fails_begins_again_after_a_pause(node: StubNode) -> None:
     now = 0.0
     node.add_h100s(1)
     hardware = NvmlHardware(host=node.host, clock=lambda: now)
@@ -167,7 +167,7 @@ async def test_a_wait_that_fails_is_begun_anew_after_a_rest(node: StubNode) -> N
     await hardware.close()
 
 
-async def test_a_flood_of_xids_that_nobody_takes_is_bounded(node: StubNode) -> None:
+async def test_a_flood_of_xids_that_are_not_taken_is_bounded(node: StubNode) -> None:
     hardware = NvmlHardware(host=node.add_h100s(1).host)
     for code in range(3000):
         hardware._mailbox.put(Events(xids=(Xid(None, code),)))

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator
 import pytest
 
 from partage.edges.hardware import nvidia_smi
-from partage.edges.hardware.nvidia_smi import Said
+from partage.edges.hardware.nvidia_smi import SmiOutput
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.edges.hardware.time_slice import interval_in
+from partage.edges.hardware.time_slice import parse_interval
 from partage.errors import (
     GpuInUse,
     HardwareError,
     HardwareTimeout,
-    NotAsSaid,
     NotPermitted,
+    StateMismatch,
     Unsupported,
 )
 from partage.model.gpu import ComputeMode
@@ -71,7 +71,7 @@ async def test_who_only_draws_or_only_looks_is_not_in_the_way(node: StubNode, ca
     assert await mode_of(card) is ComputeMode.EXCLUSIVE_PROCESS
 
 
-async def test_everybody_in_the_way_is_named(node: StubNode, card: NvmlHardware) -> None:
+async def test_all_blocking_processes_are_named(node: StubNode, card: NvmlHardware) -> None:
     node.works(70, "train")
     node.works(71, "notebook", kinds="CG")
     with pytest.raises(GpuInUse, match=r"train \(pid 70\), process notebook \(pid 71\)") as caught:
@@ -83,7 +83,7 @@ async def test_everybody_in_the_way_is_named(node: StubNode, card: NvmlHardware)
 async def test_who_opens_a_context_just_before_the_mode_is_set_has_it_given_back(
     node: StubNode, card: NvmlHardware
 ) -> None:
-    # The driver is slow to set the mode, and meanwhile somebody comes.
+    # The driver is slow to set the mode, and meanwhile a process starts.
     node.write(**{"hang.nvmlDeviceSetComputeMode": 300})
     act = asyncio.create_task(card.perform(EXCLUSIVE))
     async with asyncio.timeout(LIMIT_S):
@@ -137,8 +137,8 @@ async def test_without_nvidia_smi_the_slice_cannot_be_read_and_the_reason_says_w
 ) -> None:
     slices = await card.time_slices()
     assert [one.interval for one in slices] == [None, None]
-    assert "takes nvidia-smi" in slices[0].reason
-    with pytest.raises(Unsupported, match="takes nvidia-smi"):
+    assert "needs nvidia-smi" in slices[0].reason
+    with pytest.raises(Unsupported, match="needs nvidia-smi"):
         await card.perform(SHORT)
 
 
@@ -148,9 +148,9 @@ SETS_NOTHING = "if '--set-timeslice' in sys.argv: {}"
 @pytest.mark.parametrize(
     ("act", "kind", "words"),
     [
-        ("sys.exit(0)", NotAsSaid, "said yes to: set the time slice to short; read again"),
+        ("sys.exit(0)", StateMismatch, "reported success for: set the time slice to short; read again"),
         ("print('Insufficient Permissions'); sys.exit(4)", NotPermitted, "Insufficient Permissions"),
-        ("sys.exit(9)", NotAsSaid, "code 9"),
+        ("sys.exit(9)", StateMismatch, "code 9"),
         ("print('Failed to set timeslice : Not Supported'); sys.exit(3)", Unsupported, "Not Supported"),
     ],
 )
@@ -188,25 +188,25 @@ async def test_an_nvidia_smi_that_hangs_is_given_up(node: StubNode) -> None:
     ],
 )
 def test_the_one_word_of_the_list_counts_however_it_is_laid_out(words: str, interval: Interval) -> None:
-    assert interval_in(GPU, Said(0, words)) is interval
+    assert parse_interval(GPU, SmiOutput(0, words)) is interval
 
 
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
-        (Said(0, ""), NotAsSaid),
-        (Said(0, "Timeslice: 2"), NotAsSaid),
-        (Said(0, "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG"), NotAsSaid),
-        (Said(0, "Defaults and belongings"), NotAsSaid),
-        (Said(1, "Timeslice: Default"), NotAsSaid),
-        (Said(0, "Timeslice: N/A"), Unsupported),
-        (Said(3, "Failed to list : Not Supported"), Unsupported),
-        (Said(4, "Insufficient Permissions"), NotPermitted),
+        (SmiOutput(0, ""), StateMismatch),
+        (SmiOutput(0, "Timeslice: 2"), StateMismatch),
+        (SmiOutput(0, "0=DEFAULT, 1=SHORT, 2=MEDIUM, 3=LONG"), StateMismatch),
+        (SmiOutput(0, "Defaults and belongings"), StateMismatch),
+        (SmiOutput(1, "Timeslice: Default"), StateMismatch),
+        (SmiOutput(0, "Timeslice: N/A"), Unsupported),
+        (SmiOutput(3, "Failed to list : Not Supported"), Unsupported),
+        (SmiOutput(4, "Insufficient Permissions"), NotPermitted),
     ],
 )
 def test_a_list_that_names_no_slice_or_several_is_not_guessed_at(
-    said: Said, kind: type[HardwareError]
+    said: SmiOutput, kind: type[HardwareError]
 ) -> None:
     with pytest.raises(kind) as caught:
-        interval_in(GPU, said)
+        parse_interval(GPU, said)
     assert type(caught.value) is kind

@@ -82,7 +82,7 @@ async def test_who_comes_after_one_that_was_killed_in_a_reset_switches_it_on_aga
     await after.close()
 
 
-async def test_nobody_switches_it_on_in_the_middle_of_anothers_reset(
+async def test_it_is_not_switched_on_during_the_reset_of_another_process(
     node: StubNode, pair: NvmlHardware
 ) -> None:
     started, go = slow_reset(node)

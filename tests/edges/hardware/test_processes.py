@@ -116,7 +116,7 @@ async def test_who_has_gone_meanwhile_is_listed_without_what_proc_said(
 # --- being blind -----------------------------------------------------------------------------------
 
 
-async def test_in_the_nodes_own_pid_namespace_everybody_is_seen(
+async def test_in_the_nodes_own_pid_namespace_all_processes_are_seen(
     node: StubNode, hardware: NvmlHardware
 ) -> None:
     node.see_all()
@@ -132,7 +132,7 @@ async def test_in_another_namespace_an_empty_list_proves_nothing(
     node.write(**{"gpu.0.used": 3 * GIB})
     said = await blind(hardware)
     assert "hostPID" in said
-    assert "2048 MiB of a GPU belong to nobody" in said
+    assert "2048 MiB of a GPU belong to no visible process" in said
 
 
 async def test_a_node_that_is_a_container_itself_sees_other_pods(

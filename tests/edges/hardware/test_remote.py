@@ -1,4 +1,4 @@
-"""The helper process: killed, stopped, replaced, and outlived by nobody."""
+"""The helper process: killed, stopped, replaced; nothing of it keeps running."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.hardware import connection as connection_module
 from partage.edges.hardware import frames
+from partage.edges.hardware import helper_connection as connection_module
+from partage.edges.hardware.helper_server import PROTOCOL
 from partage.edges.hardware.port import Events
 from partage.edges.hardware.remote import RemoteHardware
-from partage.edges.hardware.serve import PROTOCOL
-from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotThere
+from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.health import Xid
@@ -103,12 +103,12 @@ async def test_a_helper_that_hangs_is_killed_and_replaced(remote: RemoteHardware
 NODE = "gpus: [{name: h100-sxm5-80gb}]\nfaults: [{call: perform, after-calls: 1, "
 
 
-async def failing(short_dir: Path, fault: str, act_deadline_s: float = LIMIT_S) -> RemoteHardware:
+async def failing(short_dir: Path, fault: str, step_deadline_s: float = LIMIT_S) -> RemoteHardware:
     """A helper whose second question, an act, ends badly."""
     machine = short_dir / "machine.yaml"
     machine.write_text(f"{NODE}{fault}}}]\n")
     argv = helper_argv(short_dir / "h.sock", machine=str(machine))
-    return RemoteHardware(short_dir / "h.sock", argv, act_deadline_s=act_deadline_s)
+    return RemoteHardware(short_dir / "h.sock", argv, step_deadline_s=step_deadline_s)
 
 
 async def serves_again(hardware: RemoteHardware) -> None:
@@ -136,7 +136,7 @@ async def test_a_helper_that_is_killed_in_the_middle_of_an_act_is_known_at_once(
 
 
 async def test_an_act_that_hangs_costs_a_helper_and_nothing_else(short_dir: Path) -> None:
-    hardware = await failing(short_dir, "hang: true", act_deadline_s=0.5)
+    hardware = await failing(short_dir, "hang: true", step_deadline_s=0.5)
     gpu = (await hardware.observe()).gpus[0].uuid
     first = pid_of(hardware)
     with pytest.raises(HardwareTimeout, match="perform"):
@@ -165,7 +165,7 @@ async def test_a_look_during_a_long_act_is_no_helper_that_hangs(short_dir: Path)
         act = asyncio.create_task(hardware.perform(SetMigMode("GPU-x", enabled=True)))
         await asyncio.sleep(0.05)
         assert (await hardware.observe()).gpus
-        with pytest.raises(NotThere):
+        with pytest.raises(NotFound):
             await act
         await hardware.close()
 
@@ -325,10 +325,10 @@ def test_a_path_that_no_socket_can_have_is_the_operators_mistake() -> None:
         RemoteHardware("/run/" + "x" * 103)
 
 
-# --- a helper that somebody else runs --------------------------------------------------------------
+# --- a helper that is started elsewhere --------------------------------------------------------------
 
 
-async def test_a_helper_of_somebody_else_is_found_when_it_comes(short_dir: Path) -> None:
+async def test_a_helper_that_is_started_elsewhere_is_found_when_it_comes(short_dir: Path) -> None:
     path = short_dir / "h.sock"
     hardware = RemoteHardware(path)
     with pytest.raises(DriverUnavailable, match="no helper listens"):
@@ -406,7 +406,7 @@ async def test_a_helper_that_talks_nonsense_is_unavailable(short_dir: Path, answ
     server.close()
 
 
-async def test_an_answer_that_nobody_waits_for_is_ignored(short_dir: Path) -> None:
+async def test_an_answer_without_a_waiting_caller_is_ignored(short_dir: Path) -> None:
     stray = frames.pack({"id": 99, "result": 1}) + frames.pack({"id": None, "result": 1})
     empty = frames.pack({"id": 2, "result": []})
     server = await answering(short_dir / "s", stray + HELLO, stray + empty)

@@ -1,4 +1,4 @@
-"""A GPU reset: nvidia-smi is a script that resets the stand-in's GPUs, where nobody holds them."""
+"""A GPU reset: nvidia-smi is a script that resets the stand-in's GPUs, unless they are in use."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from partage.errors import (
     GpuLost,
     HardwareError,
     HardwareTimeout,
+    NotFound,
     NotPermitted,
-    NotThere,
     Unsupported,
 )
 from partage.model.gpu import MigMode
@@ -100,7 +100,7 @@ async def test_persistence_mode_is_off_for_the_reset_and_on_again_after_it(
     assert [nvml.call("nvmlDeviceGetPersistenceMode", handle) for handle in nvml.handles().values()] == [1, 1]
 
 
-async def test_a_gpu_that_somebody_holds_is_not_reset(node: StubNode, pair: NvmlHardware) -> None:
+async def test_a_gpu_in_use_is_not_reset(node: StubNode, pair: NvmlHardware) -> None:
     node.add_nvidia_smi()
     node.write(**{"gpu.1.monitor": 1})
     with pytest.raises(GpuInUse, match="In use by another client"):
@@ -155,7 +155,7 @@ async def test_a_reset_for_another_reason_than_a_mode_has_nvidia_smis_word_alone
 
 
 async def test_a_reset_without_nvidia_smi_says_what_is_missing(pair: NvmlHardware) -> None:
-    with pytest.raises(Unsupported, match=r"takes nvidia-smi.*install the driver's tools"):
+    with pytest.raises(Unsupported, match=r"needs nvidia-smi.*install the driver's tools"):
         await pair.perform(STEP)
 
 
@@ -176,7 +176,7 @@ async def test_a_gpu_that_is_not_there_or_does_not_come_back_is_named(
     node: StubNode, pair: NvmlHardware
 ) -> None:
     node.add_nvidia_smi()
-    with pytest.raises(NotThere, match="no GPU GPU-9"):
+    with pytest.raises(NotFound, match="no GPU GPU-9"):
         await pair.perform(Reset(("GPU-9",), ()))
     machine = node.library.with_name("machine.txt")
     node.add_nvidia_smi(f"open({str(machine)!r}, 'a').write('gpu.1.code 15' + chr(10))")

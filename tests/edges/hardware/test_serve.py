@@ -19,11 +19,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partage.edges.hardware import frames
+from partage.edges.hardware.helper_server import PROTOCOL, VERBS, HelperServer, listen
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.serve import PROTOCOL, VERBS, HelperServer, listen
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
@@ -235,7 +235,7 @@ print(data[4:].decode())
 """
 
 
-def test_root_the_owner_and_guests_may_ask_and_nobody_else(simulation: SimulatedHardware) -> None:
+def test_only_root_the_owner_and_allowed_users_may_ask(simulation: SimulatedHardware) -> None:
     server = HelperServer(simulation, allowed_uids=frozenset({4242}))
     assert [server.permits(uid) for uid in (0, os.geteuid(), 4242)] == [True] * 3
     assert not server.permits(4243)
@@ -275,7 +275,7 @@ async def test_the_sockets_file_is_as_open_as_it_has_to_be(
 
 
 @pytest.mark.parametrize("name", ["x" * 108, "missing/s"])
-def test_a_path_where_nobody_can_listen_is_the_operators_mistake(short_dir: Path, name: str) -> None:
+def test_a_path_that_cannot_be_listened_on_is_an_input_error(short_dir: Path, name: str) -> None:
     with pytest.raises(InputError):
         listen(short_dir / name, open_to_all=False)
 
@@ -319,7 +319,7 @@ class Broken:
     async def observe(self) -> Inventory:
         raise ZeroDivisionError("a bug")
 
-    async def conditions(self) -> tuple[Condition, ...]:
+    async def conditions(self) -> tuple[GpuCondition, ...]:
         raise HardwareTimeout("hangs")
 
     async def events(self, timeout_s: float) -> Events:

@@ -1,4 +1,4 @@
-"""What every implementation promises of compute modes, time slices and processes, whoever is behind it."""
+"""What every implementation of the port must do for compute modes, time slices and processes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from partage.errors import (
     GpuInUse,
     GpuLost,
     HardwareError,
-    NotAsSaid,
+    NotFound,
     NotPermitted,
-    NotThere,
+    StateMismatch,
     Unsupported,
 )
 from partage.model.gpu import ComputeMode, Gpu
@@ -74,9 +74,9 @@ async def test_the_compute_mode_is_set_seen_and_given_back(acting: Subject) -> N
     assert await hardware.observe() == before
 
 
-async def test_a_mode_that_is_not_the_one_before_is_somebody_elses_and_stays(acting: Subject) -> None:
+async def test_a_mode_that_is_not_the_one_before_stays(acting: Subject) -> None:
     gpu = (await gpu_of(acting.hardware)).uuid
-    await refuses(acting.hardware, SetComputeMode(gpu, EXCLUSIVE, ComputeMode.PROHIBITED), NotAsSaid)
+    await refuses(acting.hardware, SetComputeMode(gpu, EXCLUSIVE, ComputeMode.PROHIBITED), StateMismatch)
 
 
 async def test_whose_context_is_in_the_way_of_exclusive_mode_is_named(acting: Subject) -> None:
@@ -94,7 +94,7 @@ async def test_an_mps_server_and_its_clients_are_not_in_the_way(acting: Subject)
     assert (await gpu_of(acting.hardware)).compute_mode is EXCLUSIVE
 
 
-async def test_default_mode_is_in_nobodys_way(acting: Subject) -> None:
+async def test_nothing_blocks_default_mode(acting: Subject) -> None:
     gpu = (await gpu_of(acting.hardware)).uuid
     await acting.hardware.perform(SetComputeMode(gpu, EXCLUSIVE, DEFAULT))
     await put(acting, Work(1, 4711))
@@ -132,9 +132,9 @@ async def test_the_time_slice_is_set_seen_and_given_back(acting: Subject) -> Non
     assert {one.interval for one in await hardware.time_slices()} == {Interval.DEFAULT}
 
 
-async def test_a_slice_that_is_not_the_one_before_is_somebody_elses_and_stays(acting: Subject) -> None:
+async def test_a_slice_that_is_not_the_one_before_stays(acting: Subject) -> None:
     gpu = (await gpu_of(acting.hardware)).uuid
-    await refuses(acting.hardware, SetTimeSlice(gpu, Interval.LONG, Interval.SHORT), NotAsSaid)
+    await refuses(acting.hardware, SetTimeSlice(gpu, Interval.LONG, Interval.SHORT), StateMismatch)
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ async def test_a_slice_that_is_not_the_one_before_is_somebody_elses_and_stays(ac
         lambda gpu: EndProcess(gpu, 4711, 1, CID),
     ],
 )
-async def test_a_gpu_that_nobody_knows_is_not_there(acting: Subject, act: Callable[[str], Step]) -> None:
-    await refuses(acting.hardware, act("GPU-of-another-node"), NotThere)
+async def test_an_unknown_gpu_is_not_found(acting: Subject, act: Callable[[str], Step]) -> None:
+    await refuses(acting.hardware, act("GPU-of-another-node"), NotFound)
 
 
 async def test_a_lost_gpu_keeps_its_settings_to_itself(acting: Subject) -> None:
@@ -162,7 +162,7 @@ async def test_a_lost_gpu_keeps_its_settings_to_itself(acting: Subject) -> None:
 # --- processes -----------------------------------------------------------------------------------
 
 
-async def test_nobody_works_on_an_idle_node_and_all_of_it_can_be_seen(acting: Subject) -> None:
+async def test_an_idle_node_has_no_processes_and_all_of_it_can_be_seen(acting: Subject) -> None:
     uuids = [gpu.uuid for gpu in (await acting.hardware.observe()).gpus]
     processes = await acting.hardware.processes()
     assert processes.rows == ()
@@ -196,7 +196,7 @@ async def test_who_works_on_a_gpu_is_listed_with_memory_and_container(acting: Su
     assert {(row.device, row.gi_id, row.ci_id) for row in rows} == {(None, None, None)}
 
 
-async def test_without_a_driver_nobody_can_say(acting: Subject) -> None:
+async def test_without_a_driver_there_is_no_answer(acting: Subject) -> None:
     if acting.driver_gone is None:
         pytest.skip("nothing here can unload the driver")
     await acting.driver_gone()
@@ -229,7 +229,7 @@ async def test_a_process_that_is_meant_is_ended(acting: Subject, child: subproce
     assert acting.leave is not None
     await acting.leave(child.pid)
     assert await rows_of(acting) == ()
-    await refuses(acting.hardware, step, NotThere)
+    await refuses(acting.hardware, step, NotFound)
 
 
 async def test_a_process_that_is_not_meant_is_left_alone(
@@ -238,13 +238,13 @@ async def test_a_process_that_is_not_meant_is_left_alone(
     step = await working(acting, child)
     other_gpu = (await gpu_of(acting.hardware, 2)).uuid
     for wrong, kind in (
-        (EndProcess(step.gpu, step.pid, step.start + 1, CID), NotThere),
-        (EndProcess(step.gpu, step.pid, step.start, OTHER), NotThere),
-        (EndProcess(step.gpu, step.pid, step.start, ""), NotThere),
-        (EndProcess(other_gpu, step.pid, step.start, CID), NotThere),
+        (EndProcess(step.gpu, step.pid, step.start + 1, CID), NotFound),
+        (EndProcess(step.gpu, step.pid, step.start, OTHER), NotFound),
+        (EndProcess(step.gpu, step.pid, step.start, ""), NotFound),
+        (EndProcess(other_gpu, step.pid, step.start, CID), NotFound),
         (EndProcess(step.gpu, 1, step.start, CID), NotPermitted),
         (EndProcess(step.gpu, -1, step.start, CID), NotPermitted),
-        (EndProcess(step.gpu, 2**40, step.start, CID), NotThere),
+        (EndProcess(step.gpu, 2**40, step.start, CID), NotFound),
     ):
         await refuses(acting.hardware, wrong, kind)
     assert child.poll() is None

@@ -40,7 +40,7 @@ async def device(node: StubNode, hardware: NvmlHardware) -> str:
     return made.uuid
 
 
-async def test_nobody_uses_a_quiet_node(hardware: NvmlHardware) -> None:
+async def test_a_quiet_node_has_no_uses(hardware: NvmlHardware) -> None:
     assert await hardware.uses() == ()
 
 
@@ -124,7 +124,7 @@ async def test_a_lost_gpu_costs_only_its_own_answer(node: StubNode, hardware: Nv
     assert await hardware.uses() == (GpuUse(SECOND, UseKind.PROCESS, "python3", 42),)
 
 
-async def test_without_a_driver_nobody_can_say(node: StubNode, hardware: NvmlHardware) -> None:
+async def test_without_a_driver_there_is_no_answer(node: StubNode, hardware: NvmlHardware) -> None:
     node.driver_gone()
     with pytest.raises(DriverUnavailable):
         await hardware.uses()

@@ -35,7 +35,7 @@ def test_ids_are_read_over_all_numa_nodes_and_pods(tmp_path: Path) -> None:
     }
 
 
-def test_an_empty_checkpoint_says_that_nobody_holds_anything(tmp_path: Path) -> None:
+def test_an_empty_checkpoint_means_that_nothing_is_held(tmp_path: Path) -> None:
     content = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": {}}, "Checksum": 1}
     assert held_in_checkpoint(written(tmp_path, content)) == {}
 

@@ -39,7 +39,7 @@ def test_pod_namespace_and_container_stand_in_the_name(logs: Path) -> None:
         f"a_b_c_d-{CID}.log",
     ],
 )
-def test_what_is_named_otherwise_names_nobody(logs: Path, name: str) -> None:
+def test_other_file_names_are_ignored(logs: Path, name: str) -> None:
     (logs / name).touch()
     assert container_names(logs) == {}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.kubelet.endpoint import LONGEST_PAUSE_S, ResourceEndpoint, pause_s
-from partage.edges.kubelet.registration import Need, Sight, needed
+from partage.edges.kubelet.registration import NextAction, ObservedSockets, next_action
 from partage.edges.kubelet.sockets import SocketIdentity
 from partage.errors import InputError
 from partage.model.share import DeviceRow
@@ -70,7 +70,7 @@ async def test_a_kubelet_that_was_away_is_registered_with_when_it_comes(
     assert [record.getMessage() for record in caplog.records] == ["not registered"], "said once"
 
 
-async def test_a_wiped_directory_is_served_and_registered_anew(short_dir: Path) -> None:
+async def test_a_wiped_directory_is_served_and_registered_again(short_dir: Path) -> None:
     """The kubelet lives on: its old connection has ended before the new registration comes."""
     with scripted_kubelet(short_dir) as kubelet:
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
@@ -138,7 +138,7 @@ async def test_options_that_change_are_told_by_a_new_registration(short_dir: Pat
             assert options.pre_start_required
 
 
-async def test_a_registration_anew_is_tried_until_the_kubelet_accepts_it(short_dir: Path) -> None:
+async def test_a_new_registration_is_tried_until_the_kubelet_accepts_it(short_dir: Path) -> None:
     """It knows the resource from before, but not what changed since."""
     shelf = Shelf("a")
     with scripted_kubelet(short_dir) as kubelet:
@@ -205,21 +205,21 @@ KUBELET, NEW_KUBELET = SocketIdentity(3, 30), SocketIdentity(3, 31)
 
 
 @pytest.mark.parametrize(
-    ("served", "known_to", "sight", "need"),
+    ("served", "known_to", "sockets", "need"),
     [
-        (None, None, Sight(kubelet=KUBELET, own=None), Need.SERVE),
-        (None, None, Sight(kubelet=None, own=OURS), Need.SERVE),
-        (OURS, KUBELET, Sight(kubelet=KUBELET, own=None), Need.SERVE),
-        (OURS, KUBELET, Sight(kubelet=KUBELET, own=OTHER), Need.SERVE),
-        (OURS, KUBELET, Sight(kubelet=NEW_KUBELET, own=None), Need.SERVE),
-        (OURS, KUBELET, Sight(kubelet=None, own=OURS), Need.KUBELET),
-        (OURS, None, Sight(kubelet=KUBELET, own=OURS), Need.REGISTER),
-        (OURS, KUBELET, Sight(kubelet=NEW_KUBELET, own=OURS), Need.REGISTER),
-        (OURS, KUBELET, Sight(kubelet=KUBELET, own=OURS), Need.NOTHING),
-        (OURS, KUBELET, Sight(kubelet=KUBELET, own=SocketIdentity(1, 99)), Need.NOTHING),
+        (None, None, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
+        (None, None, ObservedSockets(kubelet=None, own=OURS), NextAction.SERVE),
+        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
+        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OTHER), NextAction.SERVE),
+        (OURS, KUBELET, ObservedSockets(kubelet=NEW_KUBELET, own=None), NextAction.SERVE),
+        (OURS, KUBELET, ObservedSockets(kubelet=None, own=OURS), NextAction.WAIT_FOR_KUBELET),
+        (OURS, None, ObservedSockets(kubelet=KUBELET, own=OURS), NextAction.REGISTER),
+        (OURS, KUBELET, ObservedSockets(kubelet=NEW_KUBELET, own=OURS), NextAction.REGISTER),
+        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OURS), NextAction.NOTHING),
+        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=SocketIdentity(1, 99)), NextAction.NOTHING),
     ],
 )
 def test_what_is_needed_follows_from_what_is_seen(
-    served: SocketIdentity | None, known_to: SocketIdentity | None, sight: Sight, need: Need
+    served: SocketIdentity | None, known_to: SocketIdentity | None, sockets: ObservedSockets, need: NextAction
 ) -> None:
-    assert needed(served, known_to, sight) is need
+    assert next_action(served, known_to, sockets) is need

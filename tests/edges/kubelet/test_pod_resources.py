@@ -48,7 +48,7 @@ async def test_the_entries_of_one_resource_are_put_together(short_dir: Path) -> 
 
 
 async def test_callers_share_the_call_that_starts_after_they_asked(short_dir: Path) -> None:
-    """Eleven callers, two calls: nobody gets an answer from before its question, and none is in parallel."""
+    """Eleven callers, two calls: no answer is older than its question, and no calls are in parallel."""
     async with asking(short_dir) as (kubelet, client):
         kubelet.list_delay_s = 0.2
         first = asyncio.create_task(client.held())

@@ -260,7 +260,7 @@ async def test_a_directory_that_is_not_there_may_come_later(short_dir: Path) -> 
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_garbage_on_the_socket_hurts_nobody_else(
+async def test_garbage_on_the_socket_affects_no_other_connection(
     path: Path, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -14,7 +14,7 @@ from pathlib import Path
 from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
 from partage.edges.mps.port import MpsDaemons
 from partage.edges.mps.starting import DaemonHost
-from partage.model.mps import SERVER, DaemonSpec, Namespace
+from partage.model.mps import SERVER, DaemonSpec, MpsNamespace
 from partage.units import GIB
 
 GPUS = ("GPU-11111111-2222-3333-4444-000000000000", "GPU-11111111-2222-3333-4444-000000000001")
@@ -55,7 +55,7 @@ class Tenant:
 
 @dataclass(slots=True)
 class Subject:
-    """One node with a control program. run_dir: short, passable for everybody.
+    """One node with a control program. run_dir: short, passable for every user.
 
     devices: GPUs that can be shared. client: command line of a client program.
     protocol: version of the daemons' language; in version 3 all limits are a namespace's.
@@ -78,7 +78,7 @@ class Subject:
         spec = DaemonSpec(device, device, **wanted)  # type: ignore[arg-type]
         if self.protocol == 2 or spec.namespaces:
             return spec
-        return replace(spec, namespaces=(Namespace(SHARE, spec.memory_bytes, spec.threads_percent),))
+        return replace(spec, namespaces=(MpsNamespace(SHARE, spec.memory_bytes, spec.threads_percent),))
 
     def home(self, number: int = 0) -> Path:
         return self.run_dir / "mps" / self.devices[number]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.errors import DaemonError, GpuInUse, NotThere
+from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.mps import DaemonPhase, DaemonState, ServerStatus
 from tests.edges.mps.subjects import LIMIT, NOBODY, ROOT, Subject, until
 
@@ -153,11 +153,11 @@ async def test_only_a_client_of_that_server_can_be_terminated(subject: Subject):
     tenant = await subject.tenant()
     keeper = subject.keeper()
 
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await keeper.terminate(subject.devices[0], state.servers[0].pid, os.getpid())
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await keeper.terminate(subject.devices[0], os.getpid(), tenant.pid)
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await keeper.terminate("GPU-of-nobody", state.servers[0].pid, tenant.pid)
     assert await tenant.says("launch") == "ok"
 
@@ -247,7 +247,7 @@ STARTER = """
 import asyncio, sys
 from pathlib import Path
 from partage.edges.mps.keeper import MpsKeeper
-from partage.model.mps import DaemonSpec, Namespace
+from partage.model.mps import DaemonSpec, MpsNamespace
 
 spec, run_dir, root = sys.argv[1:]
 async def main():
@@ -276,7 +276,7 @@ async def test_a_daemon_outlives_who_started_it_and_is_taken_over(subject: Subje
     assert await tenant.says("launch") == "ok"
 
 
-async def test_a_killed_daemon_is_dead_until_it_is_started_anew(subject: Subject):
+async def test_a_killed_daemon_is_dead_until_it_is_started_again(subject: Subject):
     keeper = subject.keeper()
     pid = (await keeper.start(subject.spec())).pid
     assert pid is not None
@@ -290,9 +290,9 @@ async def test_a_killed_daemon_is_dead_until_it_is_started_anew(subject: Subject
     assert (dead.pid, dead.servers, dead.device) == (None, (), subject.devices[0])
     assert f"(pid {pid}) is gone" in dead.reason
 
-    anew = await keeper.start(subject.spec())
-    assert anew.phase is DaemonPhase.SERVING
-    assert anew.pid != pid
+    again = await keeper.start(subject.spec())
+    assert again.phase is DaemonPhase.SERVING
+    assert again.pid != pid
     assert await (await subject.tenant()).says("launch") == "ok"
 
 
@@ -304,7 +304,7 @@ async def test_a_dead_daemon_can_be_stopped(subject: Subject):
     assert await subject.keeper().states() == ()
 
 
-async def test_a_daemon_that_hangs_is_silent_and_nobody_waits_long(subject: Subject):
+async def test_a_daemon_that_hangs_is_silent_and_callers_do_not_wait_long(subject: Subject):
     pid = (await subject.keeper().start(subject.spec())).pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)

@@ -102,7 +102,7 @@ async def test_a_run_directory_below_a_file_is_refused_with_the_reason(simulated
 
 async def test_a_run_directory_too_deep_for_a_socket_is_refused(simulated: Subject):
     simulated.run_dir = simulated.root / ("d" * 60)
-    with pytest.raises(InputError, match="too long a path"):
+    with pytest.raises(InputError, match="path of a unix socket has at most 107"):
         await simulated.keeper().start(simulated.spec())
 
 
@@ -179,10 +179,10 @@ async def test_servers_that_a_dead_daemon_left_are_ended_at_the_next_start(simul
     orphan.communicate()
 
 
-async def test_a_daemon_that_is_made_anew_is_found_where_running_containers_have_it_mounted(
+async def test_a_new_daemon_is_found_where_running_containers_have_it_mounted(
     simulated: Subject,
 ):
-    """A bind mount holds on to the directory itself: one of the same name in its place nobody would see."""
+    """A bind mount keeps the directory itself: a new one with the same name would not be visible."""
     first = await simulated.keeper().start(simulated.spec())
     home = simulated.home()
     opened = {part: os.open(home / part, os.O_DIRECTORY) for part in ("pipe", "shm")}
@@ -213,9 +213,7 @@ async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_fini
 
     state = await only(simulated)
     assert (state.phase, state.pid) == (DaemonPhase.STARTING, pid)
-    assert (
-        "allows 2 GiB and 20 % of threads for each client, and was asked for 2 GiB and 30 %" in state.reason
-    )
+    assert "allows 2 GiB and 20 % of threads for each client, but should allow 2 GiB and 30 %" in state.reason
     finished = await keeper.start(simulated.spec(threads_percent=30))
     assert (finished.phase, finished.pid) == (DaemonPhase.SERVING, pid)
     assert json.loads(record.read_text())["identity"]["pid"] == pid

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.edges.mps.control import Control
-from partage.edges.mps.program import Silence
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.program import NoReply
 from partage.edges.mps.replies import (
     parse_client_rows,
     parse_memory,
@@ -102,7 +102,7 @@ def test_percentages_are_read_as_printed():
         ("", ServerStatus.UNKNOWN),
     ],
 )
-def test_a_server_is_in_one_of_three_states_or_nobody_knows(reply: str, status: ServerStatus):
+def test_a_server_is_in_one_of_three_states_or_unknown(reply: str, status: ServerStatus):
     assert parse_status(reply) is status
 
 
@@ -198,11 +198,11 @@ def test_a_listing_is_understood_or_refused_whatever_it_is(words: list[str]):
 # --- control programs -------------------------------------------------------------------------------
 
 
-def control(tmp_path: Path, script: str, deadline_s: float = 10.0) -> Control:
+def control(tmp_path: Path, script: str, deadline_s: float = 10.0) -> ControlV2:
     program = tmp_path / "nvidia-cuda-mps-control"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
-    return Control(lambda: program, {"PATH": os.environ["PATH"]}, deadline_s)
+    return ControlV2(lambda: program, {"PATH": os.environ["PATH"]}, deadline_s)
 
 
 async def test_a_command_reaches_standard_input_and_what_is_printed_comes_back(tmp_path: Path):
@@ -215,7 +215,7 @@ async def test_a_program_that_does_not_read_answers_all_the_same(tmp_path: Path)
 
 async def test_a_program_that_hangs_is_ended_with_what_it_started(tmp_path: Path):
     script = f"sleep 1000 & echo $! > {tmp_path}/pid; wait"
-    with pytest.raises(Silence, match=r"did not answer 'ps' within 1 s"):
+    with pytest.raises(NoReply, match=r"did not answer 'ps' within 1 s"):
         await control(tmp_path, script, deadline_s=1.0).ask("ps")
     stat = Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}/stat")
     async with asyncio.timeout(10):

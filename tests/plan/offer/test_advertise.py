@@ -232,7 +232,7 @@ def test_under_protocol_3_shares_are_advisory_where_they_are_under_2() -> None:
         ("615.71.09", (9, 0), 0, "is for whole GPUs: NVIDIA asks for MIG to be off"),
     ],
 )
-def test_protocol_3_is_refused_where_nobody_speaks_it(
+def test_protocol_3_is_refused_where_it_is_not_supported(
     driver: str, capability: tuple[int, int], mig: int | None, said: str
 ) -> None:
     of = gpu(0, migs=0 if mig is None else 1, capability=capability)

@@ -1,4 +1,4 @@
-"""Which GPUs are watched, and what their shares are worth while nobody watches."""
+"""Which GPUs are watched, and what their shares guarantee without a watcher."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_a_word_in_the_policy_it_is_watched() -> None:
     assert to_watch({GPU: (SLICED,)}, {}) == {GPU}
 
 
-def test_only_guarded_shares_are_worth_less_while_nobody_watches() -> None:
+def test_only_guarded_shares_guarantee_less_without_a_watcher() -> None:
     offer = {"GPU-a": (GUARDED, SLICED), "GPU-b": (WHOLE,), "GPU-c": (GUARDED,)}
     blind = unwatched(offer, seen=())
     assert blind == {"GPU-a", "GPU-c"}
@@ -58,7 +58,7 @@ def test_only_guarded_shares_are_worth_less_while_nobody_watches() -> None:
     assert believed(offer, unwatched(offer, seen=offer)) is offer
 
 
-def test_a_policy_promises_less_where_it_says_that_nobody_watches() -> None:
+def test_a_policy_promises_less_if_it_turns_watching_off() -> None:
     offer = {GPU: (GUARDED,)}
     assert promised(offer, {GPU: WatchAction.WARN}) == offer
     assert promised(offer, {GPU: WatchAction.OFF})[GPU][0].guarantee is Guarantee.ADVISORY

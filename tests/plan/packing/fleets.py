@@ -32,7 +32,7 @@ def fleet(*gpus):
 
 
 def candidates(*gpus, held=()):
-    """What may be laid out, where the devices ``held`` are in somebody's hands."""
+    """The GPUs that can be used if the devices ``held`` are in use."""
     found, _ = survey("node", fleet(*gpus), geometry_of, why_no_geometry, frozenset(held))
     return found
 

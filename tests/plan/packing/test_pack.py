@@ -42,12 +42,12 @@ def options(model_id, live, held, demand):
         if held <= layout:
             free = Counter(name for name, _ in layout - held)
             old = Counter(name for name, _ in layout & live - held)
-            able = tuple((min(free[name], count), old[name]) for name, count in demand.items())
-            kinds.add((able, len(live - layout)))
+            capable_gpus = tuple((min(free[name], count), old[name]) for name, count in demand.items())
+            kinds.add((capable_gpus, len(live - layout)))
     best: Costs = {}
-    for able, disturbed in kinds:
-        for served in product(*(range(most + 1) for most, _ in able)):
-            new = sum(max(n - there, 0) for n, (_, there) in zip(served, able, strict=True))
+    for capable_gpus, disturbed in kinds:
+        for served in product(*(range(most + 1) for most, _ in capable_gpus)):
+            new = sum(max(n - there, 0) for n, (_, there) in zip(served, capable_gpus, strict=True))
             cost = (1, disturbed, int(not live), new)
             best[served] = min(best.get(served, cost), cost)
     best.pop((0,) * len(demand), None)
@@ -234,7 +234,7 @@ def test_what_is_held_stays_even_if_that_takes_another_gpu():
     assert all(str(one.layout[0]) == "1g.10gb@0" for one in packing.assignments)
 
 
-def test_a_held_instance_serves_nobody_else():
+def test_a_held_instance_serves_nothing_else():
     a = gpu(H100, ["3g.40gb@0", "3g.40gb@4"])
     with pytest.raises(Unsatisfiable, match=r"2 x 3g\.40gb demanded, and at most 1 fit"):
         packed("3g.40gb=2", a, held=[a.mig_devices[0].uuid])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from partage.edges.files.catalogue import load
 from partage.edges.hardware.codec import decode, encode
 from partage.model.gpu import ComputeMode, MigMode
-from partage.model.layout import LayoutItem, Misfit, compute_choices, place
+from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, Interval
@@ -280,7 +280,7 @@ def test_no_more_is_blamed_than_has_to_go():
 
 def test_a_layout_that_no_empty_gpu_has_does_not_fit():
     answer = plan(Card(H100), wish("3g.40gb", "3g.40gb", "1g.10gb"))
-    assert (answer.kind, answer.misfit) == (BlockKind.DOES_NOT_FIT, Misfit.MEMORY)
+    assert (answer.kind, answer.misfit) == (BlockKind.DOES_NOT_FIT, MisfitKind.MEMORY)
     assert answer.reason.startswith("GPU 0: ")
 
 

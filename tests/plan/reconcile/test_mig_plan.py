@@ -179,7 +179,7 @@ def test_with_the_fabric_manager_each_gpu_is_reset_by_itself():
 def test_a_reset_says_what_it_takes():
     (unit,) = plan(cards(A100, 4, mode=OFF), {0: wish("7g.40gb")}).transactions
     assert str(next(step for step in unit.steps if isinstance(step, Reset))) == (
-        "reset the GPU, so that its MIG mode comes into force; 3 GPUs that share its NVLinks are reset along "
+        "reset the GPU, so that its MIG mode takes effect; 3 GPUs that share its NVLinks are reset along "
         "with it; in a virtual machine that may take a reboot"
     )
     (pair,) = plan(cards(A100, 2, mode=OFF), {0: wish("7g.40gb")}).transactions

@@ -31,7 +31,7 @@ def only(ledger: Ledger) -> Entry:
     return entry
 
 
-def test_what_allocate_gives_is_held_by_nobody_in_particular():
+def test_what_allocate_gives_has_no_named_holder():
     ledger = Ledger()
     ledger.allocated(GPU, ["a", "b"], 1)
     assert ledger.entries() == (
@@ -226,7 +226,7 @@ def test_the_container_with_exactly_these_ids_is_the_one_that_starts():
     assert only_holder(ledger, "a") == holder("new")
 
 
-def test_an_init_container_that_starts_is_named_by_nobody_and_proves_nothing():
+def test_an_init_container_that_starts_is_not_named_and_proves_nothing():
     ledger = Ledger()
     ledger.allocated(GPU, ["a"], 1)
     ledger.proven(GPU, ["a"], [says("web", "z")], 2)
@@ -388,9 +388,9 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
 
     @invariant()
     def no_held_share_is_missing(self) -> None:
-        """What is in use is in the ledger, save what only an init container holds and nobody can know of.
+        """What is in use is in the ledger, except what only an init container holds, which cannot be known.
 
-        Nobody can after a restart, or beside an ended pod that was never named while it lived (ADR 20).
+        That is so after a restart, or beside an ended pod that was never listed while it ran (ADR 20).
         """
         unlisted = {share for pod in self.kubelet.pods if pod.init_only for share in pod.ids}
         unknown = unlisted if self.restarted else unlisted & self.ids_ended_unseen

@@ -1,4 +1,4 @@
-"""The watchdog: who uses more than his shares say, and of whom that cannot be told."""
+"""The watchdog: containers that use more than their shares, and those for which that is not known."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_all_processes_of_a_container_count_together_against_all_of_its_shares()
     assert result.unattributed == ()
 
 
-def test_who_uses_more_than_his_shares_say_is_named_with_both_figures() -> None:
+def test_a_container_over_its_shares_is_named_with_both_figures() -> None:
     (verdict,) = watched(process(7, used=20 * GIB + 1)).verdicts
     assert verdict.concern is Concern.OVER
     assert verdict.reason == "team/train, container main, uses 20 GiB of GPU-0; its shares are 20 GiB"
@@ -119,13 +119,13 @@ def test_with_off_nothing_is_said_and_the_figures_are_there() -> None:
 
 
 @pytest.mark.parametrize("mode", [None, WatchAction.WARN, WatchAction.KILL])
-def test_who_holds_no_share_of_what_he_uses_is_named_and_never_ended(mode: WatchAction | None) -> None:
+def test_a_container_without_a_share_is_named_and_never_ended(mode: WatchAction | None) -> None:
     result = watched(process(8, NOTEBOOK), mode=mode)
     assert only(result).grant is GrantKind.NONE
     (verdict,) = result.verdicts
     assert verdict.concern is Concern.UNGRANTED
     assert (verdict.ends, verdict.clients) == ((), ())
-    assert verdict.reason == "team/notebook, container main, works on GPU-0 and holds no share of it"
+    assert verdict.reason == "team/notebook, container main, uses GPU-0 and holds no share of it"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_what_is_not_certain_is_no_reason_to_say_anything(
     assert result.verdicts == ()
 
 
-def test_processes_of_nobodys_container_are_said_and_counted_for_no_one() -> None:
+def test_processes_of_no_container_are_listed_and_not_counted() -> None:
     host, server = process(1000, ""), process(7, NOTEBOOK, kind=ProcessKind.MPS_SERVER)
     job = process(9, cgroups=("0::/system.slice/slurmstepd.scope/job_1/step_0",))
     result = watched(host, server, job, process(8))
@@ -155,12 +155,12 @@ def test_processes_of_nobodys_container_are_said_and_counted_for_no_one() -> Non
 
 
 def test_what_is_called_an_mps_server_in_a_container_with_shares_is_that_tenants() -> None:
-    """Our own are in no container, or in the helper's: a tenant could call his process so, and hide."""
+    """Partage's servers are in no container, or in the helper's; a tenant could use their name to hide."""
     (verdict,) = watched(
         process(7, used=30 * GIB, kind=ProcessKind.MPS_SERVER), mode=WatchAction.KILL
     ).verdicts
     assert verdict.usage.used_bytes == 30 * GIB
-    assert (verdict.ends, verdict.clients) == ((), ())  # it may have clients, whoever they are
+    assert (verdict.ends, verdict.clients) == ((), ())  # it may have clients of other containers
 
 
 def test_memory_without_a_figure_is_said_and_what_is_known_may_be_too_much_all_the_same() -> None:
@@ -195,7 +195,7 @@ def test_whose_share_is_in_no_offer_is_not_said_to_hold_none() -> None:
     assert only(watched(process(7, used=79 * GIB), entries=(entry(9),))).grant is GrantKind.UNKNOWN
 
 
-def test_a_share_that_is_in_no_offer_counts_for_nobody() -> None:
+def test_a_share_that_is_in_no_offer_counts_for_no_container() -> None:
     assert grants([entry(9), entry(0, device="GPU-9")], {GPU: (SHARED,)}).by == {}
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from partage.errors import DriverUnavailable, GpuLost, HardwareTimeout, InputError
 from partage.model.gpu import Driver, NoDriver, RecoveryAction
-from partage.model.health import Condition, Xid
+from partage.model.health import GpuCondition, Xid
 from partage.model.layout import LayoutItem
 from partage.sim.node.faults import (
     XID_CONSEQUENCES,
@@ -83,7 +83,7 @@ async def test_a_gpu_that_was_lost_when_the_machine_was_switched_on_is_spoken_of
     machine = read_machine(b"gpus: [{name: t4, index: 1}]\nlost: [{index: 0, uuid: GPU-gone}]", "m.yaml")
     hardware = SimulatedHardware(machine)
     gone, here = await hardware.conditions()
-    assert gone == Condition("GPU-gone", lost="GPU is lost")
+    assert gone == GpuCondition("GPU-gone", lost="GPU is lost")
     assert here.lost is None
     with pytest.raises(InputError, match="no GPU 0"):
         await hardware.inject(GpuReturns(0))
@@ -157,7 +157,7 @@ async def test_a_reset_heals_the_gpu_counts_and_takes_its_mig_devices_along():
     healed = await gpu(hardware, 1)
     assert healed.mig_enabled
     assert healed.mig_devices == ()
-    assert await condition(hardware, 1) == Condition(healed.uuid, recovery=RecoveryAction.NONE, resets=1)
+    assert await condition(hardware, 1) == GpuCondition(healed.uuid, recovery=RecoveryAction.NONE, resets=1)
     assert (await condition(hardware, 0)).resets == 0
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.errors import HardwareTimeout, InputError, NotThere, Unsupported
+from partage.errors import HardwareTimeout, InputError, NotFound, Unsupported
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.gpu import ComputeMode
 from partage.model.policy import Interval
@@ -98,7 +98,7 @@ async def test_an_ended_process_leaves_every_gpu_and_its_pid_to_others():
     await hardware.perform(step)
     assert await hardware.uses() == ()
     await hardware.inject(Occupy(2, "other", pid=4711, container=CID))
-    with pytest.raises(NotThere, match="another process has the pid"):
+    with pytest.raises(NotFound, match="another process has this pid"):
         await hardware.perform(step)
 
 

@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import geometry_of
-from partage.errors import GpuInUse, GpuLost, HardwareError, InputError, NoRoom, NotThere, Unsupported
+from partage.errors import (
+    GpuInUse,
+    GpuLost,
+    HardwareError,
+    InputError,
+    InsufficientResources,
+    NotFound,
+    Unsupported,
+)
 from partage.model.gpu import MigMode
 from partage.model.layout import LayoutItem, place
 from partage.model.placement import Placement
@@ -147,7 +155,7 @@ async def test_compute_instances_lie_side_by_side_and_nobody_moves():
         one = made[number]
         await hardware.perform(DestroyCompute(gpu, "3g.40gb", HALF, "1c.3g.40gb", one.gi_id, one.ci_id))
     two = CreateCompute(gpu, "3g.40gb", HALF, "2c.3g.40gb")
-    with pytest.raises(NoRoom, match="2 compute slices left, and not side by side"):
+    with pytest.raises(InsufficientResources, match="2 compute slices left, and not side by side"):
         await hardware.perform(two)
     await hardware.perform(DestroyCompute(gpu, "3g.40gb", HALF, "1c.3g.40gb", uuid=made[1].uuid))
     await hardware.perform(two)
@@ -291,7 +299,7 @@ async def test_the_last_one_finds_no_room(name, rows):
     for step in steps[:-1]:
         await hardware.perform(step)
     before = hardware.state
-    with pytest.raises(NoRoom):
+    with pytest.raises(InsufficientResources):
         await hardware.perform(steps[-1])
     assert hardware.state == before
 
@@ -334,11 +342,11 @@ async def test_ids_are_used_again_and_positions_too():
     assert [(one.gi_id, one.ci_id) for one in made] == [(0, at) for at in range(7)]
     await hardware.perform(DestroyCompute(gpu, "7g.80gb", WHOLE, "1c.7g.80gb", 0, 3, made[3].uuid))
     assert [one.index for one in (await first(hardware)).mig_devices] == [0, 1, 2, 4, 5, 6]
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await hardware.perform(DestroyCompute(gpu, "7g.80gb", WHOLE, "1c.7g.80gb", 0, 3, made[3].uuid))
     again = await hardware.perform(one_slice)
     assert (again.ci_id, again.uuid in {one.uuid for one in made}) == (3, False)
-    with pytest.raises(NotThere):  # something else lives under the id by now
+    with pytest.raises(NotFound):  # something else lives under the id by now
         await hardware.perform(DestroyCompute(gpu, "7g.80gb", WHOLE, "1c.7g.80gb", 0, 3, made[3].uuid))
 
 
@@ -437,7 +445,7 @@ async def test_an_act_can_be_done_and_its_answer_lost():
 async def test_an_act_that_fails_changes_nothing():
     hardware, gpu = await node()
     before = hardware.state
-    await hardware.inject(FailCall("perform", NoRoom("simulated")))
-    with pytest.raises(NoRoom):
+    await hardware.inject(FailCall("perform", InsufficientResources("simulated")))
+    with pytest.raises(InsufficientResources):
         await hardware.perform(SetMigMode(gpu, enabled=True))
     assert hardware.state == before

@@ -13,7 +13,7 @@ from partage.model.gpu import Inventory
 from partage.model.policy import Options
 
 if TYPE_CHECKING:
-    from partage.edges.cdi.keeper import CdiKeeper
+    from partage.edges.cdi.spec_writer import CdiSpecWriter
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class CdiSpecs:
         self._ask = ask
         self._clock = clock
         self._wanted: tuple[Inventory, Options] | None = None
-        self._keeper: CdiKeeper | None = None
+        self._keeper: CdiSpecWriter | None = None
         self._kept: tuple[Inventory, Options] | None = None
         self._renew = asyncio.Event()
         self._news = asyncio.Event()
@@ -82,12 +82,12 @@ class CdiSpecs:
                 self._news.set()
 
     async def _keep(self, inventory: Inventory, options: Options) -> None:
-        from partage.edges.cdi.keeper import CdiKeeper
+        from partage.edges.cdi.spec_writer import CdiSpecWriter
 
-        self._keeper = self._keeper or CdiKeeper(self._directory_of(inventory))
+        self._keeper = self._keeper or CdiSpecWriter(self._directory_of(inventory))
         classes: tuple[str, ...] = ()
         try:
-            spec = await self._keeper.keep(inventory, options, self._clock())
+            spec = await self._keeper.update(inventory, options, self._clock())
             trouble, classes = spec.reason, spec.classes
         except HardwareError as error:
             trouble = str(error)

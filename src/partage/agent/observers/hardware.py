@@ -12,7 +12,7 @@ from partage.agent.options import Intervals
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.health import Condition, Xid
+from partage.model.health import GpuCondition, Xid
 from partage.plan.reconcile.known_node import KnownNode, recognise
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Observation:
     node: KnownNode | None
     fresh: bool
     xids: tuple[Xid, ...]
-    conditions: tuple[Condition, ...] | None
+    conditions: tuple[GpuCondition, ...] | None
     silent: str
 
 
@@ -43,7 +43,7 @@ class HardwareObserver:
     xid_counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     _fresh: bool = False
     _xids: list[Xid] = field(default_factory=list)
-    _conditions: tuple[Condition, ...] | None = None
+    _conditions: tuple[GpuCondition, ...] | None = None
     _unseen: str = ""
     _unasked: str = ""
     _look: asyncio.Event = field(default_factory=asyncio.Event)

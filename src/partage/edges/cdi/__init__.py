@@ -1,1 +1,1 @@
-"""CDI: the files that tell a container runtime what a device is."""
+"""CDI: files that tell a container runtime which device files, mounts and hooks a device needs."""

@@ -1,8 +1,9 @@
-"""CDI specs as values: what ours holds, and how it is laid over what ``nvidia-ctk`` wrote.
+"""CDI specs as values: what Partage adds to the specs that ``nvidia-ctk`` writes.
 
-Only ``nvidia-ctk`` knows which libraries and hooks a driver needs. What it writes is taken as it is; we add
-the devices that it leaves out (a GPU in MIG mode that is offered whole), keep the runtime from injecting a
-second time, and note what the spec was made from. Source of the shape: the CDI specification, 0.3 to 1.1.
+Only ``nvidia-ctk`` knows which libraries and hooks a driver needs. Its spec is kept. Partage adds devices
+that it leaves out (a GPU in MIG mode that is offered as a whole), an environment variable against a second
+injection, and a digest of what the spec was made from. Source of the format: the CDI specification, 0.3 to
+1.1.
 """
 
 from __future__ import annotations
@@ -16,26 +17,26 @@ from partage.model.policy import DeviceIdStrategy, Options
 from partage.plan.serve.answer import CDI_VENDOR, CONTROL_NODES
 
 Spec = dict[str, Any]
-"""One CDI spec, as JSON has it."""
+"""One CDI spec, as JSON values."""
 
 GPU_KIND = f"{CDI_VENDOR}/gpu"
 DIGEST_KEY = "partage/inventory"
-"""Annotation of the spec: what it was made from."""
+"""Annotation of the spec: digest of what it was made from."""
 
 _VERSION = (0, 6, 0)
-"""The lowest that knows annotations, hostPath and names that begin with a digit."""
+"""The lowest CDI version with annotations, hostPath and names that begin with a digit."""
 
 _NO_LEGACY = "NVIDIA_VISIBLE_DEVICES=void"
-"""Keeps NVIDIA's runtime from injecting devices that CDI has injected already."""
+"""Keeps NVIDIA's runtime from injecting devices that CDI injects already."""
 
 _FORMAT = "1"
-"""Of the digest: a new one has every spec written anew after an upgrade."""
+"""Version of the digest: a new one makes an upgrade write every spec again."""
 
 
 def digest(inventory: Inventory, options: Options, generator: str) -> str:
-    """What a spec depends on, in 32 hex digits: driver, GPUs, MIG devices, options.
+    """Digest of everything that a spec depends on, 32 hex digits: driver, GPUs, MIG devices, options.
 
-    generator: path of nvidia-ctk, empty where there is none.
+    generator: path of nvidia-ctk, empty if there is none.
     """
     parts: tuple[object, ...] = (
         _FORMAT,
@@ -50,30 +51,32 @@ def digest(inventory: Inventory, options: Options, generator: str) -> str:
 
 
 def nodes_only(inventory: Inventory, options: Options) -> Spec:
-    """Device files and no library, for every GPU and MIG device, called as the policy calls them."""
+    """A spec with device files and no libraries, for every GPU and MIG device, with the names that the policy
+    asks for.
+    """
     control = [node for node in CONTROL_NODES if node in inventory.control_nodes]
     devices = [_device(name, nodes, options) for gpu in inventory for name, nodes in _names(gpu, options)]
     return _spec("gpu", devices, _nodes(control, options))
 
 
 def imex_channels(options: Options) -> Spec:
-    """The spec of the IMEX channels: device files are all that they are."""
+    """The spec of the IMEX channels, which are device files only."""
     path = "/dev/nvidia-caps-imex-channels/channel"
     devices = [_device(str(n), [f"{path}{n}"], options) for n in options.imex_channels]
     return _spec("imex-channel", devices, {})
 
 
-def completed(theirs: Spec, ours: Spec) -> Spec:
-    """What nvidia-ctk wrote, and what it left out."""
+def with_missing_devices(theirs: Spec, ours: Spec) -> Spec:
+    """The spec of nvidia-ctk and the devices that it left out."""
     known = {device["name"] for device in theirs["devices"]}
     missing = [device for device in ours["devices"] if device["name"] not in known]
     return {**theirs, "devices": [*theirs["devices"], *missing]}
 
 
-def signed(spec: Spec, inventory_digest: str) -> Spec:
-    """``spec`` with our own edits: no second injection, and the digest of what it was made from.
+def with_digest(spec: Spec, inventory_digest: str) -> Spec:
+    """``spec`` with the variable against a second injection and the digest.
 
-    inventory_digest: empty for a spec that is to be made again as soon as that can be done better.
+    inventory_digest: empty for an incomplete spec, which is written again as soon as possible.
     """
     edits = dict(spec.get("containerEdits") or {})
     env = [line for line in edits.get("env") or [] if not line.startswith("NVIDIA_VISIBLE_DEVICES=")]
@@ -85,10 +88,10 @@ def signed(spec: Spec, inventory_digest: str) -> Spec:
     }
 
 
-def flaw(spec: object, kind: str) -> str:
-    """Why this is no CDI spec of that kind; empty where it is one."""
+def spec_error(spec: object, kind: str) -> str:
+    """Why this is no valid CDI spec of that kind; empty if it is valid."""
     if not isinstance(spec, dict) or not isinstance(spec.get("cdiVersion"), str):
-        return "it is no CDI spec"
+        return "it is not a CDI spec"
     if spec.get("kind") != kind:
         return f"its kind is {spec.get('kind')!r}, not {kind!r}"
     devices = spec.get("devices")
@@ -97,7 +100,7 @@ def flaw(spec: object, kind: str) -> str:
     if not all(_is_device(device) for device in devices):
         return "one of its devices has no name or no edits"
     edits = spec.get("containerEdits")
-    return "" if edits is None or isinstance(edits, dict) else "its containerEdits are no mapping"
+    return "" if edits is None or isinstance(edits, dict) else "its containerEdits are not a mapping"
 
 
 def _is_device(device: object) -> bool:
@@ -142,13 +145,15 @@ def _nodes(paths: Iterable[str], options: Options) -> Spec:
 
 
 def _at_least(version: str) -> str:
-    """The version, or ours where it is lower: a spec has to name one that knows all that it uses."""
+    """The version, or _VERSION if that is higher: a spec must name a version that has all features it
+    uses.
+    """
     numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split("."))
     return version if numbers >= _VERSION else ".".join(map(str, _VERSION))
 
 
 def digest_of(spec: object) -> str:
-    """The digest that a spec carries; empty where it carries none."""
+    """The digest in a spec; empty if there is none."""
     annotations = spec.get("annotations") if isinstance(spec, Mapping) else None
     found = annotations.get(DIGEST_KEY) if isinstance(annotations, Mapping) else None
     return found if isinstance(found, str) else ""

@@ -1,4 +1,4 @@
-"""``nvidia-ctk cdi generate``: the one who knows what a driver needs in a container."""
+"""Runs ``nvidia-ctk cdi generate``, which knows what a driver needs in a container."""
 
 from __future__ import annotations
 
@@ -12,32 +12,33 @@ import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
-from partage.edges.cdi.spec import Spec, flaw
+from partage.edges.cdi.spec import Spec, spec_error
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.policy import Options
 from partage.plan.serve.answer import CDI_VENDOR
 
 DEADLINE_S = 30.0
-"""It looks for some dozen libraries and asks NVML; seconds on a busy node."""
+"""It looks for dozens of libraries and queries NVML: seconds on a busy node."""
 
 _LARGEST_BYTES = 16 * 2**20
 
 
 def find(name: str) -> str:
-    """Absolute path of the executable ``name`` (a path, or a name to be looked for); empty: not there."""
+    """Absolute path of the executable ``name`` (a path, or a name on PATH); empty if there is none."""
     found = shutil.which(name)
-    return os.path.abspath(found) if found else ""  # noqa: PTH100 - no symlink resolved: argv[0] matters to it
+    return os.path.abspath(found) if found else ""  # noqa: PTH100 - argv[0] matters, so links are not resolved
 
 
 async def generate(
     ctk: str, options: Options, cdi_class: str = "gpu", deadline_s: float = DEADLINE_S
 ) -> Spec:
-    """The spec that it writes for one class of our vendor.
+    """The spec that it writes for one class of the vendor ``CDI_VENDOR``.
 
-    Raises HardwareTimeout, DriverUnavailable (it failed, or wrote no spec), HardwareError (it cannot be run).
+    Raises HardwareTimeout, DriverUnavailable (it failed, or wrote no spec), HardwareError (it cannot be
+    run).
     """
     with tempfile.TemporaryDirectory(prefix="partage-cdi-") as folder:
-        # Not in the CDI directory: runtimes would read the file, half-written and beside the one it replaces.
+        # Not in the CDI directory: runtimes would read the unfinished file.
         output = Path(folder) / "spec.json"
         await _run([ctk, *_arguments(options, cdi_class, output)], deadline_s)
         return _read(output, f"{CDI_VENDOR}/{cdi_class}")
@@ -72,18 +73,18 @@ async def _run(command: list[str], deadline_s: float) -> None:
         raise HardwareError(f"{command[0]} cannot be run: {error}") from error
     try:
         async with asyncio.timeout(deadline_s):
-            _, complaints = await process.communicate()
+            _, errors = await process.communicate()
     except TimeoutError as error:
         raise HardwareTimeout(f"{command[0]} did not end within {deadline_s:g} s") from error
     finally:
         await _end(process)
     if process.returncode:
-        last = complaints.decode(errors="replace").strip().splitlines()[-1:] or ["it did not say why"]
+        last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise DriverUnavailable(f"{command[0]} failed ({process.returncode}): {last[0][:400]}")
 
 
 async def _end(process: Process) -> None:
-    """Nothing of it stays behind, whatever it started."""
+    """Kill it and all processes that it started."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -97,7 +98,7 @@ def _read(output: Path, kind: str) -> Spec:
         spec = json.loads(output.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise DriverUnavailable(f"nvidia-ctk wrote no spec that can be read: {error}") from error
-    wrong = flaw(spec, kind)
+    wrong = spec_error(spec, kind)
     if wrong:
         raise DriverUnavailable(f"nvidia-ctk wrote a spec, but {wrong}")
     found: Spec = spec

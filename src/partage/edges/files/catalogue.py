@@ -1,7 +1,7 @@
-"""GPU models that Partage knows without asking a driver: names, memory, MIG geometry.
+"""GPU models that are known without a driver: names, memory, MIG geometry.
 
-The figures lie in ``catalogue/*.json``; ``catalogue/README.md`` says where they come from. The driver of a
-real GPU always wins over them.
+The data is in ``catalogue/*.json``; ``catalogue/README.md`` gives the sources. What the driver of a real
+GPU reports has precedence.
 """
 
 from __future__ import annotations
@@ -21,19 +21,23 @@ from partage.units import GIB, MIB
 
 _FOLDER = Path(__file__).with_name("catalogue")
 _MEMORY_TOLERANCE = 0.05
-"""How far a GPU's memory may be from its model's. Drivers keep back up to 2 %; the next larger card of one
-device id has 17 % more."""
+"""Allowed difference between a GPU's memory and its model's. Drivers reserve up to 2 %; the next larger model
+with the same device id has 17 % more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuModel:
-    """One model.
+    """One GPU model.
 
-    id:              ours, ``h100-sxm5-80gb``. products: as NVML returns them, the usual one first.
-    pci_device_ids:  device and vendor, ``0x233010de``, in the order of ``products`` where they are as many.
-    memory_bytes:    total as the driver says it; memory_derived: only the figure of the name was known.
-    nvlink:          a remark on NVLink where the source has one.
-    geometry:        None without MIG, and where no placements are published; ``no_geometry`` says which.
+    id:              of this catalogue, ``h100-sxm5-80gb``. products: names as NVML returns them, the usual
+    one first.
+    pci_device_ids:  device and vendor id, ``0x233010de``, in the order of ``products`` if there are as
+    many.
+    memory_bytes:    total as the driver reports it. memory_derived: computed from the name, no report is
+    known.
+    nvlink:          a note about NVLink if the source has one.
+    geometry:        None without MIG, and if no placements are published; ``no_geometry`` says which.
     """
 
     id: str
@@ -54,15 +58,15 @@ class GpuModel:
     notes: str = ""
 
     def geometry_for(self, memory_bytes: int) -> Geometry | None:
-        """The geometry, with the profile names that a card of that much memory has.
+        """The geometry, with the profile names of a GPU with this much memory.
 
-        One device id has been sold as 186 and as 189 GiB, and the names follow the total (GB200).
+        One device id has been sold with 186 and with 189 GiB, and the names depend on the total (GB200).
         """
         total_gib = -(-memory_bytes // GIB)
         return self.renamed_geometries.get(total_gib, self.geometry)
 
     def pci_device_id(self, product: str) -> str:
-        """The device id that goes with one of ``products``; the model's first where that is not known."""
+        """The device id of one of ``products``; the model's first one if that is not known."""
         position = self.products.index(product) if product in self.products else 0
         return self.pci_device_ids[min(position, len(self.pci_device_ids) - 1)]
 
@@ -74,12 +78,12 @@ class Catalogue:
     models: tuple[GpuModel, ...]
 
     def by_id(self, model_id: str) -> GpuModel | None:
-        """The model of that id; case does not matter."""
+        """The model with this id, in any case."""
         wanted = model_id.lower()
         return next((model for model in self.models if model.id == wanted), None)
 
     def by_product(self, product: str) -> tuple[GpuModel, str] | None:
-        """The model, and NVML's spelling, of a product name; case, vendor and separators do not matter."""
+        """The model, and NVML's spelling, for a product name. Case, vendor and separators are ignored."""
         wanted = _plain(product)
         return next(
             ((model, name) for model in self.models for name in model.products if _plain(name) == wanted),
@@ -87,12 +91,12 @@ class Catalogue:
         )
 
     def by_pci_device_id(self, pci_device_id: str) -> GpuModel | None:
-        """The model of a device id, ``0x233010de``."""
+        """The model with this device id, ``0x233010de``."""
         wanted = pci_device_id.lower()
         return next((model for model in self.models if wanted in model.pci_device_ids), None)
 
     def by_gpu(self, gpu: Gpu) -> GpuModel | None:
-        """The model of a GPU: by device id, else by product, if its memory agrees."""
+        """The model of a GPU: by device id, else by product; only if the memory agrees."""
         model = self.by_pci_device_id(gpu.pci_device_id)
         if model is None:
             named = self.by_product(gpu.product)
@@ -102,16 +106,18 @@ class Catalogue:
         return model
 
     def find(self, name: str) -> tuple[GpuModel, str] | None:
-        """The model, and the product meant, of an id or a product name."""
+        """The model and the product for an id or a product name."""
         model = self.by_id(name)
         return (model, (*model.products, model.id)[0]) if model else self.by_product(name)
 
     def simulable(self) -> tuple[GpuModel, ...]:
-        """The models of which a machine can be made: with a name, and with placements if they have MIG."""
+        """The models that can be simulated: with a product name, and with placements if they have MIG."""
         return tuple(model for model in self.models if model.products and (model.geometry or not model.mig))
 
     def nearest(self, name: str) -> tuple[str, ...]:
-        """Up to three ids or product names that look most like ``name``; those that it begins come first."""
+        """Up to three ids or product names that are most similar to ``name``; those that begin with it come
+        first.
+        """
         import difflib
 
         spelled = {model.id: model.id for model in self.simulable()}
@@ -123,7 +129,7 @@ class Catalogue:
         return tuple(spelled[key] for key in list(dict.fromkeys([*begun, *alike]))[:3])
 
     def advice(self, name: str) -> str:
-        """What to write in place of a name that no model has, in words."""
+        """A hint in place of an unknown name."""
         nearest = self.nearest(name)
         known = ", ".join(nearest or (model.id for model in self.simulable()))
         return f"{'nearest' if nearest else 'known'}: {known}"
@@ -141,13 +147,13 @@ def load() -> Catalogue:
 
 
 def geometry_of(gpu: Gpu) -> Geometry | None:
-    """What ``gpu`` allows under MIG; None where that is not known (``why_no_geometry``)."""
+    """What ``gpu`` allows under MIG; None if not known (``why_no_geometry``)."""
     model = load().by_gpu(gpu)
     return model.geometry_for(gpu.memory_bytes) if model else None
 
 
 def why_no_geometry(gpu: Gpu) -> str:
-    """One sentence on a GPU for which ``geometry_of`` has no answer."""
+    """One sentence about a GPU for which ``geometry_of`` returns None."""
     model = load().by_gpu(gpu)
     if model is None:
         name = f"{gpu.product} ({gpu.pci_device_id})"

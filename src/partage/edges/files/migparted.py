@@ -1,6 +1,6 @@
-"""mig-parted's configuration file: named configurations of MIG layouts. Strict, as mig-parted is.
+"""mig-parted's configuration file: named configurations of MIG layouts. As strict as mig-parted.
 
-Entries select GPUs by index and by PCI device id, and the last one that matches a GPU wins.
+Entries select GPUs by index and by PCI device id. The last entry that matches a GPU counts.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import re
 from partage.edges.files.fields import Dialect, Field, Notes, Table, nearest
 from partage.edges.files.safeyaml import describe
 from partage.model.layout import LayoutItem
-from partage.model.policy import DesiredMig, Everything, GpuEntry, GpuSelector, Options, Policy, Where
+from partage.model.policy import AllDevices, DesiredMig, GpuCriteria, GpuEntry, GpuSelector, Options, Policy
 from partage.model.profile import MigProfile
 
 FORMAT = "mig-parted/v1"
 MOST_DEVICES = 512
-"""A bound for lists and counts, far above any node."""
+"""Limit for lists and counts, far above any node."""
 
 _TOP = ("version", "mig-configs")
 _ENTRY = ("devices", "device-filter", "mig-enabled", "mig-devices")
@@ -25,9 +25,9 @@ DIALECT = Dialect(homes=dict.fromkeys(_ENTRY, "an entry of a configuration"))
 
 
 def read_mig_parted(notes: Notes, config: str | None) -> Policy:
-    """The policy of one named configuration. Wrong things in any of them are noted.
+    """The policy of one named configuration. Errors in all configurations are noted.
 
-    config: its name; None where the file has only one.
+    config: its name; None if the file has only one.
     """
     table = notes.top().table(_TOP)
     configs = _configs(table) if table else {}
@@ -94,16 +94,16 @@ def _select(table: Table) -> GpuSelector:
         if items is None:
             devices.error(f"has to be all or a list of GPU indexes, not {describe(devices.value)}")
         elif not items:
-            devices.error("lists no GPU", "all stands for every GPU")
+            devices.error("lists no GPU", "all means every GPU")
         index = tuple(number for item in items or () if (number := item.integer(at_least=0)) is not None)
     filters = _filters(table.get("device-filter"))
     if not index and not filters:
-        return Everything()
-    return Where(index=tuple(dict.fromkeys(index)), device_filter=filters)
+        return AllDevices()
+    return GpuCriteria(index=tuple(dict.fromkeys(index)), device_filter=filters)
 
 
 def _filters(field: Field | None) -> tuple[str, ...]:
-    """An empty filter is none, as in mig-parted."""
+    """An empty filter is ignored, as in mig-parted."""
     if field is None or field.value in ("", []):
         return ()
     items = field.one_or_many() or ()
@@ -134,5 +134,5 @@ def _items(field: Field) -> tuple[LayoutItem, ...]:
             continue
         items.extend([LayoutItem(profile)] * count)
     if counts and all(member.value == 0 for member in counts.values()):
-        field.error("asks for no MIG device at all", "write {} where none is wanted")
+        field.error("asks for no MIG device", "write {} for no MIG devices")
     return tuple(items)

@@ -1,7 +1,7 @@
 """Partage's own policy format, ``version: partage/v1``. Documented in docs/policy.md and as JSON Schema.
 
-Everything is strict: exact types, unknown keys are errors. What contradicts itself is found here, without a
-node; what contradicts a node is found by ``plan.offer.assign``.
+Strict: exact types, and unknown keys are errors. Contradictions in the file are found here; contradictions
+to a node are found by ``plan.offer.assign``.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, 
 from partage.model.ids import parse_resource_name
 from partage.model.pci import parse_pci_address
 from partage.model.policy import (
+    AllDevices,
     DesiredMig,
     DeviceListStrategy,
-    Everything,
     Exclusive,
+    GpuCriteria,
     GpuEntry,
     GpuSelector,
     MigStrategy,
     Options,
     Policy,
-    Rest,
+    RemainingGpus,
     Sharing,
     WatchAction,
-    Where,
 )
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ DIALECT = Dialect(
 )
 
 
-class Change(StrEnum):
+class WhenToChange(StrEnum):
     """When a GPU that is in use passes to another strategy."""
 
     WAIT = "wait"
@@ -157,7 +157,7 @@ def _entry(field: Field) -> GpuEntry | None:
         return None
     select = _select(table.required("select", "index, uuid, model, pci, all or rest: which GPUs are meant"))
     name = table.get("name")
-    table.choice("change", Change.WAIT)
+    table.choice("change", WhenToChange.WAIT)
     sharing, mig = _strategy(table)
     return GpuEntry(
         origin=field.place.path,
@@ -172,20 +172,20 @@ def _entry(field: Field) -> GpuEntry | None:
 
 def _select(field: Field | None) -> GpuSelector:
     if field is None:
-        return Where()
+        return GpuCriteria()
     if isinstance(field.value, str):
         if field.value == "all":
-            return Everything()
+            return AllDevices()
         if field.value == "rest":
-            return Rest()
-        field.error(f"{field.value[:60]!r} selects nothing", "all, rest, or a mapping: {index: [0, 1]}")
-        return Where()
+            return RemainingGpus()
+        field.error(f"{field.value[:60]!r} is not a selector", "all, rest, or a mapping: {index: [0, 1]}")
+        return GpuCriteria()
     table = field.table(_CRITERIA)
     if table is None:
-        return Where()
+        return GpuCriteria()
     if not field.value:
         field.error("selects nothing: there is no criterion", f"give one of {', '.join(_CRITERIA)}")
-    return Where(
+    return GpuCriteria(
         index=_criterion(table, "index", lambda item: item.integer(at_least=0)),
         uuid=_criterion(table, "uuid", lambda item: item.parsed(_gpu_uuid)),
         model=_criterion(table, "model", lambda item: item.parsed(_model_pattern)),
@@ -194,7 +194,7 @@ def _select(field: Field | None) -> GpuSelector:
 
 
 def _criterion(table: Table, key: str, read: Callable[[Field], T | None]) -> tuple[T, ...]:
-    """The values of one criterion: one, or a list."""
+    """The values of one criterion: a single one, or a list."""
     field = table.get(key)
     items = field.one_or_many() if field else ()
     if field is not None and items is not None and not items:
@@ -247,9 +247,9 @@ def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
 
 
 def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> None:
-    """What can be true of no node at all."""
+    """Contradictions that do not depend on a node."""
     first: dict[tuple[str, object], str] = {}
-    everything = next((field for field, entry in read if isinstance(entry.select, Everything)), None)
+    everything = next((field for field, entry in read if isinstance(entry.select, AllDevices)), None)
     for field, entry in read:
         if everything is not None and field is not everything:
             field.error(
@@ -271,15 +271,15 @@ def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> Non
 
 
 def _sole_criterion(select: GpuSelector) -> Iterator[tuple[str, object]]:
-    """What an entry certainly claims: with several criteria it depends on the node."""
+    """What an entry selects on every node. With several criteria that depends on the node."""
     match select:
-        case Rest():
+        case RemainingGpus():
             yield "rest", ""
-        case Where(index=index, uuid=(), model=(), pci=()):
+        case GpuCriteria(index=index, uuid=(), model=(), pci=()):
             yield from (("index", number) for number in index)
-        case Where(index=(), uuid=uuid, model=(), pci=()):
+        case GpuCriteria(index=(), uuid=uuid, model=(), pci=()):
             yield from (("uuid", one) for one in uuid)
-        case Where(index=(), uuid=(), model=(), pci=pci):
+        case GpuCriteria(index=(), uuid=(), model=(), pci=pci):
             yield from (("pci", one) for one in pci)
         case _:
             return

@@ -1,4 +1,6 @@
-"""How the GPUs of one native entry are shared: ``time-slicing``, ``mps`` with its clients, ``mig``."""
+"""How the GPUs of one entry of the native format are shared: ``time-slicing``, ``mps`` with clients,
+``mig``.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from partage.model.policy import DesiredMig, Exclusive, Interval, Mps, MpsClient
 from partage.units import MIB, parse_bytes, parse_percent
 
 MOST_ITEMS = 512
-"""Clients of one GPU, MIG devices of one layout: far more than there can be."""
+"""Limit for the clients of a GPU and the MIG devices of a layout, far above what is possible."""
 
 _TIME_SLICING = ("replicas", "interval")
 _MPS = ("replicas", "clients", "exclusive-process", "users", "protocol")
@@ -22,14 +24,14 @@ _MIG = ("layout", "time-slicing", "mps")
 
 
 class Users(StrEnum):
-    """``users``: whether those of one MPS daemon share a server, or wait for each other."""
+    """``users``: whether the users of one MPS daemon share a server, or wait for each other."""
 
     SINGLE = "single"
     MULTI = "multi"
 
 
 def read_time_slicing(field: Field) -> TimeSlicing:
-    """What ``time-slicing`` says."""
+    """The value of ``time-slicing``."""
     table = field.table(_TIME_SLICING)
     if table is None:
         return TimeSlicing(2)
@@ -43,7 +45,7 @@ def _replicas(field: Field | None) -> int:
 
 
 def read_mps(field: Field) -> Mps:
-    """What ``mps`` says: even shares, or clients."""
+    """The value of ``mps``: equal shares, or clients."""
     table = field.table(_MPS)
     if table is None:
         return Mps(2)
@@ -53,7 +55,7 @@ def read_mps(field: Field) -> Mps:
     protocol = _protocol(table.get("protocol"))
     if users and protocol >= 3 and multi_user is False:
         users.error(
-            "single excludes protocol 3, whose server has one owner for good and would refuse all others",
+            "single excludes protocol 3, whose server always has one user and would refuse all others",
             "leave 'users' out, or take 'protocol: 2'",
         )
     replicas, clients = table.get("replicas"), table.get("clients")
@@ -69,7 +71,7 @@ def read_mps(field: Field) -> Mps:
 
 
 def _protocol(field: Field | None) -> int:
-    """Version of the daemon's control interface; nobody gets the new one without asking for it."""
+    """Version of the daemon's control interface; the new one only if the policy asks for it."""
     version = field.integer() if field else None
     if field is None or version is None:
         return _PROTOCOLS[0]
@@ -114,7 +116,7 @@ def _memory(text: str) -> int:
 
 
 def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
-    """A pod asks by name and has to know what it gets."""
+    """A pod asks by name, so shares with one name must be equal."""
     first: dict[str | None, tuple[Field, MpsClient]] = {}
     for field, client in clients:
         known, like = first.setdefault(client.name, (field, client))
@@ -128,12 +130,12 @@ def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
 
 
 def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
-    """What ``mig`` says: how each MIG device is shared, and the layout."""
+    """The value of ``mig``: how each MIG device is shared, and the layout."""
     table = field.table(_MIG)
     if table is None:
         return Exclusive(), DesiredMig()
     layout = table.required("layout", "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]")
-    wish = _layout(layout) if layout is not None else DesiredMig()
+    wanted = _layout(layout) if layout is not None else DesiredMig()
     time_slicing, mps = table.get("time-slicing"), table.get("mps")
     if time_slicing and mps:
         field.error("time-slicing and mps exclude each other", "keep one of the two")
@@ -142,7 +144,7 @@ def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
         sharing = read_mps(mps)
     if time_slicing:
         sharing = read_time_slicing(time_slicing)
-    return sharing, wish
+    return sharing, wanted
 
 
 def _layout(field: Field) -> DesiredMig:

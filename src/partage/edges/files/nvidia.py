@@ -1,8 +1,8 @@
 """The configuration file of NVIDIA's device plugin, ``version: v1``, with its environment variables.
 
-Read as NVIDIA reads it: keys match in any case, unknown ones do no harm (a warning), a variable outranks
-the file. What NVIDIA parses and throws away is honoured: ``resources`` patterns, and ``rename`` and
-``devices`` of an item. Flags are read in ``nvidia_flags``.
+Read as NVIDIA's plugin reads it: keys match in any case, unknown keys are warnings, a variable overrides
+the file. Keys that NVIDIA parses but ignores have an effect here: ``resources`` patterns, and ``rename``
+and ``devices`` of an item. Flags are read in ``nvidia_flags``.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from partage.model.ids import (
     parse_resource_name,
 )
 from partage.model.policy import (
-    Count,
+    AllDevices,
     DeviceSelector,
-    Everything,
-    Listed,
+    ListedDevices,
+    LowestIndexes,
     MigStrategy,
     Mps,
     NamePattern,
@@ -61,7 +61,7 @@ DIALECT = Dialect(
 
 
 def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
-    """The policy in a document, overruled by variables. Wrong things are noted."""
+    """The policy in a document, overridden by variables. Errors are noted."""
     table = notes.top().table(_TOP)
     if table is None:
         return Policy(source=notes.file)
@@ -94,7 +94,7 @@ def _mps_flags(mps: Field, flags: Flags) -> None:
 
 
 def parse_nvidia_name(text: str) -> ResourceName:
-    """A resource name by NVIDIA's rules: ``nvidia.com/`` is put in front, no other domain is possible."""
+    """A resource name by NVIDIA's rules: ``nvidia.com/`` is added, other domains are refused."""
     name = text.removeprefix(f"{VENDOR}/")
     if "/" in name:
         raise ValueError(f"{text[:80]!r} is not in {VENDOR}, the only domain that NVIDIA's format knows")
@@ -117,7 +117,7 @@ def _pattern(field: Field) -> NamePattern | None:
     table = field.table(_PATTERN)
     if table is None:
         return None
-    pattern = table.required("pattern", "which products or profiles are meant; * stands for anything")
+    pattern = table.required("pattern", "which products or profiles are meant; * matches any text")
     name = table.required("name", "what they are called")
     text = pattern.text() if pattern else None
     parsed = name.parsed(parse_nvidia_name) if name else None
@@ -128,7 +128,7 @@ def _pattern(field: Field) -> NamePattern | None:
 
 
 def _time_slicing(sharing: Table) -> tuple[ResourceEntry, ...]:
-    """``timeSlicing: null`` is an error, and ``mps: null`` is none, as in NVIDIA's plugin."""
+    """``timeSlicing: null`` is an error, and ``mps: null`` is ignored, as in NVIDIA's plugin."""
     field = sharing.given("timeSlicing")
     return _replicated(field, fail_by_default=False, mps=False) if field else ()
 
@@ -185,12 +185,12 @@ def _item(field: Field, *, suffix: bool, fail: bool, mps: bool) -> ResourceEntry
 
 def _devices(field: Field | None) -> DeviceSelector:
     if field is None:
-        return Everything()
+        return AllDevices()
     value = field.value
     if type(value) is int:
         if value <= 0:
             field.error(f"devices set as {value}, but a count of devices must be > 0")
-        return Count(max(value, 1))
+        return LowestIndexes(max(value, 1))
     if isinstance(value, list):
         return _listed(field)
     if value != "all":
@@ -198,10 +198,10 @@ def _devices(field: Field | None) -> DeviceSelector:
             f"unrecognized devices: {describe(value)}",
             'all, a count, or a list of indexes and UUIDs: [0, "0:1", "GPU-..."]',
         )
-    return Everything()
+    return AllDevices()
 
 
-def _listed(field: Field) -> Listed:
+def _listed(field: Field) -> ListedDevices:
     index: list[int] = []
     mig: list[tuple[int, int]] = []
     uuid: list[str] = []
@@ -221,7 +221,7 @@ def _listed(field: Field) -> Listed:
     if field.value == []:
         field.warn("selects no device")
     count = len(index) + len(mig) + len(uuid)
-    listed = Listed(*(tuple(dict.fromkeys(part)) for part in (index, mig, uuid)))  # type: ignore[arg-type]
+    listed = ListedDevices(*(tuple(dict.fromkeys(part)) for part in (index, mig, uuid)))  # type: ignore[arg-type]
     if len(listed.index) + len(listed.mig_index) + len(listed.uuid) < count:
         field.warn("lists a device twice")
     return listed
@@ -247,7 +247,7 @@ def _device(value: object) -> int | tuple[int, int] | str | None:
 
 
 def _overlaps(notes: Notes, entries: tuple[ResourceEntry, ...]) -> None:
-    """Two entries that claim one device on every node. The rest is found where the node is known."""
+    """Entries that claim the same device on every node. Other overlaps are found when the node is known."""
     claims: dict[ResourceName, _Claims] = {}
     for entry in entries:
         earlier = claims.setdefault(entry.resource, _Claims()).claim(entry)
@@ -260,11 +260,11 @@ def _overlaps(notes: Notes, entries: tuple[ResourceEntry, ...]) -> None:
 
 
 _Name = int | tuple[int, int] | str
-"""What a list may call a device: index, MIG index, UUID."""
+"""A device in a list: index, MIG index, UUID."""
 
 
 class _Claims:
-    """Who claims which devices of one resource, so far."""
+    """Which entry claims which devices of one resource."""
 
     def __init__(self) -> None:
         self._all: ResourceEntry | None = None
@@ -273,36 +273,36 @@ class _Claims:
         self._named: dict[_Name, ResourceEntry] = {}
 
     def claim(self, entry: ResourceEntry) -> ResourceEntry | None:
-        """Take note of an entry. The earlier one that claims some of the same devices, or None."""
-        if entry.devices == Listed():
+        """Add an entry. Returns the earlier entry that claims some of the same devices, or None."""
+        if entry.devices == ListedDevices():
             return None
-        rival = self._all or self._rival(entry)
+        earlier = self._all or self._earlier(entry)
         self._first = self._first or entry
         match entry.devices:
-            case Everything():
+            case AllDevices():
                 self._all = self._all or entry
-            case Count(n=n):
+            case LowestIndexes(n=n):
                 self._count = max(self._count or (0, entry), (n, entry), key=lambda row: row[0])
-            case Listed() as listed:
+            case ListedDevices() as listed:
                 for name in _names(listed):
                     self._named.setdefault(name, entry)
-        return rival
+        return earlier
 
-    def _rival(self, entry: ResourceEntry) -> ResourceEntry | None:
+    def _earlier(self, entry: ResourceEntry) -> ResourceEntry | None:
         match entry.devices:
-            case Everything():
+            case AllDevices():
                 return self._first
-            case Count(n=n):
+            case LowestIndexes(n=n):
                 low = (owner for name, owner in self._named.items() if isinstance(name, int) and name < n)
                 return self._count[1] if self._count else next(low, None)
-            case Listed() as listed:
+            case ListedDevices() as listed:
                 if self._count and any(number < self._count[0] for number in listed.index):
                     return self._count[1]
                 named = (self._named.get(name) for name in _names(listed))
                 return next((owner for owner in named if owner is not None), None)
 
 
-def _names(listed: Listed) -> Iterator[_Name]:
+def _names(listed: ListedDevices) -> Iterator[_Name]:
     yield from listed.index
     yield from listed.mig_index
     yield from listed.uuid

@@ -1,4 +1,6 @@
-"""``flags`` and ``imex`` of NVIDIA's format: variable over file over default, then checked."""
+"""``flags`` and ``imex`` of NVIDIA's format: a variable overrides the file, the file overrides the
+default.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,7 @@ ENVIRONMENT: Mapping[str, tuple[str, ...]] = {
     "channelIDs": ("IMEX_CHANNEL_IDS",),
     "required": ("IMEX_REQUIRED",),
 }
-"""Key to the variables that overrule it, the first one that is set and not empty."""
+"""Key to the variables that override it; the first one that is set and not empty counts."""
 
 _GO_BOOLS = {
     **dict.fromkeys(("1", "t", "T", "true", "True", "TRUE"), True),
@@ -87,7 +89,7 @@ class DiscoveryStrategy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """What flags, plugin flags and imex say in the end."""
+    """The resulting values of flags, plugin flags and imex."""
 
     mig_strategy: MigStrategy
     mps_root: str
@@ -132,7 +134,7 @@ class Flags:
 
 
 def read_flags(flags: Field | None, imex: Field | None, notes: Notes, env: Mapping[str, str]) -> Flags:
-    """Everything that a variable can overrule. Wrong things are noted."""
+    """All values that a variable can override. Errors are noted."""
     common = _Settings(flags.table(FLAGS) if flags else None, notes, env)
     plugin = _Settings(common.inner("plugin", PLUGIN), notes, env)
     channels = _Settings(imex.table(_IMEX) if imex else None, notes, env)
@@ -163,7 +165,7 @@ def read_flags(flags: Field | None, imex: Field | None, notes: Notes, env: Mappi
 
 
 class _Settings:
-    """One table of the file, with the variables that overrule its keys."""
+    """One table of the file, with the variables that override its keys."""
 
     def __init__(self, table: Table | None, notes: Notes, env: Mapping[str, str]) -> None:
         self._table = table
@@ -171,14 +173,16 @@ class _Settings:
         self._env = env
 
     def inner(self, key: str, keys: tuple[str, ...]) -> Table | None:
-        """A table within this one."""
+        """A table in this one."""
         field = self._table.get(key) if self._table else None
         return field.table(keys) if field else None
 
     def field(
         self, key: str, in_file: Callable[[Field], object], in_env: Callable[[str], Value]
     ) -> Field | None:
-        """What holds in the end. The file's value has to have the right type even where it is overruled."""
+        """The resulting value. The value in the file must have the right type even if a variable
+        overrides it.
+        """
         written = self._table.get(key) if self._table else None
         name = next((name for name in ENVIRONMENT.get(key, ()) if self._env.get(name)), None)
         if name is None:
@@ -188,19 +192,19 @@ class _Settings:
         return Field(in_env(self._env[name]), Place("environment", name), self._notes)
 
     def boolean(self, key: str, *, default: bool) -> bool:
-        """True or false; variables as Go reads them, ``1`` and ``t`` among others."""
+        """True or false; variables as Go parses them, ``1`` and ``t`` included."""
         field = self.field(key, Field.boolean, lambda text: _GO_BOOLS.get(text, text))
         value = field.boolean() if field else None
         return default if value is None else value
 
     def text(self, key: str, default: str) -> str:
-        """Text."""
+        """A text."""
         field = self.field(key, Field.text, str)
         value = field.text() if field else None
         return default if value is None else value
 
     def choice(self, key: str, default: T) -> T:
-        """One of the values of the default's kind."""
+        """One of the values of the default's type."""
         assert isinstance(default, StrEnum)
         field = self.field(key, Field.text, str)
         value = field.choice(type(default)) if field else None
@@ -211,11 +215,13 @@ def _discovery(common: _Settings) -> None:
     if common.choice("deviceDiscoveryStrategy", DiscoveryStrategy.AUTO) is DiscoveryStrategy.TEGRA:
         field = common.field("deviceDiscoveryStrategy", Field.text, str)
         assert field is not None
-        field.warn("Tegra's GPUs are not supported", "GPUs are found by NVML, and by nothing else")
+        field.warn("Tegra's GPUs are not supported", "GPUs are found through NVML only")
 
 
 def _device_list(plugin: _Settings) -> tuple[DeviceListStrategy, ...]:
-    """One string is one way, ``envvar,cdi-cri`` in the file is none; in the variable it is two."""
+    """In the file one string is one value, so ``envvar,cdi-cri`` is invalid; in the variable it is two
+    values.
+    """
     field = plugin.field(
         "deviceListStrategy", _texts, lambda text: [part.strip() for part in text.split(",")]
     )
@@ -223,10 +229,10 @@ def _device_list(plugin: _Settings) -> tuple[DeviceListStrategy, ...]:
         return (DeviceListStrategy.ENVVAR,)
     items = field.one_or_many() or []
     if not items:
-        field.warn("names no way, so containers are told nothing", "envvar is the usual one")
+        field.warn("is empty, so containers do not learn their devices", "envvar is the usual one")
     ways = [item.choice(DeviceListStrategy) for item in items]
     if any(isinstance(item.value, str) and "," in item.value for item in items):
-        field.warn("a comma separates nothing here", "write a list: [envvar, cdi-cri]")
+        field.warn("a comma is not a separator here", "write a list: [envvar, cdi-cri]")
     return tuple(dict.fromkeys(way for way in ways if way is not None))
 
 
@@ -260,7 +266,7 @@ def _integer_list(text: str) -> Value:
 
 
 def _feature_discovery(table: Table | None) -> None:
-    """Checked here, used by whatever writes labels."""
+    """Only checked here; used by the component that writes labels."""
     if table is None:
         return
     table.boolean("oneshot", default=False)

@@ -1,4 +1,4 @@
-"""Read a policy, whatever its format: Partage's own, NVIDIA's device plugin's, mig-parted's."""
+"""Reads a policy in any format: Partage's own, NVIDIA's device plugin's, mig-parted's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """A policy and what there is to say about its file. digest: SHA-256 of the text, in hex."""
+    """A policy and the warnings about its file. digest: SHA-256 of the text, in hex."""
 
     policy: Policy
     warnings: tuple[Problem, ...]
@@ -33,10 +33,10 @@ class LoadedPolicy:
 
 
 def load_policy(path: str, config: str | None = None, env: Mapping[str, str] | None = None) -> LoadedPolicy:
-    """The policy in a file, or on standard input where the path is ``-``.
+    """The policy in a file, or on standard input if the path is ``-``.
 
-    config: which of several named configurations (mig-parted's files). env: variables that overrule NVIDIA's
-    format, and no other. Raises InputError with all problems: no such file, unreadable, wrong.
+    config: which of several named configurations (mig-parted's files). env: variables that override
+    NVIDIA's format only. Raises InputError with all problems: no such file, unreadable, invalid.
     """
     return parse_policy(_read(path), path, config, env)
 
@@ -44,8 +44,8 @@ def load_policy(path: str, config: str | None = None, env: Mapping[str, str] | N
 def parse_policy(
     text: str | bytes, name: str, config: str | None = None, env: Mapping[str, str] | None = None
 ) -> LoadedPolicy:
-    """As ``load_policy``, of a text. name: what problems call it."""
-    import hashlib  # a millisecond
+    """As ``load_policy``, for a text. name: the file's name in problems."""
+    import hashlib  # takes a millisecond
 
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     document = read_document(data, name)
@@ -75,9 +75,9 @@ def _policy(
 
 
 def _detect(value: Value, name: str) -> str:
-    """Which format it is, by version and keys. Raises InputError for none."""
+    """The format, from version and keys. Raises InputError if it is unknown."""
     if not isinstance(value, dict):
-        said = f"not a policy: it holds {describe(value)} where a mapping has to be"
+        said = f"not a policy: it contains {describe(value)} instead of a mapping"
         raise InputError([Problem(name, "", "error", said, f"it begins with {_FORMATS}")])
     versions = [value[key] for key in value if key.casefold() == "version"]
     version = versions[0] if versions else None
@@ -89,12 +89,10 @@ def _detect(value: Value, name: str) -> str:
     if version == "v1" or (version in (None, "") and keys & nvidia.TOP_KEYS - {"version"}):
         return nvidia.FORMAT
     said = (
-        f"unknown version: {describe(version)}"
-        if versions
-        else "no version, and no keys that tell the format"
+        f"unknown version: {describe(version)}" if versions else "no version, and no keys of a known format"
     )
     path = "version" if versions else ""
-    raise InputError([Problem(name, path, "error", said, f"known are {_FORMATS}")])
+    raise InputError([Problem(name, path, "error", said, f"known formats: {_FORMATS}")])
 
 
 def _read(path: str) -> bytes:
@@ -117,7 +115,7 @@ def _bounded(data: bytes, path: str) -> bytes:
 
 
 def _why(error: OSError | ValueError) -> tuple[str, str]:
-    """What is wrong with a file, and what to do."""
+    """The problem with a file, and a hint."""
     number = error.errno if isinstance(error, OSError) else None
     match number:
         case errno.ENOENT:

@@ -1,8 +1,8 @@
-"""The MIG layouts that providers publish, under the names that they give them, and what is wrong with them.
+"""The MIG layouts that cloud providers publish, with their names and their misprints.
 
-The tables lie in ``catalogue/providers.json`` as they were printed. A row that its model cannot have says in
-``right`` what was meant; all others equal what ``model.named_layouts`` makes of their name; the tests
-check that.
+The tables are in ``catalogue/providers.json`` as they were published. A row that its model cannot have
+contains the layout that was meant in ``right``; every other row equals the layout that
+``model.named_layouts`` makes of its name. The tests check this.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from partage.model.geometry import Misnamed
+from partage.model.geometry import MisprintedLayout
 from partage.model.profile import MigProfile
 
 _FILE = Path(__file__).with_name("catalogue") / "providers.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One layout. name: None for a layout without one. listed: as printed; right: as it has to be."""
+class PublishedLayout:
+    """One layout. name: None for a layout without a name. listed: as published; right: the layout that was
+    meant.
+    """
 
     name: str | None
     listed: tuple[MigProfile, ...]
@@ -30,35 +32,34 @@ class Row:
 
     @property
     def wrong(self) -> bool:
-        """The model cannot have what is printed."""
+        """The model cannot have the published layout."""
         return self.listed != self.right
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """The layouts that a provider publishes for one product.
-
-    models: ids of the catalogue that the table is true of.
+class ProviderTable:
+    """The layouts that a provider publishes for one product. models: ids of the catalogue that it
+    applies to.
     """
 
     provider: str
     title: str
     models: tuple[str, ...]
     source: str
-    rows: tuple[Row, ...]
+    rows: tuple[PublishedLayout, ...]
 
 
 @cache
-def tables() -> tuple[Table, ...]:
+def tables() -> tuple[ProviderTable, ...]:
     """All tables; read once."""
     return tuple(
-        Table(
+        ProviderTable(
             provider=table["provider"],
             title=table["title"],
             models=tuple(table["models"]),
             source=table["source"],
             rows=tuple(
-                Row(
+                PublishedLayout(
                     name=row["name"],
                     listed=_profiles(row["listed"]),
                     right=_profiles(row.get("right", row["listed"])),
@@ -71,10 +72,10 @@ def tables() -> tuple[Table, ...]:
     )
 
 
-def misnamed(model_id: str) -> tuple[Misnamed, ...]:
+def misnamed(model_id: str) -> tuple[MisprintedLayout, ...]:
     """The wrong rows of all tables for one model."""
     return tuple(
-        Misnamed(f"{table.provider}'s table for the {table.title}", row.name, row.listed, row.right)
+        MisprintedLayout(f"{table.provider}'s table for the {table.title}", row.name, row.listed, row.right)
         for table in tables()
         if model_id in table.models
         for row in table.rows

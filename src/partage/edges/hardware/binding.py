@@ -1,7 +1,7 @@
-"""The only module that touches pynvml: finds and loads the library, opens a session, translates return codes.
+"""The only module that uses pynvml: finds and loads the library, opens a session, translates return codes.
 
-pynvml keeps the loaded library in a module variable, so there is one library per process. It is loaded when a
-session opens and not before. No CUDA context is created: a session costs no GPU memory.
+pynvml keeps the loaded library in a module variable, so a process has one library. It is loaded when a
+session opens, not before. No CUDA context is created, so a session uses no GPU memory.
 """
 
 from __future__ import annotations
@@ -17,25 +17,16 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.translate import ABSENT, LIBRARY_NOT_FOUND, VERSION_MISMATCH, no_driver, translate
 from partage.errors import HardwareError
 from partage.model.gpu import NoDriver
+from partage.model.paths import LIBRARY_DIRECTORIES
 
 LIBRARY = "libnvidia-ml.so.1"
-_DIRECTORIES = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-)
-"""Where NVIDIA's plugin looks below the driver root; after that, the loader's own path."""
-
 _INIT_NO_GPUS = 1
-"""NVML_INIT_FLAG_NO_GPUS: a node without GPUs is a node, not an error."""
+"""NVML_INIT_FLAG_NO_GPUS: a node without GPUs is not an error."""
 
 
 def find_library(driver_root: Path) -> Path | None:
-    """The library below a driver root, links resolved so that another version is another file."""
-    for directory in _DIRECTORIES:
+    """The library below a driver root, with links resolved, so that another version is another path."""
+    for directory in LIBRARY_DIRECTORIES:
         path = driver_root / directory / LIBRARY
         if path.exists():
             return path.resolve()
@@ -45,7 +36,7 @@ def find_library(driver_root: Path) -> Path | None:
 class Binding:
     """A session with the driver's library. Calls may come from any thread.
 
-    ``call`` and ``optional`` take the name of a function of pynvml and raise a HardwareError of
+    ``call`` and ``optional`` take the name of a function of pynvml. They raise a HardwareError from
     ``translate.ERRORS``.
     """
 
@@ -59,11 +50,11 @@ class Binding:
 
     @property
     def is_open(self) -> bool:
-        """A session is open, as far as we know."""
+        """Whether a session is open, as far as this object knows."""
         return self._open
 
     def open(self) -> NoDriver | None:
-        """Load the library and initialise it. None: it is open; otherwise why not. Idempotent."""
+        """Load the library and open a session. Returns None, or why that is not possible. Idempotent."""
         with self._lock:
             if self._open:
                 return None
@@ -72,7 +63,7 @@ class Binding:
             return missing
 
     def close(self) -> None:
-        """End the session. Idempotent; a driver that is gone cannot be shut down, and need not be."""
+        """End the session. Idempotent. If the driver is gone, nothing has to be done."""
         with self._lock:
             if self._open:
                 self._open = False
@@ -80,11 +71,11 @@ class Binding:
                     self.call("nvmlShutdown")
 
     def call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a foreign library's values
-        """What the function returns."""
+        """What the function of pynvml returns."""
         return self.optional(name, *arguments, absent=frozenset())
 
     def optional(self, name: str, *arguments: object, absent: frozenset[int] = ABSENT) -> Any | None:  # noqa: ANN401
-        """The answer, or None where the return code is one of ``absent``."""
+        """What the function returns; None if its return code is one of ``absent``."""
         if self._pynvml is None:
             raise translate(1, name)
         try:
@@ -95,7 +86,7 @@ class Binding:
             raise translate(error.value, name) from error
 
     def structure(self, name: str) -> Any:  # noqa: ANN401
-        """A fresh structure of pynvml, its version field filled in."""
+        """A new structure of pynvml with its version field set."""
         if self._pynvml is None:
             raise translate(1, name)
         return getattr(self._pynvml, name)()
@@ -131,7 +122,9 @@ class Binding:
         return None
 
     def _versions(self) -> str:
-        """Both versions, for the operator. NVML's own is CUDA's and the driver's: ``12.550.163.01``."""
+        """The versions of library and kernel module. NVML's own version is CUDA's and the driver's:
+        ``12.550.163.01``.
+        """
         library = ""
         with contextlib.suppress(HardwareError):
             library = str(self.call("nvmlSystemGetNVMLVersion")).partition(".")[2]

@@ -1,8 +1,8 @@
-"""A GPU's compute mode: who may open contexts on it. NVML sets it at once, and asks nobody.
+"""The compute mode of a GPU: which processes may create contexts on it. NVML changes it at once.
 
-The driver does not refuse exclusive-process mode while contexts live: they go on, and it is the next one that
-is refused. For an MPS server that means: it cannot start. So whoever has a context is found first and named.
-Under Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode).
+The driver sets exclusive-process mode although contexts exist: they keep running, and the next one is
+refused. An MPS server, for example, cannot start then. So processes with contexts are listed first. On
+Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode).
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from partage.errors import GpuInUse, HardwareError, NotAsSaid
+from partage.errors import GpuInUse, HardwareError, StateMismatch
 from partage.model.gpu import ComputeMode
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import GpuUse, SetComputeMode, UseKind
 
-if TYPE_CHECKING:  # the simulation refuses in the same words, and has no driver to bind
+if TYPE_CHECKING:  # the simulation uses this module without a driver
     from partage.edges.hardware.host import Host
     from partage.edges.hardware.readings import Handle, Nvml
 
@@ -23,52 +23,52 @@ _CALL = "nvmlDeviceSetComputeMode"
 
 
 def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handle) -> None:
-    """Set it and read it back. Already so: nothing is done.
+    """Set the mode and read it back. Nothing is done if it is set already.
 
-    Raises NotAsSaid where the mode is neither the one that is wanted nor the one before, GpuInUse with those
-    whose contexts are in the way (the mode is then as before), Unsupported, NotPermitted.
+    Raises StateMismatch if the mode is neither the one of the step nor the one before it; GpuInUse with the
+    processes whose contexts block it (the mode is then as before); Unsupported, NotPermitted.
     """
     now = nvml.compute_mode(handle)
     if now == step.mode:
         return
     if now != step.before:
-        raise NotAsSaid(f"the compute mode of GPU {step.gpu} is {now.word}, not {step.before.word}")
-    _refuse_in_the_way(nvml, host, step)
+        raise StateMismatch(f"the compute mode of GPU {step.gpu} is {now.word}, not {step.before.word}")
+    _refuse_if_blocked(nvml, host, step)
     _set(nvml, handle, step.mode, str(step))
     try:
-        _refuse_in_the_way(nvml, host, step)  # somebody may have been quicker than the mode
+        _refuse_if_blocked(nvml, host, step)  # a process may have started before the mode was set
     except GpuInUse:
-        _set(nvml, handle, step.before, "give the compute mode back")
+        _set(nvml, handle, step.before, "restore the compute mode")
         raise
 
 
-def in_the_way(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
+def blocking_processes(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
     """Whose contexts keep an MPS server, or whoever shall have the GPU alone, from it.
 
-    Not MPS servers and their clients: it is for them. Not graphics: no mode concerns it.
+    Without MPS servers and their clients, for which the mode is set, and graphics, which no mode affects.
     """
     return tuple(row for row in rows if row.gpu == gpu and row.kind is ProcessKind.COMPUTE)
 
 
-def refuse_in_the_way(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> None:
-    """Raise GpuInUse where somebody is in the way of the step. Default mode is in nobody's way."""
+def refuse_if_blocked(rows: tuple[GpuProcess, ...], step: SetComputeMode) -> None:
+    """Raise GpuInUse if a process blocks the step. Nothing blocks default mode."""
     if step.mode is ComputeMode.DEFAULT:
         return
-    blocking = in_the_way(rows, step.gpu)
+    blocking = blocking_processes(rows, step.gpu)
     if blocking:
         who = tuple(str(GpuUse(row.gpu, UseKind.PROCESS, row.name or "unknown", row.pid)) for row in blocking)
         raise GpuInUse(
-            f"cannot {step} on {step.gpu}: {', '.join(who)} work on it, and would go on beside",
+            f"cannot {step} on {step.gpu}: {', '.join(who)} use it and would keep running",
             "stop them, or leave the mode alone (exclusive-process: false)",
             uses=who,
         )
 
 
-def _refuse_in_the_way(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
+def _refuse_if_blocked(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
     if step.mode is not ComputeMode.DEFAULT:
         from partage.edges.hardware.processes import processes
 
-        refuse_in_the_way(processes(nvml, host).rows, step)
+        refuse_if_blocked(processes(nvml, host).rows, step)
 
 
 def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
@@ -77,7 +77,7 @@ def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
     if now == mode:
         return
     if refusal is None:
-        raise NotAsSaid(f"the driver said yes to: {what}; read again, the mode is {now.word}")
+        raise StateMismatch(f"the driver said yes to: {what}; read again, the mode is {now.word}")
     problem = refusal.problems[0]
     raise type(refusal)(f"cannot {what}: {problem.message}; it is {now.word}", problem.hint) from refusal
 

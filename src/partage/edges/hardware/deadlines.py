@@ -1,4 +1,4 @@
-"""How long a call may take, where an act can hold up the others: the driver does one thing at a time."""
+"""Deadlines for calls of the driver, which does one thing at a time: a step makes other calls wait."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S
 from partage.errors import HardwareTimeout
 
-ACT = "perform"
+PERFORM = "perform"
 """The verb that changes something."""
 
 
@@ -21,29 +21,30 @@ class _Wait:
     allowance_s: float
 
 
-class Deadlines:
-    """The deadlines of one side of the socket. While an act goes on, those of all other calls stand still.
+class CallDeadlines:
+    """The deadlines of one side of the socket. While a step is performed, the deadlines of all other calls
+    stop.
 
-    Without that a look at the GPUs that waits for a reset would be taken for a helper that hangs, and the
-    helper be killed in the middle of the reset.
+    Without this, a call that waits for a GPU reset would look like a helper that hangs, and the helper
+    would be killed during the reset.
     """
 
-    def __init__(self, call_s: float = DEADLINE_S, act_s: float = ACT_DEADLINE_S) -> None:
+    def __init__(self, call_s: float = DEADLINE_S, step_s: float = STEP_DEADLINE_S) -> None:
         self._call_s = call_s
-        self._act_s = act_s
-        self._acts = 0
+        self._step_s = step_s
+        self._steps = 0
         self._waits: set[_Wait] = set()
 
     @contextlib.asynccontextmanager
     async def within(self, verb: str, extra_s: float = 0.0) -> AsyncIterator[None]:
-        """What is done in the context ends in time. extra_s: what it may take longer than a usual call.
+        """Ends the code in the context when its time is over. extra_s: time beyond that of a usual call.
 
         Raises HardwareTimeout.
         """
-        allowance_s = extra_s + (self._act_s if verb == ACT else self._call_s)
-        allowed_s = allowance_s + self._act_s * self._acts
+        allowance_s = extra_s + (self._step_s if verb == PERFORM else self._call_s)
+        allowed_s = allowance_s + self._step_s * self._steps
         try:
-            with self._act() if verb == ACT else contextlib.nullcontext():
+            with self._step() if verb == PERFORM else contextlib.nullcontext():
                 async with asyncio.timeout(allowed_s) as timeout:
                     with self._known(_Wait(verb, timeout, allowance_s)):
                         yield
@@ -59,20 +60,22 @@ class Deadlines:
             self._waits.discard(wait)
 
     @contextlib.contextmanager
-    def _act(self) -> Iterator[None]:
-        """Calls that wait already get the act's time as well, until it ends; an act before it needs none."""
+    def _step(self) -> Iterator[None]:
+        """Extend the deadlines of waiting calls by the time of a step until it ends. Earlier steps need no
+        extension.
+        """
         for wait in self._waits:
-            if wait.verb != ACT and not wait.timeout.expired():
-                wait.timeout.reschedule(_when(wait) + self._act_s)
-        self._acts += 1
+            if wait.verb != PERFORM and not wait.timeout.expired():
+                wait.timeout.reschedule(_when(wait) + self._step_s)
+        self._steps += 1
         try:
             yield
         finally:
-            self._acts -= 1
+            self._steps -= 1
             now = asyncio.get_running_loop().time()
             for wait in self._waits:
                 if not wait.timeout.expired():
-                    due = now + wait.allowance_s + self._act_s * self._acts
+                    due = now + wait.allowance_s + self._step_s * self._steps
                     wait.timeout.reschedule(min(_when(wait), due))
 
 

@@ -1,4 +1,4 @@
-"""One look at the node: everything that the driver and the node's files say, as an Inventory."""
+"""Read the whole node once: what the driver and the node's files say, as an Inventory."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
-from partage.edges.hardware.migs import read_mig_devices
+from partage.edges.hardware.mig_devices import read_mig_devices
 from partage.edges.hardware.readings import Handle, Nvml
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 
 _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
-"""Products that only drive a monitor; NVIDIA's plugin skips them too."""
+"""Products that only drive a monitor. NVIDIA's plugin ignores them too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What stays known of a GPU that has stopped to answer."""
+    """What is still known of a GPU that no longer answers."""
 
     uuid: str | None
     pci_bus_id: str | None
 
 
 class Discovery:
-    """Reads the node again and again, and remembers what need not be read twice. One thread's own."""
+    """Reads the node repeatedly, and remembers what does not change. For one thread."""
 
     def __init__(self, nvml: Nvml, host: Host) -> None:
         self._nvml = nvml
@@ -38,11 +38,11 @@ class Discovery:
         self._virtual = host.virtual()
 
     def without_driver(self, reason: NoDriver) -> Inventory:
-        """What can be said of a node whose driver does not work."""
+        """What is known of a node whose driver does not work."""
         return self._inventory(reason)
 
     def inventory(self) -> Inventory:
-        """The whole node. Raises DriverUnavailable; a GPU that fails is a LostGpu and no error."""
+        """The whole node. Raises DriverUnavailable; a GPU that fails becomes a LostGpu."""
         driver = self._nvml.driver()
         count = self._count()
         minors = self._host.capability_minors()
@@ -62,8 +62,8 @@ class Discovery:
         links = self._topology.links(self._nvml, driver.version, found, addresses)
         return self._inventory(driver, tuple(found), tuple(lost), links)
 
-    def conditions(self) -> tuple[Condition, ...]:
-        """The driver's word on each GPU, by index; a lost GPU whose UUID nobody knows is left out."""
+    def conditions(self) -> tuple[GpuCondition, ...]:
+        """The driver's report on each GPU, by index; without lost GPUs whose UUID is not known."""
         count = self._count()
         found = (self._condition(index, count) for index in range(count))
         return tuple(condition for condition in found if condition is not None)
@@ -88,12 +88,12 @@ class Discovery:
         )
 
     def _fabric_manager(self, gpus: Sequence[Gpu]) -> bool | None:
-        """Looked for only where a reset depends on it (``plan.reconcile.resets``): it reads all of /proc."""
+        """Read only if a reset depends on it (``plan.reconcile.resets``), because it reads all of /proc."""
         resets = [gpu for gpu in gpus if gpu.architecture == "ampere" and gpu.mig_mode is not None]
         return self._host.fabric_manager() if len(resets) > 1 else None
 
     def _count(self) -> int:
-        """How many GPUs NVML lists. What was known by index is void when that changes."""
+        """How many GPUs NVML lists. When the number changes, what was remembered by index is dropped."""
         count = self._nvml.count()
         if count != self._listed:
             self._listed = count
@@ -101,7 +101,7 @@ class Discovery:
         return count
 
     def _gpu(self, index: int, minors: CapabilityMinors) -> tuple[Gpu, Handle]:
-        """One GPU. Asked a second time where it fails: MIG devices may go while they are being read."""
+        """One GPU. A failure is tried again once: MIG devices may be destroyed while they are read."""
         try:
             return self._read_gpu(index, minors)
         except (DriverUnavailable, GpuLost):
@@ -146,14 +146,14 @@ class Discovery:
         )
         return gpu, handle
 
-    def _condition(self, index: int, count: int) -> Condition | None:
+    def _condition(self, index: int, count: int) -> GpuCondition | None:
         try:
             handle = self._nvml.handle(index)
             if self._nvml.product(handle) in _NO_GPUS:
                 return None
             uuid = self._nvml.uuid(handle)
             fields = self._nvml.fields(handle)
-            return Condition(
+            return GpuCondition(
                 gpu=uuid,
                 recovery=fields.recovery,
                 rows_pending=fields.rows_pending,
@@ -164,16 +164,16 @@ class Discovery:
             raise
         except HardwareError as error:
             lost = self._lost(index, count, error)
-            return None if lost.uuid is None else Condition(gpu=lost.uuid, lost=lost.reason)
+            return None if lost.uuid is None else GpuCondition(gpu=lost.uuid, lost=lost.reason)
 
     def _lost(self, index: int, count: int, error: HardwareError) -> LostGpu:
         identity = self._seen.get(index) or self._identity_by_address(index, count)
         return LostGpu(index, identity.uuid, identity.pci_bus_id, error.problems[0].message)
 
     def _identity_by_address(self, index: int, count: int) -> Identity:
-        """Who a GPU is that never answered: NVML lists GPUs in the order of their PCI addresses.
+        """The identity of a GPU that has never answered: NVML lists GPUs in the order of their PCI addresses.
 
-        Only where the kernel module lists as many and agrees on all those that do answer; otherwise unknown.
+        Known only if the kernel module lists as many GPUs and agrees about all that answer.
         """
         addresses = self._host.gpu_addresses()
         agreed = len(addresses) == count and all(

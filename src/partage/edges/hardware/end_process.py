@@ -1,7 +1,7 @@
-"""End a process that is meant, and no other: SIGTERM, after a while SIGKILL, and seen to be gone.
+"""End exactly one process: SIGTERM, after a while SIGKILL, and wait until it is gone.
 
-A pid is nobody's for ever. So the process is held by a file descriptor first (pidfd), then compared with what
-was said of it, and then signalled through that descriptor: what has the pid by then is never hit.
+Pids are reused. So the process is first opened with a file descriptor (pidfd), then compared with the step,
+and then signalled through that descriptor: a later process with the same pid is never signalled.
 """
 
 from __future__ import annotations
@@ -14,31 +14,30 @@ from collections.abc import Collection, Iterator
 
 from partage.edges.hardware import procfs
 from partage.edges.hardware.host import Host
-from partage.errors import GpuInUse, NotPermitted, NotThere, Unsupported
+from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.cgroup import parse_cgroup
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndProcess
 
 GRACE_S = 10.0
-"""From SIGTERM to SIGKILL: time to write a checkpoint."""
+"""Seconds from SIGTERM to SIGKILL: time to write a checkpoint."""
 
 KILLED_S = 10.0
-"""How long a killed process may take to go: the driver gives its memory back first."""
+"""Seconds that a killed process may take to end: the driver frees its memory first."""
 
 
 async def end_process(
     host: Host, step: EndProcess, *, grace_s: float = GRACE_S, killed_s: float = KILLED_S
 ) -> None:
-    """End it. Raises NotThere where it is gone, or not the one that is meant; NotPermitted; Unsupported.
-
-    Raises GpuInUse where it does not go: it hangs in the driver.
+    """End the process. Raises NotFound if it is gone or is another process than that of the step;
+    NotPermitted; Unsupported; GpuInUse if it does not end because it hangs in the driver.
     """
-    refuse_ourselves(host, step)
-    with _held(step.pid) as descriptor:
-        compare(host, step)
-        for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, killed_s)):
+    refuse_own_process(host, step)
+    with _opened(step.pid) as descriptor:
+        check_identity(host, step)
+        for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, killed_s)):
             _send(descriptor, number)
-            if await _ended(descriptor, patience_s):
+            if await _ended(descriptor, limit_s):
                 return
     who = f"process {procfs.name_of(host.proc, step.pid) or 'unknown'} (pid {step.pid})"
     raise GpuInUse(
@@ -48,51 +47,51 @@ async def end_process(
     )
 
 
-def refuse_ourselves(host: Host, step: EndProcess) -> None:
-    """Raise NotPermitted for process 1, for this process, and for the container that it is in."""
+def refuse_own_process(host: Host, step: EndProcess) -> None:
+    """Raise NotPermitted for process 1, for this process, and for processes in the same container."""
     own = parse_cgroup(procfs.self_cgroups(host.proc)).container
     if step.pid <= 1 or step.pid in procfs.own_pids(host.proc) or (own and own == step.container):
-        raise NotPermitted(f"will not {step}: that is the node's, or ourselves")
+        raise NotPermitted(f"will not {step}: it belongs to the node or to Partage itself")
 
 
-def refuse_strangers(rows: Collection[GpuProcess], step: EndProcess) -> None:
-    """Raise NotThere for who does not work on the GPU, Unsupported for who does it through MPS."""
+def check_uses_gpu(rows: Collection[GpuProcess], step: EndProcess) -> None:
+    """Raise NotFound if the process does not use the GPU, Unsupported if it uses it through MPS."""
     there = [row for row in rows if (row.gpu, row.pid) == (step.gpu, step.pid)]
     if not there:
-        raise NotThere(f"cannot {step}: it does not work on GPU {step.gpu}")
+        raise NotFound(f"cannot {step}: it does not use GPU {step.gpu}")
     if any(row.kind in (ProcessKind.MPS_CLIENT, ProcessKind.MPS_SERVER) for row in there):
         raise Unsupported(
-            f"cannot {step}: a signal to a client of MPS can make the server hang for all others",
-            "tell the MPS daemon: terminate_client",
+            f"cannot {step}: a signal to an MPS client can make the server hang for all other clients",
+            "use the MPS daemon's terminate_client",
         )
 
 
-def compare(host: Host, step: EndProcess) -> None:
-    """Raise NotThere where another process has the pid by now, or another container the process."""
+def check_identity(host: Host, step: EndProcess) -> None:
+    """Raise NotFound if another process has the pid now, or the process is in another container."""
     start = procfs.start_of(host.proc, step.pid)
     container = parse_cgroup(procfs.cgroups_of(host.proc, step.pid)).container
     if start is None:
-        raise NotThere(f"cannot {step}: there is no such process")
+        raise NotFound(f"cannot {step}: there is no such process")
     refuse_another(step, start, container)
 
 
 def refuse_another(step: EndProcess, start: int | None, container: str) -> None:
-    """Raise NotThere for a process that is not the one of the step. start, container: what it has."""
+    """Raise NotFound for a process that is not the one of the step. start, container: what it has."""
     if start != step.start:
-        raise NotThere(f"cannot {step}: another process has the pid by now")
+        raise NotFound(f"cannot {step}: another process has this pid now")
     if not container or container != step.container:
-        raise NotThere(f"cannot {step}: it is in {container[:12] or 'no container'}")
+        raise NotFound(f"cannot {step}: it is in {container[:12] or 'no container'}")
 
 
 @contextlib.contextmanager
-def _held(pid: int) -> Iterator[int]:
+def _opened(pid: int) -> Iterator[int]:
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError as error:
-        raise NotThere(f"there is no process {pid}") from error
+        raise NotFound(f"there is no process {pid}") from error
     except OSError as error:
         raise Unsupported(
-            f"process {pid} cannot be held ({error.strerror}), and a pid alone may be somebody else's by now",
+            f"process {pid} cannot be opened ({error.strerror}), and its pid may be reused",
             "a kernel of 5.3 or later is needed",
         ) from error
     try:
@@ -109,12 +108,12 @@ def _send(descriptor: int, number: signal.Signals) -> None:
             raise NotPermitted("the helper may not end this process", "run it as root") from error
 
 
-async def _ended(descriptor: int, patience_s: float) -> bool:
-    """Wait until the process has ended: then its descriptor can be read."""
+async def _ended(descriptor: int, limit_s: float) -> bool:
+    """Wait until the process has ended: then its descriptor is readable."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, ended.set)
     try:
-        async with asyncio.timeout(patience_s):
+        async with asyncio.timeout(limit_s):
             await ended.wait()
     except TimeoutError:
         return False

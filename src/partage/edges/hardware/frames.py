@@ -10,23 +10,23 @@ from typing import Any
 _LENGTH = struct.Struct(">I")
 
 MOST_REQUEST_BYTES = 64 * 1024
-"""Requests are a verb and a number; nobody has a reason to send more."""
+"""A request is a verb with few arguments."""
 
 MOST_ANSWER_BYTES = 16 * 1024 * 1024
 
 
 class FrameError(ValueError):
-    """The other side does not speak the protocol. Nothing more can be read from it."""
+    """The peer does not use the protocol. Nothing more can be read from the connection."""
 
 
 def pack(message: dict[str, Any]) -> bytes:
-    """The bytes of one message."""
+    """One message as bytes."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     return _LENGTH.pack(len(body)) + body
 
 
 async def read(reader: asyncio.StreamReader, most_bytes: int) -> dict[str, Any] | None:
-    """The next message; None where the other side has closed. Raises FrameError."""
+    """The next message; None if the peer has closed the connection. Raises FrameError."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if length > most_bytes:

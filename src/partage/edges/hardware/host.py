@@ -1,4 +1,6 @@
-"""What the node's files say about GPUs, beside NVML. Roots are arguments: tests bring their own."""
+"""What the node's files say about GPUs. The root directories are parameters, so that tests can use their
+own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-"""In the order in which NVIDIA's plugin hands them to containers."""
+"""In the order in which NVIDIA's plugin gives them to containers."""
 
 _CAPABILITY = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)", re.ASCII)
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.ASCII)
@@ -16,14 +18,16 @@ _OPEN_TO_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
 _PROCESSOR_FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 _FIRST_PROCESSOR = 1 << 14
-"""Bytes of /proc/cpuinfo that hold at least the first processor."""
+"""Bytes of /proc/cpuinfo that contain at least the first processor."""
 
 _HYPERVISORS = ("QEMU", "KVM", "VMware", "Virtual Machine", "VirtualBox", "Xen", "Google Compute Engine")
-"""As sys_vendor or product_name of the firmware have them; the makers' bare metal has other names."""
+"""Found in sys_vendor or product_name of a virtual machine's firmware, and not in that of physical
+machines.
+"""
 
 _KERNEL_THREAD = "kthreadd"
 _FABRIC_MANAGER = "nv-fabricmanage"
-"""nv-fabricmanager; the kernel keeps 15 characters of a command's name."""
+"""nv-fabricmanager: the kernel keeps 15 characters of a command's name."""
 
 CapabilityMinors = Mapping[tuple[int, int, int | None], int]
 """(GPU minor, GI id, CI id or None) to the N of ``/dev/nvidia-caps/nvidia-capN``."""
@@ -31,7 +35,7 @@ CapabilityMinors = Mapping[tuple[int, int, int | None], int]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Where the node's files are. run: our own, which a reboot forgets."""
+    """Where the node's files are. run: Partage's directory, empty after a reboot."""
 
     driver: Path = Path("/")
     proc: Path = Path("/proc")
@@ -40,7 +44,7 @@ class Host:
     run: Path = Path("/run/partage")
 
     def numa_node(self, pci_bus_id: str) -> int | None:
-        """The NUMA node of a GPU; None where the machine has none, or does not say (-1)."""
+        """The NUMA node of a GPU; None if the machine has none or reports -1."""
         text = _read(self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "numa_node")
         try:
             node = int(text)
@@ -49,7 +53,7 @@ class Host:
         return node if node >= 0 else None
 
     def capability_minors(self) -> CapabilityMinors:
-        """Minors of the MIG capability files; empty on a node without MIG."""
+        """Minor numbers of the MIG capability files; empty on a node without MIG."""
         found = _CAPABILITY.findall(_read(self.proc / "driver/nvidia-caps/mig-minors"))
         return {(int(gpu), int(gi), int(ci) if ci else None): int(minor) for gpu, gi, ci, minor in found}
 
@@ -58,28 +62,28 @@ class Host:
         return tuple(f"/dev/{name}" for name in CONTROL_NODES if (self.dev / name).exists())
 
     def fabric_manager(self) -> bool | None:
-        """Whether NVIDIA's fabric manager runs; None where the host's processes cannot be seen.
+        """Whether NVIDIA's fabric manager runs; None if the host's processes are not visible.
 
-        Process 2 is the kernel's own thread on a host, and in no container that has processes of its own.
+        On the host, process 2 is the kernel thread kthreadd; in a container with its own pids it is not.
         """
         if _read(self.proc / "2/comm").strip() != _KERNEL_THREAD:
             return None
         return any(_read(comm).strip() == _FABRIC_MANAGER for comm in self.proc.glob("[0-9]*/comm"))
 
     def virtual(self) -> bool | None:
-        """Whether the node is a virtual machine; None where neither processor nor firmware say.
+        """Whether the node is a virtual machine; None if neither processor nor firmware say.
 
-        x86: the processor tells by a flag. Elsewhere a firmware that names a hypervisor's maker is believed,
-        and one that names somebody else proves nothing.
+        x86: a flag of the processor. Elsewhere: the firmware names a hypervisor; another name proves
+        nothing.
         """
         flags = _PROCESSOR_FLAGS.search(_read(self.proc / "cpuinfo", _FIRST_PROCESSOR))
         if flags is not None:
             return "hypervisor" in flags[1].split()
         firmware = [_read(self.sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
-        return True if any(word in text for text in firmware for word in _HYPERVISORS) else None
+        return True if any(maker in text for text in firmware for maker in _HYPERVISORS) else None
 
     def boot_id(self) -> str:
-        """Changes with every boot; empty where the kernel does not say."""
+        """Changes with every boot; empty if the kernel does not provide it."""
         return _read(self.proc / "sys/kernel/random/boot_id").strip()
 
     def kernel_module_version(self) -> str | None:
@@ -88,22 +92,22 @@ class Host:
         return match[1] if match else None
 
     def gpu_addresses(self) -> tuple[str, ...]:
-        """PCI addresses of all GPUs that the driver has bound, lost ones too, ascending: NVML's order."""
+        """PCI addresses of all GPUs that are bound to the driver, lost ones too, ascending: NVML's order."""
         try:
             return tuple(sorted(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir()))
         except OSError:
             return ()
 
     def gpu_uuid(self, address: str) -> str | None:
-        """The UUID that the driver remembers for a PCI address; None where it prints question marks."""
+        """The driver's UUID for a PCI address; None if it prints question marks."""
         text = _read(self.proc / "driver/nvidia/gpus" / address / "information")
         match = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
         return match[1] if match else None
 
     def open_to_env(self) -> bool | None:
-        """Whether the container runtime lets unprivileged pods set NVIDIA_VISIBLE_DEVICES themselves.
+        """Whether the container runtime accepts NVIDIA_VISIBLE_DEVICES from unprivileged pods.
 
-        True is the runtime's default; None where there is no (readable) configuration.
+        True is the runtime's default; None if there is no readable configuration.
         """
         text = _read(self.driver / "etc/nvidia-container-runtime/config.toml")
         if not text:
@@ -118,19 +122,19 @@ class Host:
 
 
 def sysfs_address(pci_bus_id: str) -> str:
-    """``00000000:1A:00.0`` as the kernel writes it, ``0000:1a:00.0``: a domain of four digits or more."""
+    """``00000000:1A:00.0`` as the kernel writes it, ``0000:1a:00.0``: the domain has four digits or more."""
     domain, _, rest = pci_bus_id.lower().partition(":")
     return f"{domain.lstrip('0'):0>4}:{rest}"
 
 
 def nvml_address(address: str) -> str:
-    """Inverse of ``sysfs_address``: eight digits of domain."""
+    """Inverse of ``sysfs_address``: the domain has eight digits."""
     domain, _, rest = address.upper().partition(":")
     return f"{domain:0>8}:{rest}"
 
 
 def _read(path: Path, most: int = -1) -> str:
-    """The file's text, or its first characters; empty where it cannot be read: not every node has each."""
+    """The file's text, or its first characters; empty if it cannot be read."""
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             return file.read(most)

@@ -1,7 +1,7 @@
-"""GPU instances and compute instances as NVML lists them, with the handles that acts need.
+"""The GPU instances and compute instances that NVML lists, with the handles that steps need.
 
-A list call wants nvidia-smi's id of a profile; the constants of queries are another id space. The same id
-means other profiles on other models: names are worked out anew for each GPU, as for MIG devices.
+A list call takes nvidia-smi's profile id; query calls take NVML's constants. The same id means other
+profiles on other models, so the names are computed for each GPU, as for MIG devices.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from partage.edges.hardware.migs import named, named_gigabytes
+from partage.edges.hardware.mig_devices import named, named_gigabytes
 from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
 from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import HardwareError, NotPermitted
@@ -18,7 +18,7 @@ from partage.model.gpu import EmptyInstance
 from partage.model.placement import Placement
 
 _MOST = 32
-"""More instances of one kind than any GPU can have. NVML writes as many as there are, whatever the buffer."""
+"""More instances than any GPU can have. NVML writes all instances, whatever the size of the buffer."""
 
 _CI_PROFILES = range(9)
 _GONE = NOT_HERE | {NOT_FOUND}
@@ -26,7 +26,7 @@ _GONE = NOT_HERE | {NOT_FOUND}
 
 @dataclass(frozen=True, slots=True)
 class GpuInstance:
-    """profile: ``3g.40gb``. slices: compute slices that its compute instances can share."""
+    """profile: ``3g.40gb``. slices: compute slices for its compute instances."""
 
     handle: Handle
     gi_id: int
@@ -45,7 +45,7 @@ class GpuInstance:
 
 @dataclass(frozen=True, slots=True)
 class ComputeInstance:
-    """profile: ``1c.3g.40gb``, what its MIG device is called. slices: the ``1``."""
+    """profile: ``1c.3g.40gb``, the name of its MIG device. slices: the ``1``."""
 
     handle: Handle
     ci_id: int
@@ -55,7 +55,7 @@ class ComputeInstance:
 
 
 def names_of(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
-    """Profile id to name and the ``40`` in it; profiles without a name of our grammar are left out."""
+    """Profile id to name and the ``40`` in it. Profiles that have no valid name are left out."""
     names: dict[int, tuple[str, int]] = {}
     for profile_id, kind in profiles.items():
         gigabytes = named_gigabytes(kind.memory_bytes, gpu_memory_bytes)
@@ -82,9 +82,10 @@ def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuIn
 
 
 def compute_profiles(nvml: Nvml, instance: GpuInstance) -> dict[int, int]:
-    """nvidia-smi's id of a compute profile to its compute slices: those that this GPU instance can have.
+    """nvidia-smi's id of a compute profile to its compute slices, for the profiles that fit this GPU
+    instance.
 
-    Where two have as many slices the first constant, the plain one, comes first.
+    Of two profiles with as many slices the one with the lower constant counts, which has no attributes.
     """
     found: dict[int, int] = {}
     for constant in _CI_PROFILES:
@@ -119,9 +120,9 @@ def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[C
 def empty_instances(
     nvml: Nvml, gpu: Handle, gpu_memory_bytes: int, used: frozenset[int]
 ) -> tuple[EmptyInstance, ...]:
-    """GPU instances without compute instance. used: ids of those that MIG devices show.
+    """GPU instances without compute instances. used: ids of GPU instances that have MIG devices.
 
-    Only root may list GPU instances: who is not sees none of these. Raises HardwareError.
+    Only root may list GPU instances; other users get an empty answer. Raises HardwareError.
     """
     try:
         listed = gpu_instances(nvml, gpu, gpu_memory_bytes)
@@ -133,7 +134,7 @@ def empty_instances(
 
 
 def possible_starts(nvml: Nvml, gpu: Handle, profile_id: int) -> tuple[Placement, ...] | None:
-    """Where a profile can be on an empty GPU; None where the driver does not say."""
+    """The placements of a profile on an empty GPU; None if the driver does not report them."""
     name = "nvmlDeviceGetGpuInstancePossiblePlacements"
     count = ctypes.c_uint(0)
     if nvml.optional(name, gpu, profile_id, None, ctypes.byref(count), absent=NOT_HERE) is None:
@@ -156,11 +157,13 @@ def _placement(gi_id: int, place: object) -> Placement:
     try:
         return Placement(int(place.start), int(place.size))  # type: ignore[attr-defined]
     except ValueError as error:
-        raise HardwareError(f"GPU instance {gi_id} says of itself: {error}") from error
+        raise HardwareError(f"GPU instance {gi_id} reports an invalid placement: {error}") from error
 
 
 def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> str:
-    """The MIG device's UUID. Drivers hand out its handle where the header promises that of its GPU."""
+    """The UUID of the MIG device. Some drivers return its handle where the header promises that of its
+    GPU.
+    """
     uuid = nvml.uuid(device)
     if uuid.startswith("MIG-"):
         return uuid

@@ -1,4 +1,6 @@
-"""nvidia-smi, for what NVML has no call for. Found below the driver root, run with a deadline."""
+"""Runs nvidia-smi, for settings that NVML has no call for. Found below the driver root, run with a
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -17,30 +19,32 @@ _KILL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """How it ended: exit code, and what it said, in one line."""
+class SmiOutput:
+    """Exit code of nvidia-smi and its output, in one line."""
 
     code: int
-    words: str
+    output: str
 
     def __str__(self) -> str:
-        return self.words or f"it ended with code {self.code} and no word"
+        return self.output or f"it ended with code {self.code} and no output"
 
 
 def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
-    """nvidia-smi below the driver root. purpose: ``a GPU reset``, for the sentence of Unsupported."""
+    """nvidia-smi below the driver root. Raises Unsupported. purpose: ``a GPU reset``, for the error
+    message.
+    """
     for directory in _DIRECTORIES:
         path = driver_root / directory / "nvidia-smi"
         if path.is_file() and os.access(path, os.X_OK):
             return path
     raise Unsupported(
-        f"{purpose} takes nvidia-smi, and below {driver_root} there is none",
-        "install the driver's tools there, or say with --driver-root where they are",
+        f"{purpose} needs nvidia-smi, and there is none below {driver_root}",
+        "install the driver's tools there, or set --driver-root to where they are",
     )
 
 
-async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> Said:
-    """Run it to its end. Raises Unsupported where there is none, HardwareTimeout."""
+async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> SmiOutput:
+    """Run it until it ends. Raises Unsupported if it is not installed, HardwareTimeout."""
     process = await asyncio.create_subprocess_exec(
         find_nvidia_smi(host.driver, purpose),
         *arguments,
@@ -59,12 +63,14 @@ async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> S
         ) from error
     finally:
         await _end(process)
-    words = " ".join(output.decode(errors="replace").split())[:_LONGEST]
-    return Said(process.returncode or 0, words)
+    text = " ".join(output.decode(errors="replace").split())[:_LONGEST]
+    return SmiOutput(process.returncode or 0, text)
 
 
 def _environment(host: Host) -> dict[str, str]:
-    """The driver's own library for the driver's own tool, whatever the loader would find."""
+    """Environment of nvidia-smi: it must load the library of its own driver, not another one on the loader's
+    path.
+    """
     environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
     from partage.edges.hardware.binding import find_library
 
@@ -75,7 +81,9 @@ def _environment(host: Host) -> dict[str, str]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill it if it still runs. One that hangs in the driver does not die: it is not waited for."""
+    """Kill it if it still runs. A process that hangs in the driver cannot be killed, and is not waited
+    for.
+    """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

@@ -9,25 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from partage.edges.hardware.acts import Acts
+from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
 from partage.edges.hardware.discover import Discovery
-from partage.edges.hardware.end_process import end_process, refuse_ourselves, refuse_strangers
+from partage.edges.hardware.end_process import check_uses_gpu, end_process, refuse_own_process
+from partage.edges.hardware.event_queue import EventQueue
+from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.keeping import keep, kept
-from partage.edges.hardware.mailbox import Mailbox
-from partage.edges.hardware.persistence import Persistence
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, DaemonKeeper, Events
+from partage.edges.hardware.nvml_steps import NvmlSteps
+from partage.edges.hardware.persistence_mode import PersistenceMode
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, conclude, prepare, run_nvidia_smi
-from partage.edges.hardware.running import handle_of
+from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, prepare, run_nvidia_smi, verify_reset
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
-from partage.edges.hardware.watch import EventWatch
 from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import (
@@ -47,13 +46,15 @@ from partage.model.step import (
 T = TypeVar("T")
 
 _LOOK_S = 2.0
-"""How often who waits for events looks whether session and watch still stand."""
+"""A caller that waits for events checks session and watch this often."""
 
 _REST_S = 5.0
-"""A session whose watch ended is not replaced sooner: a driver that fails at once must not be hammered."""
+"""A session whose watch ended is replaced after this time at the earliest, in case the driver fails at
+once.
+"""
 
 _REOPEN_S = 60.0
-"""How often a fresh session is opened while a GPU is lost: NVML does not see it come back otherwise."""
+"""While a GPU is lost, a new session is opened this often: NVML does not notice otherwise that it is back."""
 
 _WATCH_S = 5.0
 """How long a watch may take to begin or to end."""
@@ -64,8 +65,8 @@ _CLOSE_S = 2.0
 class NvmlHardware:
     """A node's GPUs, read and changed with NVML in this process. See ``edges.hardware.port.Hardware``.
 
-    A driver that is missing, comes, goes or is replaced is noticed: the session is opened again. After a
-    HardwareTimeout the thread hangs in the driver, and only a new process helps.
+    The session is opened again when the driver was missing, unloaded or replaced. After a HardwareTimeout
+    the thread hangs in the driver, and only a new process helps.
     """
 
     def __init__(
@@ -74,29 +75,29 @@ class NvmlHardware:
         *,
         host: Host | None = None,
         deadline_s: float = DEADLINE_S,
-        act_deadline_s: float = ACT_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
         keeper: DaemonKeeper | None = None,
     ) -> None:
-        """driver_root: where the driver is installed. host: where all files are, in place of driver_root.
+        """driver_root: where the driver is installed. host: where all files are, instead of driver_root.
 
-        keeper: keeps the MPS daemons; None: nobody does.
+        keeper: manages the MPS daemons; None: there are none.
         """
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
-        self._act_deadline_s = act_deadline_s
+        self._act_deadline_s = step_deadline_s
         self._clock = clock
         self._keeper = keeper
         self._worker = Worker("nvml")
-        self._mailbox = Mailbox()
-        self._one_act = asyncio.Lock()
+        self._mailbox = EventQueue()
+        self._one_step = asyncio.Lock()
         self._idle = asyncio.Event()
         self._idle.set()
-        # What follows belongs to the worker's thread.
+        # The following fields are used on the worker's thread only.
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
-        self._persistence = Persistence(self._host.run)
-        self._acts = Acts(self._nvml, self._host, self._renew)
+        self._persistence = PersistenceMode(self._host.run)
+        self._steps = NvmlSteps(self._nvml, self._host, self._reopen)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
         self._some_lost = False
@@ -106,7 +107,7 @@ class NvmlHardware:
     async def observe(self) -> Inventory:
         return await self._on_thread(self._observe)
 
-    async def conditions(self) -> tuple[Condition, ...]:
+    async def conditions(self) -> tuple[GpuCondition, ...]:
         return await self._on_thread(self._conditions)
 
     async def events(self, timeout_s: float) -> Events:
@@ -127,9 +128,9 @@ class NvmlHardware:
             await self._end(step)
             return None
         if isinstance(step, StartDaemon | StopDaemon | EndClient):
-            await keep(self._keeper, step)
+            await perform_daemon_step(self._keeper, step)
             return None
-        async with self._one_act:
+        async with self._one_step:
             self._idle.clear()
             try:
                 match step:
@@ -139,11 +140,11 @@ class NvmlHardware:
                         await self._worker.call(lambda: self._find(step.gpu), self._deadline_s)
                         await set_time_slice(self._host, step)
                     case _:
-                        return await self._worker.call(lambda: self._act(step), self._act_deadline_s)
+                        return await self._worker.call(lambda: self._perform(step), self._act_deadline_s)
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
-                    self._mailbox.put(Events(changed=True))  # not every driver has an event for it
+                    self._mailbox.put(Events(changed=True))  # not every driver raises an event for it
         return None
 
     async def uses(self) -> tuple[GpuUse, ...]:
@@ -156,7 +157,7 @@ class NvmlHardware:
         return await time_slices(self._host, await self._on_thread(self._uuids))
 
     async def daemons(self) -> tuple[DaemonState, ...]:
-        return await kept(self._keeper)
+        return await observe_daemons(self._keeper)
 
     async def close(self) -> None:
         self._publish = None
@@ -165,20 +166,22 @@ class NvmlHardware:
         self._worker.stop()
 
     async def _reset(self, step: Reset) -> None:
-        """Our own handles would make the reset be refused: no session is open while it goes on."""
+        """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
         check_nvidia_smi(self._host)
         before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
-        words = await run_nvidia_smi(self._host, step.gpus)
-        await self._worker.call(lambda: self._conclude(step, before, words), self._deadline_s)
+        output = await run_nvidia_smi(self._host, step.gpus)
+        await self._worker.call(lambda: self._conclude(step, before, output), self._deadline_s)
 
     async def _end(self, step: EndProcess) -> None:
-        """Takes a while, and no session: nobody has to wait for it."""
-        refuse_ourselves(self._host, step)
-        refuse_strangers((await self.processes()).rows, step)
+        """End a process. This takes a while and needs no session, so other calls do not have to wait."""
+        refuse_own_process(self._host, step)
+        check_uses_gpu((await self.processes()).rows, step)
         await end_process(self._host, step)
 
     async def _on_thread(self, function: Callable[[], T]) -> T:
-        """Make a call when no act goes on: a session opened in the middle of a reset would stop it."""
+        """Make a call when no step is being performed: a session that opens during a reset would make it
+        fail.
+        """
         while not self._idle.is_set():
             await self._idle.wait()
         return await self._worker.call(function, self._deadline_s)
@@ -198,7 +201,7 @@ class NvmlHardware:
             try:
                 return self._inventory()
             except HardwareError:
-                # The session may be one with a driver that is no more: what does a fresh one say?
+                # The session may belong to a driver that was unloaded: try a new one.
                 self._end_session()
                 missing = self._open()
         if missing is None:
@@ -214,7 +217,7 @@ class NvmlHardware:
         self._some_lost = bool(inventory.lost)
         return inventory
 
-    def _conditions(self) -> tuple[Condition, ...]:
+    def _conditions(self) -> tuple[GpuCondition, ...]:
         return self._with_session(self._discovery.conditions)
 
     def _uses(self) -> tuple[GpuUse, ...]:
@@ -227,21 +230,21 @@ class NvmlHardware:
         return self._with_session(lambda: tuple(self._nvml.handles()))
 
     def _find(self, uuid: str) -> None:
-        self._with_session(lambda: handle_of(self._nvml, uuid))
+        self._with_session(lambda: self._nvml.gpu_handle(uuid))
 
-    def _act(self, step: Step) -> Created | None:
-        return self._with_session(lambda: self._acts.perform(step))
+    def _perform(self, step: Step) -> Created | None:
+        return self._with_session(lambda: self._steps.perform(step))
 
     def _prepare(self, step: Reset) -> PendingModes:
         before = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
         self._end_session()
         return before
 
-    def _conclude(self, step: Reset, before: PendingModes, words: str | None) -> None:
-        self._with_session(lambda: conclude(self._nvml, step, before, words))
+    def _conclude(self, step: Reset, before: PendingModes, output: str | None) -> None:
+        self._with_session(lambda: verify_reset(self._nvml, step, before, output))
 
     def _with_session(self, function: Callable[[], T]) -> T:
-        """What the function returns. Raises DriverUnavailable, and closes a session that says so."""
+        """What the function returns. Raises DriverUnavailable, and closes the session then."""
         missing = self._open()
         if missing is not None:
             raise DriverUnavailable(missing.reason, missing.hint)
@@ -251,8 +254,10 @@ class NvmlHardware:
             self._end_session()
             raise
 
-    def _renew(self) -> None:
-        """A session that holds nothing, no watch either: handles of events can keep a GPU from changing."""
+    def _reopen(self) -> None:
+        """A new session without handles and without a watch: handles of events can block a change of the
+        GPU.
+        """
         self._end_session()
         self._opened_at = self._clock()
         self._interrupted = True
@@ -261,8 +266,8 @@ class NvmlHardware:
             raise DriverUnavailable(missing.reason, missing.hint)
 
     def _open(self) -> NoDriver | None:
-        """A session, and a watch where events are asked for. None: it is open; otherwise why not."""
-        if self._nvml.is_open and self._is_worn():
+        """Open a session, and a watch if events are asked for. Returns None, or why that is not possible."""
+        if self._nvml.is_open and self._needs_new_session():
             self._end_session()
         if not self._nvml.is_open:
             self._opened_at = self._clock()
@@ -275,8 +280,8 @@ class NvmlHardware:
             self._begin_watch(self._publish)
         return None
 
-    def _is_worn(self) -> bool:
-        """Whether a fresh session is due: the watch ended, or a lost GPU may have come back unseen."""
+    def _needs_new_session(self) -> bool:
+        """Whether a new session is needed: the watch ended, or a lost GPU may be back."""
         age_s = self._clock() - self._opened_at
         watch_ended = self._watch is not None and self._watch.ended
         return (watch_ended and age_s >= _REST_S) or (self._some_lost and age_s >= _REOPEN_S)
@@ -285,12 +290,12 @@ class NvmlHardware:
         self._watch = EventWatch(self._nvml, publish)
         self._watch.start(_WATCH_S)
         if self._interrupted:
-            # Whatever happened while nobody watched is not known: look again.
+            # Events may have been missed: observe again.
             publish(Events(changed=True))
         self._interrupted = True
 
     def _end_session(self) -> None:
-        """Close, the watch first: NVML must not be shut down under a thread that waits in it."""
+        """Close the session, the watch first: NVML must not be shut down while a thread waits in it."""
         if self._watch is not None:
             if not self._watch.stop(_WATCH_S):
                 raise HardwareTimeout("the wait for the driver's events does not end")

@@ -1,4 +1,4 @@
-"""Which processes use how much memory of which GPU, and whether we see all of them."""
+"""The processes on each GPU with the memory they use, and whether all of them are visible."""
 
 from __future__ import annotations
 
@@ -7,9 +7,16 @@ from pathlib import Path
 
 from partage.edges.hardware import procfs
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.procfs import ProcessInfo, look, own_pids
+from partage.edges.hardware.procfs import ProcessInfo, own_pids, read_process
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.running import Devices, Part, Running, listed, read_devices, tolerant
+from partage.edges.hardware.running_processes import (
+    GpuPart,
+    NvmlDevices,
+    RunningProcess,
+    listed,
+    read_devices,
+    skip_failures,
+)
 from partage.model.cgroup import parse_cgroup
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.units import MIB
@@ -18,35 +25,35 @@ _RANK = {kind: rank for rank, kind in enumerate(ProcessKind)} | {ProcessKind.MPS
 
 
 def processes(nvml: Nvml, host: Host) -> Processes:
-    """All that the driver lists, each with what /proc says of it. Raises DriverUnavailable."""
+    """All processes that the driver lists, each with its data in /proc. Raises DriverUnavailable."""
     devices = read_devices(nvml)
     own = own_pids(host.proc)
     found = _merged(listed(nvml, devices.handles))
     gpus = dict.fromkeys(part.gpu for part in devices.handles)
     running = [one for gpu in gpus for one in found if one.part.gpu == gpu and one.pid not in own]
-    seen = {pid: look(host.proc, pid) for pid in {one.pid for one in running}}
+    seen = {pid: read_process(host.proc, pid) for pid in {one.pid for one in running}}
     rows = tuple(_row(one, devices, seen[one.pid]) for one in running)
     memory = tuple(_memory(nvml, devices))
     return Processes(rows, memory, _blind(host.proc, seen, rows, memory))
 
 
-def _merged(running: Iterable[Running]) -> list[Running]:
-    """One for each process and part. Its figure is the same in every list, or one of them has none."""
-    found: dict[tuple[Part, int], Running] = {}
+def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
+    """One row for each process and part of a GPU. Lists agree on the memory, or one of them has no figure."""
+    found: dict[tuple[GpuPart, int], RunningProcess] = {}
     for one in running:
         other = found.get((one.part, one.pid), one)
         kind = min(one.kind, other.kind, key=_RANK.__getitem__)
         used = max((n for n in (one.used_bytes, other.used_bytes) if n is not None), default=None)
-        found[one.part, one.pid] = Running(one.pid, one.part, kind, used)
-    # A GPU in MIG mode may list a process without its instance, which the MIG device's own list names.
-    parts: dict[int, set[Part]] = {}
+        found[one.part, one.pid] = RunningProcess(one.pid, one.part, kind, used)
+    # The list of a GPU in MIG mode may contain a process without its instance; the MIG device's list has it.
+    parts: dict[int, set[GpuPart]] = {}
     for part, pid in found:
         parts.setdefault(pid, set()).add(part)
     narrow = [one for one in found.values() if not any(other.within(one.part) for other in parts[one.pid])]
     return sorted(narrow, key=lambda one: (one.pid, one.part.gi_id or 0, one.part.ci_id or 0))
 
 
-def _row(one: Running, devices: Devices, seen: ProcessInfo | None) -> GpuProcess:
+def _row(one: RunningProcess, devices: NvmlDevices, seen: ProcessInfo | None) -> GpuProcess:
     part, name = one.part, seen.name if seen else ""
     kind = ProcessKind.MPS_SERVER if is_mps_program(name) else one.kind
     return GpuProcess(
@@ -64,11 +71,11 @@ def _row(one: Running, devices: Devices, seen: ProcessInfo | None) -> GpuProcess
     )
 
 
-def _memory(nvml: Nvml, devices: Devices) -> Iterator[GpuMemory]:
+def _memory(nvml: Nvml, devices: NvmlDevices) -> Iterator[GpuMemory]:
     for part, handle in devices.handles.items():
         if part.gi_id is None:
             used = None
-            with tolerant():
+            with skip_failures():
                 used = nvml.used_bytes(handle)
             yield GpuMemory(part.gpu, used)
 
@@ -82,26 +89,27 @@ def _blind(
     rows: Iterable[GpuProcess],
     memory: Iterable[GpuMemory],
 ) -> str:
-    """Why processes may be missing, or what they are; empty where nothing may."""
+    """Why processes may be missing; empty if none can be missing."""
     missing = (pid for pid, one in seen.items() if one is None)
     hidden = [pid for pid in missing if procfs.start_of(proc, pid) is None and procfs.exists(pid)]
     if hidden:
-        return f"/proc hides processes from us (hidepid), process {min(hidden)} for one"
+        return f"/proc hides processes (hidepid), for example process {min(hidden)}"
     if procfs.sees_all_pids(proc) or _sees_other_pods(proc, seen):
         return ""
     accounted: dict[str, int] = {}
     for row in rows:
         accounted[row.gpu] = accounted.get(row.gpu, 0) + (row.used_bytes or 0)
     rest = max((one.used_bytes - accounted.get(one.gpu, 0) for one in memory if one.used_bytes), default=0)
-    unseen = f"; {rest // MIB} MiB of a GPU belong to nobody that can be seen" if rest >= MIB else ""
-    return f"we do not share the node's process ids (hostPID), and the driver hides all others{unseen}"
+    unseen = f"; {rest // MIB} MiB of a GPU belong to no visible process" if rest >= MIB else ""
+    return f"without the node's process ids (hostPID) the driver hides other processes{unseen}"
 
 
 def _sees_other_pods(proc: Path, seen: Mapping[int, ProcessInfo | None]) -> bool:
-    """Whether processes of another pod are there: then a namespace that is not the initial one is the node's.
+    """Whether processes of another pod are visible: then this pid namespace is the node's, though not the
+    initial one.
 
-    So it is where the node is itself a container (kind). Containers of our own pod prove nothing: a pod may
-    share one namespace among its containers.
+    That is so if the node is itself a container (kind). Containers of the own pod prove nothing, because a
+    pod can share one pid namespace among its containers.
     """
     own = parse_cgroup(procfs.self_cgroups(proc))
     listed_first = (parse_cgroup(one.cgroups) for one in seen.values() if one)

@@ -1,4 +1,4 @@
-"""What /proc says of a process. It ends when it likes: whatever can be read may be gone a moment later."""
+"""What /proc says of a process. A process can end at any time, so every read may find nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _START = 19
-"""Which word of ``/proc/<pid>/stat`` behind the name: field 22 of all (proc_pid_stat(5))."""
+"""Index of the start time after the name in ``/proc/<pid>/stat``: field 22 of all (proc_pid_stat(5))."""
 
 _UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE | re.ASCII)
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
@@ -17,7 +17,9 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """One process, all of it read while the same process had the pid. See ``model.process.GpuProcess``."""
+    """One process; all fields were read while the same process had the pid. See
+    ``model.process.GpuProcess``.
+    """
 
     name: str
     cgroups: tuple[str, ...]
@@ -25,8 +27,8 @@ class ProcessInfo:
     uid: int | None
 
 
-def look(proc: Path, pid: int) -> ProcessInfo | None:
-    """The process of that pid; None where there is none, or none that is ours to look at."""
+def read_process(proc: Path, pid: int) -> ProcessInfo | None:
+    """The process with this pid; None if there is none, or it may not be read."""
     start = start_of(proc, pid)
     if start is None:
         return None
@@ -36,8 +38,8 @@ def look(proc: Path, pid: int) -> ProcessInfo | None:
 
 
 def start_of(proc: Path, pid: int) -> int | None:
-    """When it was started, in clock ticks since the boot."""
-    # The name in parentheses may hold anything, parentheses too.
+    """Start time in clock ticks since boot."""
+    # The name in parentheses may contain any character, also parentheses.
     words = _read(proc, pid, "stat").rpartition(")")[2].split()
     try:
         return int(words[_START])
@@ -51,17 +53,17 @@ def cgroups_of(proc: Path, pid: int) -> tuple[str, ...]:
 
 
 def self_cgroups(proc: Path) -> tuple[str, ...]:
-    """The lines of our own ``cgroup`` file."""
+    """The lines of this process's ``cgroup`` file."""
     return tuple(_text(proc / "self/cgroup").splitlines())
 
 
 def name_of(proc: Path, pid: int) -> str:
-    """Its command's name, the first 15 characters; empty where /proc does not say."""
+    """The first 15 characters of its command's name; empty if /proc does not show it."""
     return _read(proc, pid, "comm").strip()
 
 
 def own_pids(proc: Path) -> frozenset[int]:
-    """Our own pid, and what this /proc calls it."""
+    """This process's pid, and its pid in this /proc."""
     try:
         return frozenset({os.getpid(), int(str((proc / "self").readlink()))})
     except (OSError, ValueError):
@@ -77,7 +79,7 @@ def pids(proc: Path) -> list[int]:
 
 
 def sees_all_pids(proc: Path) -> bool:
-    """Whether our pid namespace is the node's own."""
+    """Whether this process is in the node's own pid namespace."""
     try:
         return str((proc / "self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
     except OSError:
@@ -85,7 +87,7 @@ def sees_all_pids(proc: Path) -> bool:
 
 
 def exists(pid: int) -> bool:
-    """Whether there is a process of that pid, whatever /proc shows (``hidepid``)."""
+    """Whether a process has this pid, even if /proc does not show it (``hidepid``)."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -100,7 +102,7 @@ def _read(proc: Path, pid: int, file: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """Empty if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -1,4 +1,6 @@
-"""What NVML says of a node, a GPU, a MIG device: our words, our units, None for what is not there."""
+"""Queries to NVML about the node, its GPUs and MIG devices, in the types and units of ``model``; None if
+absent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from typing import NewType
 
 from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
-from partage.errors import DriverUnavailable, HardwareError
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound
 from partage.model.gpu import (
     ComputeMode,
     Driver,
@@ -25,7 +27,7 @@ from partage.units import MIB
 _RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE = 230, 144, 145
 _MIG_WITHOUT_RESET = 184
 _MEMORY_V2 = 0x02000028
-"""nvmlMemory_v2: size and version of the structure in one number, as nvml.h makes it."""
+"""Version of nvmlMemory_v2_t: size and version of the structure in one number (nvml.h)."""
 
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
@@ -37,7 +39,9 @@ _ATTRIBUTES = {
     **dict.fromkeys((13, 14), "-me"),
     **dict.fromkeys((15, 16), "+me.all"),
 }
-"""GI profile constants whose names carry an attribute; the others have none, double memory (9) included."""
+"""GI profile constants whose names carry an attribute. The others have none, also the one with double memory
+(9).
+"""
 
 _ANCESTORS = {
     0: LinkPath.SAME_BOARD,
@@ -48,32 +52,32 @@ _ANCESTORS = {
     50: LinkPath.CROSS_CPU,
 }
 NOT_HERE = ABSENT | {INVALID_ARGUMENT}
-"""Also where the index or constant is beyond what this GPU or library knows."""
+"""Return codes for an index or constant that this GPU or library does not know."""
 
 NO_INSTANCE = 0xFFFFFFFF
-"""Where an id of an instance would stand: it concerns the GPU as a whole."""
+"""In place of an instance's id: the whole GPU is meant."""
 
 EVENT_XID = 0x8
 EVENTS_CHANGED = 0x100 | 0x4000 | 0x8000
 """MIG configuration changed, GPU unavailable, recovery action changed: observe again."""
 
 Handle = NewType("Handle", object)
-"""What NVML calls a device; means nothing outside the session that gave it."""
+"""NVML's handle of a device; valid only in the session that returned it."""
 
 EventSet = NewType("EventSet", object)
 
 
 @dataclass(frozen=True, slots=True)
 class Pci:
-    """bus_id: ``00000000:1A:00.0``; device_id: device and vendor, ``0x233010de``."""
+    """bus_id: ``00000000:1A:00.0``. device_id: device and vendor id, ``0x233010de``."""
 
     bus_id: str
     device_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """The driver's word on one GPU. None: it has no such field."""
+class HealthFields:
+    """What the driver reports about one GPU. None: it has no such field."""
 
     recovery: RecoveryAction | None
     rows_pending: bool
@@ -82,7 +86,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class MigAttributes:
-    """What a MIG device's handle says. compute_slices: of its compute instance."""
+    """Attributes of a MIG device. compute_slices: of its compute instance."""
 
     uuid: str
     gi_id: int
@@ -101,16 +105,16 @@ class GiProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Remote:
-    """The far end of an active NVLink. is_switch: True, False, or None where the driver does not say."""
+class NvLinkPeer:
+    """The far end of an active NVLink. is_switch: None if the driver does not report it."""
 
     bus_id: str
     is_switch: bool | None
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
-    """One event. gpu: address of the handle, see ``Nvml.address``; data: the XID."""
+class NvmlEvent:
+    """One event. gpu: address of the handle, see ``Nvml.address``. data: the XID."""
 
     gpu: int
     kind: int
@@ -141,8 +145,17 @@ class Nvml(Binding):
             except DriverUnavailable:
                 raise
             except HardwareError:
-                continue  # who observes says which GPU is lost, and why
+                continue  # ``Discovery`` reports which GPU is lost, and why
         return found
+
+    def gpu_handle(self, uuid: str) -> Handle:
+        """The handle of one GPU. Raises NotFound; GpuLost if it may be a GPU that does not answer."""
+        handles = self.handles()
+        if uuid in handles:
+            return handles[uuid]
+        if len(handles) < self.count():
+            raise GpuLost(f"GPU {uuid} is not among those that answer")
+        raise NotFound(f"this node has no GPU {uuid}")
 
     # --- one GPU ---------------------------------------------------------------------------------
 
@@ -151,7 +164,7 @@ class Nvml(Binding):
 
     @staticmethod
     def address(handle: Handle) -> int:
-        """A number that tells handles apart; events carry it even of a GPU that does not answer any more."""
+        """The handle as a number. Events contain it even for a GPU that no longer answers."""
         return ctypes.cast(handle, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
     def uuid(self, handle: Handle) -> str:
@@ -176,14 +189,14 @@ class Nvml(Binding):
         return int(major), int(minor)
 
     def memory_bytes(self, handle: Handle) -> int:
-        """Total memory; 0 where a GPU shares the memory of its CPU and reports none of its own."""
+        """Total memory; 0 if a GPU shares its CPU's memory and reports none of its own."""
         memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.total) if memory else 0
 
     def used_bytes(self, handle: Handle) -> int | None:
-        """Memory that is given out, the driver's own reserve not counted where the driver tells it apart."""
+        """Allocated memory, without the driver's reserve if the driver reports that separately."""
         memory = self.optional("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
-        if memory is None:  # before R510: the reserve is counted
+        if memory is None:  # before R510: includes the reserve
             memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.used) if memory else None
 
@@ -191,28 +204,30 @@ class Nvml(Binding):
         mode = self.optional("nvmlDeviceGetComputeMode", handle)
         return ComputeMode.DEFAULT if mode is None else ComputeMode(mode)
 
-    def fields(self, handle: Handle) -> Fields:
-        """Recovery action and remapped rows, in one call. Row fields work with live MIG instances too."""
+    def fields(self, handle: Handle) -> HealthFields:
+        """Recovery action and remapped rows, in one call. The row fields work with live MIG instances too."""
         wanted = [_RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE]
         answers = self.optional("nvmlDeviceGetFieldValues", handle, wanted) or ()
         # All three are unsigned int; wider types below 2^32 have the same first four bytes.
         values = {answer.fieldId: answer.value.uiVal for answer in answers if answer.nvmlReturn == 0}
-        return Fields(
+        return HealthFields(
             recovery=_recovery(values.get(_RECOVERY_ACTION)),
             rows_pending=bool(values.get(_REMAPPED_PENDING)),
             rows_failed=bool(values.get(_REMAPPED_FAILURE)),
         )
 
     def fabric_ok(self, handle: Handle) -> bool | None:
-        """Whether the GPU has joined its NVLink fabric; None on GPUs without one. While it joins, CUDA fails.
+        """Whether the GPU has joined its NVLink fabric; None for GPUs without one. While it joins, CUDA
+        fails.
 
-        A GPU that never began to join (passed through alone into a VM, say) may work very well without.
+        None also for a GPU that never began to join (for example passed through alone into a VM): it can
+        work without.
         """
         info = self.structure("c_nvmlGpuFabricInfoV_t")
-        # Which versions of the structure a library knows is its own affair: then it answers a mismatch.
+        # A library that does not know this version of the structure answers with a version mismatch.
         if self.optional("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
             return None
-        # The header's state is one byte, pynvml's is four: what stands in the others is nobody's word.
+        # The state is one byte in the header and four in pynvml: the other three are undefined.
         state = info.state & 0xFF
         if state in (_FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED):
             return None
@@ -225,12 +240,12 @@ class Nvml(Binding):
         return None if modes is None else MigMode(current=bool(modes[0]), pending=bool(modes[1]))
 
     def mig_without_reset(self, handle: Handle) -> bool:
-        """Whether its MIG mode changes without a GPU reset; False where the driver does not say."""
+        """Whether its MIG mode changes without a GPU reset; False if the driver does not report it."""
         answers = self.optional("nvmlDeviceGetFieldValues", handle, [_MIG_WITHOUT_RESET]) or ()
         return any(answer.nvmlReturn == 0 and answer.value.uiVal == 1 for answer in answers)
 
     def mig_handles(self, handle: Handle) -> dict[int, Handle]:
-        """NVML's index to handle; indexes have gaps."""
+        """NVML's index to handle; indexes can have gaps."""
         count = self.optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         found = {
             index: self.optional(
@@ -252,12 +267,12 @@ class Nvml(Binding):
         )
 
     def gpu_instance(self, handle: Handle, gi_id: int) -> tuple[int, Placement]:
-        """Profile id (nvidia-smi's, not the constant of queries) and placement."""
+        """Profile id (nvidia-smi's, not NVML's constant) and placement of a GPU instance."""
         info = self.call("nvmlGpuInstanceGetInfo", self.call("nvmlDeviceGetGpuInstanceById", handle, gi_id))
         try:
             return int(info.profileId), Placement(int(info.placement.start), int(info.placement.size))
         except ValueError as error:
-            raise HardwareError(f"GPU instance {gi_id} says of itself: {error}") from error
+            raise HardwareError(f"GPU instance {gi_id} reports an invalid placement: {error}") from error
 
     def gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
         """Profile id to profile, for this GPU: the same id means other profiles on other models."""
@@ -273,12 +288,12 @@ class Nvml(Binding):
     # --- links -----------------------------------------------------------------------------------
 
     def common_ancestor(self, a: Handle, b: Handle) -> LinkPath:
-        """How two GPUs are joined over PCIe; the farthest where the driver does not say."""
+        """How two GPUs are connected over PCIe; the farthest if the driver does not report it."""
         level = self.optional("nvmlDeviceGetTopologyCommonAncestor", a, b, absent=NOT_HERE)
         return _ANCESTORS.get(50 if level is None else level, LinkPath.CROSS_CPU)
 
-    def nvlinks(self, handle: Handle) -> list[Remote]:
-        """The far ends of the active NVLinks of a GPU."""
+    def nvlinks(self, handle: Handle) -> list[NvLinkPeer]:
+        """The far ends of a GPU's active NVLinks."""
         remotes = []
         for link in range(_MAX_LINKS):
             state = self.optional("nvmlDeviceGetNvLinkState", handle, link, absent=NOT_HERE)
@@ -286,7 +301,7 @@ class Nvml(Binding):
                 continue
             pci = self.optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, absent=NOT_HERE)
             if pci is not None:
-                remotes.append(Remote(str(pci.busId), self._remote_is_switch(handle, link)))
+                remotes.append(NvLinkPeer(str(pci.busId), self._remote_is_switch(handle, link)))
         return remotes
 
     def _remote_is_switch(self, handle: Handle, link: int) -> bool | None:
@@ -299,19 +314,19 @@ class Nvml(Binding):
         return EventSet(self.call("nvmlEventSetCreate"))
 
     def register(self, handle: Handle, event_set: EventSet) -> bool:
-        """Ask for XIDs and changes of a GPU; False where it supports neither."""
+        """Subscribe to XIDs and changes of a GPU; False if it supports neither."""
         supported = self.optional("nvmlDeviceGetSupportedEventTypes", handle) or 0
         mask = supported & (EVENT_XID | EVENTS_CHANGED)
         if mask:
             self.optional("nvmlDeviceRegisterEvents", handle, mask, event_set)
         return bool(mask)
 
-    def wait(self, event_set: EventSet, timeout_ms: int) -> Event | None:
-        """The next event, None after the timeout. Blocks the thread."""
+    def wait(self, event_set: EventSet, timeout_ms: int) -> NvmlEvent | None:
+        """The next event; None after the timeout. Blocks the thread."""
         data = self.optional("nvmlEventSetWait_v2", event_set, timeout_ms, absent=frozenset({TIMEOUT}))
         if data is None:
             return None
-        return Event(
+        return NvmlEvent(
             gpu=self.address(data.device),
             kind=int(data.eventType),
             data=int(data.eventData),
@@ -324,7 +339,7 @@ class Nvml(Binding):
 
 
 def _recovery(value: int | None) -> RecoveryAction | None:
-    """The action; None for a number that this version of us does not know."""
+    """The action; None for a number that this version does not know."""
     try:
         return None if value is None else RecoveryAction(value)
     except ValueError:

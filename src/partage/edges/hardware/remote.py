@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 from partage.edges.hardware.codec import CodecError, Json, decode, encode
-from partage.edges.hardware.connection import Connection
-from partage.edges.hardware.deadlines import ACT, Deadlines
-from partage.edges.hardware.mailbox import Mailbox
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
-from partage.edges.hardware.serve import check_path
+from partage.edges.hardware.deadlines import PERFORM, CallDeadlines
+from partage.edges.hardware.event_queue import EventQueue
+from partage.edges.hardware.helper_connection import HelperConnection
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
+from partage.model.paths import check_socket_path
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
 
@@ -27,14 +27,14 @@ T = TypeVar("T")
 _EVENTS_WAIT_S = 20.0
 _EVENTS_PAUSE_S = 1.0
 _GRACE_S = 0.5
-"""The helper keeps the same deadline: where it is alive, it says itself which call did not end."""
+"""The helper has the same deadline without this. If it is alive, it reports itself which call did not end."""
 
 
 class RemoteHardware:
-    """A node's GPUs, asked of the helper. See ``edges.hardware.port.Hardware``.
+    """A node's GPUs, read and changed through the helper. See ``edges.hardware.port.Hardware``.
 
     A helper that dies or hangs is replaced in the background. Meanwhile calls raise DriverUnavailable at
-    once, and who waits for events hears ``changed`` when the next one serves.
+    once, and ``events`` returns ``changed`` when the next helper serves.
     """
 
     def __init__(
@@ -44,16 +44,16 @@ class RemoteHardware:
         *,
         first: subprocess.Popen[bytes] | None = None,
         deadline_s: float = DEADLINE_S,
-        act_deadline_s: float = ACT_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
     ) -> None:
-        """spawn: the command line of a helper that is ours to start and end; None: somebody else runs it.
-        first: one that was begun with it already.
+        """spawn: command line of a helper that this object starts and ends; None: it is started elsewhere.
+        first: a helper that was started with it already.
 
         Raises InputError for a path that is too long for a socket.
         """
-        check_path(Path(socket_path))
-        self._deadlines = Deadlines(deadline_s + _GRACE_S, act_deadline_s + _GRACE_S)
-        self._mailbox = Mailbox()
+        check_socket_path(socket_path)
+        self._deadlines = CallDeadlines(deadline_s + _GRACE_S, step_deadline_s + _GRACE_S)
+        self._mailbox = EventQueue()
         self._supervisor = Supervisor(
             Path(socket_path), spawn, lambda: self._mailbox.put(Events(changed=True)), first
         )
@@ -61,23 +61,23 @@ class RemoteHardware:
 
     @property
     def state(self) -> HelperState:
-        """How the helper is now."""
+        """The state of the helper now."""
         return self._supervisor.state
 
     def start(self) -> None:
-        """Begin the helper now, in a running loop; every question would, too."""
+        """Start the helper now, in a running loop; the first call would start it too."""
         self._supervisor.start()
 
     async def observe(self) -> Inventory:
         inventory = await self._ask("observe", Inventory)
-        self._distrust_old_library(inventory)
+        self._replace_after_upgrade(inventory)
         return inventory
 
-    async def conditions(self) -> tuple[Condition, ...]:
-        return await self._ask("conditions", tuple[Condition, ...])
+    async def conditions(self) -> tuple[GpuCondition, ...]:
+        return await self._ask("conditions", tuple[GpuCondition, ...])
 
     async def perform(self, step: Step) -> Created | None:
-        return await self._ask(ACT, cast("type[Created | None]", Created | None), step=encode(step))
+        return await self._ask(PERFORM, cast("type[Created | None]", Created | None), step=encode(step))
 
     async def uses(self) -> tuple[GpuUse, ...]:
         return await self._ask("uses", tuple[GpuUse, ...])
@@ -112,13 +112,13 @@ class RemoteHardware:
 
     async def _exchange(
         self,
-        connection: Connection,
+        connection: HelperConnection,
         verb: str,
         kind: type[T],
         arguments: Mapping[str, Json],
         extra_s: float = 0.0,
     ) -> T:
-        """One question, one value. A helper that hangs or talks nonsense is given up."""
+        """One request and its decoded answer. A helper that hangs or sends invalid data is replaced."""
         try:
             async with self._deadlines.within(verb, extra_s):
                 answer = await connection.request(verb, None, **arguments)
@@ -127,12 +127,12 @@ class RemoteHardware:
             self._supervisor.give_up(connection, error)
             raise
         except CodecError as error:
-            nonsense = DriverUnavailable(f"the helper's answer to {verb} makes no sense: {error}")
-            self._supervisor.give_up(connection, nonsense)
-            raise nonsense from error
+            invalid = DriverUnavailable(f"the helper's answer to {verb} cannot be read: {error}")
+            self._supervisor.give_up(connection, invalid)
+            raise invalid from error
 
     async def _fetch_events(self) -> None:
-        """Ask for events again and again, so that none is lost between two callers."""
+        """Ask for events in a loop, so that none is lost between two callers."""
         while True:
             await self._supervisor.up.wait()
             connection = self._supervisor.current
@@ -145,15 +145,15 @@ class RemoteHardware:
             except HardwareError as error:
                 self._mailbox.fail(error)
                 if connection.is_open:
-                    await asyncio.sleep(_EVENTS_PAUSE_S)  # without a driver the answer comes at once
+                    await asyncio.sleep(_EVENTS_PAUSE_S)  # without a driver the call fails at once
                 else:
                     await self._supervisor.down.wait()
             else:
                 if events.xids or events.changed:
                     self._mailbox.put(events)
 
-    def _distrust_old_library(self, inventory: Inventory) -> None:
-        """A process keeps the library that it once loaded: only a new one can load that of a new driver."""
+    def _replace_after_upgrade(self, inventory: Inventory) -> None:
+        """Replace the helper after a driver upgrade: a process cannot load another version of the library."""
         driver, connection = inventory.driver, self._supervisor.current
         if not isinstance(driver, NoDriver) or driver.kind != "version-mismatch":
             return

@@ -1,4 +1,4 @@
-"""GPU reset: NVML has no call for it, nvidia-smi has. Run with a deadline, its words handed back."""
+"""GPU reset with nvidia-smi (NVML has no call for it), with a deadline; its output is part of the errors."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
-from partage.edges.hardware.persistence import Persistence
+from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.readings import Handle, Nvml
-from partage.edges.hardware.running import handle_of
 from partage.errors import (
     GpuInUse,
     GpuLost,
@@ -20,43 +19,45 @@ from partage.errors import (
 from partage.model.step import Reset
 
 DEADLINE_S = 45.0
-"""How long a reset may take: less than an act may, so that who waits hears what happened."""
+"""Seconds that a reset may take: less than STEP_DEADLINE_S, so that the caller receives the error."""
 
 _PURPOSE = "a GPU reset"
 
 
 @dataclass(frozen=True, slots=True)
 class PendingModes:
-    """pending: GPUs whose mode waits for the reset."""
+    """pending: GPUs whose MIG mode waits for the reset."""
 
     pending: tuple[str, ...]
 
 
-def prepare(nvml: Nvml, persistence: Persistence, step: Reset) -> PendingModes:
-    """Persistence mode counts as somebody who holds the GPU: off with it. Raises HardwareError."""
-    handles = {gpu: handle_of(nvml, gpu) for gpu in step.gpus}
+def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingModes:
+    """Turn persistence mode off, because it counts as a user of the GPU. Raises HardwareError."""
+    handles = {gpu: nvml.gpu_handle(gpu) for gpu in step.gpus}
     pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
     persistence.switch_off(nvml, step.gpus)
     return PendingModes(pending)
 
 
-def conclude(nvml: Nvml, step: Reset, before: PendingModes, words: str | None) -> None:
-    """See what has become of the modes. The session is a new one: persistence mode is on again.
+def verify_reset(nvml: Nvml, step: Reset, before: PendingModes, output: str | None) -> None:
+    """Check the MIG modes after the reset. The session is a new one, in which persistence mode is on again.
 
-    words: what nvidia-smi said, if it failed. Raises HardwareError where nvidia-smi failed and nothing came
-    into force, or where a mode still waits.
+    output: of nvidia-smi, if it failed. Raises HardwareError if nvidia-smi failed and no mode took effect,
+    or if a mode still waits.
     """
     handles = nvml.handles()
     gone = [gpu for gpu in step.gpus if gpu not in handles]
     if gone:
         raise GpuLost(
-            f"{', '.join(gone)} did not come back from the reset: {words or 'nvidia-smi said nothing'}"
+            f"{', '.join(gone)} did not come back from the reset: {output or 'nvidia-smi printed nothing'}"
         )
     waiting = [gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu])]
     if waiting:
-        raise refusal(waiting, words or "nvidia-smi says that it did, and the MIG mode still waits for it")
-    if words is not None and not before.pending:
-        raise refusal(step.gpus, words)
+        raise reset_error(
+            waiting, output or "nvidia-smi reports success, but the MIG mode still waits for it"
+        )
+    if output is not None and not before.pending:
+        raise reset_error(step.gpus, output)
 
 
 def _is_pending(nvml: Nvml, handle: Handle) -> bool:
@@ -65,12 +66,12 @@ def _is_pending(nvml: Nvml, handle: Handle) -> bool:
 
 
 def check_nvidia_smi(host: Host) -> None:
-    """Raise Unsupported where there is none: before anything was closed or switched off for the reset."""
+    """Raise Unsupported if nvidia-smi is missing: before anything is closed or turned off for the reset."""
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
 async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DEADLINE_S) -> str | None:
-    """Reset GPUs, by UUID, in one call. None: nvidia-smi says that it did; otherwise what it says.
+    """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Raises Unsupported, HardwareTimeout.
     """
@@ -78,10 +79,10 @@ async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DE
     return str(said) if said.code else None
 
 
-def refusal(gpus: Sequence[str], words: str) -> HardwareError:
-    """The error for what nvidia-smi said."""
-    message = f"the reset of {', '.join(gpus)} did not succeed: {words}"
-    low = words.lower()
+def reset_error(gpus: Sequence[str], output: str) -> HardwareError:
+    """The error for the output of nvidia-smi."""
+    message = f"the reset of {', '.join(gpus)} did not succeed: {output}"
+    low = output.lower()
     if "permission" in low:
         return NotPermitted(message)
     if "in use" in low or "being used" in low:

@@ -1,4 +1,6 @@
-"""Begin a helper. Imports no asyncio: the agent does this first, and imports itself while the helper does."""
+"""Starts a helper. Imports no asyncio: the agent does this first, and imports its modules while the helper
+starts.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,13 @@ from pathlib import Path
 
 
 def spawn(argv: Sequence[str], socket_path: Path) -> subprocess.Popen[bytes]:
-    """A new helper, in a session of its own, that ends with its standard input. Raises OSError.
+    """A new helper in its own session, which ends when its standard input is closed. Raises OSError.
 
-    Whatever still listens at ``socket_path`` is not ours to talk to: a helper that hangs, or one of an agent
-    before us. What a terminal sends to the agent's process group, or a supervisor to the agent, does not end
-    the new one in the middle of a driver call; the end of its input does, which the kernel sees to however
-    the agent ends.
+    An older socket at ``socket_path`` is removed: it belongs to a helper that hangs, or to a former agent.
+    Signals to the agent's process group do not reach the helper, so they cannot end it during a driver
+    call. However the agent ends, the kernel closes the input of the helper.
     """
     socket_path.unlink(missing_ok=True)
-    return subprocess.Popen(  # noqa: S603 - the face that made the agent says what to run
+    return subprocess.Popen(  # noqa: S603 - the command is chosen by the CLI
         list(argv), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     )

@@ -1,4 +1,4 @@
-"""The life of the helper: begun, watched, replaced with growing pauses when it dies or hangs."""
+"""Starts the helper, watches it, and replaces it with growing pauses when it dies or hangs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from partage.edges.hardware.connection import Connection
-from partage.edges.hardware.process import HelperProcess
+from partage.edges.hardware.helper_connection import HelperConnection
+from partage.edges.hardware.helper_process import HelperProcess
 from partage.edges.hardware.spawn import spawn
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, InputError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
-"""Between the end of one helper and the start of the next: doubles, and begins anew after a good while."""
+"""Pauses between the end of a helper and the next start: doubled each time, reset after GOOD_WHILE_S of
+service.
+"""
 
 GOOD_WHILE_S = 30.0
 _START_S = 10.0
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HelperState:
-    """What health and metrics say of the helper. restarts: how often it was replaced or found again."""
+    """State of the helper for health and metrics. restarts: how often it was replaced or found again."""
 
     up: bool = False
     restarts: int = 0
@@ -36,12 +38,12 @@ class HelperState:
 
     @property
     def trouble(self) -> str:
-        """Why the helper does not answer now; empty where it does, or has not begun yet."""
+        """Why the helper does not answer now; empty if it answers or has not been started yet."""
         return "" if self.up else self.last_error
 
 
 class Supervisor:
-    """Keeps a connection to a helper that serves, for as long as it is not closed."""
+    """Keeps a connection to a helper that serves, until it is closed."""
 
     def __init__(
         self,
@@ -50,19 +52,20 @@ class Supervisor:
         on_return: Callable[[], None],
         first: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """command: line of a helper that is ours; None: somebody else runs it. first: one that has begun.
+        """command: command line of the helper; None: it is started elsewhere. first: one that was started
+        already.
 
-        on_return: called when a helper serves again; what happened in between nobody knows.
+        on_return: called when a helper serves again; events may have been missed meanwhile.
         """
         self._path = path
         self._command = command
         self._first = first
         self._on_return = on_return
         self.state = HelperState()
-        self.current: Connection | None = None
+        self.current: HelperConnection | None = None
         self.up, self.down = asyncio.Event(), asyncio.Event()
         self._tried = asyncio.Event()
-        self._condemned = asyncio.Event()
+        self._replace_helper = asyncio.Event()
         self._serving_since = 0.0
         self._keeper: asyncio.Task[None] | None = None
         self._lingering: list[HelperProcess] = []
@@ -70,43 +73,43 @@ class Supervisor:
         self._closed = False
 
     def start(self) -> None:
-        """Begin, if that was not done. Raises DriverUnavailable once closed."""
+        """Start the helper if that was not done. Raises DriverUnavailable after ``close``."""
         if self._closed:
-            raise DriverUnavailable("the connection to the helper was closed by us")
+            raise DriverUnavailable("the connection to the helper is closed")
         if self._keeper is None:
             self._keeper = asyncio.create_task(self._keep(), name="hardware-helper")
         elif self._keeper.done():
-            self._keeper.result()  # the helper's options are wrong; or a bug: let it be seen
+            self._keeper.result()  # raises InputError for wrong options, or a bug
 
-    async def connection(self) -> Connection:
-        """The connection. Waits for the first helper only; raises DriverUnavailable while one is away.
+    async def connection(self) -> HelperConnection:
+        """The connection. Waits for the first helper only; raises DriverUnavailable while there is none.
 
-        Raises InputError where the helper refuses its options: no other one will take them.
+        Raises InputError if the helper refuses its options: another one would too.
         """
         self.start()
         try:
             async with asyncio.timeout(_START_S):
                 await self._tried.wait()
         except TimeoutError as error:
-            raise HardwareTimeout(f"the helper did not begin within {_START_S:g} s") from error
+            raise HardwareTimeout(f"the helper did not start within {_START_S:g} s") from error
         self.start()
         if self.current is None:
             raise self.absence()
         return self.current
 
     def absence(self) -> DriverUnavailable:
-        """Why nothing can be asked now."""
-        return DriverUnavailable(f"the helper is away: {self.state.last_error or 'it has not begun yet'}")
+        """The error that says why there is no helper now."""
+        return DriverUnavailable(f"the helper is away: {self.state.last_error or 'it has not started yet'}")
 
-    def give_up(self, connection: Connection, error: HardwareError) -> None:
-        """Replace the helper, unless that has happened already."""
+    def give_up(self, connection: HelperConnection, error: HardwareError) -> None:
+        """Replace the helper of this connection, unless that was done already."""
         if connection is self.current:
             self._away(error)
-            self._condemned.set()
+            self._replace_helper.set()
 
     @property
     def served_s(self) -> float:
-        """How long the present helper has served."""
+        """Seconds since the current helper began to serve."""
         return asyncio.get_running_loop().time() - self._serving_since
 
     async def close(self) -> None:
@@ -117,7 +120,7 @@ class Supervisor:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     async def _keep(self) -> None:
-        """One helper after the other, for ever."""
+        """Run one helper after the other."""
         clock = asyncio.get_running_loop().time
         pause_s = FIRST_PAUSE_S
         while True:
@@ -130,9 +133,9 @@ class Supervisor:
                 self._away(error)
             except InputError as error:
                 if not self._has_served:
-                    self._tried.set()  # who waits for the first helper hears it from ``start``
+                    self._tried.set()  # callers that wait for the first helper get it from ``start``
                     raise
-                # These options were right once: a file is gone, or a directory, and may come back.
+                # The options were valid before: a file or directory is missing and may come back.
                 self._away(DriverUnavailable(error.problems[0].message, error.problems[0].hint))
             if clock() - began_s > GOOD_WHILE_S:
                 pause_s = FIRST_PAUSE_S
@@ -141,8 +144,8 @@ class Supervisor:
             self._say(restarts=self.state.restarts + 1)
 
     @contextlib.asynccontextmanager
-    async def _helper(self) -> AsyncIterator[Connection]:
-        """A helper that answers; afterwards it is gone."""
+    async def _helper(self) -> AsyncIterator[HelperConnection]:
+        """A helper that answers. It is ended after the context."""
         process = self._begin()
         try:
             connection = await self._connect(process)
@@ -151,7 +154,7 @@ class Supervisor:
             finally:
                 await connection.close()
         finally:
-            if process is not None and not await process.end(hangs=self._condemned.is_set()):
+            if process is not None and not await process.end(hangs=self._replace_helper.is_set()):
                 log.warning("helper cannot be ended", extra={"pid": process.pid})
                 self._lingering.append(process)
 
@@ -162,34 +165,34 @@ class Supervisor:
         first, self._first = self._first, None
         return HelperProcess(first or spawn(self._command, self._path))
 
-    async def _connect(self, process: HelperProcess | None) -> Connection:
+    async def _connect(self, process: HelperProcess | None) -> HelperConnection:
         try:
             async with asyncio.timeout(_START_S):
                 while True:
                     with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                        return await Connection.open(self._path, _START_S)
-                    _require_hope(process, self._path)
+                        return await HelperConnection.open(self._path, _START_S)
+                    _check_alive(process, self._path)
                     await asyncio.sleep(_CONNECT_EVERY_S)
         except TimeoutError as error:
             raise HardwareTimeout(f"the helper did not answer within {_START_S:g} s") from error
 
-    async def _end_of(self, connection: Connection) -> None:
-        """Wait until the connection ends or the helper is given up."""
+    async def _end_of(self, connection: HelperConnection) -> None:
+        """Wait until the connection ends or the helper has to be replaced."""
         ended = asyncio.create_task(connection.ended(), name="hardware-end")
-        condemned = asyncio.create_task(self._condemned.wait(), name="hardware-condemned")
+        replaced = asyncio.create_task(self._replace_helper.wait(), name="hardware-replace")
         try:
-            await asyncio.wait((ended, condemned), return_when=asyncio.FIRST_COMPLETED)
-            if not self._condemned.is_set():
+            await asyncio.wait((ended, replaced), return_when=asyncio.FIRST_COMPLETED)
+            if not self._replace_helper.is_set():
                 self._away(ended.result())
         finally:
             ended.cancel()
-            condemned.cancel()
+            replaced.cancel()
 
-    def _serving(self, connection: Connection) -> None:
+    def _serving(self, connection: HelperConnection) -> None:
         self.current = connection
         self._has_served = True
         self._serving_since = asyncio.get_running_loop().time()
-        self._condemned.clear()
+        self._replace_helper.clear()
         self._say(up=True, pid=connection.helper_pid)
         log.info("helper serves", extra={"pid": connection.helper_pid})
         if self._tried.is_set():
@@ -212,8 +215,8 @@ class Supervisor:
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]
 
 
-def _require_hope(process: HelperProcess | None, path: Path) -> None:
-    """Raise where nobody will ever listen: DriverUnavailable, or InputError for what the operator wrote."""
+def _check_alive(process: HelperProcess | None, path: Path) -> None:
+    """Raise if no helper will listen: DriverUnavailable, or InputError if it refused its options."""
     if process is None:
         raise DriverUnavailable(f"no helper listens at {path}", "start it: partage hardware --socket PATH")
     if process.exit_code == InputError.exit_code:

@@ -1,8 +1,8 @@
-"""The length of a GPU's time slice: NVML has no call for it, ``nvidia-smi compute-policy`` has.
+"""The length of a GPU's time slice, through ``nvidia-smi compute-policy`` (NVML has no call for it).
 
-It is a setting of a GPU, of drivers since R455 (CUDA 11.1), and not of every GPU: some say "Not Supported",
-a Tesla P4 for one. It does not outlive a reboot. How nvidia-smi lays its list out is written down nowhere and
-may change, so each GPU is asked for by itself, and its answer read for the one word that matters.
+It is a setting of the GPU, for drivers since R455 (CUDA 11.1). Some GPUs answer "Not Supported", for
+example the Tesla P4. It is lost at a reboot. The output format of nvidia-smi is not documented and may
+change, so each GPU is queried separately and only the name of the interval is read.
 """
 
 from __future__ import annotations
@@ -13,45 +13,49 @@ from collections.abc import Iterable
 
 from partage.edges.hardware import nvidia_smi
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvidia_smi import Said
-from partage.errors import HardwareError, NotAsSaid, NotPermitted, Unsupported
+from partage.edges.hardware.nvidia_smi import SmiOutput
+from partage.errors import HardwareError, NotPermitted, StateMismatch, Unsupported
 from partage.model.policy import Interval
 from partage.model.step import SetTimeSlice, TimeSlice
 
 DEADLINE_S = 8.0
-"""For one call of nvidia-smi, a second or so without persistence mode; less than a call may take."""
+"""For one call of nvidia-smi, which takes about a second without persistence mode; less than a call's
+deadline.
+"""
 
 NUMBERS = {Interval.DEFAULT: "0", Interval.SHORT: "1", Interval.MEDIUM: "2", Interval.LONG: "3"}
-"""What ``--set-timeslice`` wants. Source: ``nvidia-smi compute-policy --help``."""
+"""Values of ``--set-timeslice``. Source: ``nvidia-smi compute-policy --help``."""
 
-HINT = "leave interval out for this GPU: its driver keeps the slice length to itself"
+HINT = "leave interval out for this GPU: its time slice cannot be set"
 _PURPOSE = "the length of a time slice"
 _INTERVALS = re.compile(r"\b(default|short|medium|long)\b", re.IGNORECASE)
 
 
 async def time_slices(host: Host, gpus: Iterable[str]) -> tuple[TimeSlice, ...]:
-    """The slice of each GPU, by UUID, all asked at once; where it cannot be read, why."""
+    """The time slice of each GPU, by UUID, all read concurrently; if one cannot be read, the reason."""
     return tuple(await asyncio.gather(*(_slice_of(host, gpu) for gpu in gpus)))
 
 
 async def set_time_slice(host: Host, step: SetTimeSlice) -> None:
-    """Set it and read it back. Already so: nothing is done.
+    """Set the interval and read it back. Nothing is done if it is set already.
 
-    Raises NotAsSaid where it is neither the one that is wanted nor the one before, or not afterwards what was
-    asked for, Unsupported, NotPermitted, HardwareTimeout.
+    Raises StateMismatch if it is neither the one of the step nor the one before it, or not the one of the
+    step afterwards; Unsupported, NotPermitted, HardwareTimeout.
     """
     now = await _read(host, step.gpu)
     if now is step.interval:
         return
     if now is not step.before:
-        raise NotAsSaid(f"the time slice of GPU {step.gpu} is {now}, not {step.before}")
-    said = await _ask(host, "-i", step.gpu, "--set-timeslice", NUMBERS[step.interval])
+        raise StateMismatch(f"the time slice of GPU {step.gpu} is {now}, not {step.before}")
+    result = await _ask(host, "-i", step.gpu, "--set-timeslice", NUMBERS[step.interval])
     now = await _read(host, step.gpu)
     if now is step.interval:
         return
-    if said.code:
-        raise refusal(f"cannot {step} on {step.gpu}", said)
-    raise NotAsSaid(f"nvidia-smi said yes to: {step}; read again, the slice of {step.gpu} is {now}")
+    if result.code:
+        raise time_slice_error(f"cannot {step} on {step.gpu}", result)
+    raise StateMismatch(
+        f"nvidia-smi reported success for: {step}; read again, the slice of {step.gpu} is {now}"
+    )
 
 
 async def _slice_of(host: Host, gpu: str) -> TimeSlice:
@@ -62,33 +66,35 @@ async def _slice_of(host: Host, gpu: str) -> TimeSlice:
 
 
 async def _read(host: Host, gpu: str) -> Interval:
-    return interval_in(gpu, await _ask(host, "-i", gpu, "--list"))
+    return parse_interval(gpu, await _ask(host, "-i", gpu, "--list"))
 
 
-async def _ask(host: Host, *arguments: str) -> Said:
+async def _ask(host: Host, *arguments: str) -> SmiOutput:
     return await nvidia_smi.run(host, _PURPOSE, "compute-policy", *arguments, deadline_s=DEADLINE_S)
 
 
-def interval_in(gpu: str, said: Said) -> Interval:
-    """The slice that the list of one GPU names. Raises NotAsSaid where it names none, or several."""
-    if said.code or _not_supported(said.words):
-        raise refusal(f"the time slice of {gpu} cannot be read", said)
-    words = {word.lower() for word in _INTERVALS.findall(said.words)}
-    if len(words) != 1:
-        raise NotAsSaid(f"the time slice of {gpu} cannot be read: nvidia-smi says {said}")
-    return Interval(words.pop())
+def parse_interval(gpu: str, result: SmiOutput) -> Interval:
+    """The interval in nvidia-smi's list for one GPU. Raises StateMismatch if there is none or more than
+    one.
+    """
+    if result.code or _not_supported(result.output):
+        raise time_slice_error(f"the time slice of {gpu} cannot be read", result)
+    found = {name.lower() for name in _INTERVALS.findall(result.output)}
+    if len(found) != 1:
+        raise StateMismatch(f"the time slice of {gpu} cannot be read: nvidia-smi printed {result}")
+    return Interval(found.pop())
 
 
-def refusal(what: str, said: Said) -> HardwareError:
-    """The error for what nvidia-smi said."""
-    message = f"{what}: {said}"
-    if _not_supported(said.words):
+def time_slice_error(what: str, result: SmiOutput) -> HardwareError:
+    """The error for nvidia-smi's output."""
+    message = f"{what}: {result}"
+    if _not_supported(result.output):
         return Unsupported(message, HINT)
-    if "permission" in said.words.lower():
+    if "permission" in result.output.lower():
         return NotPermitted(message, "root is needed")
-    return NotAsSaid(message)
+    return StateMismatch(message)
 
 
-def _not_supported(words: str) -> bool:
-    low = words.lower()
+def _not_supported(output: str) -> bool:
+    low = output.lower()
     return "not supported" in low or "n/a" in low

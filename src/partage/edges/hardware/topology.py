@@ -1,4 +1,4 @@
-"""How near the GPUs of a node are: PCIe paths, NVLinks, NVSwitches. Read once, then remembered."""
+"""The connections between the GPUs of a node: PCIe paths, NVLinks, NVSwitches. Read once and cached."""
 
 from __future__ import annotations
 
@@ -7,24 +7,27 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
-from partage.edges.hardware.readings import Handle, Nvml, Remote
+from partage.edges.hardware.readings import Handle, NvLinkPeer, Nvml
 from partage.errors import DriverUnavailable, HardwareError
 from partage.model.gpu import Gpu, Link
 
 
 @dataclass(frozen=True, slots=True)
 class NvLinks:
-    """The active NVLinks of one GPU. peers: PCI bus id to count; switches: how many lead to an NVSwitch."""
+    """Active NVLinks of one GPU. peers: PCI bus id to number of links; switches: number of links to
+    NVSwitches.
+    """
 
     peers: Mapping[str, int]
     switches: int
 
 
-def sort_remotes(remotes: Iterable[Remote], gpu_addresses: Iterable[str]) -> NvLinks:
-    """Tell GPUs of this node from switches.
+def count_nvlinks(remotes: Iterable[NvLinkPeer], gpu_addresses: Iterable[str]) -> NvLinks:
+    """Count links to GPUs of this node and links to switches.
 
-    gpu_addresses: PCI bus ids of all GPUs of the node, lost ones too, so that a lost GPU is not taken for
-    a switch. Where the driver does not say what the far end is, whatever is no GPU of this node is a switch.
+    gpu_addresses: PCI bus ids of all GPUs of the node, including lost ones, so that a lost GPU does not
+    count as a switch. If the driver does not report the type of the far end, anything that is no GPU of
+    this node is a switch.
     """
     gpus = frozenset(gpu_addresses)
     remotes = tuple(remotes)
@@ -35,9 +38,9 @@ def sort_remotes(remotes: Iterable[Remote], gpu_addresses: Iterable[str]) -> NvL
 
 
 def nvlinks_between(a: Gpu, b: Gpu, links: Mapping[str, NvLinks]) -> int:
-    """NVLinks that join two GPUs: direct ones, or all that both have to the switches.
+    """NVLinks between two GPUs: direct ones, and those that both have to switches.
 
-    A link counts where both ends see it: one of a pair may be down on one side only.
+    A link counts only if both ends report it, because it can be down on one side.
     """
     mine, theirs = links[a.uuid], links[b.uuid]
     direct = min(mine.peers.get(b.pci_bus_id, 0), theirs.peers.get(a.pci_bus_id, 0))
@@ -45,9 +48,10 @@ def nvlinks_between(a: Gpu, b: Gpu, links: Mapping[str, NvLinks]) -> int:
 
 
 class Topology:
-    """The links of a node, kept until the driver, the MIG modes or the set of GPUs change.
+    """The links of a node, cached until the driver, the MIG modes or the set of GPUs change.
 
-    Thousands of driver calls on a node of sixteen GPUs: never made on the admission path, and once only.
+    Reading them takes thousands of driver calls on a node with sixteen GPUs, so it never happens during an
+    admission.
     """
 
     def __init__(self) -> None:
@@ -57,7 +61,7 @@ class Topology:
     def links(
         self, nvml: Nvml, driver: str, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]
     ) -> tuple[Link, ...]:
-        """One link per pair of GPUs that answer. A GPU that was lost since costs no new reading."""
+        """One link for each pair of GPUs that answer. A GPU that was lost meanwhile causes no new reading."""
         key = (driver, frozenset(gpu.uuid for gpu in gpus if gpu.mig_enabled))
         pairs = [(a.uuid, b.uuid) for a, b in combinations(gpus, 2)]
         if key != self._key or not self._links.keys() >= set(pairs):
@@ -68,7 +72,7 @@ class Topology:
 
 def _read(nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]) -> dict[tuple[str, str], Link]:
     addresses = tuple(addresses)
-    nvlinks = {gpu.uuid: sort_remotes(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}
+    nvlinks = {gpu.uuid: count_nvlinks(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}
     return {
         (a.uuid, b.uuid): Link(
             a.uuid, b.uuid, nvml.common_ancestor(gpus[a], gpus[b]), nvlinks_between(a, b, nvlinks)
@@ -77,8 +81,8 @@ def _read(nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]) -> d
     }
 
 
-def _remotes(nvml: Nvml, gpu: Handle) -> list[Remote]:
-    """The far ends; none where the GPU fails while it is asked: distances must not take a node down."""
+def _remotes(nvml: Nvml, gpu: Handle) -> list[NvLinkPeer]:
+    """The far ends; none if the GPU fails, because missing distances must not make the node unusable."""
     try:
         return nvml.nvlinks(gpu)
     except DriverUnavailable:

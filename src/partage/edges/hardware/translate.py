@@ -1,4 +1,4 @@
-"""NVML's return codes in the words of our error tree. The numbers are those of nvml.h, nvmlReturn_t."""
+"""NVML's return codes as errors of ``partage.errors``. The numbers are those of nvml.h, nvmlReturn_t."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from partage.errors import (
     GpuLost,
     HardwareError,
     HardwareTimeout,
-    NoRoom,
+    InsufficientResources,
     NotPermitted,
     Unsupported,
 )
@@ -34,31 +34,31 @@ ERRORS: dict[int, tuple[type[HardwareError], str]] = {
     14: (HardwareError, "the GPU's infoROM is corrupted"),
     15: (GpuLost, "the GPU has fallen off the bus or is inaccessible"),
     16: (GpuLost, "the GPU needs a reset"),
-    17: (NotPermitted, "the operating system keeps the GPU from us (device cgroup)"),
+    17: (NotPermitted, "the operating system denies access to the GPU (device cgroup)"),
     VERSION_MISMATCH: (DriverUnavailable, "library and kernel module are of different driver versions"),
     IN_USE: (GpuInUse, "the GPU is in use"),
     20: (HardwareError, "not enough memory"),
     21: (HardwareError, "there is no data"),
     22: (Unsupported, "not supported while vGPU ECC is on"),
-    # One code for several causes: no room, that placement taken, the engines used up.
-    23: (NoRoom, "not enough resources on the GPU"),
+    # One code for several causes: no free slices, that placement is taken, no engines left.
+    23: (InsufficientResources, "not enough resources on the GPU"),
     24: (Unsupported, "this frequency is not supported"),
     25: (Unsupported, "the driver's library knows another version of the structure"),
-    26: (Unsupported, "the driver has given this up"),
+    26: (Unsupported, "the driver no longer supports this"),
     27: (DriverUnavailable, "the driver is not ready yet"),
     28: (GpuLost, "the GPU is gone"),
     29: (HardwareError, "not possible in the present state"),
     30: (Unsupported, "this kind of reset is not supported"),
     999: (HardwareError, "the driver reports an unknown error"),
 }
-"""Every code that nvml.h knows except success; a test compares the two."""
+"""Every code in nvml.h except success; a test compares the two."""
 
 ABSENT = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, 21, 22, 25, 26})
-"""Codes that mean: this GPU or driver has no such thing. Absence is a value, not an error."""
+"""Codes that mean: this GPU or driver does not have it. Absence is a value, not an error."""
 
 
 def translate(code: int, call: str) -> HardwareError:
-    """The error of ours for a return code; a code that nobody knows yet is a plain HardwareError."""
+    """The error for a return code; an unknown code is a plain HardwareError."""
     kind, meaning = ERRORS.get(code, (HardwareError, f"NVML answers with code {code}"))
     return kind(f"{meaning} ({call})")
 
@@ -68,7 +68,7 @@ _NO_DRIVER: dict[int, tuple[str, str]] = {
     9: ("driver-missing", "load the nvidia kernel module; dmesg says why it does not load"),
     LIBRARY_NOT_FOUND: (
         "library-missing",
-        "install the NVIDIA driver, or say with --driver-root where it is",
+        "install the NVIDIA driver, or set --driver-root to where it is",
     ),
     17: ("no-permission", "the device cgroup of this container or service lacks the NVIDIA devices"),
     VERSION_MISMATCH: (
@@ -79,7 +79,7 @@ _NO_DRIVER: dict[int, tuple[str, str]] = {
 
 
 def no_driver(code: int, detail: str = "") -> NoDriver:
-    """Why NVML cannot be initialised, as a typed state. detail: what is known beyond the code."""
+    """Why NVML cannot be initialised. detail: what is known beyond the code."""
     kind, hint = _NO_DRIVER.get(code, ("failed", "nvidia-smi and dmesg may say more"))
     _, meaning = ERRORS.get(code, (HardwareError, f"NVML answers with code {code}"))
     return NoDriver(kind, f"{meaning}{detail}", hint)

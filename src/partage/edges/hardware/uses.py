@@ -1,7 +1,8 @@
-"""Who has GPUs open: the driver's lists of processes, and handles found below /proc.
+"""Which processes use GPUs: from the driver's lists of processes, and from open device files in /proc.
 
-The driver lists who has a context. DCGM, persistenced and the like have none and still hold the GPU: only
-their open device files show them. A container that does not share the host's processes sees its own alone.
+The driver lists processes with a context. DCGM, nvidia-persistenced and similar programs have none but keep
+the GPU open, which only their open device files show. In a container without the host's pids only its own
+processes are visible.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.procfs import name_of, own_pids, pids
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.running import Devices, Part, listed, read_devices
+from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed, read_devices
 from partage.model.step import GpuUse, UseKind
 
 _NODE = re.compile(r"(?:.*/)?nvidia(\d+)", re.ASCII)
@@ -23,13 +24,15 @@ _MONITORS = (
     "nvidia-persiste", "nv-hostengine", "dcgm", "nvsm", "nv-fabricmanag", "nvidia-fabricma", "nvidia-smi",
     "nvidia-device-p", "gpu-feature-dis", "nvidia_gpu_expo", "nvidia-gpu-expo",
 )  # fmt: skip
-"""How the names of those begin that only look. The kernel keeps 15 characters of a command's name."""
+"""Beginnings of the names of programs that only monitor. The kernel keeps 15 characters of a command's
+name.
+"""
 
 
 def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
-    """All uses, this process left out; what may not be read is not there. Raises DriverUnavailable."""
+    """All uses, without this process; what may not be read is left out. Raises DriverUnavailable."""
     devices = read_devices(nvml)
-    held: dict[int, set[Part]] = {}
+    held: dict[int, set[GpuPart]] = {}
     for pid, part in (
         *((one.pid, one.part) for one in listed(nvml, devices.handles)),
         *_opened(host, devices),
@@ -48,19 +51,19 @@ def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
     return tuple(found)
 
 
-def _narrowest(parts: set[Part]) -> Iterator[Part]:
-    """Who works on a MIG device has its GPU open too: that is no use of the whole GPU."""
+def _narrowest(parts: set[GpuPart]) -> Iterator[GpuPart]:
+    """A process on a MIG device has its GPU's file open too, which is no use of the whole GPU."""
     return (part for part in parts if not any(other.within(part) for other in parts))
 
 
-def _order(part: Part) -> tuple[str, int, int]:
+def _order(part: GpuPart) -> tuple[str, int, int]:
     return part.gpu, -1 if part.gi_id is None else part.gi_id, -1 if part.ci_id is None else part.ci_id
 
 
-def _opened(host: Host, devices: Devices) -> Iterator[tuple[int, Part]]:
-    """What open device files say."""
+def _opened(host: Host, devices: NvmlDevices) -> Iterator[tuple[int, GpuPart]]:
+    """The uses that open device files show."""
     capabilities = {
-        number: Part(devices.minors[minor], gi_id, ci_id)
+        number: GpuPart(devices.minors[minor], gi_id, ci_id)
         for (minor, gi_id, ci_id), number in host.capability_minors().items()
         if minor in devices.minors
     }
@@ -69,7 +72,7 @@ def _opened(host: Host, devices: Devices) -> Iterator[tuple[int, Part]]:
             if match := _NODE.fullmatch(target):
                 uuid = devices.minors.get(int(match[1]))
                 if uuid is not None:
-                    yield pid, Part(uuid)
+                    yield pid, GpuPart(uuid)
             elif match := _CAPABILITY.fullmatch(target):
                 part = capabilities.get(int(match[1]))
                 if part is not None:
@@ -77,7 +80,7 @@ def _opened(host: Host, devices: Devices) -> Iterator[tuple[int, Part]]:
 
 
 def _files(directory: Path) -> Iterator[str]:
-    """Targets of a process's open files; none of one that has gone, or that is not ours to look at."""
+    """Targets of a process's open files; none if it has ended or may not be read."""
     try:
         files = list(directory.iterdir())
     except OSError:

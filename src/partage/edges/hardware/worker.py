@@ -1,4 +1,4 @@
-"""One thread that makes the calls which may block, and deadlines for those who wait for them."""
+"""One thread for calls that may block, with deadlines for the callers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Makes calls one after the other on a thread of its own.
+    """Makes calls one after the other on its own thread.
 
-    A call that does not return holds up the calls behind it: they time out as well, and the owner has to
-    give the process up. The thread is a daemon, so that a process can end although a driver call hangs.
+    A call that does not return blocks the calls behind it, which time out too; then the process must be
+    replaced. The thread is a daemon thread, so that the process can end although a driver call hangs.
     """
 
     def __init__(self, name: str) -> None:
@@ -28,7 +28,7 @@ class Worker:
     async def call(self, function: Callable[[], T], deadline_s: float) -> T:
         """What the function returns or raises. Raises HardwareTimeout after deadline_s.
 
-        A call whose caller has gone before it began is not made.
+        If the caller is cancelled before the call begins, the call is not made.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -43,7 +43,7 @@ class Worker:
             ) from error
 
     def stop(self) -> None:
-        """End the thread after the calls that wait; does not wait for it. A later call starts a new one."""
+        """End the thread after the queued calls, without waiting. A later call starts a new thread."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread = None
@@ -61,12 +61,12 @@ def _run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 def _make(function: Callable[[], T], future: asyncio.Future[T], loop: asyncio.AbstractEventLoop) -> None:
-    """Make one call and hand its outcome to the loop that waits, if it still does."""
+    """Make one call and hand the result to the loop, unless the caller is gone."""
     if future.cancelled():
         return
     try:
         result = function()
-    except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the caller, not to the thread
+    except BaseException as error:  # noqa: BLE001 - every error is raised in the caller
         _deliver(loop, future, lambda error=error: future.set_exception(error))  # type: ignore[misc]
     else:
         _deliver(loop, future, lambda: future.set_result(result))

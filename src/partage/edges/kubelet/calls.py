@@ -1,4 +1,4 @@
-"""One gRPC call to the kubelet, its failures in our own words."""
+"""Translates the failures of a gRPC call to the kubelet."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _PASSING = {
     Status.ABORTED,
     Status.UNAVAILABLE,
 }
-"""Statuses that say nothing about what was asked: the same call may succeed a moment later."""
+"""Temporary statuses: the same call may succeed later."""
 
 
 @contextmanager
-def in_our_words(what: str) -> Iterator[None]:
-    """Translate what a call can fail with; ``what`` names the peer: "the kubelet at /var/...".
+def translate_errors(what: str) -> Iterator[None]:
+    """Translate what a call can raise. what: the peer, "the kubelet at /var/...".
 
-    Raises Unreachable where no valid answer came, Rejected where the answer was no.
+    Raises Unreachable if no valid answer came, Rejected if the answer was a refusal.
     """
     try:
         yield
     except GRPCError as error:
-        raise _worded(what, error) from error
+        raise _translated(what, error) from error
     except TimeoutError as error:
         raise Unreachable(f"{what} did not answer in time") from error
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -42,15 +42,15 @@ def in_our_words(what: str) -> Iterator[None]:
     except (StreamTerminatedError, ProtocolError, H2Error) as error:
         raise Unreachable(f"{what} broke off the call: {error}") from error
     except AttributeError as error:
-        # grpclib's word for a connection that was lost between its making and its first use.
+        # grpclib raises this if the connection is lost before its first use.
         if error.name != "_transport":
             raise
         raise Unreachable(f"{what} hung up at once") from error
     except (DecodeError, MessageTooLong, AssertionError, NotImplementedError) as error:
-        # The last two are grpclib's, for a message that is cut short and for compression.
+        # grpclib raises the last two for a truncated message and for compression.
         raise Unreachable(f"{what} sent what cannot be read: {error}") from error
 
 
-def _worded(what: str, error: GRPCError) -> ClusterError:
+def _translated(what: str, error: GRPCError) -> ClusterError:
     kind = Unreachable if error.status in _PASSING else Rejected
     return kind(f"{what} answered {error.status.name}: {error.message or 'no reason given'}")

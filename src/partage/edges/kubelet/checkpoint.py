@@ -1,7 +1,7 @@
-"""Who holds what, read from the kubelet's own checkpoint, for the time when PodResources cannot be asked.
+"""Held ids from the kubelet's own checkpoint, for when PodResources cannot be reached.
 
 The device manager writes ``kubelet_internal_checkpoint`` into its plugin directory after every Allocate. It
-names pods by UID, so it says that an id is held, and not by whom. Source: kubernetes,
+names pods by UID, so it shows that an id is held, but not by which container. Source: kubernetes,
 pkg/kubelet/cm/devicemanager/checkpoint.
 """
 
@@ -15,11 +15,11 @@ from partage.model.ids import ResourceName
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 LIMIT_BYTES = 64 * 2**20
-"""It holds the answer to every Allocate; 1,000 containers with long answers stay far below."""
+"""The file contains the answer to every Allocate; 1,000 containers with long answers stay far below this."""
 
 
 def held_in_checkpoint(kubelet_dir: Path) -> dict[ResourceName, frozenset[str]] | None:
-    """Held ids by resource; None where there is no checkpoint that can be understood."""
+    """Held ids by resource; None if there is no readable checkpoint."""
     try:
         with (kubelet_dir / CHECKPOINT).open("rb") as stream:
             content = json.loads(stream.read(LIMIT_BYTES))
@@ -33,8 +33,10 @@ def held_in_checkpoint(kubelet_dir: Path) -> dict[ResourceName, frozenset[str]] 
 
 
 def _ids(devices: object) -> Iterator[str]:
-    """By NUMA node since Kubernetes 1.20, a plain list before. Raises TypeError for anything else."""
+    """A mapping by NUMA node since Kubernetes 1.20, a plain list before. Raises TypeError for anything
+    else.
+    """
     for part in devices.values() if isinstance(devices, dict) else [devices]:
         if not isinstance(part, list):
-            raise TypeError(f"{type(part).__name__} where a list of ids has to be")
+            raise TypeError(f"{type(part).__name__} instead of a list of ids")
         yield from map(str, part)

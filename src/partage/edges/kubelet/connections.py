@@ -1,4 +1,4 @@
-"""The plugin's side of the kubelet's connections: few system calls, and an end when the server ends."""
+"""The plugin's side of connections with the kubelet: few system calls, and closed when the server stops."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from hyperframe.frame import Frame
 
 _READ_BYTES = 64 * 1024
 
-# h2 writes down every frame it receives for a trace that is never read (H2Connection._receive_frame, 4.4):
-# one fifteenth of the time of a call. As text, a frame is of no use to anybody else.
+# h2 formats every received frame for a trace that is never read (H2Connection._receive_frame, 4.4): one
+# fifteenth of the time of a call. Nothing else formats frames.
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 
 class OneWrite(asyncio.Transport):
-    """Sends what is written within one round of the loop together.
+    """Sends everything that is written in one round of the event loop in one system call.
 
-    grpclib writes headers, message and trailers of an answer on their own, and every write wakes the other
-    side: together they cost a fifth less time on both sides.
+    grpclib writes headers, message and trailers of an answer separately, and each write wakes the peer.
+    Together they take a fifth less time on both sides.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -37,11 +37,11 @@ class OneWrite(asyncio.Transport):
         self._waiting.append(data)
 
     def hold(self) -> None:
-        """Send nothing before ``release``: the answers to what is being read now can go along."""
+        """Send nothing before ``release``, so that answers to what is being read now are sent together."""
         self._held = True
 
     def release(self) -> None:
-        """Send what waits after everything that the loop has been asked to do until now."""
+        """Send what is waiting, after everything that is scheduled in the loop already."""
         self._held = False
         if self._waiting:
             self._loop.call_soon(self._send)
@@ -64,7 +64,7 @@ class OneWrite(asyncio.Transport):
 
 
 class _Connection(H2Protocol, asyncio.BufferedProtocol):
-    """Reads into one piece of memory: asyncio would ask the system for 256 KiB at every read."""
+    """Reads into one buffer: asyncio would allocate 256 KiB for every read."""
 
     def __init__(self, *parts: Any, into: memoryview) -> None:  # noqa: ANN401 (as grpclib's)
         super().__init__(*parts)
@@ -79,7 +79,7 @@ class _Connection(H2Protocol, asyncio.BufferedProtocol):
         return self._into
 
     def buffer_updated(self, nbytes: int) -> None:
-        """So much was read. The acknowledgement of a message leaves together with its answer."""
+        """``nbytes`` were read. The acknowledgement of a message is sent together with its answer."""
         self._writer.hold()
         try:
             self.data_received(bytes(self._into[:nbytes]))
@@ -88,21 +88,21 @@ class _Connection(H2Protocol, asyncio.BufferedProtocol):
 
     @property
     def is_open(self) -> bool:
-        """Accepted connections have no ``connection`` before the loop has told them that they are made."""
+        """An accepted connection has no ``connection`` before the loop has called ``connection_made``."""
         return hasattr(self, "connection") and not self.connection.is_closing()
 
 
 class ClosingServer(Server):
-    """grpclib's server, which closes its connections when it stops.
+    """grpclib's server, which also closes its connections when it stops.
 
-    Left alone it only cancels the calls: the kubelet's connection would stay, its stream silent, and the
-    kubelet would take the resource for served. From Python 3.12 on ``wait_closed`` would wait for it, too.
+    grpclib only cancels the calls: the kubelet's connection would stay open and silent, and the kubelet
+    would consider the resource served. From Python 3.12 on, ``wait_closed`` would also wait for it.
     """
 
     def __init__(self, handlers: list[Any]) -> None:
         super().__init__(handlers)
         self._connections: WeakSet[_Connection] = WeakSet()
-        self._read_into = memoryview(bytearray(_READ_BYTES))  # shared: what is read is copied at once
+        self._read_into = memoryview(bytearray(_READ_BYTES))  # shared: received bytes are copied at once
 
     def _protocol_factory(self) -> H2Protocol:
         plain = super()._protocol_factory()

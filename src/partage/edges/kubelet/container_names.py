@@ -1,9 +1,10 @@
-"""Which pod a container id belongs to, from the names of the kubelet's log files.
+"""The pod of a container id, from the names of the kubelet's log files.
 
-The kubelet links every container's log as ``/var/log/containers/<pod>_<namespace>_<container>-<id>.log``,
-whatever the runtime. One listing of that directory, read-only, tells what else takes the runtime's socket
-(as good as root) or the API server (a token). Names have no underscore and an id has 64 digits, so a file
-name can be read in one way only. The kubelet cuts it at 255 bytes, the id with it: then it names nobody.
+For every container and every runtime the kubelet creates a link
+``/var/log/containers/<pod>_<namespace>_<container>-<id>.log``. Reading that directory needs neither the
+runtime's socket (as powerful as root) nor a token for the API server. Names contain no underscore and an id
+has 64 digits, so a file name has one meaning only. The kubelet cuts it at 255 bytes, including the id: such
+a name is ignored.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _NAME = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log", re.ASCII)
 
 
 def container_names(directory: Path = LOGS) -> Mapping[str, Holder]:
-    """Container id to who it is; empty where the directory is not there. Blocks for one listing.
+    """Container id to its pod and container; empty if the directory does not exist. Blocks for one listing.
 
-    Init containers and those that ended not long ago are among them. An id under two names is under none.
+    Includes init containers and containers that ended recently. An id with two names is left out.
     """
     found: dict[str, Holder | None] = {}
     try:

@@ -1,4 +1,6 @@
-"""The whole life of one resource with the kubelet: serve, register, notice another kubelet, begin again."""
+"""The life of one resource with the kubelet: serve, register, notice a restart of the kubelet, register
+again.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from partage.edges.kubelet.port import EndpointState, PluginHandler
 from partage.edges.kubelet.registration import (
     KUBELET_SOCKET,
     REGISTER_TIMEOUT_S,
-    Need,
-    Sight,
-    look,
-    needed,
+    NextAction,
+    ObservedSockets,
+    next_action,
+    observe_sockets,
     register,
 )
 from partage.edges.kubelet.server import PluginServer
@@ -25,43 +27,49 @@ from partage.errors import ClusterError
 from partage.model.ids import plugin_socket_name
 
 POLL_S = 0.5
-"""How often the two sockets are looked at: two calls of stat, and a new kubelet is known within a second."""
+"""The two sockets are checked this often, with two calls of stat, so a new kubelet is noticed within a
+second.
+"""
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 HAND_OVER_S = 0.2
-"""Between the end of an old connection and a new registration. A kubelet that notices the end afterwards
-takes the new registration for the one that ended (kubernetes #121994, fixed late in 2025), and the resource
-stays dead until the next one."""
+"""Seconds between the end of an old connection and a new registration. A kubelet that notices the end later
+believes that the new registration has ended (kubernetes #121994, fixed late in 2025), and the resource
+stays dead until the next registration.
+"""
 UNWATCHED_S = 10.0
-"""After so long without ListAndWatch, from a kubelet that had opened it, register again: a kubelet that lost
-the stream, and only that, would count every device as unhealthy for ever."""
+"""Register again if the kubelet had opened ListAndWatch and it has been closed for this long. A kubelet that
+lost only the stream would count every device as unhealthy for ever.
+"""
 
 log = logging.getLogger(__name__)
 
 
 def pause_s(failures: int) -> float:
-    """How long to wait after so many failures in a row, at least one: 0.2 s, doubling up to 10 s."""
+    """Seconds to wait after this many failures in a row, at least one: 0.2 s, doubled each time up to 10
+    s.
+    """
     return float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), LONGEST_PAUSE_S))
 
 
 @dataclass(frozen=True, slots=True)
-class Setback:
-    """What failed, and until when to wait.
+class Backoff:
+    """The last failure, and until when to wait.
 
-    kubelet: the one that it failed with; another one is tried at once.
+    kubelet: the kubelet that it happened with; another one is tried at once.
     """
 
     failures: int
     until: float
     kubelet: SocketIdentity | None
 
-    def left_s(self, sight: Sight, now: float) -> float:
-        """Seconds still to wait, 0 for none."""
-        return max(self.until - now, 0.0) if sight.kubelet == self.kubelet else 0.0
+    def left_s(self, sockets: ObservedSockets, now: float) -> float:
+        """Seconds left to wait, 0 for none."""
+        return max(self.until - now, 0.0) if sockets.kubelet == self.kubelet else 0.0
 
 
 class ResourceEndpoint:
-    """One resource in one plugin directory. ``run`` does everything; ``state`` tells how it stands."""
+    """One resource in one plugin directory. ``run`` does everything; ``state`` is the current state."""
 
     def __init__(
         self,
@@ -71,53 +79,55 @@ class ResourceEndpoint:
         clock: Callable[[], float] = time.monotonic,
         register_timeout_s: float = REGISTER_TIMEOUT_S,
     ) -> None:
-        """Raises InputError where the socket's path would be too long: before anything is served."""
+        """Raises InputError if the socket's path would be too long."""
         self._resource = handler.resource
         self._kubelet_socket = kubelet_dir / KUBELET_SOCKET
         self._server = PluginServer(handler, kubelet_dir / plugin_socket_name(handler.resource))
         self._clock = clock
         self._register_timeout_s = register_timeout_s
         self._known_to: SocketIdentity | None = None
-        self._told = self._server.options
+        self._registered_options = self._server.options
         self._last_watched: float | None = None
-        self._setback: Setback | None = None
+        self._backoff: Backoff | None = None
         self._state = EndpointState(handler.resource, since=clock())
 
     @property
     def state(self) -> EndpointState:
-        """How the resource stands now."""
+        """The current state of the resource."""
         return replace(self._state, watching=self._server.watching)
 
     async def run(self) -> None:
-        """Keep the resource served and registered, until cancelled; then take the socket away."""
+        """Keep the resource served and registered until cancelled; then remove the socket."""
         try:
             while True:
                 pause = await self.turn()
                 await asyncio.sleep(pause)
         finally:
-            self._note(replace(self._state, serving=False, registered=False))
+            self._set_state(replace(self._state, serving=False, registered=False))
             await self._server.stop()
 
     async def turn(self) -> float:
-        """Look once and do the one thing that is needed. Returns the seconds until the next look."""
-        sight = look(self._kubelet_socket, self._server.socket_path)
-        match self._needed(sight):
-            case Need.NOTHING:
+        """Check the sockets and do the one action that is needed. Returns the seconds until the next turn."""
+        sockets = observe_sockets(self._kubelet_socket, self._server.socket_path)
+        match self._next_action(sockets):
+            case NextAction.NOTHING:
                 return POLL_S
-            case Need.KUBELET:
+            case NextAction.WAIT_FOR_KUBELET:
                 self._wait_for_kubelet()
                 return POLL_S
             case need:
-                return await self._try(need, sight)
+                return await self._try(need, sockets)
 
-    def _needed(self, sight: Sight) -> Need:
-        """What the sockets say; and if they say nothing, what only we can know."""
-        need = needed(self._server.socket, self._known_to, sight)
-        if need is Need.NOTHING and (self._is_forgotten() or self._server.options != self._told):
-            return Need.REGISTER
+    def _next_action(self, sockets: ObservedSockets) -> NextAction:
+        """The action that the sockets require; if none, the one that only this object knows of."""
+        need = next_action(self._server.socket, self._known_to, sockets)
+        if need is NextAction.NOTHING and (
+            self._lost_stream() or self._server.options != self._registered_options
+        ):
+            return NextAction.REGISTER
         return need
 
-    def _is_forgotten(self) -> bool:
+    def _lost_stream(self) -> bool:
         if self._server.watching:
             self._last_watched = self._clock()
         return self._last_watched is not None and self._clock() - self._last_watched > UNWATCHED_S
@@ -126,57 +136,57 @@ class ResourceEndpoint:
         self._known_to = None
         self._not_registered(f"no kubelet at {self._kubelet_socket}")
 
-    async def _try(self, need: Need, sight: Sight) -> float:
-        """Serve or register, unless it failed just now. Returns the seconds until the next look."""
+    async def _try(self, need: NextAction, sockets: ObservedSockets) -> float:
+        """Serve or register, unless that failed just now. Returns the seconds until the next turn."""
         failures = 0
-        if self._setback is not None:
-            left_s = self._setback.left_s(sight, self._clock())
+        if self._backoff is not None:
+            left_s = self._backoff.left_s(sockets, self._clock())
             if left_s:
                 return min(left_s, POLL_S)
-            failures = self._setback.failures if sight.kubelet == self._setback.kubelet else 0
+            failures = self._backoff.failures if sockets.kubelet == self._backoff.kubelet else 0
         try:
-            await (self._serve() if need is Need.SERVE else self._register(sight))
+            await (self._serve() if need is NextAction.SERVE else self._register(sockets))
         except ClusterError as error:
-            return self._failed(error, failures + 1, sight)
-        self._setback = None
-        return 0.0 if need is Need.SERVE else POLL_S
+            return self._failed(error, failures + 1, sockets)
+        self._backoff = None
+        return 0.0 if need is NextAction.SERVE else POLL_S
 
-    def _failed(self, error: ClusterError, failures: int, sight: Sight) -> float:
+    def _failed(self, error: ClusterError, failures: int, sockets: ObservedSockets) -> float:
         self._not_registered(str(error))
-        self._setback = Setback(failures, self._clock() + pause_s(failures), sight.kubelet)
+        self._backoff = Backoff(failures, self._clock() + pause_s(failures), sockets.kubelet)
         return min(pause_s(failures), POLL_S)
 
     async def _serve(self) -> None:
         self._known_to = None
-        self._note(replace(self._state, serving=False, registered=False))
+        self._set_state(replace(self._state, serving=False, registered=False))
         if await self._server.stop():
             await asyncio.sleep(HAND_OVER_S)
         await self._server.start()
-        self._note(replace(self._state, serving=True))
+        self._set_state(replace(self._state, serving=True))
 
-    async def _register(self, sight: Sight) -> None:
-        """Register with the kubelet that was seen; the next look finds the one that replaced it meanwhile."""
-        self._last_watched = self._known_to = None  # until it accepts, it may know nothing, or something old
-        self._told = self._server.options
-        self._note(replace(self._state, registered=False, attempts=self._state.attempts + 1))
+    async def _register(self, sockets: ObservedSockets) -> None:
+        """Register with the observed kubelet; if it was replaced meanwhile, the next turn registers again."""
+        self._last_watched = self._known_to = None  # not known until the kubelet accepts
+        self._registered_options = self._server.options
+        self._set_state(replace(self._state, registered=False, attempts=self._state.attempts + 1))
         await register(
             self._kubelet_socket,
             endpoint=self._server.socket_path.name,
             resource=self._resource,
-            options=self._told,
+            options=self._registered_options,
             timeout_s=self._register_timeout_s,
         )
-        self._known_to = sight.kubelet
+        self._known_to = sockets.kubelet
         registrations = self._state.registrations + 1
-        self._note(replace(self._state, registered=True, registrations=registrations, last_error=""))
+        self._set_state(replace(self._state, registered=True, registrations=registrations, last_error=""))
         log.info("registered", extra={"resource": self._resource})
 
     def _not_registered(self, reason: str) -> None:
         if reason != self._state.last_error:
             log.warning("not registered", extra={"resource": self._resource, "reason": reason})
-        self._note(replace(self._state, registered=False, last_error=reason))
+        self._set_state(replace(self._state, registered=False, last_error=reason))
 
-    def _note(self, state: EndpointState) -> None:
+    def _set_state(self, state: EndpointState) -> None:
         before = self._state.serving, self._state.registered
         changed = (state.serving, state.registered) != before
         self._state = replace(state, since=self._clock()) if changed else state

@@ -1,4 +1,4 @@
-"""Our nouns as the kubelet's messages, and back."""
+"""Translates between Partage's values and the kubelet's messages."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ API_VERSION = "v1beta1"
 HEALTHY = "Healthy"
 UNHEALTHY = "Unhealthy"
 LONGEST_MESSAGE = 4 * 2**20
-"""What a gRPC peer takes in one message unless it was told otherwise; the kubelet was not."""
+"""Bytes. The default limit of a gRPC peer for one message; the kubelet uses the default."""
 
 
 class MessageTooLong(Exception):
-    """A message is longer than its receiver takes."""
+    """A message is longer than the receiver's limit."""
 
 
 class LimitedCodec(ProtoCodec):
-    """Protobuf, refusing messages of more than ``limit`` bytes as other gRPC implementations do."""
+    """Protobuf; refuses messages of more than ``limit`` bytes, as other gRPC implementations do."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -38,7 +38,7 @@ class LimitedCodec(ProtoCodec):
 
 
 def device_list_message(rows: tuple[DeviceRow, ...]) -> plugin.ListAndWatchResponse:
-    """What ListAndWatch sends."""
+    """The message of ListAndWatch."""
     return plugin.ListAndWatchResponse(devices=map(_device, rows))
 
 
@@ -51,7 +51,7 @@ def _device(row: DeviceRow) -> plugin.Device:
 
 
 def answer_message(answer: ContainerAllocation) -> plugin.ContainerAllocateResponse:
-    """What Allocate answers for one container."""
+    """The answer of Allocate for one container."""
     return plugin.ContainerAllocateResponse(
         envs=answer.envs,
         mounts=[
@@ -74,7 +74,7 @@ def answer_message(answer: ContainerAllocation) -> plugin.ContainerAllocateRespo
 def held_by(response: resources.ListPodResourcesResponse) -> tuple[ContainerHold, ...]:
     """Every container that holds something, one row for each of its resources.
 
-    The kubelet lists each device on its own (each may have another topology): they are put together again.
+    The kubelet lists each device separately, because each has its own topology; here they are joined.
     """
     return tuple(row for pod in response.pod_resources for row in _held_in(pod))
 

@@ -1,4 +1,4 @@
-"""Who holds what, asked of the kubelet's PodResources API."""
+"""Which container holds which share, from the kubelet's PodResources API."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from grpclib.client import Channel
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
-from partage.edges.kubelet.calls import in_our_words
+from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import LimitedCodec, held_by
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
 
 CALL_TIMEOUT_S = 5.0
 LONGEST_ANSWER = 16 * 2**20
-"""Bytes. What the kubelet's own clients allow; the usual 4 MiB are too little for a crowded node."""
+"""Bytes. The limit of the kubelet's own clients; the usual 4 MiB are too few for a node with many pods."""
 
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """One call and those who share its answer: all who asked before it began."""
+    """One call, shared by all callers that asked before it began."""
 
     answer: tuple[ContainerHold, ...] | Unreachable | None = None
 
 
 class PodResourcesClient:
-    """The kubelet's answer to "who holds what?", with one call in flight.
+    """Asks the kubelet which containers hold which ids, with one call at a time.
 
-    The API is rate limited over all its clients, so callers that come while a call is in flight share the
-    next one: never an answer that is older than their question.
+    The API has one rate limit for all its clients. Callers that ask during a call share the next one, so an
+    answer is never older than the question.
     """
 
     def __init__(self, socket_path: Path, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
@@ -42,8 +42,7 @@ class PodResourcesClient:
         self._channel: Channel | None = None
 
     async def held(self) -> tuple[ContainerHold, ...]:
-        """All containers with devices. Raises Unreachable, whatever the reason; trying again
-        is the caller's."""
+        """All containers with devices. Raises Unreachable for every failure; the caller tries again."""
         mine = self._next
         async with self._turn:
             if mine.answer is None:
@@ -54,10 +53,10 @@ class PodResourcesClient:
         return mine.answer
 
     async def _ask(self) -> tuple[ContainerHold, ...] | Unreachable:
-        """One call; failures are values, so that all who wait for it get them."""
+        """One call. Failures are returned, so that all waiting callers get them."""
         done = False
         try:
-            with in_our_words(f"the kubelet's PodResources at {self._socket_path}"):
+            with translate_errors(f"the kubelet's PodResources at {self._socket_path}"):
                 stub = PodResourcesListerStub(self._connection())
                 response = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
                 answer = held_by(response)
@@ -67,7 +66,7 @@ class PodResourcesClient:
         except Rejected as error:
             return Unreachable(error.problems)
         finally:
-            if not done:  # cancelled calls included: what is left of the connection is not to be trusted
+            if not done:  # also after a cancelled call: the connection may be in an undefined state
                 self.close()
         return answer
 
@@ -77,7 +76,7 @@ class PodResourcesClient:
         return self._channel
 
     def close(self) -> None:
-        """Give the connection back. The next call opens another."""
+        """Close the connection. The next call opens a new one."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None

@@ -1,4 +1,4 @@
-"""What the kubelet's world needs of us, and gives us, in our own nouns. No gRPC here."""
+"""The port between the device plugin's server and its users, without gRPC."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from partage.model.share import DeviceRow
 
 @dataclass(frozen=True, slots=True)
 class DeviceList:
-    """The full list that the kubelet shall know. version rises with every change of rows."""
+    """The full device list for the kubelet. version increases with every change of rows."""
 
     version: int
     rows: tuple[DeviceRow, ...]
@@ -21,14 +21,14 @@ class DeviceList:
 
 @dataclass(frozen=True, slots=True)
 class EndpointState:
-    """How one resource stands with the kubelet; for health and metrics. Times are of the endpoint's clock.
+    """State of one resource with the kubelet, for health and metrics. Times are of the endpoint's clock.
 
-    serving:       our socket is there and answers.
-    registered:    this kubelet (not an earlier one) has accepted the resource.
-    watching:      ListAndWatch streams that the kubelet holds open.
+    serving:       the plugin's socket exists and answers.
+    registered:    the current kubelet has accepted the resource.
+    watching:      number of open ListAndWatch streams.
     since:         when serving or registered last changed.
-    attempts:      registrations tried, and registrations accepted, since the start.
-    last_error:    why the last attempt to serve or register failed; empty once it succeeded.
+    attempts:      registrations tried; registrations: those accepted, since the start.
+    last_error:    why serving or registering failed last; empty after a success.
     """
 
     resource: ResourceName
@@ -42,43 +42,44 @@ class EndpointState:
 
 
 class PluginHandler(Protocol):
-    """One resource, as the device-plugin server asks about it. All but ``changed`` and ``pre_start`` are pure
-    look-ups that never wait: they are the admission path."""
+    """Answers for one resource. All methods except ``changed`` and ``pre_start`` are pure look-ups that never
+    wait, because they run during the admission of a pod.
+    """
 
     @property
     def resource(self) -> ResourceName:
-        """The name that is registered."""
+        """The resource name that is registered."""
         ...
 
     @property
     def pre_start_required(self) -> bool:
-        """Whether the kubelet shall call PreStartContainer before each start."""
+        """Whether the kubelet should call PreStartContainer before each start."""
         ...
 
     def devices(self) -> DeviceList:
-        """The list of now."""
+        """The current list."""
         ...
 
     async def changed(self, seen_version: int) -> None:
-        """Return once the list's version is no longer seen_version."""
+        """Return when the list's version is no longer seen_version."""
         ...
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        """Which ids to take. Raises partage.model.allocation.AllocationRefused."""
+        """The preferred ids. Raises partage.model.allocation.AllocationRefused."""
         ...
 
     def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
-        """What a container that gets these ids gets. Raises AllocationRefused with NVIDIA's words."""
+        """The answer for a container that gets these ids. Raises AllocationRefused with NVIDIA's texts."""
         ...
 
     async def pre_start(self, ids: Sequence[str]) -> None:
-        """The container with these ids is about to start. Never keeps it from starting."""
+        """The container with these ids is about to start. Must not keep it from starting."""
         ...
 
 
 class PodResources(Protocol):
-    """Who holds what. One call in flight: callers that come meanwhile share the next one."""
+    """Which containers hold which ids. One call at a time; callers that ask meanwhile share the next one."""
 
     async def held(self) -> tuple[ContainerHold, ...]:
-        """All containers with devices. Raises Unreachable (no socket, refused, rate limited, time-out)."""
+        """All containers with devices. Raises Unreachable (no socket, refused, rate limited, timeout)."""
         ...

@@ -1,4 +1,4 @@
-"""Registering a resource with the kubelet, and noticing that the kubelet is another one now."""
+"""Registers a resource with the kubelet, and detects that the kubelet was restarted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from grpclib.client import Channel
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationStub
-from partage.edges.kubelet.calls import in_our_words
+from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import API_VERSION
 from partage.edges.kubelet.sockets import SocketIdentity, identity
 from partage.model.ids import ResourceName
@@ -27,49 +27,52 @@ async def register(
     options: pb.DevicePluginOptions,
     timeout_s: float = REGISTER_TIMEOUT_S,
 ) -> None:
-    """Tell the kubelet that ``resource`` is served on the socket called ``endpoint`` beside its own.
+    """Tell the kubelet that ``resource`` is served on the socket with the name ``endpoint`` in its directory.
 
     The kubelet calls that socket before it answers. Raises Unreachable, Rejected.
     """
     request = pb.RegisterRequest(
         version=API_VERSION, endpoint=endpoint, resource_name=resource, options=options
     )
-    with in_our_words(f"the kubelet at {kubelet_socket}"):
+    with translate_errors(f"the kubelet at {kubelet_socket}"):
         async with Channel(path=str(kubelet_socket)) as channel:
             await RegistrationStub(channel).Register(request, timeout=timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
-    """The two sockets as they are on disk, None where there is none."""
+class ObservedSockets:
+    """The two sockets on disk; None if there is none."""
 
     kubelet: SocketIdentity | None
     own: SocketIdentity | None
 
 
-def look(kubelet_socket: Path, own_socket: Path) -> Sight:
-    """See which sockets are there now."""
-    return Sight(kubelet=identity(kubelet_socket), own=identity(own_socket))
+def observe_sockets(kubelet_socket: Path, own_socket: Path) -> ObservedSockets:
+    """Read which sockets exist now."""
+    return ObservedSockets(kubelet=identity(kubelet_socket), own=identity(own_socket))
 
 
-class Need(Enum):
-    """What one resource needs next."""
+class NextAction(Enum):
+    """What has to be done next for one resource."""
 
     NOTHING = auto()
-    KUBELET = auto()  # no kubelet to register with: wait for one
-    REGISTER = auto()  # another kubelet than the one that knows us
-    SERVE = auto()  # our socket is gone, or somebody else's: serve anew, then register
+    WAIT_FOR_KUBELET = auto()  # there is no kubelet
+    REGISTER = auto()  # the kubelet is another one than that of the last registration
+    SERVE = auto()  # the plugin's socket is gone or replaced: serve again, then register
 
 
-def needed(served: SocketIdentity | None, known_to: SocketIdentity | None, sight: Sight) -> Need:
-    """served: the socket that we bound; known_to: the kubelet's socket when it accepted us.
+def next_action(
+    served: SocketIdentity | None, known_to: SocketIdentity | None, sockets: ObservedSockets
+) -> NextAction:
+    """The next action. served: the socket that the plugin bound; known_to: the kubelet's socket when it
+    accepted.
 
-    A kubelet that starts empties the directory and makes a new socket; somebody who empties the directory
-    under a running kubelet takes our socket only. The inode alone tells whether a socket is still ours:
-    it cannot be used again while we listen on it, and somebody may have changed its mode.
+    A kubelet that starts empties the directory and creates a new socket. If only the directory was emptied,
+    the kubelet's socket stays and the plugin's is gone. Only the inode tells whether a socket is still the
+    plugin's: it cannot be reused while the plugin listens on it, and the file's mode may have been changed.
     """
-    if served is None or sight.own is None or sight.own.inode != served.inode:
-        return Need.SERVE
-    if sight.kubelet is None:
-        return Need.KUBELET
-    return Need.NOTHING if sight.kubelet == known_to else Need.REGISTER
+    if served is None or sockets.own is None or sockets.own.inode != served.inode:
+        return NextAction.SERVE
+    if sockets.kubelet is None:
+        return NextAction.WAIT_FOR_KUBELET
+    return NextAction.NOTHING if sockets.kubelet == known_to else NextAction.REGISTER

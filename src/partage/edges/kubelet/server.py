@@ -1,4 +1,4 @@
-"""The device plugin of one resource: a gRPC server on a unix socket, a thin layer over a PluginHandler."""
+"""The device plugin of one resource: a gRPC server on a unix socket that calls a PluginHandler."""
 
 # ruff: noqa: N802  (gRPC's methods are called as the protocol calls them)
 from __future__ import annotations
@@ -19,25 +19,26 @@ from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
 from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.messages import answer_message, device_list_message
 from partage.edges.kubelet.port import PluginHandler
-from partage.edges.kubelet.sockets import SocketIdentity, check_socket_path, identity, remove_socket
+from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, identity, remove_socket
 from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused
+from partage.model.paths import check_socket_path
 
 PRE_START_LIMIT_S = 20.0
-"""How long a handler may take over PreStartContainer. The kubelet fails the start after 30 s."""
+"""Longest time for a handler's PreStartContainer. The kubelet fails the start after 30 s."""
 
 log = logging.getLogger(__name__)
 _Request = TypeVar("_Request")
 
 
 class PluginServer:
-    """Serves one resource on one socket, from ``start`` to ``stop``; it can be started again after a stop."""
+    """Serves one resource on one socket, from ``start`` to ``stop``; it can be started again."""
 
     def __init__(
         self, handler: PluginHandler, socket_path: Path, *, pre_start_limit_s: float = PRE_START_LIMIT_S
     ) -> None:
-        """Raises InputError for a path longer than a socket's may be."""
-        check_socket_path(socket_path)
+        """Raises InputError for a path that is too long for a socket."""
+        check_socket_path(socket_path, SHORTEN)
         self.socket_path = socket_path
         self.socket: SocketIdentity | None = None
         self._service = _DevicePlugin(handler, pre_start_limit_s)
@@ -45,19 +46,19 @@ class PluginServer:
 
     @property
     def options(self) -> pb.DevicePluginOptions:
-        """What the kubelet is told when it asks for options."""
+        """The plugin's options for the kubelet."""
         return self._service.options()
 
     @property
     def watching(self) -> int:
-        """ListAndWatch streams that are open."""
+        """Number of open ListAndWatch streams."""
         return self._service.watching
 
     async def start(self) -> None:
-        """Serve; a socket file that is in the way is replaced. Raises Unreachable (no directory, denied)."""
+        """Serve; an existing socket file is replaced. Raises Unreachable (no directory, denied)."""
         if self._server is not None:
             raise RuntimeError(f"{self.socket_path} is being served already")
-        # A kubelet that drops a stream is everyday; grpclib tells it at level info.
+        # A kubelet drops streams regularly; grpclib logs it at level info.
         logging.getLogger("grpclib.server").setLevel(logging.WARNING)
         server = ClosingServer([self._service])
         try:
@@ -68,7 +69,7 @@ class PluginServer:
         self.socket = identity(self.socket_path)
 
     async def stop(self) -> bool:
-        """End all streams and connections, take the socket away. True if the kubelet was connected."""
+        """End all streams and connections, remove the socket. True if the kubelet was connected."""
         server, self._server = self._server, None
         if server is None:
             return False
@@ -78,7 +79,7 @@ class PluginServer:
 
 
 class _DevicePlugin(DevicePluginBase):
-    """The five calls. Nothing here waits for anything but the stream itself, PreStartContainer aside."""
+    """The five calls. None of them waits, except for the stream itself and PreStartContainer."""
 
     def __init__(self, handler: PluginHandler, pre_start_limit_s: float) -> None:
         self._handler = handler
@@ -105,7 +106,7 @@ class _DevicePlugin(DevicePluginBase):
             self.watching -= 1
 
     async def _list_and_watch(self, stream: Stream[pb.Empty, pb.ListAndWatchResponse]) -> None:
-        """The whole list at once, then whenever its version is another; what a slow reader missed is gone."""
+        """Send the list, and again whenever its version changes; a slow reader gets only the newest one."""
         seen: int | None = None
         while True:
             with self._answering("ListAndWatch"):
@@ -123,7 +124,7 @@ class _DevicePlugin(DevicePluginBase):
         response = pb.PreferredAllocationResponse()
         with self._answering("GetPreferredAllocation"):
             for asked in request.container_requests:
-                # As lists: every walk over a protobuf field makes its strings anew, and there are hundreds.
+                # As lists: every iteration over a protobuf field creates its hundreds of strings again.
                 available, must_include = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
                 ids = self._handler.preferred(available, must_include, asked.allocation_size)
                 response.container_responses.add(deviceIDs=ids)
@@ -151,24 +152,24 @@ class _DevicePlugin(DevicePluginBase):
                 await self._handler.pre_start(request.devices_ids)
         except TimeoutError:
             log.warning("container started without preparation", extra={"resource": resource})
-        except Exception:  # whatever it is, it must not keep a container from starting
+        except Exception:  # no error may keep a container from starting
             log.exception("preparing a container failed", extra={"resource": resource})
 
     @contextmanager
     def _answering(self, call: str) -> Iterator[None]:
-        """A refusal goes to the kubelet in its own words; a bug is logged, and ends this call only."""
+        """Pass the text of a refusal to the kubelet. A bug is logged and ends only this call."""
         try:
             yield
         except AllocationRefused as refusal:
-            # UNKNOWN is what an error without a status becomes in Go: pods' events read as NVIDIA's.
+            # In Go an error without a status becomes UNKNOWN: the pod's events are as with NVIDIA's plugin.
             raise GRPCError(Status.UNKNOWN, str(refusal)) from refusal
-        except Exception as error:  # the server has to outlive a bug in one answer
+        except Exception as error:  # the server must survive a bug in one answer
             log.exception("a call failed", extra={"call": call, "resource": self._handler.resource})
             raise GRPCError(Status.INTERNAL, f"{type(error).__name__}: {error}") from error
 
 
 async def _request(stream: Stream[_Request, Any]) -> _Request:
-    """The call's one message."""
+    """The one message of the call."""
     request = await stream.recv_message()
     if request is None:
         raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no message")

@@ -1,4 +1,4 @@
-"""Unix socket files: which one it is, and whether its path can be bound at all."""
+"""Unix socket files: their identity, and whether their paths are short enough."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from pathlib import Path
 
 from partage.errors import InputError, Problem
 from partage.model.ids import ResourceName, plugin_socket_name
+from partage.model.paths import check_socket_path
 
-LONGEST_SOCKET_PATH = 107
-"""Bytes. ``sun_path`` of Linux has 108, the last of which is the closing zero (unix(7))."""
+SHORTEN = "choose a shorter --kubelet-dir, or a shorter resource name"
+"""Advice for a plugin socket whose path is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class SocketIdentity:
-    """Tells one socket file from another that took its place. A number of an inode is soon used again, a
-    change time is not."""
+    """Tells a socket file from a later one at the same path. Inode numbers are reused soon; the change time
+    differs.
+    """
 
     inode: int
     changed_ns: int
 
 
 def identity(path: Path) -> SocketIdentity | None:
-    """The socket that is at ``path`` now; None where there is none."""
+    """The socket at ``path`` now; None if there is none."""
     try:
         found = path.stat()
     except OSError:
@@ -33,22 +35,12 @@ def identity(path: Path) -> SocketIdentity | None:
     return SocketIdentity(found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
-def check_socket_path(path: Path) -> None:
-    """Raises InputError for a path that no socket can be bound to."""
-    size = len(str(path).encode())
-    if size > LONGEST_SOCKET_PATH:
-        raise InputError(
-            f"the path of socket {path} has {size} bytes; the system takes {LONGEST_SOCKET_PATH}",
-            "choose a shorter --kubelet-dir, or a shorter resource name",
-        )
-
-
 def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
-    """Raises InputError, with a problem for each resource whose socket's path is too long."""
+    """Raise InputError with a problem for each resource whose socket path is too long."""
     problems: list[Problem] = []
     for name in resources:
         try:
-            check_socket_path(kubelet_dir / plugin_socket_name(name))
+            check_socket_path(kubelet_dir / plugin_socket_name(name), SHORTEN)
         except InputError as error:
             problems += error.problems
     if problems:
@@ -56,7 +48,7 @@ def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -
 
 
 def remove_socket(path: Path, mine: SocketIdentity | None) -> None:
-    """Take our own socket file away; one that somebody else put there stays."""
+    """Remove the plugin's socket file, but not one that replaced it."""
     found = identity(path)
     if found is not None and mine is not None and found.inode == mine.inode:
         with suppress(OSError):

@@ -1,7 +1,7 @@
-"""A daemon's directories: made so that clients of other users reach them, and removed again. Blocking.
+"""Creates a daemon's directories, with access for clients of all users, and removes them. Blocking.
 
-Not only clients: an MPS server runs as its clients' user, on the host. A parent that only root may pass makes
-every such server fail at its start (seen by others under ``/run/nvidia`` with mode 0700).
+MPS servers need access too: a server runs as the user of its clients. If a parent directory is only open to
+root, no such server can start (reported for ``/run/nvidia`` with mode 0700).
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from partage.edges.mps.paths import DaemonPaths
 from partage.errors import DaemonError, NotPermitted
 
 _PASSABLE = 0o711
-"""Parents: to be passed by everybody, listed by root."""
+"""Parents: every user may pass, only root may list."""
 _READABLE = 0o755
-"""pipe and log: the daemon makes the files in them, everybody uses those. As NVIDIA's."""
+"""pipe and log: the daemon creates files in them that every user uses. As with NVIDIA's daemon."""
 _SHARED = 0o1777
-"""shm: everybody makes files, and removes their own."""
+"""shm: every user creates files, and may remove only their own."""
 
 _SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 _LEAST_SHM_BYTES = 64 * 2**20
-"""Size of shm where the node does not say how much memory it has; NVIDIA's choice, too."""
+"""Size of shm if the node's memory is not known; NVIDIA's default too."""
 
 
 def make(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str:
-    """All directories of a daemon. own_shm: shm is to be a tmpfs.
+    """Create all directories of a daemon. own_shm: shm becomes a tmpfs.
 
-    Returns what is amiss with them, in a sentence, or nothing. Raises NotPermitted, DaemonError.
+    Returns a sentence about remaining problems, or nothing. Raises NotPermitted, DaemonError.
     """
     with _translated(paths.home):
         run_dir = paths.home.parent.parent
@@ -43,7 +43,7 @@ def make(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str
             _let_pass(parent)
         for directory, mode in ((paths.pipe, _READABLE), (paths.log, _READABLE), (paths.shm, _SHARED)):
             directory.mkdir(exist_ok=True)
-            directory.chmod(mode)  # not by mkdir, which knows the umask
+            directory.chmod(mode)  # not by mkdir, which applies the umask
         remarks = [
             _mount_shm(paths.shm, proc) if own_shm else "",
             _label(paths, selinux),
@@ -53,7 +53,7 @@ def make(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str
 
 
 def clear(paths: DaemonPaths) -> None:
-    """Remove them with all that is in them, if they are there. Raises NotPermitted, DaemonError."""
+    """Remove the directories with everything in them. Raises NotPermitted, DaemonError."""
     with _translated(paths.home):
         while paths.shm.is_mount():
             unmount(str(paths.shm))
@@ -62,10 +62,11 @@ def clear(paths: DaemonPaths) -> None:
 
 
 def empty(paths: DaemonPaths) -> None:
-    """Remove what a dead daemon left in them, and keep them: containers that run have them mounted, and would
-    go on with directories that nobody else has. So with the directories of namespaces, below ``pipe``.
+    """Remove what a dead daemon left in its directories, but keep the directories, also those of namespaces
+    below ``pipe``.
 
-    Raises NotPermitted, DaemonError.
+    Running containers have them mounted: new directories would not be visible to them. Raises NotPermitted,
+    DaemonError.
     """
     with _translated(paths.home):
         for directory, _, names in os.walk(paths.pipe):
@@ -79,7 +80,7 @@ def empty(paths: DaemonPaths) -> None:
 
 
 def is_own_shm(paths: DaemonPaths) -> bool:
-    """Whether shm is a file system of its own."""
+    """Whether shm is a mounted file system."""
     return paths.shm.is_mount()
 
 
@@ -90,13 +91,13 @@ def _let_pass(directory: Path) -> None:
 
 
 def _impassable(run_dir: Path) -> str:
-    """What keeps users other than root from the run directory, above it. Not ours to change."""
+    """What keeps other users than root from reaching the run directory; not changed by Partage."""
     closed = [str(parent) for parent in run_dir.resolve().parents if not parent.stat().st_mode & 0o001]
     return f"only the owner of {closed[-1]} can be a client: others cannot pass it" if closed else ""
 
 
 def _mount_shm(shm: Path, proc: Path) -> str:
-    """A tmpfs: tenants can write into it, and must not fill the file system of the run directory."""
+    """Mount a tmpfs: tenants write into it, and must not fill the file system of the run directory."""
     if shm.is_mount():
         return ""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RELATIME
@@ -105,12 +106,12 @@ def _mount_shm(shm: Path, proc: Path) -> str:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EACCES):
             raise
-        return "shm is no tmpfs of its own: mounting is not permitted here"
+        return "shm is not a tmpfs: mounting is not permitted here"
     return ""
 
 
 def _shm_bytes(proc: Path) -> int:
-    """Half the node's memory, as NVIDIA's."""
+    """Half of the node's memory, as with NVIDIA's daemon."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
             if line.startswith("MemTotal:"):
@@ -119,7 +120,7 @@ def _shm_bytes(proc: Path) -> int:
 
 
 def _label(paths: DaemonPaths, selinux: Path) -> str:
-    """Let confined containers in, where SELinux confines them. What is made in there inherits the label."""
+    """Let SELinux-confined containers access the directories. New files in them inherit the label."""
     if not selinux.is_dir():
         return ""
     try:
@@ -137,5 +138,5 @@ def _translated(home: Path) -> Iterator[None]:
     except OSError as error:
         message = f"the directories of an MPS daemon, {home}, cannot be prepared: {error}"
         if error.errno in (errno.EPERM, errno.EACCES):
-            raise NotPermitted(message, "Partage has to own its --run-dir") from error
+            raise NotPermitted(message, "--run-dir must belong to Partage's user") from error
         raise DaemonError(message, "is there space left, and is --run-dir writable?") from error

@@ -1,7 +1,7 @@
-"""Keeps the control daemons of a node: starts, looks after, asks and ends them. They outlive it.
+"""Manages the control daemons of a node: starts, inspects and stops them. They keep running without it.
 
-It remembers nothing: whatever it has to know stands below the run directory, in /proc, or is asked of the
-daemons. A new keeper, after an upgrade or a crash, is as good as the one before.
+It has no state: everything is read from the run directory, from /proc, or from the daemons. So a new
+process can take over after an upgrade or a crash.
 """
 
 from __future__ import annotations
@@ -14,17 +14,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from partage.edges.mps import directories, record, starting
-from partage.edges.mps.control import Control
-from partage.edges.mps.ending import gone, in_thread, kill, kill_orphans, until
-from partage.edges.mps.locks import held
-from partage.edges.mps.look import AnyControl, Found, answered, ask_servers, find, has_ours, state
-from partage.edges.mps.named import OPTIONS, NamedControl, configuration
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration
+from partage.edges.mps.daemon_state import (
+    DaemonControl,
+    FoundDaemon,
+    find,
+    has_named_server,
+    list_servers,
+    state,
+    state_from_reply,
+)
+from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.edges.mps.record import DaemonIdentity, Record
 from partage.edges.mps.starting import DaemonHost
-from partage.errors import DaemonError, GpuInUse, HardwareError, NotThere, Unsupported
+from partage.edges.mps.stopping import in_thread, kill, kill_orphans, wait_until, wait_until_gone
+from partage.errors import DaemonError, GpuInUse, HardwareError, NotFound, Unsupported
 from partage.model.mps import (
     MULTI_USER_OPTIONS,
     SERVER,
@@ -33,28 +41,29 @@ from partage.model.mps import (
     DaemonState,
     MpsServer,
     ServerStatus,
-    is_device,
+    is_device_uuid,
 )
 
-_ADVICE = "end the clients, or stop it by force: then they lose their work on the GPU"
+_ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonDeadlines:
-    """How long each part may take.
+    """Seconds for each part.
 
-    answer_s: one command, and all that is asked of one daemon for its state.
-    start_s:  until the control program has brought its daemon up.
-    probe_s:  until a server runs: it makes a context on the GPU, seconds without persistence mode.
-    stop_s:   until a daemon that was told to quit has gone, and what does not quit, after SIGTERM.
-    act_s:    for somebody else's act on the same daemon to end.
+    answer_s: one command, and all queries for the state of one daemon.
+    start_s:  until the control program has started its daemon.
+    probe_s:  until a server runs: it creates a context on the GPU, which takes seconds without persistence
+    mode.
+    stop_s:   until a daemon has ended after quit, and after SIGTERM.
+    lock_s:   for a step of another process on the same daemon.
     """
 
     answer_s: float = DEADLINE_S
     start_s: float = 15.0
     probe_s: float = 15.0
     stop_s: float = 10.0
-    act_s: float = 30.0
+    lock_s: float = 30.0
 
 
 class MpsKeeper:
@@ -76,28 +85,28 @@ class MpsKeeper:
 
     async def start(self, spec: DaemonSpec) -> DaemonState:
         paths = DaemonPaths.of(self._run_dir, spec.device)
-        async with held(paths.lock, self._deadlines.act_s):
+        async with hold_lock(paths.lock, self._deadlines.lock_s):
             found = await self._find(paths)
             control = self._control(found)
-            if found.identity is not None and await self._is_as_asked(found, spec, control):
-                return await self._settled(found, control)
+            if found.identity is not None and await self._matches(found, spec, control):
+                return await self._set_and_verify(found, control)
             if found.identity is not None:
                 await self._quit(found, control)
-            end = self._emptied if paths.home.is_dir() else self._cleared
+            end = self._empty if paths.home.is_dir() else self._clear
             await end(found)
-            return await self._brought_up(spec, paths, end)
+            return await self._start_daemon(spec, paths, end)
 
     async def stop(self, device: str, *, force: bool = False) -> None:
         paths = self._known(device)
         if paths is None:
             return
-        async with held(paths.lock, self._deadlines.act_s):
+        async with hold_lock(paths.lock, self._deadlines.lock_s):
             found = await self._find(paths)
             if found.identity is not None and force:
                 await self._force(found)
             elif found.identity is not None:
                 await self._quit(found, self._control(found))
-            await self._cleared(found)
+            await self._clear(found)
 
     async def states(self) -> tuple[DaemonState, ...]:
         homes = await asyncio.to_thread(self._homes)
@@ -107,31 +116,31 @@ class MpsKeeper:
         paths = self._known(device)
         found = await self._find(paths) if paths is not None else None
         if found is None or found.identity is None:
-            raise NotThere(f"there is no MPS daemon of {device}")
+            raise NotFound(f"there is no MPS daemon of {device}")
         control = self._control(found)
-        if not _serves(await ask_servers(control, self._processes), server_pid, client_pid):
-            raise NotThere(f"server {server_pid} of {device} has no client {client_pid}")
+        if not _serves(await list_servers(control, self._processes), server_pid, client_pid):
+            raise NotFound(f"server {server_pid} of {device} has no client {client_pid}")
         await control.terminate(server_pid, client_pid, self._deadlines.stop_s)
 
         async def has_gone() -> bool:
-            return not _serves(await ask_servers(control, self._processes), server_pid, client_pid)
+            return not _serves(await list_servers(control, self._processes), server_pid, client_pid)
 
-        if not await until(has_gone, self._deadlines.stop_s):
+        if not await wait_until(has_gone, self._deadlines.stop_s):
             raise DaemonError(
                 f"client {client_pid} was to be terminated, and server {server_pid} still has it",
-                "a client that ignores this may have to be killed; that can make the server fault",
+                "a client that ignores this may have to be killed, which can make the server fail",
             )
 
-    # --- looking ------------------------------------------------------------------------------
+    # --- look-ups ------------------------------------------------------------------------------
 
-    def _control(self, found: Found) -> AnyControl:
-        """In the language of the daemon that is there, whatever it was asked to be."""
-        kind = NamedControl if found.protocol == 3 else Control
+    def _control(self, found: FoundDaemon) -> DaemonControl:
+        """The control of the running daemon, in the version that the daemon uses."""
+        kind = ControlV3 if found.protocol == 3 else ControlV2
         return kind(self._driver.program, self._driver.environment(found.paths), self._deadlines.answer_s)
 
     def _known(self, device: str) -> DaemonPaths | None:
-        """The files of a device's daemon; None for what never had one."""
-        paths = DaemonPaths.of(self._run_dir, device) if is_device(device) else None
+        """The paths of a device's daemon; None if it never had one."""
+        paths = DaemonPaths.of(self._run_dir, device) if is_device_uuid(device) else None
         return paths if paths is not None and paths.home.is_dir() else None
 
     def _homes(self) -> list[DaemonPaths]:
@@ -139,27 +148,29 @@ class MpsKeeper:
             names = sorted(entry.name for entry in (self._run_dir / "mps").iterdir() if entry.is_dir())
         except OSError:
             return []
-        return [DaemonPaths.of(self._run_dir, name) for name in names if is_device(name)]
+        return [DaemonPaths.of(self._run_dir, name) for name in names if is_device_uuid(name)]
 
-    async def _find(self, paths: DaemonPaths) -> Found:
+    async def _find(self, paths: DaemonPaths) -> FoundDaemon:
         return await asyncio.to_thread(find, paths, self._processes)
 
     async def _state(self, paths: DaemonPaths) -> DaemonState:
         found = await self._find(paths)
         return await state(found, self._control(found), self._processes, self._deadlines.answer_s)
 
-    async def _is_as_asked(self, found: Found, spec: DaemonSpec, control: AnyControl) -> bool:
-        """Whether it only has to be verified. A named server that is gone does not come back by itself."""
+    async def _matches(self, found: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:
+        """Whether the daemon only has to be verified. A named server that is gone is not started again by the
+        daemon.
+        """
         if found.record is None or found.record.spec != spec:
             return False
-        return not isinstance(control, NamedControl) or has_ours(await control.listed())
+        return not isinstance(control, ControlV3) or has_named_server(await control.listed())
 
     # --- starting -----------------------------------------------------------------------------
 
-    async def _brought_up(
-        self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[Found], Awaitable[None]]
+    async def _start_daemon(
+        self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[FoundDaemon], Awaitable[None]]
     ) -> DaemonState:
-        """end: what is done where it does not come up."""
+        """Start the daemon. end: called if it does not start."""
         remark = await asyncio.to_thread(
             directories.make,
             paths,
@@ -173,19 +184,19 @@ class MpsKeeper:
             await self._configure(paths, spec)
         try:
             await self._launch(written, paths)
-            written = replace(written, identity=await self._risen(paths))
+            written = replace(written, identity=await self._daemon_process(paths))
             await self._write(paths, written)
-            found = Found(paths, written, written.identity, spec.protocol)
-            return await self._settled(found, self._control(found))
+            found = FoundDaemon(paths, written, written.identity, spec.protocol)
+            return await self._set_and_verify(found, self._control(found))
         except (DaemonError, HardwareError):
             await self._force(await self._find(paths))
-            await end(Found(paths, written, None))
+            await end(FoundDaemon(paths, written, None))
             raise
 
     async def _launch(self, written: Record, paths: DaemonPaths) -> None:
-        """Run the program, with one server for all users where that is asked for, or left to the program.
+        """Run the program, with one server for all users if that is wanted, or if the program can do it.
 
-        One that has named servers can do that, and without it they would refuse all users but ours.
+        A named server needs that option: without it, it would refuse all users except its own.
         """
         spec = written.spec
         options = (*OPTIONS, str(paths.configuration)) if spec.namespaces else ()
@@ -211,56 +222,56 @@ class MpsKeeper:
             deadline_s=self._deadlines.start_s,
         )
 
-    async def _risen(self, paths: DaemonPaths) -> DaemonIdentity:
-        """The new daemon's process, once there is one."""
-        if await until(in_thread(self._processes.daemon, paths), self._deadlines.start_s):
+    async def _daemon_process(self, paths: DaemonPaths) -> DaemonIdentity:
+        """The process of the new daemon."""
+        if await wait_until(in_thread(self._processes.daemon, paths), self._deadlines.start_s):
             identity = await asyncio.to_thread(self._processes.daemon, paths)
             if identity is not None:
                 return identity
-        last = await asyncio.to_thread(starting.tail, paths.log / "control.log")
+        last = await asyncio.to_thread(starting.last_line, paths.log / "control.log")
         raise DaemonError(f"the MPS control daemon ended at its start: {last}")
 
-    async def _settled(self, found: Found, control: AnyControl) -> DaemonState:
-        """The state of a daemon whose limits were set, read back, and are as asked. Raises DaemonError.
+    async def _set_and_verify(self, found: FoundDaemon, control: DaemonControl) -> DaemonState:
+        """The state of a daemon after its limits were set, read back and compared. Raises DaemonError.
 
-        In version 2 they are those of servers that start later. In version 3 they stood in the file that it
-        was started with, and are a server's.
+        In version 2 the limits apply to servers that start later. In version 3 they are in the file that
+        the daemon was started with, and belong to its server.
         """
-        if isinstance(control, NamedControl):
-            servers = await self._probed(found.paths, control)
+        if isinstance(control, ControlV3):
+            servers = await self._running_servers(found.paths, control)
             limits = await _verified(control, found.spec)
         else:
             await control.set_limits(found.spec)
             limits = await _verified(control, found.spec)
-            servers = await self._probed(found.paths, control)
+            servers = await self._running_servers(found.paths, control)
         if found.record is not None and found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
-        return await asyncio.to_thread(answered, found, self._processes, servers, limits)
+        return await asyncio.to_thread(state_from_reply, found, self._processes, servers, limits)
 
-    async def _probed(self, paths: DaemonPaths, control: AnyControl) -> tuple[MpsServer, ...]:
-        """See a server run: one that cannot start would show only when the first client comes.
+    async def _running_servers(self, paths: DaemonPaths, control: DaemonControl) -> tuple[MpsServer, ...]:
+        """Wait until a server runs: an error at its start would otherwise appear only with the first client.
 
-        A named one is there with its daemon, or never. Else, without multi-user, it is our own user's; a
-        client of another user finds it idle, and it makes room.
+        A named server starts with its daemon. Without multi-user the server started here belongs to this
+        process's user; for a client of another user the daemon replaces it, because it is idle.
         """
-        name = SERVER if isinstance(control, NamedControl) else ""
-        servers = await ask_servers(control, self._processes)
-        if isinstance(control, Control) and not servers:
+        name = SERVER if isinstance(control, ControlV3) else ""
+        servers = await list_servers(control, self._processes)
+        if isinstance(control, ControlV2) and not servers:
             await control.start_server(os.geteuid())
 
         async def runs() -> bool:
             nonlocal servers
-            servers = await ask_servers(control, self._processes)
+            servers = await list_servers(control, self._processes)
             ours = [server for server in servers if server.name == name]
             return bool(ours) and ours[0].status is not ServerStatus.INITIALIZING
 
-        if (servers and not name) or await until(runs, self._deadlines.probe_s):
+        if (servers and not name) or await wait_until(runs, self._deadlines.probe_s):
             return servers
         log = paths.server_log if name and paths.server_log.is_file() else paths.log / "control.log"
-        last = await asyncio.to_thread(starting.tail, log)
+        last = await asyncio.to_thread(starting.last_line, log)
         raise DaemonError(
             f"no MPS server of {paths.device} started: {last}",
-            "the GPU may be in use without MPS, or be unfit for it; see server.log",
+            "the GPU may be in use without MPS, or may not support it; see server.log",
         )
 
     async def _write(self, paths: DaemonPaths, written: Record) -> None:
@@ -279,59 +290,59 @@ class MpsKeeper:
 
     # --- stopping -----------------------------------------------------------------------------
 
-    async def _quit(self, found: Found, control: AnyControl) -> None:
-        """End a daemon that has no clients. Raises GpuInUse, DaemonError."""
+    async def _quit(self, found: FoundDaemon, control: DaemonControl) -> None:
+        """Stop a daemon that has no clients. Raises GpuInUse, DaemonError."""
         assert found.identity is not None
         try:
-            servers = await ask_servers(control, self._processes)
+            servers = await list_servers(control, self._processes)
             clients = [client for server in servers for client in server.clients]
             if not clients:
-                # A client that came since is waited for; the daemon takes no further ones meanwhile.
+                # The daemon waits for a client that came meanwhile, and takes no new ones.
                 await control.quit(self._deadlines.stop_s)
         except DaemonError:
             if await asyncio.to_thread(self._processes.lives, found.identity):
                 raise
-            return  # it was about to end by itself
+            return  # it has ended meanwhile
         if clients:
             names = tuple(str(client) for client in clients)
             raise GpuInUse(
                 f"the MPS daemon of {found.paths.device} has {', '.join(names)}", _ADVICE, uses=names
             )
-        if not await gone(self._processes, found.identity, self._deadlines.stop_s):
+        if not await wait_until_gone(self._processes, found.identity, self._deadlines.stop_s):
             raise DaemonError(
-                f"the MPS daemon of {found.paths.device} was told to quit, and has not", _ADVICE
+                f"the MPS daemon of {found.paths.device} was told to quit and is still running", _ADVICE
             )
 
-    async def _force(self, found: Found) -> None:
-        """End a daemon, whatever its clients do and whether or not it answers."""
+    async def _force(self, found: FoundDaemon) -> None:
+        """Stop a daemon, even with clients, and even if it does not answer."""
         if found.identity is None:
             return
-        with contextlib.suppress(DaemonError, HardwareError):  # signals follow
+        with contextlib.suppress(DaemonError, HardwareError):  # then signals are sent
             await self._control(found).quit_by_force()
-            await gone(self._processes, found.identity, self._deadlines.stop_s)
+            await wait_until_gone(self._processes, found.identity, self._deadlines.stop_s)
         await kill(self._processes, found.identity, self._deadlines.answer_s)
 
-    async def _cleared(self, found: Found) -> None:
-        """Nothing of a daemon that has ended is left."""
+    async def _clear(self, found: FoundDaemon) -> None:
+        """Remove everything of a daemon that has ended."""
         await self._ended(found, directories.clear)
 
-    async def _emptied(self, found: Found) -> None:
-        """Only its directories are left, for the next one: containers that run have them mounted."""
+    async def _empty(self, found: FoundDaemon) -> None:
+        """Remove everything except the directories, which running containers have mounted."""
         await self._ended(found, directories.empty)
 
-    async def _ended(self, found: Found, remove: Callable[[DaemonPaths], None]) -> None:
+    async def _ended(self, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
         await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)
         await asyncio.to_thread(remove, found.paths)
         await asyncio.to_thread(self._host.remove_cgroup, found.paths)
 
 
-async def _verified(control: AnyControl, spec: DaemonSpec) -> ClientLimits:
-    """The limits as the daemon has them. Raises DaemonError where they are not those that were asked for."""
+async def _verified(control: DaemonControl, spec: DaemonSpec) -> ClientLimits:
+    """The limits as the daemon reports them. Raises DaemonError if they differ from ``spec``."""
     limits = await control.limits(spec)
     if limits != spec.limits:
         raise DaemonError(
             f"the MPS daemon of {spec.device} was told {spec.limits}, and allows {limits}",
-            "it ignores limits that it takes for invalid",
+            "a daemon ignores limits that it considers invalid",
         )
     return limits
 

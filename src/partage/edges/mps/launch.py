@@ -1,7 +1,7 @@
-"""The small program that becomes a control daemon: own cgroup, own view of /dev/shm, then exec.
+"""The small program that becomes a control daemon: join a cgroup, mount another /dev/shm, then exec.
 
-Run by its path, so it stands alone: standard library only, and quick to start. A new
-mount namespace is for the daemon alone, so it is made between the helper and the daemon, not in the helper.
+It is run by path with the standard library only, so it starts quickly. The new mount namespace is for the
+daemon only, so it is created in this process and not in the helper.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _CLONE_NEWNS = 0x00020000
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where glibc's shm_open looks
 FAILED = 126
-"""Exit code where the daemon could not even be run."""
+"""Exit code if the daemon could not be run."""
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
-    """Mount, as the system call of that name has it. Raises OSError."""
+    """The system call mount. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     data = options.encode() or None
     if libc.mount(
@@ -39,7 +39,7 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def unmount(target: str) -> None:
-    """Take a mount away at once; whoever still has files of it open keeps them. Raises OSError."""
+    """Detach a mount at once; processes with open files keep them. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(os.fsencode(target), _MNT_DETACH):
         number = ctypes.get_errno()
@@ -47,7 +47,9 @@ def unmount(target: str) -> None:
 
 
 def _own_shared_memory(directory: str) -> None:
-    """See ``directory`` as /dev/shm, alone; mounts that the node makes later still arrive."""
+    """Mount ``directory`` as /dev/shm in a new mount namespace; later mounts of the node still appear in
+    it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS):
         number = ctypes.get_errno()
@@ -63,7 +65,7 @@ def _join(cgroup: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """``launch.py CGROUP SHM PROGRAM ...``; an empty CGROUP or SHM means that there is none."""
+    """``launch.py CGROUP SHM PROGRAM ...``; an empty CGROUP or SHM means none."""
     cgroup, shm, *command = arguments
     try:
         if cgroup:
@@ -71,7 +73,7 @@ def main(arguments: list[str]) -> int:
         if shm:
             _own_shared_memory(shm)
         os.umask(0o022)  # clients of other users open what the daemon makes
-        os.execv(command[0], command)  # noqa: S606 - what the keeper says
+        os.execv(command[0], command)  # noqa: S606 - the command comes from the keeper
     except OSError as error:
         sys.stderr.write(f"{command[0]} cannot be run: {error}\n")
     return FAILED

@@ -1,4 +1,4 @@
-"""One act on a daemon at a time, among processes, too: a helper that was replaced may not have ended yet."""
+"""One step at a time on a daemon, also between processes: a helper that was replaced may still be running."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from partage.edges.mps.ending import in_thread, until
+from partage.edges.mps.stopping import in_thread, wait_until
 from partage.errors import DaemonError, NotPermitted
 
 
 @contextlib.asynccontextmanager
-async def held(path: Path, limit_s: float) -> AsyncIterator[None]:
-    """Hold the lock file; the kernel frees it when the process ends. Raises DaemonError, NotPermitted."""
+async def hold_lock(path: Path, limit_s: float) -> AsyncIterator[None]:
+    """Hold the lock file; the kernel releases it when the process ends. Raises DaemonError, NotPermitted."""
     handle = await asyncio.to_thread(_open, path)
     try:
-        if not await until(in_thread(_take, handle), limit_s):
+        if not await wait_until(in_thread(_take, handle), limit_s):
             raise DaemonError(
-                f"somebody else acts on the MPS daemon {path.stem}, and has done so for {limit_s:g} s"
+                f"another process has been changing the MPS daemon {path.stem} for more than {limit_s:g} s"
             )
         yield
     finally:
         os.close(handle)
 
 
-def is_held(path: Path) -> bool:
-    """Whether somebody acts on the daemon now."""
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock now."""
     try:
         handle = os.open(path, os.O_RDWR)
     except OSError:
@@ -45,7 +45,8 @@ def _open(path: Path) -> int:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except PermissionError as error:
         raise NotPermitted(
-            f"MPS daemons cannot be kept below {path.parent}: {error}", "Partage has to own its --run-dir"
+            f"MPS daemons cannot be kept below {path.parent}: {error}",
+            "--run-dir must belong to Partage's user",
         ) from error
     except OSError as error:
         raise DaemonError(

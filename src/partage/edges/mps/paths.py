@@ -1,4 +1,4 @@
-"""Where a control daemon's files are, ``<run-dir>/mps/<device>/{pipe,log,shm}``, and the driver's."""
+"""Paths of a control daemon, ``<run-dir>/mps/<device>/{pipe,log,shm}``, and of the driver's programs."""
 
 from __future__ import annotations
 
@@ -6,39 +6,30 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from partage.errors import InputError, Unsupported
+from partage.errors import Unsupported
 from partage.model.mps import CONTROL_PROGRAM, SERVER
+from partage.model.paths import LIBRARY_DIRECTORIES, check_socket_path
 
 _PROGRAM_DIRECTORIES = ("usr/bin", "bin", "usr/sbin", "usr/local/bin", "usr/local/nvidia/bin")
-_LIBRARY_DIRECTORIES = (
-    "usr/lib64",
-    "usr/lib/x86_64-linux-gnu",
-    "usr/lib/aarch64-linux-gnu",
-    "lib64",
-    "lib/x86_64-linux-gnu",
-    "lib/aarch64-linux-gnu",
-    "usr/local/nvidia/lib64",
-)
+_LIBRARY_DIRECTORIES = (*LIBRARY_DIRECTORIES, "usr/local/nvidia/lib64")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_LONGEST_SOCKET_PATH = 107
 _LONGEST_SOCKET = f"{SERVER}/share00/control"
-"""Longer than any of version 2 (``control_privileged``)."""
+"""Longer than any socket name of version 2 (``control_privileged``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class DaemonPaths:
-    """The files of one daemon. home: ``<run-dir>/mps/<device>``, under the device's UUID."""
+    """The files of one daemon. home: ``<run-dir>/mps/<device>``, named after the device's UUID."""
 
     home: Path
 
     @classmethod
     def of(cls, run_dir: Path, device: str) -> DaemonPaths:
-        """Those of a device. Raises InputError where the run directory is too deep for a socket in it."""
+        """The paths for a device. Raises InputError if the run directory's path is too long for a socket in
+        it.
+        """
         paths = cls(run_dir / "mps" / device)
-        if len(os.fsencode(paths.pipe / _LONGEST_SOCKET)) > _LONGEST_SOCKET_PATH:
-            raise InputError(
-                f"{paths.pipe} is too long a path for a unix socket", "choose a shorter --run-dir"
-            )
+        check_socket_path(paths.pipe / _LONGEST_SOCKET, "choose a shorter --run-dir")
         return paths
 
     @property
@@ -62,22 +53,22 @@ class DaemonPaths:
 
     @property
     def record(self) -> Path:
-        """What it was asked to be, and which process it is."""
+        """How it was started, and which process it is."""
         return self.home / "daemon.json"
 
     @property
     def configuration(self) -> Path:
-        """What a daemon with named servers reads when it starts."""
+        """The file that a daemon with named servers reads when it starts."""
         return self.home / "mps.toml"
 
     @property
     def server_log(self) -> Path:
-        """What our named server says."""
+        """The log of our named server."""
         return self.log / SERVER / "server.log"
 
     @property
     def lock(self) -> Path:
-        """Held by whoever acts on this daemon. Beside its home, which comes and goes."""
+        """Locked during a step on this daemon. Not in ``home``, which is created and removed."""
         return self.home.with_name(f"{self.home.name}.lock")
 
     @property
@@ -104,10 +95,10 @@ class DriverFiles:
         )
 
     def environment(self, paths: DaemonPaths) -> dict[str, str]:
-        """All that the program is told of the world; nothing of ours is inherited.
+        """The whole environment of the program; nothing is inherited.
 
-        Below a root that is not ``/`` neither programs nor libraries of the driver are where they are looked
-        for; that they are found this way has not been seen on hardware.
+        Below another root than ``/`` the driver's programs and libraries are not in the usual directories.
+        Finding them this way has not been tested on real hardware.
         """
         found = {
             "PATH": _SYSTEM_PATH,

@@ -1,7 +1,7 @@
-"""Which process is the control daemon, told by /proc. Blocking, and quick: a few small files.
+"""Finds the process of a control daemon in /proc. Blocking and fast: a few small files.
 
-A pid file outlives its process, and pids are used again. What is taken for the daemon of a directory bears
-the program's name, was told of this very pipe directory, and has not ended.
+A pid file may be older than its process, and pids are reused. A process is the daemon of a directory only
+if it has the program's name, its environment names this pipe directory, and it has not ended.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, SERVER_PROGRA
 
 _DEAD_STATES = frozenset("ZXx")
 _NAME_AMONG = 3
-"""The program's name is one of the first words of the command line: an interpreter may stand before it."""
+"""The program's name is one of the first words of the command line; an interpreter may be before it."""
 
 
 class ProcessTable:
@@ -29,7 +29,7 @@ class ProcessTable:
         self._proc = proc
 
     def daemon(self, paths: DaemonPaths) -> DaemonIdentity | None:
-        """The daemon that lives in these directories; None where none does."""
+        """The running daemon of these directories; None if there is none."""
         try:
             pid = int(paths.pid_file.read_bytes()[:32])
         except (OSError, ValueError):
@@ -37,7 +37,7 @@ class ProcessTable:
         return self._identity(pid) if self._belongs(pid, paths) else None
 
     def lives(self, identity: DaemonIdentity) -> bool:
-        """Whether this process has not ended."""
+        """Whether this process still runs."""
         return self._identity(identity.pid) == identity
 
     def multi_user(self, pid: int) -> bool:
@@ -45,14 +45,14 @@ class ProcessTable:
         return not set(MULTI_USER_OPTIONS.values()).isdisjoint(self._words(pid, "cmdline"))
 
     def protocol(self, pid: int) -> int:
-        """Version of the language that it was told to speak, 2 or 3."""
+        """Version of the interface in its command line, 2 or 3."""
         words = self._words(pid, "cmdline")
         return 3 if ("-p", "3") in pairwise(words) else 2
 
     def owner(self, pid: int) -> int | None:
-        """Effective user of a process; None where there is none.
+        """Effective user id of a process; None if there is none.
 
-        Not the owner of its directory in /proc: that is root for whoever has changed its user.
+        Not the owner of its directory in /proc, which is root after a change of the user id.
         """
         for line in self._read(pid, "status").splitlines():
             if line.startswith(b"Uid:"):
@@ -60,18 +60,18 @@ class ProcessTable:
         return None
 
     def namespace_pid(self, pid: int) -> int | None:
-        """Its pid in the innermost pid namespace; None where the kernel does not say."""
+        """Its pid in its innermost pid namespace; None if the kernel does not report it."""
         for line in self._read(pid, "status").splitlines():
             if line.startswith(b"NSpid:"):
                 return int(line.split()[-1])
         return None
 
     def command(self, pid: int) -> str:
-        """The short name of a process's command; empty where there is none."""
+        """The short name of a process's command; empty if there is none."""
         return self._read(pid, "comm").decode(errors="replace").strip()
 
     def orphans(self, paths: DaemonPaths) -> tuple[DaemonIdentity, ...]:
-        """Servers and half-started daemons of these directories; not programs that only ask."""
+        """Servers and partly started daemons of these directories; not control programs that only query."""
         return tuple(
             identity
             for pid in self._pids()
@@ -79,11 +79,11 @@ class ProcessTable:
         )
 
     def signal(self, identity: DaemonIdentity, number: signal.Signals) -> None:
-        """Send a signal, to this process only. Raises PermissionError."""
+        """Send a signal to exactly this process. Raises PermissionError."""
         with contextlib.suppress(ProcessLookupError):
             handle = os.pidfd_open(identity.pid)
             try:
-                if self.lives(identity):  # with the handle open the number cannot pass to another process
+                if self.lives(identity):  # while the handle is open the pid is not reused
                     signal.pidfd_send_signal(handle, number)
             finally:
                 os.close(handle)
@@ -103,7 +103,7 @@ class ProcessTable:
         return ours and f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
 
     def _identity(self, pid: int) -> DaemonIdentity | None:
-        # The command's name stands in parentheses and may have some in it; state and start time come after.
+        # The command's name is in parentheses and may contain some; state and start time follow.
         fields = self._read(pid, "stat").rpartition(b")")[2].split()
         if len(fields) < 20 or fields[0].decode() in _DEAD_STATES:
             return None

@@ -1,6 +1,7 @@
-"""Runs the control program once, for one question to one daemon. Which words it takes is not known here.
+"""Runs the control program for one command to one daemon. The commands are in ``control_v2`` and
+``control_v3``.
 
-It holds no state and no connection. A daemon that hangs costs its question, never the one who asks.
+It has no state and no connection. A daemon that hangs blocks only the one command, until its deadline.
 """
 
 from __future__ import annotations
@@ -13,24 +14,24 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-from partage.edges.mps.replies import misunderstood
+from partage.edges.mps.replies import unreadable_reply
 from partage.errors import DaemonError, Unsupported
 
 DEADLINE_S = 5.0
-"""For one command. They answer within milliseconds; a daemon with a server that hangs may never."""
+"""Seconds for one command. Daemons answer in milliseconds; one with a server that hangs may never answer."""
 
 _MOST_BYTES = 256 * 2**10
 
 
-class Silence(DaemonError):
+class NoReply(DaemonError):
     """The control daemon did not answer in time."""
 
 
 class ControlProgram:
-    """The control program, as it speaks to one daemon.
+    """The control program for one daemon.
 
-    program: where it is, or Unsupported; asked each time, since drivers come and go.
-    environment: what tells the program which daemon is meant.
+    program: returns its path, or raises Unsupported; called each time, because drivers come and go.
+    environment: tells the program which daemon is meant.
     """
 
     def __init__(
@@ -41,28 +42,29 @@ class ControlProgram:
         self._deadline_s = deadline_s
 
     async def answer(
-        self, command: str, arguments: Sequence[str], said: bytes, deadline_s: float | None = None
+        self, command: str, arguments: Sequence[str], stdin: bytes, deadline_s: float | None = None
     ) -> str:
-        """What it prints, run with these arguments and told this. command: what errors call it.
+        """The output of the program with these arguments and this standard input. command: its name in
+        errors.
 
-        Raises Silence, DaemonError, Unsupported.
+        Raises NoReply, DaemonError, Unsupported.
         """
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(limit_s):
-                code, reply = await self._run(arguments, said)
+                code, reply = await self._run(arguments, stdin)
         except TimeoutError as error:
-            raise Silence(
+            raise NoReply(
                 f"the MPS control daemon did not answer {command!r} within {limit_s:g} s",
                 "its control.log may say why; its clients may still work",
             ) from error
         text = reply.decode(errors="replace")
         if code:
-            raise misunderstood(command, text)
+            raise unreadable_reply(command, text)
         return text
 
-    async def _run(self, arguments: Sequence[str], said: bytes) -> tuple[int, bytes]:
-        """Exit code and output of the program. Raises Unsupported, DaemonError (too much of it)."""
+    async def _run(self, arguments: Sequence[str], stdin: bytes) -> tuple[int, bytes]:
+        """Exit code and output of the program. Raises Unsupported; DaemonError for too much output."""
         program = self._program()
         async with _pipe() as (reader, writing):
             try:
@@ -80,7 +82,7 @@ class ControlProgram:
             finally:
                 os.close(writing)
             try:
-                reply = await _converse(process, said, reader)
+                reply = await _converse(process, stdin, reader)
                 return await process.wait(), reply
             finally:
                 await _end(process)
@@ -88,7 +90,9 @@ class ControlProgram:
 
 @contextlib.asynccontextmanager
 async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
-    """A pipe for a program's output: ours, to be closed although somebody still holds the other end."""
+    """A pipe for the program's output; this side can be closed although another process still has the other
+    end.
+    """
     reading, writing = os.pipe()
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -101,9 +105,9 @@ async def _pipe() -> AsyncIterator[tuple[asyncio.StreamReader, int]]:
 
 
 async def _converse(process: Process, command: bytes, reader: asyncio.StreamReader) -> bytes:
-    """Say it, and read all that is answered, as far as anybody would."""
+    """Write the command, and read the output up to a limit."""
     assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # it ended without reading: what it printed says why
+    with contextlib.suppress(ConnectionError):  # it ended without reading: its output says why
         process.stdin.write(command)
         await process.stdin.drain()
     process.stdin.close()
@@ -116,7 +120,7 @@ async def _converse(process: Process, command: bytes, reader: asyncio.StreamRead
 
 
 async def _end(process: Process) -> None:
-    """Nothing of it stays behind."""
+    """Kill it and all processes that it started."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

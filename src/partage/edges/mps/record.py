@@ -1,7 +1,7 @@
-"""What is written down about a daemon: what it was asked to be, and which process it is.
+"""The record of a daemon on disk: how it was started, and which process it is.
 
-Written before the daemon is started, and again when its process is known: whoever finds the directory later
-can tell a daemon that never came up from one that died.
+Written before the daemon is started, and again when its process is known. So a daemon that never started
+can be told from one that died.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from partage.model.mps import DaemonSpec, Namespace
+from partage.model.mps import DaemonSpec, MpsNamespace
 
 VERSION = 1
 _LARGEST_BYTES = 64 * 2**10
@@ -18,9 +18,9 @@ _LARGEST_BYTES = 64 * 2**10
 
 @dataclass(frozen=True, slots=True)
 class DaemonIdentity:
-    """One process, and no other that gets its number later.
+    """One process; a later process with the same pid differs.
 
-    started: in clock ticks since boot, as /proc has it. boot: the boot id, empty where the kernel has none.
+    started: clock ticks since boot, from /proc. boot: the boot id, empty if the kernel has none.
     """
 
     pid: int
@@ -30,9 +30,8 @@ class DaemonIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """identity: None while the daemon is being started.
-
-    remark: what is amiss with its directories, for as long as it runs in them.
+    """identity: None while the daemon is being started. remark: a problem with its directories, while it
+    runs.
     """
 
     spec: DaemonSpec
@@ -41,21 +40,23 @@ class Record:
 
 
 def save(path: Path, record: Record) -> None:
-    """Replace the record at once. Not synced: like its daemon it ends with the boot. Raises OSError."""
+    """Replace the record atomically. Not synced, because a daemon does not survive a reboot either. Raises
+    OSError.
+    """
     unfinished = path.with_suffix(".tmp")
     unfinished.write_text(json.dumps({"version": VERSION, **asdict(record)}), encoding="ascii")
     unfinished.replace(path)
 
 
 def load(path: Path) -> Record | None:
-    """The record; None where there is none that can be read."""
+    """The record; None if there is no readable one."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_LARGEST_BYTES))
         if found.pop("version") != VERSION:
             return None
         asked, identity = found.pop("spec"), found.pop("identity")
-        namespaces = tuple(Namespace(**one) for one in asked.pop("namespaces", ()))
+        namespaces = tuple(MpsNamespace(**one) for one in asked.pop("namespaces", ()))
         spec = DaemonSpec(**asked, namespaces=namespaces)
         return Record(spec, identity=DaemonIdentity(**identity) if identity is not None else None, **found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

@@ -1,7 +1,7 @@
-"""What the control program prints, understood. Text that nobody understands is an error, never a guess.
+"""Parses the output of the control program. Unknown output is an error, never a guess.
 
-The forms: NVIDIA's MPS guide (``ps``, the names of the states), and what users have shown of real daemons:
-``25.0`` for a percentage, ``3G`` for a memory limit. Seen on no GPU of ours yet (docs/mps.md).
+Sources: NVIDIA's MPS guide (``ps``, names of the states), and output that users have published: ``25.0``
+for a percentage, ``3G`` for a memory limit. Not yet tested on a real GPU (docs/mps.md).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _ABSENT = "-"
 _QUOTED = 120
 
 
-def misunderstood(command: str, reply: str) -> DaemonError:
-    """The error for a reply that is none."""
+def unreadable_reply(command: str, reply: str) -> DaemonError:
+    """The error for a reply that cannot be parsed."""
     said = " ".join(reply.split())[:_QUOTED] or "nothing"
     return DaemonError(f"the MPS control daemon answered {command!r} with {said!r}")
 
 
 def parse_pids(command: str, reply: str) -> tuple[int, ...]:
-    """One pid a line, as ``get_server_list`` and ``get_client_list`` print them. Raises DaemonError."""
+    """One pid in each line, as printed by ``get_server_list`` and ``get_client_list``. Raises DaemonError."""
     lines = [line.strip() for line in reply.splitlines() if line.strip()]
     if not all(line.isascii() and line.isdecimal() for line in lines):
-        raise misunderstood(command, reply)
+        raise unreadable_reply(command, reply)
     return tuple(dict.fromkeys(int(line) for line in lines))
 
 
 def parse_status(reply: str) -> ServerStatus:
-    """The state in ``get_server_status``'s reply."""
+    """The status in the reply of ``get_server_status``."""
     words = set(re.findall(r"[A-Z]+", reply.upper()))
     known = (ServerStatus.FAULT, ServerStatus.INITIALIZING, ServerStatus.ACTIVE)
     return next((status for status in known if status.name in words), ServerStatus.UNKNOWN)
@@ -47,22 +47,22 @@ def parse_percent(command: str, reply: str) -> float:
     """``25.0``. Raises DaemonError."""
     text = reply.strip().removesuffix("%").strip()
     if not _PERCENT.fullmatch(text):
-        raise misunderstood(command, reply)
+        raise unreadable_reply(command, reply)
     return float(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """An amount of memory as the daemon prints it: whole units, the rest cut off.
+    """An amount of memory as the daemon prints it: whole units, rounded down.
 
-    ``3G`` has been shown for a limit that was set in M on a GPU where a quarter is 3.7 GiB.
+    A daemon printed ``3G`` for a limit that was set in M, on a GPU where a quarter is 3.7 GiB.
     """
 
     units: int
     unit_bytes: int
 
     def stands_for(self, wanted_bytes: int) -> bool:
-        """Whether a limit of so many bytes would be printed like this."""
+        """Whether a limit of wanted_bytes would be printed like this."""
         return wanted_bytes // self.unit_bytes == self.units
 
     @property
@@ -71,11 +71,11 @@ class Amount:
 
 
 def parse_memory(command: str, reply: str) -> Amount | None:
-    """``3G``, ``815M``, ``0x140000000 bytes``; None where no limit is set. Raises DaemonError."""
+    """``3G``, ``815M``, ``0x140000000 bytes``; None if no limit is set. Raises DaemonError."""
     text = reply.strip()
     match = _MEMORY.fullmatch(text)
     if match is None and text:
-        raise misunderstood(command, reply)
+        raise unreadable_reply(command, reply)
     if match is None:
         return None
     units = int(match[1], 16 if match[1].lower().startswith("0x") else 10)
@@ -83,9 +83,9 @@ def parse_memory(command: str, reply: str) -> Amount | None:
 
 
 def parse_ps(reply: str) -> dict[int, tuple[ConnectedClient, ...]] | None:
-    """Server pid to its clients; None where the daemon knows no ``ps`` (old drivers).
+    """Server pid to its clients; None if the daemon has no ``ps`` (old drivers).
 
-    A process stands there once for each of its contexts. Columns: PID ID SERVER DEVICE NAMESPACE COMMAND.
+    A process is listed once for each of its contexts. Columns: PID ID SERVER DEVICE NAMESPACE COMMAND.
     """
     lines = [line.split(maxsplit=_COLUMNS - 1) for line in reply.splitlines() if line.strip()]
     if not lines:
@@ -95,7 +95,7 @@ def parse_ps(reply: str) -> dict[int, tuple[ConnectedClient, ...]] | None:
     found: dict[int, dict[int, ConnectedClient]] = {}
     for line in lines[1:]:
         if len(line) < _COLUMNS - 1 or not (line[0].isdecimal() and line[2].isdecimal()):
-            raise misunderstood("ps", reply)
+            raise unreadable_reply("ps", reply)
         namespace = int(line[4]) if line[4].isdecimal() else None
         command = line[5].strip() if len(line) == _COLUMNS else ""
         client = ConnectedClient(int(line[0]), namespace, command=command)
@@ -108,7 +108,7 @@ def parse_ps(reply: str) -> dict[int, tuple[ConnectedClient, ...]] | None:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceRow:
-    """A row of ``namespace list``. memory, threads: as printed, empty for none."""
+    """A row of ``namespace list``. memory, threads: as printed; empty for none."""
 
     name: str
     server: str
@@ -117,17 +117,17 @@ class NamespaceRow:
 
 
 def parse_server_rows(reply: str) -> tuple[MpsServer, ...]:
-    """``training,1000,48201,Ready,...``: name, user, pid, status; more columns follow. Raises DaemonError."""
+    """``training,1000,48201,Ready,...``: name, user, pid, status, further columns. Raises DaemonError."""
     servers = []
     for row in _rows(reply):
         if len(row) < _SERVER_COLUMNS or not (row[1].isdecimal() and row[2].isdecimal()):
-            raise misunderstood("server list", reply)
+            raise unreadable_reply("server list", reply)
         servers.append(MpsServer(int(row[2]), int(row[1]), _named_status(row[3]), name=row[0]))
     return tuple(servers)
 
 
 def _named_status(word: str) -> ServerStatus:
-    """``Ready`` is documented; the others are looked for in the words of version 2."""
+    """Only ``Ready`` is documented; for other texts the words of version 2 are tried."""
     text = word.lower()
     if text in ("ready", "active"):
         return ServerStatus.ACTIVE
@@ -136,14 +136,13 @@ def _named_status(word: str) -> ServerStatus:
 
 
 def parse_namespace_rows(reply: str) -> tuple[NamespaceRow, ...]:
-    """Name, server, its status, memory, threads; more columns follow. Raises DaemonError.
+    """Name, server, its status, memory, threads, further columns. Raises DaemonError.
 
-    What stands for a limit that is not set is not documented: ``-``, as for other things that are not there,
-    or nothing.
+    The text for a limit that is not set is not documented: ``-``, as for other missing values, or empty.
     """
     rows = _rows(reply)
     if any(len(row) < _NAMESPACE_COLUMNS for row in rows):
-        raise misunderstood("namespace list", reply)
+        raise unreadable_reply("namespace list", reply)
     return tuple(
         NamespaceRow(row[0], row[1], *("" if it == _ABSENT else it for it in row[3:5])) for row in rows
     )
@@ -152,18 +151,20 @@ def parse_namespace_rows(reply: str) -> tuple[NamespaceRow, ...]:
 def parse_client_rows(reply: str) -> dict[str, tuple[ConnectedClient, ...]]:
     """``51023,training,0,default,python train.py`` by server: pid, server, device, namespace, command.
 
-    A process may stand there more than once. Raises DaemonError.
+    A process may be listed more than once. Raises DaemonError.
     """
     found: dict[str, dict[int, ConnectedClient]] = {}
     for row in _rows(reply, _CLIENT_COLUMNS - 1):
         if len(row) < _CLIENT_COLUMNS - 1 or not row[0].isdecimal():
-            raise misunderstood("client list", reply)
+            raise unreadable_reply("client list", reply)
         command = row[4] if len(row) == _CLIENT_COLUMNS else ""
         found.setdefault(row[1], {}).setdefault(int(row[0]), ConnectedClient(int(row[0]), command=command))
     return {server: tuple(clients.values()) for server, clients in found.items()}
 
 
 def _rows(reply: str, at_most: int = -1) -> list[list[str]]:
-    """at_most: commas that separate; the rest belongs to the last column. Blanks around a cell are none."""
+    """The cells of each line, without blanks around them. at_most: number of separating commas; the rest is
+    the last cell.
+    """
     lines = (line for line in reply.splitlines() if line.strip())
     return [[cell.strip() for cell in line.split(",", at_most)] for line in lines]

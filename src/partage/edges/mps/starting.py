@@ -1,9 +1,9 @@
-"""Starts a control daemon so that it outlives whoever starts it.
+"""Starts a control daemon so that it keeps running when the process that started it ends.
 
-Where systemd runs and can be reached, the daemon is a unit of its own, in systemd's care and cgroup.
-Elsewhere it gets a session of its own and, where the whole cgroup v2 tree can be written, a cgroup: ending
-the service or container that started it then does not end the daemon. In a container that sees only its own
-part of the tree there is no way out of it: there the daemon ends with the container.
+If systemd runs and can be reached, the daemon becomes a systemd unit with its own cgroup. Otherwise it gets
+its own session and, if the whole cgroup v2 tree is writable, its own cgroup, so that stopping the service
+or container does not stop it. In a container that sees only its part of the tree this is not possible:
+there the daemon ends with the container.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _CHATTER = ("Accepting connection...", "User did not send valid credentials")
 
 @dataclass(frozen=True, slots=True)
 class DaemonHost:
-    """The node around the daemons. Roots are arguments: tests bring their own.
+    """The node around the daemons. The directories are parameters, so that tests can use their own.
 
-    run: ``/run``, where systemd's and D-Bus's sockets are. path: where systemd-run is looked for.
-    own_shm: whether a daemon gets a /dev/shm of its own; that takes CAP_SYS_ADMIN.
+    run: ``/run``, with the sockets of systemd and D-Bus. path: where systemd-run is looked for.
+    own_shm: whether a daemon gets its own /dev/shm, which needs CAP_SYS_ADMIN.
     """
 
     proc: Path = Path("/proc")
@@ -46,14 +46,16 @@ class DaemonHost:
     own_shm: bool = True
 
     def systemd_run(self) -> str:
-        """Path of systemd-run where systemd runs and takes calls; empty elsewhere, and without root."""
+        """Path of systemd-run if systemd runs and takes calls; empty otherwise, and without root."""
         if os.geteuid() != 0 or not (self.run / "systemd/system").is_dir():
             return ""
         sockets = (self.run / "systemd/private", self.run / "dbus/system_bus_socket")
         return (shutil.which(_SYSTEMD_RUN, path=self.path) or "") if any(map(_listens, sockets)) else ""
 
     def cgroup(self, paths: DaemonPaths) -> Path | None:
-        """The cgroup of the daemon of these directories, there or not; None where the tree is not ours."""
+        """The cgroup for the daemon of these directories, which may not exist yet; None if the tree is not
+        writable.
+        """
         name = f"{paths.device}@{crc32(os.fsencode(paths.home)):08x}"
         for line in _lines(self.proc / "self/mountinfo"):
             before, _, after = line.partition(" - ")
@@ -63,7 +65,7 @@ class DaemonHost:
         return None
 
     def make_cgroup(self, paths: DaemonPaths) -> str:
-        """Its path, made; empty where that is not possible."""
+        """Create the cgroup and return its path; empty if that is not possible."""
         path = self.cgroup(paths)
         if path is None:
             return ""
@@ -74,7 +76,7 @@ class DaemonHost:
         return str(path) if os.access(path / "cgroup.procs", os.W_OK) else ""
 
     def remove_cgroup(self, paths: DaemonPaths) -> None:
-        """Remove it. One that somebody is still in stays; it costs nothing."""
+        """Remove the cgroup. If a process is still in it, it stays; it uses no resources."""
         path = self.cgroup(paths)
         if path is not None:
             with contextlib.suppress(OSError):
@@ -82,7 +84,7 @@ class DaemonHost:
 
 
 def unit_name(device: str) -> str:
-    """The daemon's unit, where systemd keeps it."""
+    """The daemon's systemd unit."""
     return f"partage-mps-{device}.service"
 
 
@@ -95,10 +97,10 @@ async def start(
     own_shm: bool,
     deadline_s: float,
 ) -> None:
-    """Run the control program, which puts itself into the background; done when it has.
+    """Run the control program, which becomes a daemon; done when it has.
 
     own_shm: the daemon sees ``paths.shm`` as /dev/shm.
-    Raises DaemonError with what it printed, Unsupported where it cannot be run.
+    Raises DaemonError with the program's output, Unsupported if it cannot be run.
     """
     if systemd_run := host.systemd_run():
         argv = [systemd_run, *_unit(environment, paths, own_shm=own_shm), "--", *command]
@@ -108,7 +110,7 @@ async def start(
         shm = str(paths.shm) if own_shm else ""
         argv = [sys.executable, "-I", "-S", str(launch.__file__), cgroup, shm, *command]
         surroundings = environment
-    # Not a pipe: a daemon that keeps its standard output would keep whoever reads it waiting for ever.
+    # Not a pipe: the daemon keeps its standard output open, so a reader would wait for ever.
     output = paths.home / "start.log"
     with output.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
@@ -128,20 +130,20 @@ async def _finish(process: Process, output: Path, program: str, deadline_s: floa
         async with asyncio.timeout(deadline_s):
             code = await process.wait()
     except TimeoutError as error:
-        raise DaemonError(f"{program} did not start within {deadline_s:g} s: {tail(output)}") from error
+        raise DaemonError(f"{program} did not start within {deadline_s:g} s: {last_line(output)}") from error
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if code == launch.FAILED:
-        raise Unsupported(f"the MPS control daemon cannot be run: {tail(output)}")
+        raise Unsupported(f"the MPS control daemon cannot be run: {last_line(output)}")
     if code:
-        raise DaemonError(f"the MPS control daemon did not start ({code}): {tail(output)}")
+        raise DaemonError(f"the MPS control daemon did not start ({code}): {last_line(output)}")
 
 
 def _unit(environment: Mapping[str, str], paths: DaemonPaths, *, own_shm: bool) -> list[str]:
-    """Options of systemd-run. The unit goes when the daemon does; nothing of it is left to be reset."""
+    """Options of systemd-run. The unit disappears when the daemon ends, also after a failure."""
     options = [
         "--quiet",
         "--collect",
@@ -154,10 +156,11 @@ def _unit(environment: Mapping[str, str], paths: DaemonPaths, *, own_shm: bool) 
     return [*options, f"--property=BindPaths={paths.shm}:{launch.SHARED_MEMORY}"] if own_shm else options
 
 
-def tail(path: Path) -> str:
-    """The last line of a log that says anything; what stands for it where there is none.
+def last_line(path: Path) -> str:
+    """The last useful line of a log, or a text that there is none.
 
-    A control daemon notes every question that it is asked, and that the one who asks is no client.
+    Lines about queries are skipped: a control daemon logs every query, and that it comes from no valid
+    client.
     """
     try:
         with path.open("rb") as file:
@@ -166,11 +169,11 @@ def tail(path: Path) -> str:
             lines = [line for line in text.splitlines() if line.strip() and not line.endswith(_CHATTER)]
     except OSError:
         lines = []
-    return lines[-1].strip()[:400] if lines else "it did not say why"
+    return lines[-1].strip()[:400] if lines else "no reason given"
 
 
 def _listens(path: Path) -> bool:
-    """Whether somebody takes connections at a unix socket."""
+    """Whether a unix socket accepts connections."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:

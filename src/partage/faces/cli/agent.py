@@ -17,10 +17,10 @@ import click
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
-from partage.edges.kubelet.sockets import LONGEST_SOCKET_PATH
 from partage.errors import InputError
 from partage.faces.cli.common import machine_option, policy_options
 from partage.faces.cli.hardware import helper_argv
+from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
     from partage.edges.hardware.remote import RemoteHardware
@@ -107,9 +107,7 @@ class Helper:
         self.argv: list[str] | None = None
         self.first: subprocess.Popen[bytes] | None = None
         self.path = socket_path.absolute() if socket_path else settings.run_dir / "hardware.sock"
-        if len(os.fsencode(self.path)) > LONGEST_SOCKET_PATH:
-            message = f"{self.path} has more bytes than the path of a socket may have ({LONGEST_SOCKET_PATH})"
-            raise InputError(message, "choose a shorter --run-dir")
+        check_socket_path(self.path, "choose a shorter --run-dir")
         if socket_path is None:
             driver_root, run_dir = settings.driver_root or "/", settings.run_dir
             self.argv = helper_argv(self.path, machine=machine, driver_root=driver_root, run_dir=run_dir)

@@ -93,7 +93,7 @@ async def _serve(options: argparse.Namespace) -> int:
     import asyncio
     import signal
 
-    from partage.edges.hardware.serve import HelperServer
+    from partage.edges.hardware.helper_server import HelperServer
 
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

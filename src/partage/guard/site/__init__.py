@@ -1,2 +1,3 @@
-"""The directory that is mounted into containers. There it is a path of Python's, and this file has no
-effect."""
+"""The directory that is mounted into containers, where it is an entry of Python's path; this file has no
+effect there.
+"""

@@ -1,8 +1,9 @@
-"""Python runs this at its start, for it lies on PYTHONPATH: arm the guard, then run the next sitecustomize.
+"""Python runs this when it starts, because it is on PYTHONPATH: arm the guard, then run the next
+sitecustomize.
 
-Only the first ``sitecustomize`` on ``sys.path`` is run by Python; the one of the image (Debian's, a venv's, a
-tracer's) comes after us and must not miss its turn. Whatever it does, raising included, is its own affair and
-ends as it would without us. Our own part never raises. Any Python may come by, 2.7 too: it is passed through.
+Python runs only the first ``sitecustomize`` on ``sys.path``. That of the image (Debian's, a venv's, a
+tracer's) comes after this one and must still run; whatever it does or raises has the same effect as without
+the guard. The guard's own part never raises. Other Pythons, also 2.7, skip it.
 """
 
 import os
@@ -27,7 +28,7 @@ def _arm():
 
 def _rest_of_path():
     # type: () -> list[str]
-    """What comes after our own directory, which may stand there twice."""
+    """The entries after our directory, which may be on the path twice."""
     here = os.path.dirname(os.path.abspath(__file__))
     own = [entry for entry in sys.path if os.path.abspath(entry) == here]
     after = sys.path.index(own[0]) + 1 if own else 0
@@ -40,14 +41,14 @@ def _run_next():
         _run_next_of_old()
         return
     try:
-        from _frozen_importlib_external import PathFinder  # there already: importlib.machinery costs 1 ms
+        from _frozen_importlib_external import PathFinder  # loaded already; importlib.machinery takes 1 ms
     except ImportError:
         from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec("sitecustomize", _rest_of_path())
     if spec is None or spec.loader is None:
         return
-    # What Python's own start does for the first one. Afterwards ``import sitecustomize`` means theirs.
+    # As Python does it for the first one. Afterwards ``import sitecustomize`` returns that module.
     module = type(sys)("sitecustomize")
     vars(module).update(__spec__=spec, __loader__=spec.loader, __package__=spec.parent, __file__=spec.origin)
     if spec.submodule_search_locations is not None:
@@ -70,6 +71,6 @@ if sys.version_info < (3, 6):
         imp.load_module("sitecustomize", *found)
 
 
-_myself = sys.modules.get(__name__)  # Python 2 empties a module that nobody holds
+_myself = sys.modules.get(__name__)  # Python 2 clears a module without references
 _arm()
 _run_next()

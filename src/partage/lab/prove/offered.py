@@ -9,14 +9,14 @@ from partage.edges.files.catalogue import geometry_of
 from partage.errors import DaemonError, Unsupported
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.model.gpu import ComputeMode, Gpu, Inventory
-from partage.model.policy import ALL_EXCLUSIVE, Everything, GpuEntry, Mps, Policy, Strategy
+from partage.model.policy import ALL_EXCLUSIVE, AllDevices, GpuEntry, Mps, Policy, Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.units import MIB
 
 _REPLICAS = 4
-IN_FOUR = Policy((GpuEntry("", Everything(), Mps(_REPLICAS)),))
+IN_FOUR = Policy((GpuEntry("", AllDevices(), Mps(_REPLICAS)),))
 """What a simulated node promises where nothing is said: nothing but MPS can be tried there."""
 
 

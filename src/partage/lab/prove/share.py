@@ -9,7 +9,7 @@ from pathlib import Path
 from partage.lab.place import TenantPlace
 from partage.lab.prove.model import AttackedShare
 from partage.model.gpu import ComputeMode, Gpu, Inventory
-from partage.model.mps import DaemonSpec, Namespace
+from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.units import MIB
@@ -33,7 +33,7 @@ class PromisedShare:
     largest_threads: int | None = None
     exclusive: bool = False
     mig: tuple[str, ...] = ()
-    namespaces: tuple[Namespace, ...] = ()
+    namespaces: tuple[MpsNamespace, ...] = ()
 
     @property
     def bytes(self) -> int:
@@ -123,5 +123,5 @@ def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[PromisedShare]
         )
 
 
-def _namespace(offering: DeviceOffer) -> Namespace:
-    return Namespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)
+def _namespace(offering: DeviceOffer) -> MpsNamespace:
+    return MpsNamespace(offering.pipe.rpartition("/")[2], offering.memory_bytes, offering.threads_percent)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from partage.edges.mps.ending import until
+from partage.edges.mps.stopping import wait_until
 from partage.lab.daemon import MpsDaemon
 from partage.lab.place import MEMORY_VARIABLE, THREADS_VARIABLE, TenantMode, TenantPlace
 from partage.lab.prove.model import Evidence
@@ -170,7 +170,7 @@ class ExperimentStage:
         async def no_clients() -> bool:
             return not await self.others()
 
-        await until(no_clients, _GONE_S)
+        await wait_until(no_clients, _GONE_S)
 
     def _environment(self, mode: TenantMode, number: int) -> dict[str, str]:
         """As a container of the share has it."""

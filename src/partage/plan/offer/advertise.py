@@ -1,4 +1,4 @@
-"""From an assignment to what is offered: shares, their memory, their guarantees."""
+"""From an assignment to the offer: shares, their memory, their guarantees."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LARGEST_LIST: Final = MESSAGE_LIMIT_BYTES - SLACK_BYTES
 
 
 def advertise(assignment: Assignment, inventory: Inventory, policy: Policy) -> NodeOffer:
-    """What every GPU that answers offers, planned MIG devices included (``DeviceOffer.planned``).
+    """What every GPU that answers offers, including planned MIG devices (``DeviceOffer.planned``).
 
     Raises Unsatisfiable with all problems: more MPS clients than architecture and driver allow, an MPS
-    protocol that the driver does not have, clients that want more memory or threads than the GPU has, more
-    ids in one resource than one kubelet message holds.
-    Raises InputError where the name of a client makes no resource name.
+    protocol that the driver does not have, clients that need more memory or threads than the GPU has, more
+    ids in one resource than fit into one kubelet message. Raises InputError for a client whose name gives
+    no valid resource name.
     """
     findings = Findings(policy.source)
     gpus = [gpu.uuid for gpu in inventory if gpu.uuid in assignment.strategies]
@@ -79,7 +79,7 @@ def _refuse_too_long_lists(offer: NodeOffer, origins: Mapping[ResourceName, str]
 def _offerings(
     target: Target, whole: DeviceOffer, inventory: Inventory, findings: Findings
 ) -> list[DeviceOffer]:
-    """The rows of one device; none where there is a problem. whole: the device in one share."""
+    """The rows of one device; none if there is a problem. whole: the device as one share."""
     sharing = target.sharing
     match sharing:
         case Exclusive():
@@ -134,7 +134,7 @@ def _time_sliced(whole: DeviceOffer, sharing: TimeSlicing) -> DeviceOffer:
         replicas=sharing.replicas,
         count=sharing.replicas,
         memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB,
-        # The guard is a framework's own cap, which a tenant can drop: more than nothing, and no more.
+        # The guard sets a framework's own limit, which a tenant can remove.
         guarantee=Guarantee.ADVISORY if whole.guard else Guarantee.NONE,
         interval=sharing.interval,
     )
@@ -160,7 +160,7 @@ def _mps(
     if not isinstance(shares, Portions):
         findings.add("impossible", f"{target.origin}.mps.clients", shares.message, shares.hint, gpu)
         return []
-    # A MIG device has no compute mode: a tenant without the daemon's pipe has all of it.
+    # A MIG device has no compute mode: a tenant that does not use the daemon's pipe can use all of it.
     guarded = limits_clients(target.gpu) and sharing.exclusive_process and target.mig is None
     try:
         return client_offerings(whole, shares, guarded=guarded)
@@ -170,14 +170,14 @@ def _mps(
 
 
 def _at_most_advisory(offering: DeviceOffer) -> DeviceOffer:
-    """A tenant who may set NVIDIA_VISIBLE_DEVICES himself is held by nothing."""
+    """A tenant that can set NVIDIA_VISIBLE_DEVICES itself is not limited by anything."""
     if offering.guarantee.strength <= Guarantee.ADVISORY.strength:
         return offering
     return replace(offering, guarantee=Guarantee.ADVISORY)
 
 
 def _replicas_path(target: Target) -> str:
-    """Where the policy says how many: NVIDIA's entries are the sharing's own, ours name the strategy."""
+    """The path of the replicas in the policy file, which differs between the formats."""
     if not target.origin or isinstance(target.sharing, Exclusive):
         return target.origin
     if target.origin.startswith("sharing."):

@@ -1,4 +1,4 @@
-"""Lay a policy over an inventory: which device is offered how, under which name, and what cannot be."""
+"""Apply a policy to an inventory: how each device is offered, under which name, and what is impossible."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _SUFFIX = ".shared"
 class Target:
     """One device that is offered. mig: None for a whole GPU.
 
-    resource: the final name. strategy: the GPU's. single: one share per container at most.
-    origin: path in the policy file, empty for the default.
+    resource: the final name. strategy: of the GPU. single: at most one share per container.
+    origin: path in the policy file; empty for the default.
     """
 
     gpu: Gpu
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The policy, laid over one inventory.
+    """The policy, applied to one inventory.
 
     targets: ordered by GPU index, then MIG index or placement.
     strategies: of every GPU that answers, by UUID (a MIG GPU without instances has no target).
@@ -83,10 +83,10 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     """Lay ``policy`` over ``inventory``.
 
     Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG
-    layout that does not fit, MIG strategy ``single`` on unequal devices), each with *all* problems found;
-    InputError outranks.
+    layout that does not fit, MIG strategy ``single`` with unequal devices), each with *all* problems;
+    InputError first.
 
-    Without a driver nothing can be judged, and the assignment is empty.
+    Without a driver nothing can be checked, and the assignment is empty.
     """
     if isinstance(inventory.driver, NoDriver):
         return Assignment((), {}, {})
@@ -143,7 +143,7 @@ def _layouts(owners: Mapping[str, GpuEntry], strategy: MigStrategy) -> dict[str,
 
 
 def _default_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
-    """The name by the operator's patterns, else by the MIG strategy."""
+    """The name from the operator's patterns, else from the MIG strategy."""
     if mig is None:
         return _by_pattern(gpu.product, options.gpu_names) or _GPU
     profile = mig.profile if isinstance(mig, MigDevice) else str(mig.item.profile)
@@ -189,7 +189,7 @@ def _target(
 
 
 def _has_no_daemon(device: ClaimableDevice, claimed: ResourceEntry | None) -> bool:
-    """NVIDIA's files have no MPS on MIG devices; a GPU in MIG mode has none as a whole."""
+    """NVIDIA's format has no MPS on MIG devices; a GPU in MIG mode has none as a whole."""
     if claimed is not None:
         return device.mig is not None or device.gpu.mig_enabled
     return device.mig is None and device.gpu.mig_enabled
@@ -258,7 +258,7 @@ def _strategies(
 def _check_single(
     policy: Policy, inventory: Inventory, presented: Mapping[str, Presented], findings: Findings
 ) -> None:
-    """MIG strategy ``single`` needs a node of equals: all GPUs whole, or all cut into one profile."""
+    """MIG strategy ``single`` needs equal devices: all GPUs whole, or all divided into one profile."""
     path = "flags.migStrategy" if policy.format.startswith("nvidia") else "resources.mig-strategy"
     judged = [gpu for gpu in inventory if presented[gpu.uuid].judged]
     whole = [gpu.index for gpu in judged if not presented[gpu.uuid].mig]
@@ -287,7 +287,7 @@ def _check_single(
 
 
 def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: Findings) -> None:
-    """A pod asks by name. Shares that differ under one name leave it to chance what it gets."""
+    """Shares that differ under one name: a pod that asks by name cannot know which it gets."""
     kinds: dict[ResourceName, dict[str, list[Target]]] = {}
     for target in targets:
         for name, kind in _named_kinds(target):
@@ -307,7 +307,7 @@ def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: 
 
 
 def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
-    """What a device is offered as, name by name: several where its MPS clients differ."""
+    """The kinds of shares of a device with their names: several if its MPS clients differ."""
     sharing = target.sharing
     if not isinstance(sharing, Mps) or not sharing.clients:
         return [(target.resource, _kind(target))]
@@ -319,13 +319,13 @@ def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
             (client_resource(target.resource, client.name), shares.described(client))
             for client in shares.clients
         ]
-    except ValueError:  # a name that cannot be, which ``advertise`` refuses
+    except ValueError:  # an invalid name, which ``advertise`` reports
         return ()
     return tuple(dict.fromkeys(kinds))
 
 
 def _kind(target: Target) -> str:
-    """What a share is, in words that are equal where shares are."""
+    """A share in words; equal for equal shares."""
     on = ""
     if target.mig is not None:
         on = f"{target.mig.profile if isinstance(target.mig, MigDevice) else target.mig.item.profile} "

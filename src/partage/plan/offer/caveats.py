@@ -1,4 +1,4 @@
-"""What an operator should know before he relies on a plan, though nothing is wrong with his file. Pure."""
+"""What an operator should know before relying on a plan, although the policy has no errors. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from partage.model.share import NodeOffer
 
 @dataclass(frozen=True, slots=True)
 class Caveat:
-    """certain: it is so; otherwise it could not be found out."""
+    """A sentence. certain: False if it could not be checked."""
 
     sentence: str
     certain: bool = True
 
 
 def caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, *, ctk_found: bool) -> tuple[Caveat, ...]:
-    """What there is to know. ctk_found: ``nvidia-ctk`` lies where the policy says it does."""
+    """All caveats. ctk_found: ``nvidia-ctk`` exists at the path in the policy."""
     return tuple(_caveats(policy, inventory, offer, ctk_found))
 
 
@@ -33,16 +33,16 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
         )
     elif inventory.open_to_env is None and DeviceListStrategy.ENVVAR in options.device_list:
         yield Caveat(
-            "Whether pods of this node can set NVIDIA_VISIBLE_DEVICES themselves is not known; where they "
+            "Whether pods of this node can set NVIDIA_VISIBLE_DEVICES themselves is not known; if they "
             "can, no share guarantees more than 'advisory'.",
             certain=False,
         )
     if options.uses_cdi and not ctk_found:
         yield Caveat(
-            f"The CDI specification will be incomplete: {options.nvidia_ctk} is not there, so it holds "
-            "device nodes and none of the driver's libraries."
+            f"The CDI specification will be incomplete: {options.nvidia_ctk} does not exist, so it "
+            "contains device files and no libraries of the driver."
         )
     if any(o.shared is Strategy.MPS for gpu in offer.values() for o in gpu):
         yield Caveat(
-            "Under MPS the limits hold for each process: a container with two may have its share twice."
+            "Under MPS the limits apply to each process: two of one container can use its share twice."
         )

@@ -1,4 +1,4 @@
-"""Which device belongs to which item of NVIDIA's ``sharing``: each takes devices of one resource."""
+"""Which device belongs to which item of NVIDIA's ``sharing``: each item selects devices of one resource."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.ids import ResourceName
-from partage.model.policy import Count, DeviceSelector, Everything, Listed, Mps, Policy, ResourceEntry
+from partage.model.policy import (
+    AllDevices,
+    DeviceSelector,
+    ListedDevices,
+    LowestIndexes,
+    Mps,
+    Policy,
+    ResourceEntry,
+)
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.presented import PlannedDevice
 from partage.plan.offer.select import all_indexes
@@ -15,7 +23,7 @@ from partage.plan.offer.select import all_indexes
 
 @dataclass(frozen=True, slots=True)
 class ClaimableDevice:
-    """One device that a GPU presents, and the name it has when nobody renames it. position: on its GPU."""
+    """One device of a GPU, and its resource name if it is not renamed. position: on its GPU."""
 
     gpu: Gpu
     mig: MigDevice | PlannedDevice | None
@@ -24,7 +32,7 @@ class ClaimableDevice:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Tells it from every other device of the node."""
+        """Unique among the devices of the node."""
         return self.gpu.uuid, self.position
 
     @property
@@ -37,7 +45,7 @@ class ClaimableDevice:
 def claim(
     policy: Policy, devices: Sequence[ClaimableDevice], inventory: Inventory, findings: Findings
 ) -> Mapping[tuple[str, int], ResourceEntry]:
-    """Device key to the item that holds for it."""
+    """Key of a device to the item that selects it."""
     owners: dict[tuple[str, int], ResourceEntry] = {}
     for entry in policy.entries:
         if not isinstance(entry, ResourceEntry):
@@ -45,7 +53,7 @@ def claim(
         of_resource = [device for device in devices if device.resource == entry.resource]
         if not of_resource:
             names = ", ".join(dict.fromkeys(device.resource for device in devices)) or "none"
-            message = f"{entry.resource} is no resource of this node"
+            message = f"{entry.resource} is not a resource of this node"
             findings.add("doubtful", f"{entry.origin}.name", message, f"it has: {names}")
             continue
         for device in _taken(entry, entry.devices, of_resource, inventory, findings):
@@ -70,18 +78,18 @@ def _taken(
 ) -> list[ClaimableDevice]:
     path = f"{entry.origin}.devices"
     match selector:
-        case Everything():
+        case AllDevices():
             return list(devices)
-        case Count(n=n):
+        case LowestIndexes(n=n):
             return _lowest(path, n, devices, inventory, findings)
-        case Listed() as listed:
+        case ListedDevices() as listed:
             return _listed(path, listed, devices, inventory, findings)
 
 
 def _lowest(
     path: str, n: int, devices: Sequence[ClaimableDevice], inventory: Inventory, findings: Findings
 ) -> list[ClaimableDevice]:
-    """The n lowest. A lost GPU counts where whole GPUs are counted: it may come back."""
+    """The n lowest. For whole GPUs a lost GPU counts, because it may come back."""
     order: list[tuple[int, ClaimableDevice | None]] = [(device.gpu.index, device) for device in devices]
     if any(device.mig is None for device in devices):
         order += [(lost.index, None) for lost in inventory.lost]
@@ -93,7 +101,11 @@ def _lowest(
 
 
 def _listed(
-    path: str, listed: Listed, devices: Sequence[ClaimableDevice], inventory: Inventory, findings: Findings
+    path: str,
+    listed: ListedDevices,
+    devices: Sequence[ClaimableDevice],
+    inventory: Inventory,
+    findings: Findings,
 ) -> list[ClaimableDevice]:
     taken: dict[tuple[str, int], ClaimableDevice] = {}
     by_index = {device.index: device for device in devices}
@@ -125,7 +137,7 @@ def _has(devices: Sequence[ClaimableDevice], inventory: Inventory) -> str:
 
 
 def _uuids(device: ClaimableDevice) -> tuple[str, ...]:
-    """A MIG device has two names: its own UUID, and the older ``MIG-GPU-<uuid>/<gi>/<ci>``."""
+    """A MIG device has two names: its UUID, and the older ``MIG-GPU-<uuid>/<gi>/<ci>``."""
     match device.mig:
         case None:
             return (device.gpu.uuid,)

@@ -44,7 +44,7 @@ class DesiredState:
 def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> DesiredState:
     """Resolve ``policy`` on ``inventory``.
 
-    Raises InputError or Unsatisfiable: what ``assign`` and ``advertise`` find.
+    Raises InputError or Unsatisfiable, as ``assign`` and ``advertise``.
     """
     assignment = assign(policy, inventory, geometry_of)
     return DesiredState(
@@ -69,7 +69,7 @@ def live(offer: NodeOffer) -> dict[str, GpuOffer]:
 
 
 def with_driver_root(policy: Policy, driver_root: str | None) -> Policy:
-    """``--driver-root`` overrules the file; the device nodes follow where the file does not part them."""
+    """``--driver-root`` overrides the file; dev_root follows unless the file sets it separately."""
     if driver_root is None or policy.options.driver_root == driver_root:
         return policy
     options = policy.options

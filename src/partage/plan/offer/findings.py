@@ -1,4 +1,4 @@
-"""What is wrong, impossible or doubtful about a policy on a node; one problem for all GPUs that have it."""
+"""Errors and warnings about a policy on a node; a problem of several GPUs is one finding."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ from partage.errors import InputError, Problem, Severity, Unsatisfiable
 Kind = Literal["wrong", "impossible", "doubtful"]
 
 MOST_PROBLEMS = 100
-"""Problems that are listed; the others are counted."""
+"""Number of problems that are listed; further ones are counted."""
 
 
 class Findings:
-    """Problems of one policy. file: what they call it."""
+    """Problems of one policy. file: its name in the problems."""
 
     def __init__(self, file: str) -> None:
         self._file = file
         self._gpus: dict[tuple[Kind, str, str, str], list[int]] = {}
 
     def add(self, kind: Kind, path: str, message: str, hint: str = "", gpus: Iterable[int] = ()) -> None:
-        """Note it. gpus: indexes of the GPUs that it is about; they end up in front of the message."""
+        """Add a problem. gpus: indexes of the GPUs that have it; they are put in front of the message."""
         self._gpus.setdefault((kind, path, message, hint), []).extend(gpus)
 
     def raise_any(self) -> None:
-        """Raise what is wrong, else what is impossible, each with everything that was found."""
+        """Raise InputError if something is wrong, else Unsatisfiable if something is impossible, each with
+        all findings.
+        """
         kinds = {kind for kind, *_ in self._gpus}
         problems = self._problems(("wrong", "impossible", "doubtful"))
         if "wrong" in kinds:
@@ -34,7 +36,7 @@ class Findings:
             raise Unsatisfiable(problems)
 
     def warnings(self) -> tuple[Problem, ...]:
-        """What is doubtful."""
+        """The findings that are doubtful."""
         return self._problems(("doubtful",))
 
     def _problems(self, kinds: tuple[Kind, ...]) -> tuple[Problem, ...]:

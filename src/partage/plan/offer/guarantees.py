@@ -1,8 +1,9 @@
-"""Which GPUs have to be watched, and what it is worth that they are. Pure.
+"""Which GPUs must be watched, and how that changes the guarantees. Pure.
 
-A guarded share is guarded by two: the MPS daemon, which limits each process, and the watchdog, which adds the
-processes of a container up. Where nobody watches, what is left is advisory: two processes may have twice the
-share. That is said, and nothing else follows: what is offered and held does not change (docs/adr/0054).
+A guarded share needs two things: the MPS daemon, which limits each process, and the watchdog, which adds up
+the processes of a container. Without the watchdog the guarantee is only advisory: two processes may use
+twice the share. Nothing else
+changes: offers and holds stay (docs/adr/0054).
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ def to_watch(offer: NodeOffer, watch_of: Mapping[str, WatchAction]) -> frozenset
 
 
 def _can_be_exceeded(offering: DeviceOffer) -> bool:
-    """Exclusive devices end where the hardware ends; those of one GPU instance share its memory."""
+    """The hardware limits exclusive devices, but compute instances of one GPU instance share its memory."""
     return offering.shared is not Strategy.EXCLUSIVE or offering.guarantee is Guarantee.NONE
 
 
 def unwatched(offer: NodeOffer, seen: Collection[str]) -> frozenset[str]:
-    """GPUs with guarded shares that nobody watches. seen: GPUs that are watched, by somebody who sees."""
+    """GPUs with guarded shares that are not watched. seen: GPUs whose processes are watched and visible."""
     return frozenset(
         gpu
         for gpu, rows in offer.items()
@@ -38,12 +39,12 @@ def unwatched(offer: NodeOffer, seen: Collection[str]) -> frozenset[str]:
 
 
 def promised(offer: NodeOffer, watch_of: Mapping[str, WatchAction]) -> NodeOffer:
-    """What a policy's shares guarantee where the watchdog sees: under ``watch: off`` nobody does."""
+    """What a policy's shares guarantee if the watchdog works: under ``watch: off`` nothing is watched."""
     return believed(offer, unwatched(offer, to_watch(offer, watch_of)))
 
 
 def believed(offer: NodeOffer, unwatched: Collection[str]) -> NodeOffer:
-    """The offer with what can be said of it: on GPUs that nobody watches, guarded shares are advisory."""
+    """The offer with its current guarantees: on GPUs that are not watched, guarded shares are advisory."""
     if not unwatched:
         return offer
     return {gpu: _weakened(rows) if gpu in unwatched else rows for gpu, rows in offer.items()}

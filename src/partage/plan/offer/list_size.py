@@ -1,8 +1,8 @@
-"""How many bytes the kubelet's list of devices has, without making the list.
+"""The size in bytes of the kubelet's device list, without creating the list.
 
-The kubelet receives one ``ListAndWatchResponse`` per resource and change, and its gRPC client takes messages
-of 4 MiB at most. Sizes follow from protobuf's wire format, so that ten thousand million replicas are refused
-as quickly as ten.
+The kubelet receives one ``ListAndWatchResponse`` for each resource and change, and its gRPC client accepts
+messages of at most 4 MiB. Sizes follow from protobuf's wire format, so ten thousand million replicas are
+refused as fast as ten.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer
 
 MESSAGE_LIMIT_BYTES = 4 * 2**20
-"""What a gRPC client receives at most, unless it says otherwise; the kubelet does not."""
+"""Default limit of a gRPC client for one message; the kubelet uses the default."""
 
 SLACK_BYTES = 16 * 2**10
-"""Kept free: a later version of the kubelet's API may add a field to the message."""
+"""Reserve: a later version of the kubelet's API may add a field to the message."""
 
 _HEALTH_BYTES = 2 + len("Unhealthy")
 _SEPARATOR_BYTES = len("::")
 
 
 def list_bytes(offerings: Sequence[DeviceOffer]) -> int:
-    """Bytes of the message that lists all shares of these offerings, all unhealthy: the longer word."""
+    """Bytes of the message that lists all shares of these offers as unhealthy, which is the longer word."""
     return sum(_offering_bytes(offering, offering.count) for offering in offerings)
 
 
 def most_for_each(offerings: Sequence[DeviceOffer], budget_bytes: int) -> int:
-    """How many shares each of these devices can have at most, so that the list stays within budget_bytes."""
+    """How many shares each of these devices can have, so that the list stays within budget_bytes."""
     low, high = 0, max((offering.count for offering in offerings), default=0)
     while low < high:
         middle = (low + high + 1) // 2
@@ -43,7 +43,7 @@ def most_for_each(offerings: Sequence[DeviceOffer], budget_bytes: int) -> int:
 
 
 def _offering_bytes(offering: DeviceOffer, count: int) -> int:
-    """Bytes of the rows of the first ``count`` shares of one offering."""
+    """Bytes of the rows of the first ``count`` shares of one offer."""
     topology = _topology_bytes(offering.numa_node)
     bare = len(offering.device.encode())
     if offering.shared is Strategy.EXCLUSIVE:
@@ -56,7 +56,7 @@ def _offering_bytes(offering: DeviceOffer, count: int) -> int:
 
 
 def _decades(end: int) -> list[tuple[int, int, int]]:
-    """``(digits, first, past the last)`` for the numbers below end, by their number of digits."""
+    """``(digits, first, after the last)`` for the numbers below end, by their number of digits."""
     longest = len(str(max(end - 1, 0)))
     return [(digits, 10 ** (digits - 1) if digits > 1 else 0, 10**digits) for digits in range(1, longest + 1)]
 
@@ -66,13 +66,13 @@ def _overlap(first: int, last: int, low: int, high: int) -> int:
 
 
 def _row_bytes(id_bytes: int, topology_bytes: int) -> int:
-    """One ``Device``, with the tag and the length that it has in the list."""
+    """One ``Device``, including its tag and length in the list."""
     device = _field_bytes(id_bytes) + _HEALTH_BYTES + topology_bytes
     return _field_bytes(device)
 
 
 def _topology_bytes(numa_node: int | None) -> int:
-    """``TopologyInfo{nodes: [NUMANode{ID}]}``; an ID of 0 is not written."""
+    """``TopologyInfo{nodes: [NUMANode{ID}]}``; an ID of 0 is omitted."""
     if numa_node is None:
         return 0
     number = 1 + _varint_bytes(numa_node) if numa_node else 0
@@ -80,7 +80,7 @@ def _topology_bytes(numa_node: int | None) -> int:
 
 
 def _field_bytes(length: int) -> int:
-    """A field with a length: one byte of tag, the length, the content."""
+    """A field with a length: one byte for the tag, the length, the content."""
     return 1 + _varint_bytes(length) + length
 
 

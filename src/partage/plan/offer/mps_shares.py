@@ -1,4 +1,4 @@
-"""What each client of an MPS server may have: even parts, or what the policy gives each of them."""
+"""What each client of an MPS server may use: equal parts, or the amounts in the policy."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from itertools import groupby
 
 from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ResourceName, parse_resource_name
-from partage.model.mps import SERVER, Namespace
+from partage.model.mps import SERVER, MpsNamespace
 from partage.model.policy import Mps, Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.units import MIB, format_bytes
 
 _VOLTA = (7, 0)
 _MORE_CLIENTS_SINCE = 590
-"""Driver branch from which 60 clients are possible, with the default CUDA_DEVICE_MAX_CONNECTIONS.
-Source: NVIDIA's MPS guide of CUDA 13.1."""
+"""First driver branch with 60 clients, for the default CUDA_DEVICE_MAX_CONNECTIONS. Source: NVIDIA's MPS
+guide of CUDA 13.1.
+"""
 _NAMESPACES_SINCE = 615
-"""Driver branch from which a control daemon speaks version 3, with servers and namespaces that have names.
-Source: NVIDIA's MPS guide, release 615."""
+"""First driver branch with version 3 of the control interface, which has named servers and namespaces.
+Source: NVIDIA's MPS guide, release 615.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientCap:
-    """How many clients one GPU's MPS server takes, and why."""
+    """The maximum number of clients of one GPU's MPS server, and the reason."""
 
     clients: int
     why: str
@@ -32,7 +34,7 @@ class ClientCap:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Portion:
-    """What one client may have. name: as the policy gives it, None for the resource of the GPU."""
+    """What one client may use. name: as in the policy; None: the resource of the GPU."""
 
     name: str | None
     memory_bytes: int
@@ -41,35 +43,36 @@ class Portion:
 
 @dataclass(frozen=True, slots=True)
 class Portions:
-    """What each client may have, in the order of the policy.
+    """What each client may use, in the order of the policy.
 
-    apart: those that differ have namespaces of their own, with limits of their own (MPS v3).
+    apart: different portions have namespaces with limits of their own (MPS v3).
     """
 
     clients: tuple[Portion, ...]
     apart: bool = False
 
     @property
-    def namespaces(self) -> tuple[Namespace, ...]:
-        """One for all shares that are equal, named after the first of them; none where they are not apart."""
-        found: dict[tuple[int, int], Namespace] = {}
+    def namespaces(self) -> tuple[MpsNamespace, ...]:
+        """One for all equal portions, named after the first of them; () if ``apart`` is not set."""
+        found: dict[tuple[int, int], MpsNamespace] = {}
         for number, client in enumerate(self.clients if self.apart else ()):
             figures = client.memory_bytes, client.threads_percent
-            found.setdefault(figures, Namespace(f"share{number}", *figures))
+            found.setdefault(figures, MpsNamespace(f"share{number}", *figures))
         return tuple(found.values())
 
     def pipe(self, client: Portion) -> str:
-        """Where below the daemon's pipe directory this client connects; empty: right there."""
+        """Directory of this client below the daemon's pipe directory; empty: the pipe directory itself."""
         figures = client.memory_bytes, client.threads_percent
         own = (one.name for one in self.namespaces if (one.memory_bytes, one.threads_percent) == figures)
         return next((f"{SERVER}/{name}" for name in own), "")
 
     @property
-    def everybody(self) -> tuple[int, int]:
-        """Memory in bytes and percent of threads of whoever the daemon does not tell apart.
+    def outside(self) -> tuple[int, int]:
+        """Memory in bytes and percent of threads of clients that are in no namespace.
 
-        The largest share's: it has to be possible. Or, where every share has a namespace, the smallest's:
-        nobody has any business outside of them, and a server without limits would let them have it all.
+        Without namespaces those of the largest share, which must be possible. With namespaces those of the
+        smallest share: no container connects outside of a namespace, and without limits such a client could
+        use everything.
         """
         if not self.apart:
             return self.largest
@@ -80,23 +83,23 @@ class Portions:
 
     @property
     def largest(self) -> tuple[int, int]:
-        """Memory in bytes and percent of threads, each the most that a client may have."""
+        """Memory in bytes and percent of threads, each the maximum over all clients."""
         return (
             max(client.memory_bytes for client in self.clients),
             max(client.threads_percent for client in self.clients),
         )
 
     def described(self, client: Portion) -> str:
-        """One of the clients in words that are equal where shares are."""
+        """One of the clients in words; equal for equal shares."""
         held = "" if self._holds(client) else ", held by the environment alone"
         return f"MPS with {format_bytes(client.memory_bytes)} and {client.threads_percent} % of threads{held}"
 
     def _holds(self, client: Portion) -> bool:
-        """Whether the daemon's own limit of memory is this client's share."""
+        """Whether the daemon's own memory limit equals this client's share."""
         return self.apart or client.memory_bytes == self.largest[0]
 
     def offered(self, whole: DeviceOffer, client: Portion, *, guarded: bool) -> DeviceOffer:
-        """Its share of a device. guarded: the daemon's limits bind its clients on this GPU."""
+        """Its share of a device. guarded: the daemon enforces limits on this GPU."""
         return replace(
             whole,
             shared=Strategy.MPS,
@@ -118,12 +121,14 @@ class TooMuch:
 
 
 def limits_clients(gpu: Gpu) -> bool:
-    """Whether an MPS server limits its clients on this GPU: from Volta on."""
+    """Whether an MPS server limits its clients on this GPU: since Volta."""
     return gpu.compute_capability >= _VOLTA
 
 
 def client_cap(compute_capability: tuple[int, int], driver: Driver | NoDriver) -> ClientCap:
-    """Clients of one GPU. Volta is 7.0, whatever NVIDIA's plugin takes it for."""
+    """Maximum number of clients of one GPU. Volta has compute capability 7.0 (NVIDIA's plugin compares with
+    7.5).
+    """
     if compute_capability < _VOLTA:
         return ClientCap(16, "the GPU is older than Volta")
     branch = _branch(driver)
@@ -133,13 +138,13 @@ def client_cap(compute_capability: tuple[int, int], driver: Driver | NoDriver) -
 
 
 def _branch(driver: Driver | NoDriver) -> int:
-    """550 of ``550.54.15``; 0 where it is not known."""
+    """550 for ``550.54.15``; 0 if not known."""
     branch = driver.version.partition(".")[0] if isinstance(driver, Driver) else ""
     return int(branch) if branch.isdecimal() else 0
 
 
 def too_old_for_namespaces(driver: Driver | NoDriver) -> str:
-    """Why this driver's control program cannot have them; empty where it can."""
+    """Why this driver's control program has no namespaces; empty if it has them."""
     branch = _branch(driver)
     if branch >= _NAMESPACES_SINCE:
         return ""
@@ -148,10 +153,10 @@ def too_old_for_namespaces(driver: Driver | NoDriver) -> str:
 
 
 def no_namespaces(gpu: Gpu, driver: Driver | NoDriver, *, mig: bool) -> str:
-    """Why a daemon cannot have namespaces for this device, MPS v3's; empty where it can.
+    """Why the daemon of this device cannot have namespaces (MPS v3); empty if it can.
 
-    mig: the device is a MIG device. NVIDIA's guide for limits by namespace asks for MIG to be off, and how
-    such a server sees a MIG device is not documented.
+    mig: the device is a MIG device. NVIDIA's guide requires MIG to be off for limits by namespace, and does
+    not document such a server on a MIG device.
     """
     if old := too_old_for_namespaces(driver):
         return old
@@ -161,7 +166,7 @@ def no_namespaces(gpu: Gpu, driver: Driver | NoDriver, *, mig: bool) -> str:
 
 
 def portions(sharing: Mps, memory_bytes: int) -> Portions | TooMuch:
-    """Share a GPU out. A client without a figure gets an even part of what the others leave."""
+    """The portions of a GPU. A client without an amount gets an equal part of what the others leave."""
     apart = sharing.protocol >= 3
     if not sharing.clients:
         even = Portion(None, memory_bytes // sharing.replicas // MIB * MIB, 100 // sharing.replicas)
@@ -185,7 +190,7 @@ def _too_much(message: str, wanted: Sequence[int | None]) -> TooMuch:
 
 
 def _filled(wanted: Sequence[int | None], total: int, unit: int) -> list[int] | None:
-    """``wanted``, with an even part of the rest for every None, in whole units. None if it does not fit."""
+    """``wanted``, with an equal part of the rest for every None, in whole units. None if it does not fit."""
     open_places = wanted.count(None)
     rest = total - sum(part for part in wanted if part is not None)
     even = rest // open_places // unit * unit if open_places else 0
@@ -195,10 +200,11 @@ def _filled(wanted: Sequence[int | None], total: int, unit: int) -> list[int] | 
 
 
 def client_offerings(whole: DeviceOffer, shares: Portions, *, guarded: bool) -> list[DeviceOffer]:
-    """One row for each run of equal clients. guarded: the daemon's own limit binds its clients on this GPU.
+    """One row for each run of equal clients. guarded: the daemon enforces limits on this GPU.
 
-    Without namespaces the daemon knows one limit for all clients: the largest share's. Smaller ones are held
-    by variables that a tenant can drop. Raises ValueError for a client whose name makes no resource name.
+    Without namespaces the daemon has one limit for all clients: the largest share's. Smaller shares are
+    limited by variables that a tenant can remove. Raises ValueError for a client whose name gives no valid
+    resource name.
     """
     rows, first = [], 0
     for portion, run in groupby(shares.clients):
@@ -211,9 +217,10 @@ def client_offerings(whole: DeviceOffer, shares: Portions, *, guarded: bool) -> 
 
 
 def client_resource(resource: ResourceName, name: str | None) -> ResourceName:
-    """``big`` beside ``nvidia.com/gpu.shared`` is ``nvidia.com/gpu.big``; a name with a slash is whole.
+    """``big`` beside ``nvidia.com/gpu.shared`` gives ``nvidia.com/gpu.big``; a name with a slash is used as
+    it is.
 
-    Raises ValueError for what makes no resource name.
+    Raises ValueError if the result is not a resource name.
     """
     if name is None:
         return resource

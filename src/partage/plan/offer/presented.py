@@ -1,4 +1,4 @@
-"""Which devices a GPU presents: itself, the MIG devices that live on it, or those that a layout asks for."""
+"""The devices of a GPU: the GPU itself, its live MIG devices, or the MIG devices of the desired layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, matches, place
-from partage.model.named_layouts import meant
+from partage.model.named_layouts import resolve_layout
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
@@ -30,7 +30,7 @@ class PlannedDevice:
 
 @dataclass(frozen=True, slots=True)
 class Presented:
-    """What one GPU can be given out as. None among the devices: the whole GPU.
+    """The devices that one GPU can offer. None among them: the whole GPU.
 
     mig: the GPU is a MIG GPU, even where it has no device. pending: what has still to be done, or empty.
     judged: False where the layout is impossible, and nothing more is to be said about the GPU.
@@ -82,26 +82,26 @@ def present(
     """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself."""
     if strategy is MigStrategy.NONE:
         return _WHOLE
-    wish = entry.mig if entry is not None else None
-    if entry is None or wish is None:
+    desired = entry.mig if entry is not None else None
+    if entry is None or desired is None:
         return _as_found(gpu)
-    if not wish.enabled:
+    if not desired.enabled:
         if not gpu.mig_enabled:
             return _WHOLE
         return replace(_WHOLE, pending="MIG mode has to be turned off", existing=gpu.mig_devices)
-    return _wished(gpu, entry, wish, geometry, findings)
+    return _desired_devices(gpu, entry, desired, geometry, findings)
 
 
 def _as_found(gpu: Gpu) -> Presented:
     return Presented(gpu.mig_devices, mig=True) if gpu.mig_enabled else _WHOLE
 
 
-def _wished(
-    gpu: Gpu, entry: GpuEntry, wish: DesiredMig, geometry: Geometry | None, findings: Findings
+def _desired_devices(
+    gpu: Gpu, entry: GpuEntry, desired: DesiredMig, geometry: Geometry | None, findings: Findings
 ) -> Presented:
     path = f"{entry.origin}.{'mig-devices' if entry.origin.startswith('mig-configs') else 'mig.layout'}"
     try:
-        return _to_be(gpu, _spelled_out(gpu, wish, geometry, path, findings), geometry)
+        return _live_or_planned(gpu, _spelled_out(gpu, desired, geometry, path, findings), geometry)
     except _Impossible as reason:
         findings.add("impossible", path, str(reason), reason.hint, [gpu.index])
     except DoesNotFit as misfit:
@@ -110,7 +110,9 @@ def _wished(
 
 
 class _Impossible(Exception):
-    """This GPU cannot be judged, or has no MIG at all. The text is one sentence for the operator."""
+    """The desired layout cannot be checked or created on this GPU. The text is one sentence for the
+    operator.
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
         self.hint = hint
@@ -118,45 +120,47 @@ class _Impossible(Exception):
 
 
 def _spelled_out(
-    gpu: Gpu, wish: DesiredMig, geometry: Geometry | None, path: str, findings: Findings
+    gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, path: str, findings: Findings
 ) -> DesiredMig:
-    """``wish`` as MIG devices: names are looked up, what a provider has misprinted is mended."""
+    """``desired`` as MIG devices: names are resolved, misprints of a provider corrected."""
     if gpu.mig_mode is None:
-        raise _Impossible(f"{gpu.product} has no MIG", "MIG is on A30, A100, H100, H200, B200 and their kin")
-    if geometry is None and wish.named is not None:
+        raise _Impossible(
+            f"{gpu.product} has no MIG", "MIG needs an A30, A100, H100, H200, B200 or a similar GPU"
+        )
+    if geometry is None and desired.named is not None:
         raise _not_plannable(gpu)
     if geometry is None:
-        return wish
-    said = meant(geometry, wish.items, wish.named)
+        return desired
+    said = resolve_layout(geometry, desired.items, desired.named)
     if said.doubt:
         findings.add("doubtful", path, said.doubt, gpus=[gpu.index])
     return DesiredMig(said.items)
 
 
-def _to_be(gpu: Gpu, wish: DesiredMig, geometry: Geometry | None) -> Presented:
-    """The devices that live on the GPU where they are what is wished for, else those to be made."""
-    if gpu.mig_enabled and matches(gpu.mig_devices, wish.items):
+def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -> Presented:
+    """The live devices if they match the layout, else the planned ones."""
+    if gpu.mig_enabled and matches(gpu.mig_devices, desired.items):
         return Presented(gpu.mig_devices, mig=True)
     existing = gpu.mig_devices if gpu.mig_enabled else ()
-    if not wish.items:
-        return Presented((), mig=True, pending=_pending(gpu, wish), existing=existing)
+    if not desired.items:
+        return Presented((), mig=True, pending=_pending(gpu, desired), existing=existing)
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
         raise _not_plannable(gpu)
-    placed = place(geometry, wish.items)
+    placed = place(geometry, desired.items)
     siblings = Counter(one.instance for one in placed)
     devices = sorted(
         (PlannedDevice(one.item, one.spec, one.placement, siblings[one.instance]) for one in placed),
         key=lambda device: device.placement,
     )
-    return Presented(tuple(devices), mig=True, pending=_pending(gpu, wish), existing=existing)
+    return Presented(tuple(devices), mig=True, pending=_pending(gpu, desired), existing=existing)
 
 
 def _not_plannable(gpu: Gpu) -> _Impossible:
     return _Impossible(f"not plannable offline: no MIG placements are known for {gpu.product}")
 
 
-def _pending(gpu: Gpu, wish: DesiredMig) -> str:
-    counts = Counter(map(str, wish.items))
+def _pending(gpu: Gpu, desired: DesiredMig) -> str:
+    counts = Counter(map(str, desired.items))
     wanted = " + ".join(f"{count} x {name}" for name, count in counts.items()) or "no MIG devices"
     mode = "" if gpu.mig_enabled else "MIG mode has to be turned on, and "
     return f"{mode}the layout has still to be made: {wanted}"

@@ -9,11 +9,11 @@ from functools import lru_cache
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.pci import parse_pci_address
-from partage.model.policy import Everything, GpuEntry, Policy, Rest, Where
+from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, Policy, RemainingGpus
 from partage.plan.offer.findings import Findings, name_gpus
 
 GeometryOf = Callable[[Gpu], Geometry | None]
-"""Looks a GPU's model up; None where nothing is known about its MIG profiles."""
+"""The geometry of a GPU's model; None if its MIG profiles are not known."""
 
 _MAKER = "nvidia "
 
@@ -21,7 +21,7 @@ _MAKER = "nvidia "
 def select(
     policy: Policy, inventory: Inventory, geometry_of: GeometryOf, findings: Findings
 ) -> Mapping[str, GpuEntry]:
-    """GPU UUID to the entry that holds for it. GPUs that no entry selects are not in it."""
+    """GPU UUID to the entry that selects it. GPUs that no entry selects are missing."""
     entries = [entry for entry in policy.entries if isinstance(entry, GpuEntry)]
     if policy.later_wins:
         return _last_wins(entries, inventory, findings)
@@ -35,7 +35,7 @@ def _exactly_one(
     entries: Sequence[GpuEntry], inventory: Inventory, geometry_of: GeometryOf, findings: Findings
 ) -> Mapping[str, GpuEntry]:
     owners: dict[str, GpuEntry] = {}
-    for entry in sorted(entries, key=lambda entry: isinstance(entry.select, Rest)):
+    for entry in sorted(entries, key=lambda entry: isinstance(entry.select, RemainingGpus)):
         _name_absent(entry, inventory, findings)
         chosen = [gpu for gpu in inventory if _selects(entry, gpu, geometry_of(gpu), owners)]
         for gpu in chosen:
@@ -44,18 +44,18 @@ def _exactly_one(
                 findings.add(
                     "wrong", f"{entry.origin}.select", f"selected by {owner.origin} already", gpus=[gpu.index]
                 )
-        if not chosen and isinstance(entry.select, Where):
+        if not chosen and isinstance(entry.select, GpuCriteria):
             _selects_nothing(entry, entry.select, inventory, findings)
     return owners
 
 
 def _selects(entry: GpuEntry, gpu: Gpu, geometry: Geometry | None, owners: Mapping[str, GpuEntry]) -> bool:
     match entry.select:
-        case Everything():
+        case AllDevices():
             return True
-        case Rest():
+        case RemainingGpus():
             return gpu.uuid not in owners or owners[gpu.uuid] is entry
-        case Where() as where:
+        case GpuCriteria() as where:
             return (
                 (not where.index or gpu.index in where.index)
                 and (not where.uuid or gpu.uuid.casefold() in _folded(where.uuid))
@@ -83,15 +83,15 @@ def _is_model(gpu: Gpu, geometry: Geometry | None, patterns: Sequence[str]) -> b
 
 @lru_cache(maxsize=1024)
 def _names_model(pattern: str, name: str) -> bool:
-    """``a100`` names ``a100-sxm4-40gb`` too, and ``l4`` does not name ``l40s``."""
+    """``a100`` matches ``a100-sxm4-40gb`` too, and ``l4`` does not match ``l40s``."""
     begins = name.startswith((f"{pattern}-", f"{pattern} ")) and "*" not in pattern
     return begins or glob_matches(pattern, name)
 
 
 def glob_matches(pattern: str, text: str) -> bool:
-    """``*`` is any run of characters, everything else stands for itself; both ends are anchored.
+    """``*`` matches any text, other characters match themselves; the whole text must match.
 
-    By hand: a regular expression with many stars takes exponential time on text that does not match.
+    Not a regular expression: one with many stars takes exponential time for a text that does not match.
     """
     first, *rest = pattern.split("*")
     if not rest:
@@ -109,7 +109,7 @@ def glob_matches(pattern: str, text: str) -> bool:
 
 
 def model_names(gpu: Gpu, geometry: Geometry | None) -> tuple[str, ...]:
-    """What a GPU's model may be called: product with and without NVIDIA, as an id, the catalogue's id."""
+    """Possible names of a GPU's model: product with and without NVIDIA, as an id, the catalogue's id."""
     product = gpu.product.casefold()
     short = product.removeprefix(_MAKER).removeprefix("tesla ").removeprefix("geforce ")
     as_id = re.sub(r"[^a-z0-9]+", "-", short).strip("-")
@@ -118,8 +118,8 @@ def model_names(gpu: Gpu, geometry: Geometry | None) -> tuple[str, ...]:
 
 
 def _name_absent(entry: GpuEntry, inventory: Inventory, findings: Findings) -> None:
-    """A GPU that is named and that the node does not have. A lost GPU is there."""
-    if not isinstance(entry.select, Where):
+    """Report named GPUs that the node does not have. A lost GPU counts as present."""
+    if not isinstance(entry.select, GpuCriteria):
         return
     where = entry.select
     path = f"{entry.origin}.select"
@@ -148,15 +148,15 @@ def _absent(findings: Findings, path: str, what: str, *, unread: bool) -> None:
 
 
 def all_indexes(inventory: Inventory) -> set[int]:
-    """NVML indexes of the node, those of lost GPUs among them."""
+    """NVML indexes of the node, including lost GPUs."""
     return {gpu.index for gpu in inventory} | {lost.index for lost in inventory.lost}
 
 
-def _selects_nothing(entry: GpuEntry, where: Where, inventory: Inventory, findings: Findings) -> None:
+def _selects_nothing(entry: GpuEntry, where: GpuCriteria, inventory: Inventory, findings: Findings) -> None:
     lost_only = any(lost.index in where.index for lost in inventory.lost)
     if where.model:
         products = ", ".join(dict.fromkeys(gpu.product for gpu in inventory)) or "none"
-        hint = f"the node has: {products}; * stands for anything"
+        hint = f"the node has: {products}; * matches any text"
         findings.add("doubtful", f"{entry.origin}.select", "matches no GPU of this node", hint)
     elif len([part for part in (where.index, where.uuid, where.pci) if part]) > 1 and not lost_only:
         findings.add(
@@ -192,13 +192,13 @@ def _last_wins(
 
 
 def _skips_incapable(entry: GpuEntry) -> bool:
-    """``devices: all`` with MIG on passes over GPUs that have no MIG."""
-    named = isinstance(entry.select, Where) and entry.select.index
+    """``devices: all`` with MIG on skips GPUs without MIG."""
+    named = isinstance(entry.select, GpuCriteria) and entry.select.index
     return not named and entry.mig is not None and entry.mig.enabled
 
 
 def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[Gpu]:
-    if not isinstance(entry.select, Where):
+    if not isinstance(entry.select, GpuCriteria):
         return list(inventory)
     where = entry.select
     listed = [gpu for gpu in inventory if not where.index or gpu.index in where.index]
@@ -213,7 +213,7 @@ def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[
                 message = (
                     f"listed, but its PCI device id {gpu.pci_device_id} does not match the device-filter"
                 )
-                hint = "mend the list or the filter; GPUs of two kinds need two entries"
+                hint = "correct the list or the filter; GPUs of two kinds need two entries"
                 findings.add("wrong", f"{entry.origin}.device-filter", message, hint, [gpu.index])
     if matched and any(":" in one for one in where.device_filter):
         message = "subsystem ids are not compared, only the device id before the ':'"
@@ -221,7 +221,7 @@ def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[
     return matched
 
 
-def _name_absent_index(entry: GpuEntry, where: Where, inventory: Inventory, findings: Findings) -> None:
+def _name_absent_index(entry: GpuEntry, where: GpuCriteria, inventory: Inventory, findings: Findings) -> None:
     indexes = all_indexes(inventory)
     for index in where.index:
         if index not in indexes:
@@ -230,7 +230,7 @@ def _name_absent_index(entry: GpuEntry, where: Where, inventory: Inventory, find
 
 
 def filter_matches(gpu: Gpu, filters: Sequence[str]) -> bool:
-    """Whether one of mig-parted's device filters means this GPU."""
+    """Whether one of mig-parted's device filters matches this GPU."""
     return any(one.partition(":")[0] == gpu.pci_device_id.casefold() for one in filters)
 
 

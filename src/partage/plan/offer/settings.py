@@ -66,7 +66,7 @@ def daemon_spec(target: Target, sharing: Mps, device: str) -> DaemonSpec:
     shares = portions(sharing, device_memory(gpu, target.mig).memory_bytes)
     if not limits_clients(gpu) or not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
-    return DaemonSpec(gpu.uuid, device, *shares.everybody, sharing.multi_user, shares.namespaces)
+    return DaemonSpec(gpu.uuid, device, *shares.outside, sharing.multi_user, shares.namespaces)
 
 
 def planned_daemons(targets: Iterable[Target]) -> dict[str, tuple[PlannedDaemon, ...]]:

@@ -1,4 +1,4 @@
-"""Which GPUs a packing may lay out, what lives on them, and why the others are out of the question."""
+"""Which GPUs can be used for a demand, what is on them, and why the others cannot be used."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from partage.model.profile import MigProfile
 from partage.model.step import GpuUse, UseKind
 
 State = tuple[Geometry, bool, tuple[tuple[MigProfile, int, tuple[tuple[MigProfile, bool], ...]], ...]]
-"""All that matters about a candidate: two of one state can be laid out alike, at the same cost."""
+"""Everything about a candidate that matters: equal states can have equal layouts at equal cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class CandidateDevice:
-    """A MIG device that exists. held: somebody has it, or may have it: it stays, and serves nobody else."""
+    """An existing MIG device. held: in use, or possibly in use: it stays and serves nothing else."""
 
     profile: MigProfile
     uuid: str
@@ -26,7 +26,7 @@ class CandidateDevice:
 
 @dataclass(frozen=True, slots=True)
 class CandidateInstance:
-    """A GPU instance that exists, with its MIG devices; none: no compute instance has been made in it."""
+    """An existing GPU instance with its MIG devices; () if it has no compute instances."""
 
     spec: ProfileSpec
     start: int
@@ -39,13 +39,13 @@ class CandidateInstance:
 
     @property
     def placement(self) -> Placement:
-        """The memory slices that it occupies."""
+        """Its memory slices."""
         return Placement(self.start, self.spec.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A GPU that can be laid out. machine: what its node is called, None: this node."""
+    """A GPU whose layout can be changed. machine: name of its node; None: this node."""
 
     machine: str | None
     gpu: Gpu
@@ -54,7 +54,7 @@ class Candidate:
 
     @property
     def state(self) -> State:
-        """What it is and what lives on it, but for names."""
+        """Model and instances, without names."""
         live = tuple(
             (
                 instance.spec.profile,
@@ -68,7 +68,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A GPU that cannot be laid out now. reason: a sentence without its subject."""
+    """A GPU whose layout cannot be changed now. reason: a sentence without its subject."""
 
     machine: str | None
     index: int
@@ -77,7 +77,7 @@ class Unavailable:
 
 
 def in_use(inventory: Inventory, uses: Iterable[GpuUse]) -> frozenset[str]:
-    """UUIDs of the GPUs and MIG devices that pods and processes have open. Monitors hold nothing."""
+    """UUIDs of the GPUs and MIG devices that pods and processes use. Monitors are ignored."""
     work = [use for use in uses if use.kind is not UseKind.MONITOR]
     return frozenset(
         device.uuid
@@ -100,9 +100,9 @@ def survey(
     why_no_geometry: Callable[[Gpu], str],
     held: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Candidate, ...], tuple[Unavailable, ...]]:
-    """The GPUs of one node, each of them candidate or unavailable.
+    """The GPUs of one node, each as candidate or as unavailable.
 
-    held: UUIDs of the GPUs and MIG devices that somebody holds.
+    held: UUIDs of the GPUs and MIG devices that are held.
     """
     candidates: list[Candidate] = []
     others = [
@@ -122,7 +122,7 @@ def survey(
 def _look(
     gpu: Gpu, geometry: Geometry | None, held: frozenset[str]
 ) -> tuple[Geometry, tuple[CandidateInstance, ...]] | str | None:
-    """What lives on the GPU, or why it is no candidate; None: its geometry is not known."""
+    """The instances of the GPU, or why it is no candidate; None: its geometry is not known."""
     if gpu.mig_mode is None:
         return f"{gpu.product} has no MIG"
     if gpu.uuid in held:
@@ -139,7 +139,7 @@ def _look(
 
 
 def _instances(gpu: Gpu, geometry: Geometry, held: frozenset[str]) -> Iterator[CandidateInstance]:
-    """Raises ValueError for a profile that the model does not have: what room it leaves is not known."""
+    """Raises ValueError for a profile that the model does not have: then the free slices are not known."""
     by_instance: dict[int, list[MigDevice]] = {}
     for device in gpu.mig_devices:
         by_instance.setdefault(device.gi_id, []).append(device)

@@ -1,5 +1,6 @@
-"""What one GPU can do for a demand: every combination of demanded MIG devices that it can serve, and the
-least that each costs in live devices and in new ones.
+"""Every combination of demanded MIG devices that one GPU can serve, with its least cost.
+
+The cost is the number of destroyed live devices, then of new devices, then of new GPU instances.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from partage.plan.packing.demand import Demand
 from partage.plan.packing.openings import Quota, Seating, openings
 
 Served = tuple[int, ...]
-"""How many of each demanded profile, in the order of the demand."""
+"""Number of each demanded profile, in the order of the demand."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceUse:
-    """What becomes of one GPU instance.
+    """What happens to one GPU instance.
 
-    instance: position of the live one, None for a new one of ``spec`` at ``start``. serving, destroyed:
-    positions of its live devices; gone: the instance itself is destroyed. created: new devices in it.
+    instance: position of the live one; None for a new one of ``spec`` at ``start``. serving, destroyed:
+    positions of its live devices. gone: the instance itself is destroyed. created: new devices in it.
     """
 
     spec: ProfileSpec
@@ -40,10 +41,10 @@ class InstanceUse:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One way to lay a GPU out. Only instances that serve or change have a use.
+    """One way to use a GPU. Only instances that serve or change are in ``uses``.
 
-    disturbed: live devices destroyed, an instance without devices counting as one; created: new devices;
-    opened: new GPU instances, which are spared where a device finds room in one that is there.
+    disturbed: destroyed live devices; an instance without devices counts as one. created: new devices.
+    opened: new GPU instances; none is needed if a device fits into an existing one.
     """
 
     disturbed: int
@@ -53,7 +54,7 @@ class Choice:
 
     @property
     def cost(self) -> tuple[int, int, int]:
-        """What is to be little, the first before the second."""
+        """To be minimised, the first number before the second."""
         return self.disturbed, self.created, self.opened
 
 
@@ -61,7 +62,9 @@ Choices = dict[Served, Choice]
 
 
 class ChoiceFinder:
-    """What GPUs can do for one demand. Remembers the parts: GPUs of one model have many in common."""
+    """Finds what GPUs can do for one demand. Caches partial results, because GPUs of one model have many in
+    common.
+    """
 
     def __init__(self, demand: Demand) -> None:
         self._profiles = demand.profiles
@@ -72,9 +75,9 @@ class ChoiceFinder:
         self._fillings: dict[tuple[MigProfile, int], tuple[Served, ...]] = {}
 
     def choices(self, candidate: Candidate) -> Choices:
-        """The cheapest way to serve every combination that the GPU can serve; none serves nothing.
+        """The cheapest way to serve each combination that the GPU can serve, without the empty one.
 
-        All combinations are there, those that leave room too: what a GPU serves is exact.
+        Combinations that leave slices free are included: the number served is exact.
         """
         kept = [self._of_live(position, live) for position, live in enumerate(candidate.instances)]
         gone = [
@@ -94,7 +97,7 @@ class ChoiceFinder:
         return found
 
     def _quota(self, geometry: Geometry) -> Quota:
-        """How many new GPU instances of each profile can be of use: no more than devices are demanded."""
+        """How many new GPU instances of each profile can be useful: not more than devices are demanded."""
         quota: Counter[MigProfile] = Counter()
         for profile, count in zip(self._profiles, self._most, strict=True):
             spec = geometry.spec(profile)
@@ -103,7 +106,7 @@ class ChoiceFinder:
         return tuple(quota.items())
 
     def _of_new(self, seating: Seating) -> Choices:
-        """What new GPU instances can hold, none of them empty."""
+        """What new GPU instances can hold; none of them stays empty."""
         if seating not in self._new:
             result: Choices = {self._nothing: Choice(0, 0)}
             for seat in seating.seats:
@@ -119,7 +122,7 @@ class ChoiceFinder:
         return self._new[seating]
 
     def _of_live(self, position: int, instance: CandidateInstance) -> Choices:
-        """What a live GPU instance can do as long as it stays."""
+        """What an existing GPU instance can do without being destroyed."""
         devices = tuple((device.profile, device.held) for device in instance.devices)
         key = position, instance.spec.profile, instance.start, devices
         if key not in self._live:
@@ -130,7 +133,7 @@ class ChoiceFinder:
         return self._live[key]
 
     def _uses(self, position: int, instance: CandidateInstance) -> Iterator[tuple[Served, Choice]]:
-        """Devices of it serve, or are destroyed so that others can be made in their place."""
+        """Its devices serve, or are destroyed to create others in their place."""
         free = [at for at, device in enumerate(instance.devices) if not device.held]
         for destroyed in _subsets(free, instance):
             rest = [at for at in range(len(instance.devices)) if at not in destroyed]
@@ -149,7 +152,7 @@ class ChoiceFinder:
                     yield served, Choice(len(destroyed), sum(created), 0, (use,) if any(served) else ())
 
     def _filled(self, spec: ProfileSpec, room: int) -> tuple[Served, ...]:
-        """Every combination of demanded devices that fits so many compute slices of a GPU instance."""
+        """Every combination of demanded devices that fits into ``room`` compute slices of a GPU instance."""
         key = spec.profile, room
         if key not in self._fillings:
             allowed = compute_choices(spec.compute_slices)
@@ -161,7 +164,7 @@ class ChoiceFinder:
         return self._fillings[key]
 
     def _count(self, devices: Sequence[CandidateDevice]) -> Served | None:
-        """How many of each demanded profile these are; None where one of them is not demanded."""
+        """How many of each demanded profile these are; None if one of them is not demanded."""
         counts = Counter(device.profile for device in devices)
         known = counts.keys() <= set(self._profiles)
         return tuple(counts[profile] for profile in self._profiles) if known else None
@@ -170,7 +173,7 @@ class ChoiceFinder:
         return tuple(p for p, amount in zip(self._profiles, served, strict=True) for _ in range(amount))
 
     def _both(self, left: Choices, right: Choices) -> Choices:
-        """Every choice of the one with every choice of the other, as far as that is demanded."""
+        """Every choice of the one combined with every choice of the other, within the demand."""
         result: Choices = {}
         costs: dict[Served, tuple[int, int, int]] = {}
         for a, one in left.items():
@@ -194,7 +197,7 @@ def _removal(position: int, instance: CandidateInstance) -> Choice:
 
 
 def _fillings(sizes: Sequence[int], room: int, most: Served) -> Iterator[Served]:
-    """Every combination of things of these sizes that there is room for; size 0: not one of it."""
+    """Every combination of items of these sizes that fits; size 0: the item cannot be used."""
     if not sizes:
         yield ()
         return
@@ -210,7 +213,9 @@ def _keep_cheapest(found: Choices, more: Choices) -> None:
 
 
 def _subsets(positions: Sequence[int], instance: CandidateInstance) -> Iterator[tuple[int, ...]]:
-    """Every selection of live devices, once where devices of one profile differ in nothing else."""
+    """Every selection of live devices; devices of one profile that differ in nothing else are
+    interchangeable.
+    """
     alike: dict[MigProfile, list[int]] = {}
     for at in positions:
         alike.setdefault(instance.devices[at].profile, []).append(at)

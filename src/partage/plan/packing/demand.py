@@ -1,4 +1,4 @@
-"""A demand for MIG devices, in words: ``3g.40gb=2,1g.10gb=9``."""
+"""A demand for MIG devices as text: ``3g.40gb=2,1g.10gb=9``."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ _EXAMPLE = "write it like 3g.40gb=2,1g.10gb=9"
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """How many MIG devices of which profiles; each profile once, at least one of it."""
+    """How many MIG devices of which profiles; each profile once, with at least one device."""
 
     wanted: tuple[tuple[MigProfile, int], ...]
 
     @property
     def profiles(self) -> tuple[MigProfile, ...]:
-        """What is demanded, in the order of the demand."""
+        """The demanded profiles, in the order of the demand."""
         return tuple(profile for profile, _ in self.wanted)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many of each of ``profiles``."""
+        """The number of each of ``profiles``."""
         return tuple(count for _, count in self.wanted)
 
     @classmethod
     def parse(cls, text: str) -> Demand:
-        """Inverse of ``str``; a profile alone is one of it. Raises InputError with all that is wrong."""
+        """Inverse of ``str``; a profile without a number means one. Raises InputError with all problems."""
         terms = [term.strip() for term in text.split(",")]
         if not any(terms):
             raise InputError([_problem("nothing is demanded", _EXAMPLE)])
@@ -59,7 +59,7 @@ class Demand:
 
 
 def check_names(demand: Demand, known: Iterable[MigProfile]) -> None:
-    """Raise InputError for every profile that no GPU model has, with the nearest names.
+    """Raise InputError for every profile that no GPU model has, with similar names.
 
     known: GPU instance profiles of all models.
     """
@@ -81,7 +81,7 @@ def _faults(profile: MigProfile, names: dict[MigProfile, str]) -> Iterator[Probl
 
 
 def nearest_hint(profile: MigProfile, known: Iterable[MigProfile]) -> str:
-    """``nearest: 3g.40gb, 3g.47gb``: by slices, then memory; empty where nothing is known."""
+    """``nearest: 3g.40gb, 3g.47gb``: by slices, then by memory; empty if none is known."""
 
     def distance(other: MigProfile) -> tuple[int, int, bool, str]:
         slices = abs(other.gpu_slices - profile.gpu_slices)
@@ -98,7 +98,7 @@ def _term(term: str) -> tuple[MigProfile, int]:
     if not equals:
         return profile, 1
     if not (number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS and int(number) > 0):
-        raise ValueError(f"{term[:60]!r}: after '=' stands how many, a whole number of at least 1")
+        raise ValueError(f"{term[:60]!r}: '=' must be followed by a whole number of at least 1")
     return profile, int(number)
 
 

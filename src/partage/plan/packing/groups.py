@@ -1,4 +1,4 @@
-"""GPUs that can do the same for a demand, as groups, and the integer programs over these."""
+"""Groups of GPUs that can do the same for a demand, and the integer programs over these groups."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from partage.plan.packing.integer_program import Column, IntegerProgram, Prices
 
 
 @dataclass(frozen=True, slots=True)
-class Able:
-    """A candidate, and all that it can do for the demand."""
+class CapableGpu:
+    """A candidate, and everything that it can do for the demand."""
 
     candidate: Candidate
     choices: Choices
 
     @property
     def mode_changes(self) -> int:
-        """1 where MIG mode has to be turned on first."""
+        """1 if MIG mode must be turned on first."""
         return int(not self.candidate.gpu.mig_enabled)
 
     @property
     def best(self) -> Iterator[tuple[Served, int]]:
-        """What it can serve, and the live devices that this disturbs, without what is no better than another.
+        """What it can serve, and the live devices that this destroys, without choices that another one
+        dominates.
 
-        Serving less never disturbs more, so it is enough to look at one device more of each profile.
+        Serving fewer never destroys more, so it is enough to compare with one device more of each profile.
         """
         for served, choice in self.choices.items():
             bigger = (
@@ -38,12 +39,12 @@ class Able:
                 yield served, choice.disturbed
 
 
-Group = tuple[Able, ...]
+Group = tuple[CapableGpu, ...]
 """Members in the order of the candidates."""
 
 
-def able(demand: Demand, candidates: Iterable[Candidate]) -> tuple[Able, ...]:
-    """All candidates, in their order; those of one state are looked at once."""
+def capable_gpus(demand: Demand, candidates: Iterable[Candidate]) -> tuple[CapableGpu, ...]:
+    """All candidates, in their order; each state is computed once."""
     chooser = ChoiceFinder(demand)
     known: dict[State, Choices] = {}
     result = []
@@ -51,14 +52,14 @@ def able(demand: Demand, candidates: Iterable[Candidate]) -> tuple[Able, ...]:
         state = candidate.state
         if state not in known:
             known[state] = chooser.choices(candidate)
-        result.append(Able(candidate, known[state]))
+        result.append(CapableGpu(candidate, known[state]))
     return tuple(result)
 
 
-def groups_by(members: Sequence[Able], signature: Callable[[Able], object]) -> tuple[Group, ...]:
-    """Those of one signature and MIG mode together. Members that share their choices share the signature."""
+def groups_by(members: Sequence[CapableGpu], signature: Callable[[CapableGpu], object]) -> tuple[Group, ...]:
+    """Groups of equal signature and MIG mode. Members with the same choices have the same signature."""
     signatures: dict[int, object] = {}
-    groups: dict[object, list[Able]] = {}
+    groups: dict[object, list[CapableGpu]] = {}
     for member in members:
         key = id(member.choices)
         if key not in signatures:
@@ -67,13 +68,13 @@ def groups_by(members: Sequence[Able], signature: Callable[[Able], object]) -> t
     return tuple(map(tuple, groups.values()))
 
 
-def most_able(members: Sequence[Able]) -> tuple[Group, ...]:
-    """Groups for a program that may serve too much: alike in the best that they can do."""
+def covering_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
+    """Groups for a program that may serve more than demanded: members have equal best choices."""
     return groups_by(members, lambda member: frozenset(member.best))
 
 
 def covering_program(demand: Demand, groups: Sequence[Group]) -> IntegerProgram:
-    """Objectives: GPUs, disturbed instances, changes of MIG mode."""
+    """Objectives: GPUs, destroyed instances, changes of MIG mode."""
     columns = [
         Column(at, served, (1, disturbed, group[0].mode_changes))
         for at, group in enumerate(groups)
@@ -82,10 +83,10 @@ def covering_program(demand: Demand, groups: Sequence[Group]) -> IntegerProgram:
     return IntegerProgram(tuple(map(len, groups)), tuple(columns), demand.counts)
 
 
-def exactly_able(members: Sequence[Able]) -> tuple[Group, ...]:
-    """Groups for a program that serves exactly the demand: alike in everything that they can do."""
+def exact_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
+    """Groups for a program that serves exactly the demand: members have equal choices."""
 
-    def everything(member: Able) -> object:
+    def everything(member: CapableGpu) -> object:
         return frozenset((served, one.disturbed, one.created) for served, one in member.choices.items())
 
     return groups_by(members, everything)
@@ -94,7 +95,7 @@ def exactly_able(members: Sequence[Able]) -> tuple[Group, ...]:
 def exact_program(
     demand: Demand, groups: Sequence[Group], covering: Sequence[Group], prices: Prices, gpus: int
 ) -> IntegerProgram:
-    """Objectives as before, and new devices; without what is in no solution with so few GPUs."""
+    """Objectives as before, then new devices; without choices that are in no solution with so few GPUs."""
     at_first = {id(member): at for at, group in enumerate(covering) for member in group}
     columns = tuple(
         Column(at, served, (1, one.disturbed, group[0].mode_changes, one.created))
@@ -105,10 +106,12 @@ def exact_program(
     return IntegerProgram(tuple(map(len, groups)), columns, demand.counts, exact=True)
 
 
-def handed_out(
+def assign_choices(
     groups: Sequence[Group], taken: Iterable[tuple[Column, int]]
-) -> dict[int, tuple[Able, Served]]:
-    """Who serves what: the first members of each group take its choices, in their order. By identity."""
+) -> dict[int, tuple[CapableGpu, Served]]:
+    """The choice of each GPU: the members of a group take its choices in their order. Keys: id() of the
+    member.
+    """
     waiting = [iter(group) for group in groups]
     return {
         id(member): (member, column.served)
@@ -117,8 +120,10 @@ def handed_out(
     }
 
 
-def trimmed(demand: Demand, served: dict[int, tuple[Able, Served]]) -> dict[int, tuple[Able, Served]]:
-    """The same with nothing above the demand: where too much is served, new devices are left away first."""
+def trimmed(
+    demand: Demand, served: dict[int, tuple[CapableGpu, Served]]
+) -> dict[int, tuple[CapableGpu, Served]]:
+    """The same without what exceeds the demand; new devices are left out first."""
     result = dict(served)
     for at, count in enumerate(demand.counts):
         surplus = sum(amounts[at] for _, amounts in result.values()) - count
@@ -127,7 +132,7 @@ def trimmed(demand: Demand, served: dict[int, tuple[Able, Served]]) -> dict[int,
     return result
 
 
-def _leave_one_away(served: dict[int, tuple[Able, Served]], at: int) -> None:
+def _leave_one_away(served: dict[int, tuple[CapableGpu, Served]], at: int) -> None:
     def gain(key: int) -> tuple[int, int, int]:
         member, amounts = served[key]
         less = _one_less(amounts, at)

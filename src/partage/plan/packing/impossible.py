@@ -1,4 +1,4 @@
-"""Why a demand cannot be served: which profiles, and how many of them at most."""
+"""Why a demand cannot be served: which profiles, and how many of them are possible."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from partage.plan.packing.demand import Demand, nearest_hint
 from partage.plan.packing.integer_program import Deadline, Infeasible, IntegerProgram, Undecided, most
 
 
-def known_here(demand: Demand, candidates: Sequence[Candidate]) -> None:
+def check_profiles_exist(demand: Demand, candidates: Sequence[Candidate]) -> None:
     """Raise Unsatisfiable for every profile that no GPU here has."""
     if not candidates:
-        raise Unsatisfiable("no GPU of these machines can be laid out now")
+        raise Unsatisfiable("no GPU of these machines can be used now")
     here = {spec.profile for geometry in {c.geometry for c in candidates} for spec in geometry.profiles}
     problems = [
         Problem("", "", "error", f"no available GPU here has a profile {name}", nearest_hint(name, here))
@@ -24,8 +24,8 @@ def known_here(demand: Demand, candidates: Sequence[Candidate]) -> None:
         raise Unsatisfiable(problems)
 
 
-def each_alone(demand: Demand, program: IntegerProgram) -> None:
-    """Raise Unsatisfiable for every profile of which there is no room for so many, even alone."""
+def check_each_alone(demand: Demand, program: IntegerProgram) -> None:
+    """Raise Unsatisfiable for every profile of which too few fit, even alone."""
     problems = []
     for at, (profile, count) in enumerate(demand.wanted):
         best = [0] * len(program.sizes)
@@ -39,8 +39,8 @@ def each_alone(demand: Demand, program: IntegerProgram) -> None:
         raise Unsatisfiable(problems)
 
 
-def not_together(demand: Demand, program: IntegerProgram, deadline: Deadline) -> Unsatisfiable:
-    """Which profile falls short once those before it, the largest first, are served."""
+def why_not_together(demand: Demand, program: IntegerProgram, deadline: Deadline) -> Unsatisfiable:
+    """Which profile does not fit after those before it, the largest first, are served."""
     order = sorted(
         range(len(demand.wanted)), key=lambda at: (-demand.profiles[at].gpu_slices, str(demand.profiles[at]))
     )
@@ -49,7 +49,7 @@ def not_together(demand: Demand, program: IntegerProgram, deadline: Deadline) ->
         profile, count = demand.wanted[at]
         try:
             found, bound = most(program, at, full, deadline)
-        except (Undecided, Infeasible):  # infeasible: what was served before was a bound, not a solution
+        except (Undecided, Infeasible):  # infeasible: the number before was a bound, not a solution
             break
         if bound < count:
             beside = " + ".join(f"{demand.counts[other]} x {demand.profiles[other]}" for other in full)
@@ -61,7 +61,7 @@ def not_together(demand: Demand, program: IntegerProgram, deadline: Deadline) ->
 
 
 def undecided(demand: Demand, time_limit_s: float) -> Unsatisfiable:
-    """Nothing was found in the time, nor excluded."""
+    """Neither a solution nor a proof was found in time."""
     return Unsatisfiable(
         f"{demand}: neither a packing nor a proof that there is none was found in {time_limit_s:g} s",
         "give more time with --time-limit",

@@ -1,12 +1,14 @@
-"""Integer programs over choices: how many GPUs of each group take which. Solved by HiGHS, through scipy.
+"""Integer programs over choices: how many GPUs of each group take which choice. Solved by HiGHS through
+scipy.
 
 scipy is an extra (``partage[planner]``): nothing here imports it before a program is solved.
 
-The number of GPUs is hardly searched for, it is priced. The linear relaxation gives every demanded profile a
-price, at which hardly any GPU is worth more than one; what the demand is worth is then a bound that holds by
-plain arithmetic. The whole part of the relaxed solution, completed by a small program, reaches that bound as
-a rule. Where it does not, a choice that wastes more than the distance between a target and the bound is in no
-solution that reaches the target, and a program over the others finds a solution or excludes it.
+The number of GPUs is mostly found by prices instead of search. The linear relaxation gives every
+demanded profile a price at which hardly any GPU is worth more than one; the price of the demand is then
+a bound that plain arithmetic proves. The integer part of the relaxed solution, completed by a small
+program, usually reaches that bound. Otherwise a choice that wastes more than the distance between a
+target and the bound is in no solution that reaches the target, and a program over the other choices
+finds a solution or excludes it.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ from partage.errors import InputError
 
 _OPTIMAL, _INFEASIBLE = 0, 2
 _SLACK = 1e-6
-"""How far a bound of the solver may be from the whole number it means."""
+"""Tolerance for the solver's bounds, which should be whole numbers."""
 _DENOMINATOR = 2520
-"""Prices are rounded to fractions with no larger denominator: all of 1/1 to 1/10 are among them."""
+"""Prices are rounded to fractions with at most this denominator: 1/1 to 1/10 are among them."""
 _TARGETS = 2
 """How many numbers of GPUs are tried by price before the whole program is searched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One choice of one group. served: of each demanded profile; costs: by objective, the first: one GPU."""
+    """One choice of one group. served: of each demanded profile. costs: for each objective; the first one
+    is 1 GPU.
+    """
 
     group: int
     served: tuple[int, ...]
@@ -44,7 +48,7 @@ Taken = tuple[tuple[Column, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class IntegerProgram:
-    """sizes: GPUs in each group; demand: of each profile. exact: no more may be served than is demanded."""
+    """sizes: GPUs in each group. demand: of each profile. exact: exactly the demand must be served."""
 
     sizes: tuple[int, ...]
     columns: tuple[Column, ...]
@@ -54,12 +58,12 @@ class IntegerProgram:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a device of each demanded profile is worth, and a bound that anybody can check.
+    """The price of a device of each demanded profile, and a bound that can be checked by arithmetic.
 
-    whole: what one GPU is worth, for prices are whole numbers; excess: by how much the best choice of each
-    group is worth more. A packing of n GPUs is worth at most n wholes, and the excess of the GPUs that there
-    are; so it has at least ``floor / whole`` GPUs, floor being the worth of the demand less all excess. That
-    holds for any prices, by plain arithmetic; the solver finds good ones.
+    whole: the price of one GPU (prices are whole numbers). excess: by how much the best choice of each
+    group is worth more than that. n GPUs are worth at most n wholes plus the excess of the available GPUs,
+    so a packing needs at least ``floor / whole`` GPUs, where floor is the price of the demand minus all
+    excess. That holds for any prices; the solver finds good ones.
     """
 
     prices: tuple[int, ...]
@@ -78,15 +82,19 @@ class Prices:
         return tuple(Fraction(price, self.whole) for price in self.prices)
 
     def possible(self, group: int, served: Sequence[int], gpus: int) -> bool:
-        """Whether a GPU of that group may serve this in a packing of so few GPUs: what it wastes decides."""
+        """Whether a GPU of that group may serve this in a packing with so few GPUs, judged by what it
+        wastes.
+        """
         least = self.floor + self.whole + self.excess[group] - _worth(served, self.prices)
         return least <= gpus * self.whole
 
 
 @dataclass(frozen=True, slots=True)
 class _Relaxed:
-    """A solution of the linear relaxation. least: its objective; duals: what one more of each profile costs;
-    start: its whole part, and hardly more than one GPU for each profile is missing from that."""
+    """A solution of the linear relaxation. least: its objective. duals: cost of one more of each profile.
+
+    start: its integer part, which usually lacks not much more than one GPU for each profile.
+    """
 
     least: float
     duals: tuple[float, ...]
@@ -95,8 +103,8 @@ class _Relaxed:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A solution. taken: choices, and how many GPUs take them. bounds: for each objective what no solution
-    falls below that keeps to the values of those before it. prices: the proof for the first, if they reach.
+    """A solution. taken: choices, and how many GPUs take them. bounds: for each objective the proven minimum,
+    given the values of the objectives before it. prices: the proof for the first one, if they reach it.
     """
 
     taken: Taken
@@ -111,27 +119,27 @@ class _Solved:
 
 
 class Infeasible(Exception):
-    """There is no solution: that is proven."""
+    """There is no solution; that is proven."""
 
 
 class Undecided(Exception):
-    """The time was over before there was a solution or a proof that there is none."""
+    """Time ran out before a solution or a proof was found."""
 
 
 class Deadline:
-    """Time that several programs share. clock: seconds, from any beginning."""
+    """Time that several programs share. clock: returns seconds."""
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
         self._clock = clock
         self._end = clock() + seconds
 
     def left_s(self, part: float = 1.0) -> float:
-        """That part of what is left; never quite nothing, for the solver takes zero for no limit at all."""
+        """That part of the remaining time; never 0, which means no limit for the solver."""
         return max((self._end - self._clock()) * part, 0.01)
 
 
 def need_solver() -> None:
-    """Raise InputError, with what to install, where scipy is missing."""
+    """Raise InputError with the command to install scipy if it is missing."""
     try:
         import scipy.optimize  # noqa: F401
     except ImportError as error:
@@ -140,9 +148,9 @@ def need_solver() -> None:
 
 
 def least(program: IntegerProgram, objectives: int, deadline: Deadline) -> Packed:
-    """The fewest GPUs; among those solutions the least of the second cost, and so on.
+    """The fewest GPUs; among those solutions the least of the second objective, and so on.
 
-    What could not be proven in the time shows in the bounds. Raises Infeasible or Undecided.
+    The bounds show what could not be proven in time. Raises Infeasible or Undecided.
     """
     relaxed = _relaxed(program, 0, (), deadline.left_s(0.4))
     prices = find_prices(program, relaxed.duals)
@@ -161,16 +169,17 @@ def least(program: IntegerProgram, objectives: int, deadline: Deadline) -> Packe
 def improved(
     program: IntegerProgram, ceilings: Sequence[int], deadline: Deadline, at_hand: int
 ) -> Taken | None:
-    """A solution with less than ``at_hand`` of the objective after those with a ceiling, the least that is
-    found in the time; None where none is."""
+    """A solution with less than ``at_hand`` of the objective after those with a ceiling; None if none was
+    found in time.
+    """
     found = _improved(program, ceilings, deadline, None)
     return found.taken if found.taken and value(found.taken, len(ceilings)) < at_hand else None
 
 
 def most(program: IntegerProgram, wanted: int, full: Sequence[int], deadline: Deadline) -> tuple[int, int]:
-    """How many of profile ``wanted`` can be served while those of ``full`` are served in full.
+    """How many of profile ``wanted`` can be served while those of ``full`` are served completely.
 
-    The best found, and the proven most, neither above the demand. Raises Infeasible or Undecided.
+    The best number found and the proven maximum, neither above the demand. Raises Infeasible or Undecided.
     """
     demand = tuple(count if p in full else 0 for p, count in enumerate(program.demand))
     costs = [-column.served[wanted] for column in program.columns]
@@ -180,7 +189,7 @@ def most(program: IntegerProgram, wanted: int, full: Sequence[int], deadline: De
 
 
 def find_prices(program: IntegerProgram, duals: Sequence[float]) -> Prices:
-    """The prices that the relaxation found, as fractions that are easily checked, and what they prove."""
+    """The prices of the relaxation, rounded to simple fractions, and what they prove."""
     fractions = [Fraction(max(dual, 0.0)).limit_denominator(_DENOMINATOR) for dual in duals]
     whole = math.lcm(*(price.denominator for price in fractions))
     prices = tuple(int(price * whole) for price in fractions)
@@ -192,14 +201,14 @@ def find_prices(program: IntegerProgram, duals: Sequence[float]) -> Prices:
 
 
 def value(taken: Taken, objective: int) -> int:
-    """What a solution costs."""
+    """The cost of a solution for one objective."""
     return sum(column.costs[objective] * count for column, count in taken)
 
 
 def _fewest(
     program: IntegerProgram, prices: Prices, relaxed: _Relaxed, deadline: Deadline
 ) -> tuple[int, Taken]:
-    """A bound on the number of GPUs, and a solution that reaches it if there was time to find one."""
+    """A bound on the number of GPUs, and a solution that reaches it if one was found in time."""
     low = max(math.ceil(prices.bound), 1)
     rounded = _rounded(program, 0, (), relaxed.start, deadline.left_s(0.2))
     if rounded is not None and value(rounded, 0) == low:
@@ -224,7 +233,7 @@ def _fewest(
 def _improved(
     program: IntegerProgram, ceilings: Sequence[int], deadline: Deadline, at_hand: Taken | None
 ) -> _Solved:
-    """The least of the next objective, by rounding where that reaches the bound, else by search."""
+    """The least of the next objective, by rounding if that reaches the bound, else by search."""
     objective = len(ceilings)
     if at_hand is not None and not value(at_hand, objective):
         return _Solved(at_hand, 0)
@@ -239,7 +248,7 @@ def _improved(
             solved = _minimised(program, objective, ceilings, deadline.left_s(0.7))
             bound = max(bound, solved.bound)
             found.append(solved.taken)
-    except (Undecided, Infeasible):  # infeasible by rounding only: whoever asks has a solution
+    except (Undecided, Infeasible):  # infeasible because of rounding only: the caller has a solution
         pass
     best = min(found, key=lambda taken: value(taken, objective), default=())
     return _Solved(best, min(bound, value(best, objective)))
@@ -248,7 +257,7 @@ def _improved(
 def _rounded(
     program: IntegerProgram, objective: int, ceilings: Sequence[int], start: Taken, seconds: float
 ) -> Taken | None:
-    """The whole part of a relaxed solution, and the best for what that leaves; None where there is none."""
+    """The integer part of a relaxed solution, completed by a small program; None if that is not possible."""
     free, missing = list(program.sizes), list(program.demand)
     for column, count in start:
         free[column.group] -= count
@@ -264,19 +273,19 @@ def _rounded(
 
 
 def _within(program: IntegerProgram, prices: Prices, gpus: int) -> IntegerProgram:
-    """Without the choices that are in no solution with so few GPUs."""
+    """The program without choices that are in no solution with so few GPUs."""
     possible = (c for c in program.columns if prices.possible(c.group, c.served, gpus))
     return replace(program, columns=tuple(possible))
 
 
 def _minimised(program: IntegerProgram, objective: int, ceilings: Sequence[int], seconds: float) -> _Solved:
-    """The least of an objective, under the ceilings of those before it. Raises Infeasible or Undecided."""
+    """The least of an objective, with ceilings for those before it. Raises Infeasible or Undecided."""
     fits = _under(program, ceilings)
     return _solve(fits, [column.costs[objective] for column in fits.columns], ceilings, seconds)
 
 
 def _under(program: IntegerProgram, ceilings: Sequence[int]) -> IntegerProgram:
-    """Without the choices that there is no GPU for, and those that alone are above a ceiling."""
+    """The program without choices that have no GPU, or that exceed a ceiling alone."""
     fit = (
         column
         for column in program.columns
@@ -337,8 +346,8 @@ def _solve(program: IntegerProgram, costs: Sequence[int], ceilings: Sequence[int
             for at, ceiling in enumerate(ceilings)
         ),
     ]
-    # Without presolve: it can take twenty seconds over a program that the search solves in a fifth of one,
-    # and does not look at the clock (HiGHS 1.12). What it would find, prices and relaxation have found.
+    # Without presolve: it can take 20 s for a program that search solves in 0.2 s, and it ignores the time
+    # limit (HiGHS 1.12). Prices and relaxation already give what it would find.
     result = milp(
         costs,
         integrality=[1] * len(costs),
@@ -357,7 +366,7 @@ def _solve(program: IntegerProgram, costs: Sequence[int], ceilings: Sequence[int
 
 
 def _whole_bound(program: IntegerProgram, costs: Sequence[int], result: Any) -> int:  # noqa: ANN401  untyped
-    """The whole number that the solver had proven when its time was over."""
+    """The bound that the solver had proven when time ran out, as a whole number."""
     dual = result.mip_dual_bound
     if dual is not None and math.isfinite(dual):
         return math.ceil(float(dual) - _SLACK)

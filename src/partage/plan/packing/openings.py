@@ -1,6 +1,6 @@
-"""Where new GPU instances can be opened beside those that have to stay, and what has to go for them.
+"""Where new GPU instances can be created, and which existing ones must be destroyed for them.
 
-Everything is enumerated: a GPU has at most a few thousand layouts, and GPUs of one model share the work.
+Everything is enumerated: a GPU has at most a few thousand layouts, and GPUs of one model share the results.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import CandidateInstance
 
 Amounts = tuple[int, ...]
-"""Of each thing that a GPU has so many of: compute slices, instances, engines, and each profile."""
+"""Amounts of everything that is limited on a GPU: compute slices, instances, engines, and each profile."""
 
 Quota = tuple[tuple[MigProfile, int], ...]
-"""How many new GPU instances of which profile are of any use."""
+"""How many new GPU instances of which profile can be useful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """A GPU instance that could be opened."""
+    """A GPU instance that could be created."""
 
     spec: ProfileSpec
     start: int
@@ -49,10 +49,10 @@ class Seating:
 
 
 def openings(geometry: Geometry, live: Sequence[CandidateInstance], quota: Quota) -> dict[int, list[Seating]]:
-    """Every way to open GPU instances, by the live instances that have to go for it (bit n: position n).
+    """Every way to create GPU instances, by the live instances that must be destroyed (bit n: position n).
 
-    Ways that open the same are told apart by what they remove, and only those that do not remove more than
-    another are there; of the ways that differ in nothing but starts, the one that the preferred starts give.
+    Of the ways that create the same instances only those are included that destroy no more than another
+    one; of ways that differ only in starts, the one with the preferred starts.
     """
     limits, needs = _budgets(geometry)
     takes = [needs[instance.spec.profile] for instance in live]
@@ -95,7 +95,7 @@ def openings(geometry: Geometry, live: Sequence[CandidateInstance], quota: Quota
 
 
 def _add_least(ways: dict[int, Seating], removed: int, seating: Seating) -> None:
-    """Add it, unless less can be removed; what removes more goes."""
+    """Add it unless another one destroys less; remove those that destroy more."""
     if any(other & removed == other for other in ways):
         return
     for other in [other for other in ways if other & removed == removed]:
@@ -105,7 +105,7 @@ def _add_least(ways: dict[int, Seating], removed: int, seating: Seating) -> None
 
 @lru_cache(maxsize=64)
 def _seatings(geometry: Geometry, quota: Quota) -> tuple[tuple[Seating, ...], ...]:
-    """Every seating on an empty GPU; those that open the same stand together, preferred starts first."""
+    """Every set of GPU instances on an empty GPU; equal profiles together, preferred starts first."""
     limits, needs = _budgets(geometry)
     wanted = dict(quota)
     seats = sorted(
@@ -130,7 +130,7 @@ def _seatings(geometry: Geometry, quota: Quota) -> tuple[tuple[Seating, ...], ..
 def _grown(
     seats: Sequence[Seat], taken: int, left: Amounts, quota: dict[MigProfile, int]
 ) -> Iterator[tuple[tuple[Seat, ...], Amounts]]:
-    """Every set of seats that do not overlap and keep to the budgets, with what it leaves of them."""
+    """Every set of instances without overlap within the budgets, and what is left of the budgets."""
     yield (), left
     for position, seat in enumerate(seats):
         profile = seat.spec.profile
@@ -145,7 +145,7 @@ def _grown(
 
 
 def _removals(kept: dict[int, Amounts], room: Amounts) -> frozenset[int]:
-    """The sets of kept instances that have to go because together they need more than there is room for."""
+    """The sets of kept instances that must be destroyed because all together exceed the budgets."""
     left = _less(room, kept.values())
     short = next((thing for thing, amount in enumerate(left) if amount < 0), None)
     if short is None:
@@ -160,7 +160,7 @@ def _removals(kept: dict[int, Amounts], room: Amounts) -> frozenset[int]:
 
 @cache
 def _budgets(geometry: Geometry) -> tuple[Amounts, dict[MigProfile, Amounts]]:
-    """What the GPU has, and what an instance of each profile takes of it."""
+    """What the GPU has, and what an instance of each profile needs."""
     whole = geometry.whole.engines
     kinds = [kind for kind in ENGINE_KINDS if whole is not None and getattr(whole, kind) is not None]
     engines = tuple(getattr(whole, kind) for kind in kinds)
@@ -178,7 +178,7 @@ def _budgets(geometry: Geometry) -> tuple[Amounts, dict[MigProfile, Amounts]]:
 
 
 def _ordered(seats: Iterable[Seat]) -> tuple[Seat, ...]:
-    """Largest first: the order in which the rule of preferred starts seats them."""
+    """Largest first, the order in which placing by preferred starts takes them."""
     return tuple(
         sorted(
             seats,

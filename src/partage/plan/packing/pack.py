@@ -1,9 +1,9 @@
-"""Which layouts on which GPUs serve a demand with the fewest GPUs, and then the fewest disturbed instances.
+"""The layouts that serve a demand with the fewest GPUs, and then with the fewest destroyed instances.
 
-GPUs of one kind in one state are alike, so they form a group. For each group every combination that one of
-its GPUs can serve is enumerated (``choices``); an integer program says how many GPUs of each group take which
-(``integer``). Among the packings with as few GPUs and as few disturbed instances, one is taken that turns MIG
-mode on at the fewest GPUs, and of those one that makes the fewest new devices.
+GPUs of one model in one state are equal and form a group. For each group every combination that one of its
+GPUs can serve is enumerated (``choices``); an integer program decides how many GPUs of each group take
+which (``integer_program``). Of the packings with as few GPUs and as few destroyed instances, one is chosen
+that turns MIG mode on for the fewest GPUs, and then one with the fewest new devices.
 """
 
 from __future__ import annotations
@@ -20,17 +20,22 @@ from partage.plan.packing.candidates import Candidate, CandidateDevice
 from partage.plan.packing.choices import Choice, Served
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.groups import (
-    Able,
+    CapableGpu,
     Group,
-    able,
+    assign_choices,
+    capable_gpus,
+    covering_groups,
     covering_program,
+    exact_groups,
     exact_program,
-    exactly_able,
-    handed_out,
-    most_able,
     trimmed,
 )
-from partage.plan.packing.impossible import each_alone, known_here, not_together, undecided
+from partage.plan.packing.impossible import (
+    check_each_alone,
+    check_profiles_exist,
+    undecided,
+    why_not_together,
+)
 from partage.plan.packing.integer_program import (
     Deadline,
     Infeasible,
@@ -45,12 +50,12 @@ from partage.plan.packing.integer_program import (
 
 _GPUS, _DISTURBED = 0, 1
 _COVERED = 3
-"""Objectives that do not ask whether too much is served."""
+"""Number of objectives for which serving too much is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disturbed:
-    """What is destroyed. uuid: of the MIG device; None for a GPU instance in which there is none."""
+    """A destroyed MIG device. uuid: None for a GPU instance without MIG devices."""
 
     item: LayoutItem
     uuid: str | None
@@ -58,9 +63,9 @@ class Disturbed:
 
 @dataclass(frozen=True, slots=True)
 class PackedGpu:
-    """What one GPU does for the demand. layout: all MIG devices that it has in the end, starts fixed.
+    """What one GPU does for the demand. layout: all its MIG devices in the end, with starts.
 
-    serves: those of ``layout`` that the demand gets; reused: those of them that exist already.
+    serves: those of ``layout`` that serve the demand. reused: those of them that exist already.
     """
 
     candidate: Candidate
@@ -72,8 +77,9 @@ class PackedGpu:
 
 @dataclass(frozen=True, slots=True)
 class PriceProof:
-    """Why fewer GPUs cannot do. At these prices, in GPUs, no available GPU is worth more than one, but for
-    ``spared`` in all; the demand is worth ``worth``; so at least ``worth - spared`` GPUs are needed.
+    """Why fewer GPUs are not enough. At these prices, in GPUs, no available GPU is worth more than one,
+    except for ``spared`` in total. The demand is worth ``worth``, so at least ``worth - spared`` GPUs
+    are needed.
     """
 
     prices: tuple[tuple[MigProfile, Fraction], ...]
@@ -83,8 +89,8 @@ class PriceProof:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The answer. bound: fewer GPUs cannot serve the demand; disturbed_bound: on as few GPUs, fewer instances
-    cannot be disturbed. proof: of ``bound``; None where only the solver's search proves it.
+    """The result. bound: fewer GPUs cannot serve the demand. disturbed_bound: with as few GPUs, fewer
+    instances cannot be destroyed. proof: of ``bound``; None if only the solver's search proves it.
     """
 
     demand: Demand
@@ -96,12 +102,12 @@ class Packing:
 
     @property
     def gpus_used(self) -> int:
-        """GPUs that serve something."""
+        """Number of GPUs that serve something."""
         return len(self.assignments)
 
     @property
     def disturbed(self) -> int:
-        """Instances that are destroyed."""
+        """Number of destroyed instances."""
         return sum(len(one.disturbed) for one in self.assignments)
 
     @property
@@ -113,25 +119,25 @@ class Packing:
 def pack(
     demand: Demand, candidates: Sequence[Candidate], clock: Callable[[], float], time_limit_s: float
 ) -> Packing:
-    """The best packing, or the best that was found in the time. clock: seconds, from any beginning.
+    """The best packing, or the best one found in time. clock: returns seconds.
 
-    Raises Unsatisfiable with the profiles that cannot be served, and how many at most; also where the time
-    was over before anything was found.
+    Raises Unsatisfiable with the profiles that cannot be served and how many are possible, and if time ran
+    out before anything was found.
     """
     deadline = Deadline(clock, time_limit_s)
-    known_here(demand, candidates)
+    check_profiles_exist(demand, candidates)
     need_solver()
-    members = able(demand, candidates)
-    groups = most_able(members)
+    members = capable_gpus(demand, candidates)
+    groups = covering_groups(members)
     program = covering_program(demand, groups)
-    each_alone(demand, program)
+    check_each_alone(demand, program)
     try:
         packed = least(program, _COVERED, deadline)
     except Infeasible:
-        raise not_together(demand, program, deadline) from None
+        raise why_not_together(demand, program, deadline) from None
     except Undecided:
         raise undecided(demand, time_limit_s) from None
-    served = trimmed(demand, handed_out(groups, packed.taken))
+    served = trimmed(demand, assign_choices(groups, packed.taken))
     served = _with_fewer_new(demand, members, groups, packed.prices, served, deadline=deadline)
     assignments = tuple(
         _assignment(member.candidate, member.choices[served[id(member)][1]])
@@ -139,33 +145,33 @@ def pack(
         if id(member) in served
     )
     total = Counter(item.profile for one in assignments for item in one.serves)
-    assert total == Counter(dict(demand.wanted)), "the solver's answer is checked, not believed"
+    assert total == Counter(dict(demand.wanted)), "the solver's answer is checked"
     return _packing(demand, candidates, packed, assignments)
 
 
 def _with_fewer_new(
     demand: Demand,
-    members: Sequence[Able],
+    members: Sequence[CapableGpu],
     covering: Sequence[Group],
     prices: Prices,
-    served: dict[int, tuple[Able, Served]],
+    served: dict[int, tuple[CapableGpu, Served]],
     *,
     deadline: Deadline,
-) -> dict[int, tuple[Able, Served]]:
-    """Free instances that exist are used first: as well as before, with the fewest new devices."""
+) -> dict[int, tuple[CapableGpu, Served]]:
+    """Use existing free instances first: as good as before, with the fewest new devices."""
     created = sum(member.choices[amounts].created for member, amounts in served.values())
     if created == _fewest_new(demand, members):
         return served
     disturbed = sum(member.choices[amounts].disturbed for member, amounts in served.values())
     modes = sum(member.mode_changes for member, _ in served.values())
-    groups = exactly_able(members)
+    groups = exact_groups(members)
     program = exact_program(demand, groups, covering, prices, len(served))
     better = improved(program, (len(served), disturbed, modes), deadline, created)
-    return served if better is None else handed_out(groups, better)
+    return served if better is None else assign_choices(groups, better)
 
 
-def _fewest_new(demand: Demand, members: Sequence[Able]) -> int:
-    """New devices, if all free ones of demanded profiles could serve."""
+def _fewest_new(demand: Demand, members: Sequence[CapableGpu]) -> int:
+    """Number of new devices if all free devices of demanded profiles could be used."""
     free = Counter(
         device.profile
         for member in members

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from partage.model.gpu import Gpu
-from partage.model.layout import Misfit
+from partage.model.layout import MisfitKind
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
 from partage.model.step import GpuUse, SetMigMode, UseKind
@@ -54,7 +54,7 @@ class Blocked:
     kind: BlockKind
     reason: str
     blockers: tuple[Blocker, ...] = ()
-    misfit: Misfit | None = None
+    misfit: MisfitKind | None = None
     kept: tuple[str, ...] = ()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice, product
 
 from partage.model.geometry import Geometry, ProfileSpec
-from partage.model.layout import DoesNotFit, LayoutItem, Placed, place
+from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, place
 from partage.model.profile import MigProfile
 
 _MOST = 200
@@ -32,9 +32,9 @@ class Bundle:
     start: int | None = None
 
 
-def bundle(placed: Iterable[Placed]) -> tuple[Bundle, ...]:
+def bundle(placed: Iterable[PlacedItem]) -> tuple[Bundle, ...]:
     """The bundles as ``place`` makes them."""
-    members: dict[int, list[Placed]] = defaultdict(list)
+    members: dict[int, list[PlacedItem]] = defaultdict(list)
     for one in placed:
         members[one.instance].append(one)
     return tuple(
@@ -48,7 +48,7 @@ def bundle(placed: Iterable[Placed]) -> tuple[Bundle, ...]:
 
 
 def bundlings(
-    geometry: Geometry, placed: Sequence[Placed], live: Collection[MigProfile]
+    geometry: Geometry, placed: Sequence[PlacedItem], live: Collection[MigProfile]
 ) -> Iterator[tuple[Bundle, ...]]:
     """All ways to bundle; first that of ``place``.
 
@@ -80,7 +80,7 @@ def _possible(geometry: Geometry, bundles: Iterable[Bundle]) -> bool:
     return True
 
 
-def _fillings(items: Sequence[Placed]) -> Iterator[tuple[Bundle, ...]]:
+def _fillings(items: Sequence[PlacedItem]) -> Iterator[tuple[Bundle, ...]]:
     """Every way to spread the items of one GPU instance profile, fewest instances first."""
     spec = items[0].spec
     fixed: dict[int, list[int]] = defaultdict(list)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.model.layout import DoesNotFit, LayoutItem, matches
-from partage.model.named_layouts import meant
+from partage.model.named_layouts import resolve_layout
 from partage.model.policy import DesiredMig
 from partage.model.profile import MigProfile
 from partage.model.step import (
@@ -185,7 +185,7 @@ def _seating(
         return PlacedLayout(())
     if geometry is None and wish.named is not None:
         return None
-    items = meant(geometry, wish.items, wish.named).items if geometry else wish.items
+    items = resolve_layout(geometry, wish.items, wish.named).items if geometry else wish.items
     as_wanted = live and not any(one.renew for one in live) and matches(gpu.mig_devices, items)
     if as_wanted or not items:
         stay = [one for one in live if one.computes and items]

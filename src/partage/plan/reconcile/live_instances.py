@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from partage.errors import NoRoom, PartageError
+from partage.errors import InsufficientResources, PartageError
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
@@ -81,7 +81,7 @@ def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[str,
     itself that is gone by now.
     """
     gpu = inventory.gpu(step.gpu) if isinstance(step, CreateCompute) else None
-    if gpu is None or not isinstance(step, CreateCompute) or not isinstance(error, NoRoom):
+    if gpu is None or not isinstance(step, CreateCompute) or not isinstance(error, InsufficientResources):
         return {}
     place = (step.instance, step.placement)
     found = {one.gi_id for one in live_instances(gpu, ()) if (str(one.profile), one.placement) == place}

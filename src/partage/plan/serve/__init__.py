@@ -1,1 +1,1 @@
-"""What the kubelet is answered: preferred allocations, Allocate, and the ledger of who holds what."""
+"""Answers to the kubelet: preferred allocations, Allocate, and the ledger of held shares."""

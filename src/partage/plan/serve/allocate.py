@@ -1,4 +1,4 @@
-"""Which shares one request should get. Pure, deterministic, no search over partitions."""
+"""Which shares a request should get. Pure and deterministic."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOT_ENOUGH = "not enough available devices to satisfy allocation"
 class _Device:
     """One GPU or MIG device of the resource, and its shares.
 
-    ids: lowest share first. first: place of the lowest one among all shares of the resource, which are
+    ids: of its shares, lowest first. first: number of its first share; the shares of a resource are
     numbered device by device. gpu: number of the GPU that it is part of. whole: one share, a whole GPU.
-    group: devices whose shares one container can hold together. Each GPU under MPS is a group of its own, as
-    a container's MPS shares come from one GPU; all other devices are group -1.
+    group: devices whose shares one container can hold together. Each GPU under MPS is its own group,
+    because a container's MPS shares must come from one GPU; all other devices are group -1.
     """
 
     ids: tuple[str, ...]
@@ -33,14 +33,14 @@ class _Device:
 
     @property
     def end(self) -> int:
-        """The place after that of its highest share."""
+        """One after the number of its last share."""
         return self.first + len(self.ids)
 
 
 class PreferredAllocator:
-    """Preferred allocation for one resource. Built when the resource changes; asked on the admission path.
+    """GetPreferredAllocation for one resource. Built when the resource changes; called during admission.
 
-    links: of the node; whole GPUs are chosen by them (GPUs in MIG mode are no part of it).
+    links: of the node; whole GPUs are chosen by them (not GPUs in MIG mode).
     """
 
     def __init__(self, resource: Resource, links: Sequence[Link], policy: AllocationPolicy) -> None:
@@ -54,11 +54,14 @@ class PreferredAllocator:
         self._linked = LinkedGpus(gpus, links)
 
     def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        """``size`` ids out of ``available``, ``must_include`` first.
+        """``size`` ids out of ``available``, with ``must_include`` first.
 
-        Ids that this resource does not have are passed over in ``available``: the kubelet's list may be a
-        moment older than ours. Raises AllocationRefused: not enough available, ``must_include`` unknown or
-        too long.
+        Ids in ``available`` that the resource does not have are ignored: the kubelet's list may be older.
+
+        Raises
+        ------
+        AllocationRefused: not enough available, ``must_include`` unknown or too long.
+
         """
         unknown = [id_ for id_ in must_include if id_ not in self._places]
         if unknown:
@@ -79,9 +82,9 @@ class PreferredAllocator:
         return [*must_include, *self._by_policy(free, counts, taken, missing)]
 
     def _free(self, available: Sequence[str], must_include: Sequence[str]) -> bytearray:
-        """By place, 1 for each share that can be chosen; the byte after the last is for ids unknown here.
+        """For each share 1 if it can be chosen; the byte after the last one is for unknown ids.
 
-        Bytes and not a set of ids: hundreds of ids come with every call, and this looks each of them up once.
+        Bytes instead of a set: each call has hundreds of ids, and this looks up each of them only once.
         """
         nowhere = len(self._places)
         free = bytearray(nowhere + 1)
@@ -102,7 +105,7 @@ class PreferredAllocator:
     # --- shares and MIG devices ---------------------------------------------------------------
 
     def _by_policy(self, free: bytearray, counts: list[int], taken: list[int], missing: int) -> list[str]:
-        """One share after the other, each from the device that the policy ranks first at that moment."""
+        """One share after the other, each from the device that ranks first at that moment."""
         ranking = _Ranking(self._devices, counts, taken, fullest_first=self._fullest_first)
         if self._grouped:
             ranking.keep_group(taken, missing)
@@ -116,12 +119,11 @@ class PreferredAllocator:
 
 
 class _Ranking:
-    """The devices that have free shares, best first, during one request.
+    """The devices with free shares, best first, during one request.
 
-    NVIDIA's rule: fewest allocated shares first (packed: most), what this request took counted; then the
-    device that this request took least from. Where NVIDIA throws dice, the device on the GPU with the fewest
-    (most) allocated shares comes next, which spreads (packs) MIG devices over their GPUs; then the lowest
-    index.
+    NVIDIA's rule: fewest allocated shares first (packed: most), including those of this request; then the
+    device from which this request took fewest. Where NVIDIA chooses randomly: the device on the GPU with
+    the fewest (most) allocated shares, which spreads (packs) MIG devices over GPUs; then the lowest index.
     """
 
     def __init__(
@@ -146,7 +148,7 @@ class _Ranking:
         return self._sign * allocated, self._picked[number], self._sign * on_gpu, number
 
     def keep_group(self, taken: Sequence[int], missing: int) -> None:
-        """Leave only devices whose shares one container can hold together, where that is possible."""
+        """Keep only devices whose shares one container can hold together, if that is possible."""
         groups = {self._devices[number].group for number in taken}
         for _, _, _, number in sorted(self._keys.values()):
             group = self._devices[number].group
@@ -156,7 +158,7 @@ class _Ranking:
                 return
 
     def take_first(self) -> int:
-        """The device that comes first; one of its shares is allocated from here on."""
+        """The device that ranks first; one of its shares is allocated now."""
         number = min(self._keys.values())[-1]
         gpu = self._devices[number].gpu
         self._left[number] -= 1
@@ -171,7 +173,7 @@ class _Ranking:
 
 
 def _devices_of(resource: Resource) -> list[_Device]:
-    """The devices of a resource in its order; several rows of one device (MPS clients) are one."""
+    """The devices of a resource in its order; several rows of one device (MPS clients) become one."""
     rows: dict[str, list[DeviceOffer]] = {}
     for offering in resource.offerings:
         rows.setdefault(offering.device, []).append(offering)
@@ -186,7 +188,7 @@ def _devices_of(resource: Resource) -> list[_Device]:
 def _device(number: int, place: int, gpus: dict[str, int], offerings: list[DeviceOffer]) -> _Device:
     first = offerings[0]
     ids = tuple(id_ for offering in offerings for id_ in offering.share_ids)
-    # A request for several shares that Allocate will refuse anyway is answered as NVIDIA's plugin does.
+    # Allocate refuses several shares of a ``single`` device; here they are answered as by NVIDIA's plugin.
     alone = first.shared is Strategy.MPS and not first.single
     return _Device(
         ids=ids,

@@ -1,7 +1,8 @@
-"""What a container gets for the shares it was given: environment, mounts, devices, CDI names.
+"""What a container gets for its shares: environment, mounts, devices, CDI names.
 
-Content and words are those of NVIDIA's device plugin v0.20.0, in the order in which it puts them together:
-validation, CDI, MPS, features, then environment, mounts and device files. ``PARTAGE_*`` comes on top.
+Content and error texts are those of NVIDIA's device plugin v0.20.0, checked and added in its order:
+validation, CDI, MPS, features, then environment, mounts and device files. ``PARTAGE_*`` variables are
+added.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from partage.units import MIB
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Passed with device specs where they exist, in NVIDIA's order."""
+"""Device files that are passed with device specs if they exist, in NVIDIA's order."""
 
 GUARD_MOUNT = "/opt/partage/guard"
-"""Where a container finds the guard; it is on its PYTHONPATH."""
+"""Path of the guard in a container; it is on PYTHONPATH."""
 
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
@@ -30,7 +31,7 @@ _IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """What one device brings into any answer, put together beforehand. name: as deviceIDStrategy calls it."""
+    """What one device adds to an answer, prepared in advance. name: as deviceIDStrategy requires."""
 
     offering: DeviceOffer
     name: str
@@ -38,13 +39,12 @@ class _Piece:
 
 
 class AllocateResponder:
-    """Allocate for one resource. Built when the resource changes; asked on the admission path.
+    """Answers Allocate for one resource. Built when the resource changes; called during admission.
 
-    run_dir: host path of ``--run-dir``; MPS mounts lie below ``<run_dir>/mps/<device>``.
-    cdi_classes: classes beside ``gpu`` for which a CDI spec was written (``gds``, ``mofed``, ``gdrcopy``); a
-    name without a spec would keep the container from starting.
-    guard_dir: host path of the guard's files, empty while they are not there: then no container is promised
-    the guard.
+    run_dir: host path of ``--run-dir``; MPS mounts are below ``<run_dir>/mps/<device>``.
+    cdi_classes: classes besides ``gpu`` that have a CDI spec (``gds``, ``mofed``, ``gdrcopy``); a name
+    without a spec would keep the container from starting.
+    guard_dir: host path of the guard's files; empty if they do not exist, then no container gets the guard.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AllocateResponder:
         )
 
     def answer(self, ids: Sequence[str]) -> ContainerAllocation:
-        """The answer for one container. Raises AllocationRefused in NVIDIA's words (golden cases)."""
+        """The answer for one container. Raises AllocationRefused with NVIDIA's texts (golden cases)."""
         pieces = self._validated(ids)
         names = tuple(dict.fromkeys(piece.name for piece in pieces))
         envs: dict[str, str] = {}
@@ -145,11 +145,12 @@ class AllocateResponder:
         return {key: ",".join(cdi)}
 
     def _add_mps(self, offerings: Sequence[DeviceOffer], envs: dict[str, str], mounts: list[Mount]) -> None:
-        """Container side as NVIDIA's, host side of the one daemon of this GPU.
+        """MPS variables and mounts: container paths as with NVIDIA's plugin, host paths of this GPU's daemon.
 
-        Of a daemon with namespaces only the share's own is mounted: what a container cannot see (the other
-        namespaces, the server's default one, the daemon's socket with servers without limits) it cannot
-        connect to. Several shares of one container have the limits of one: all of a resource are equal.
+        Of a daemon with namespaces only the directory of the share's namespace is mounted, so the container
+        cannot connect to other namespaces, the server's default one, or the daemon's socket. Several shares
+        of a container have the limits of
+        one: the shares of a resource are equal.
         """
         inside = f"/mps/{self._name}/pipe"
         host = f"{self._run_dir}/mps/{offerings[0].device}"
@@ -160,18 +161,18 @@ class AllocateResponder:
         if any(offering.limits_in_env for offering in offerings):
             threads = min(100, sum(offering.threads_percent or 0 for offering in offerings))
             memory_mib = sum(offering.memory_bytes for offering in offerings) // MIB
-            # By ordinal: the container sees this one GPU, and an entry for an unseen one would void them all.
+            # By ordinal: the container sees only this GPU. An entry for another one would make all invalid.
             envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_mib}M"
             envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
 
     def _add_guard(self, offerings: Sequence[DeviceOffer], envs: dict[str, str], mounts: list[Mount]) -> None:
-        """PYTHONPATH replaces the image's, and a pod's own replaces this: we see neither (docs/guard.md)."""
+        """PYTHONPATH replaces that of the image, and a pod's own replaces this one (docs/guard.md)."""
         mounts.append(Mount(GUARD_MOUNT, self._guard_dir, read_only=True))
         envs["PYTHONPATH"] = GUARD_MOUNT
         envs["PARTAGE_TOTAL_BYTES"] = _one_or_each(self._totals(offerings))
 
     def _totals(self, offerings: Iterable[DeviceOffer]) -> list[int]:
-        """Memory of the devices behind these shares, one sum for each GPU in the order of PARTAGE_GPUS."""
+        """Memory of the devices of these shares, one sum for each GPU in the order of PARTAGE_GPUS."""
         whole = {offering.device: offering for offering in offerings}
         by_gpu: dict[str, int] = {}
         for device, offering in whole.items():
@@ -180,7 +181,7 @@ class AllocateResponder:
         return list(by_gpu.values())
 
     def _add_device_list(self, names: tuple[str, ...], envs: dict[str, str], mounts: list[Mount]) -> None:
-        """volume-mounts overrules the value of envvar where both are asked for, as at NVIDIA's."""
+        """If both are requested, volume-mounts overrides the value of envvar, as with NVIDIA's plugin."""
         channels = self._options.imex_channels
         if DeviceListStrategy.ENVVAR in self._options.device_list:
             envs[_VISIBLE] = ",".join(names)
@@ -192,7 +193,9 @@ class AllocateResponder:
             mounts.extend(Mount(f"{_DEVICE_MOUNTS}/{name}", "/dev/null") for name in below)
 
     def _device_specs(self, pieces: Iterable[_Piece]) -> tuple[DeviceNode, ...]:
-        """A GPU's nodes stand there once for each of its shares, as at NVIDIA's; the kubelet takes that."""
+        """A GPU's device files are repeated for each of its shares, as with NVIDIA's plugin; the kubelet
+        accepts that.
+        """
         if not self._options.device_specs:
             return ()
         own = (node for piece in pieces for node in piece.nodes)
@@ -200,7 +203,7 @@ class AllocateResponder:
 
 
 def _as_guarded(offering: DeviceOffer, guard_dir: str) -> DeviceOffer:
-    """The offering without the guard, and without its promise, where its files could not be written."""
+    """The offer without the guard and its guarantee if the guard's files could not be written."""
     if guard_dir or not offering.guard:
         return offering
     sliced = offering.shared is Strategy.TIME_SLICING
@@ -230,9 +233,10 @@ def _features(options: Options) -> dict[str, str]:
 
 
 def _uuid_of(resource: ResourceName, ids: Sequence[str]) -> str:
-    """A UUID for the annotation's key. NVIDIA throws dice; ours follows from the ids: answers are repeatable.
+    """A UUID for the annotation's key. NVIDIA's is random; this one is computed from the ids, so answers are
+    repeatable.
 
-    No two containers hold the same ids, so that keys differ where theirs would.
+    No two containers hold the same ids, so the keys differ.
     """
     from uuid import NAMESPACE_URL, uuid5
 
@@ -242,7 +246,7 @@ def _uuid_of(resource: ResourceName, ids: Sequence[str]) -> str:
 def _share_facts(
     resource: ResourceName, ids: Sequence[str], offerings: Sequence[DeviceOffer]
 ) -> dict[str, str]:
-    """``PARTAGE_*``: what the container has, and what that guarantees."""
+    """``PARTAGE_*``: what the container has, and what is guaranteed."""
     by_gpu: dict[str, list[DeviceOffer]] = {}
     for offering in offerings:
         by_gpu.setdefault(offering.gpu, []).append(offering)
@@ -261,5 +265,5 @@ def _share_facts(
 
 
 def _one_or_each(numbers: Sequence[int]) -> str:
-    """One number where all GPUs agree, else one for each, in the order of PARTAGE_GPUS."""
+    """One number if all GPUs agree, else one for each, in the order of PARTAGE_GPUS."""
     return ",".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))

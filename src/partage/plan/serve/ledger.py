@@ -1,11 +1,11 @@
-"""Who holds which share, and how sure we are. Pure: the agent brings the clock and the observations.
+"""Which container holds which share, and how certain that is. Pure: the caller passes times and observations.
 
-What the kubelet says in four ways, and what follows from it (docs/adr/0020):
+The kubelet tells it in four ways (docs/adr/0020):
 
-- Allocate: somebody holds these ids now, and whoever held them before has given them up.
+- Allocate: a container holds these ids now; their former holders have released them.
 - GetPreferredAllocation: these ids are free.
-- PodResources: these containers hold these ids; ordinary init containers are missing, and before Kubernetes
-  1.36 containers that ended may still be there.
+- PodResources: these containers hold these ids. Ordinary init containers are missing, and before Kubernetes
+1.36 containers that ended may still be listed.
 - PreStartContainer: a container with exactly these ids is about to start.
 """
 
@@ -21,9 +21,9 @@ from partage.model.ids import ResourceName
 
 
 class Degree(StrEnum):
-    """How sure an entry is.
+    """How certain an entry is.
 
-    tentative: Allocate gave it; the kubelet has not yet said to whom.
+    tentative: Allocate returned it; the kubelet has not yet named the container.
     observed:  PodResources names the container.
     proven:    PodResources named it before the container started (PreStartContainer).
     """
@@ -35,7 +35,7 @@ class Degree(StrEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Holder:
-    """A container. Several for one id: ambiguous."""
+    """A container. If an id has several, it is ambiguous."""
 
     namespace: str
     pod: str
@@ -46,10 +46,10 @@ class Holder:
 class Entry:
     """One held id.
 
-    holders: who is named, ordered; empty while nobody is, several where the kubelet names several. A
-    tentative entry with holders: they are named, but were so already before the id was allocated again, so
-    they may be out of date.
-    since_s: when it was allocated, or first seen held.
+    holders: the named containers, ordered; empty if none is named yet, several if the kubelet names
+    several. Holders of a tentative entry were named before the id was allocated again, so they may be out
+    of date.
+    since_s: when it was allocated, or first observed as held.
     """
 
     resource: ResourceName
@@ -60,22 +60,22 @@ class Entry:
 
     @property
     def holder(self) -> Holder | None:
-        """Who holds it, where that is certain: exact or absent, never guessed."""
+        """The container that holds it, if that is certain; else None."""
         return self.holders[0] if len(self.holders) == 1 and self.degree is not Degree.TENTATIVE else None
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Ids held now, by resource; of every GPU."""
+    """Ids held now, by resource, for all GPUs."""
 
     ids: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class _Past:
-    """Containers that gave an id up at since_s or before, and are still named with it.
+    """Containers that released an id at since_s or before and are still listed with it.
 
-    free: the kubelet said that the id is free, and has not allocated it since: every name is out of date.
+    free: the kubelet reported the id as free and has not allocated it since: every name is out of date.
     """
 
     holders: frozenset[Holder]
@@ -88,12 +88,12 @@ _NOBODY: frozenset[Holder] = frozenset()
 
 
 class Ledger:
-    """Share -> container. Changed by what the kubelet says and asks, never by guesses.
+    """Share -> container. Changed only by what the kubelet reports and asks.
 
-    Allocate costs what its own ids cost; an observation costs what all held ids cost.
+    The cost of Allocate depends on its own ids; the cost of an observation on all held ids.
 
-    unlisted_grace_s: how long an allocated id that PodResources never names (an ordinary init container, an
-    admission under way) counts as held.
+    unlisted_grace_s: how long an allocated id counts as held that PodResources never lists (an ordinary
+    init container, or an admission in progress).
     """
 
     def __init__(self, unlisted_grace_s: float = 120.0) -> None:
@@ -106,11 +106,11 @@ class Ledger:
 
     @property
     def version(self) -> int:
-        """Rises with every change of an entry; equal versions, equal entries."""
+        """Increases with every change of an entry; equal versions mean equal entries."""
         return self._version
 
     def allocated(self, resource: ResourceName, ids: Sequence[str], now_s: float) -> None:
-        """Allocate gave these ids to somebody: to a new holder, or to the next container of the same pod."""
+        """Allocate returned these ids: for a new holder, or for the next container of the same pod."""
         for share in ids:
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
             self._put(Entry(resource, share, Degree.TENTATIVE, (), now_s))
@@ -122,10 +122,10 @@ class Ledger:
         now_s: float,
         must_include: Iterable[str] = (),
     ) -> None:
-        """GetPreferredAllocation listed these ids: nobody holds them, save those that must be included.
+        """GetPreferredAllocation listed these ids: they are free, except those that must be included.
 
-        (Those are the ids of an init container of the same pod, to be used once more.) The kubelet admits
-        one pod at a time, so an id that is available after its Allocate has really been given up.
+        (Those are the ids of an init container of the same pod, to be used again.) The kubelet admits one
+        pod at a time, so an id that is available after its Allocate has been released.
         """
         rows = self._rows.get(resource)
         if not rows:
@@ -135,9 +135,10 @@ class Ledger:
             self._drop(resource, share)
 
     def observed(self, holders: Sequence[ContainerHold], asked_s: float) -> None:
-        """PodResources answered a question that was *asked* at asked_s; holders: all that hold our resources.
+        """PodResources answered a question that was *asked* at asked_s. holders: all containers with
+        Partage's resources.
 
-        For an id that was allocated or offered as free since, the answer is out of date and says nothing.
+        For an id that was allocated or reported free since then, the answer is out of date and ignored.
         """
         said: dict[ResourceName, _Names] = {}
         for row in holders:
@@ -151,10 +152,11 @@ class Ledger:
     def proven(
         self, resource: ResourceName, ids: Sequence[str], holders: Sequence[ContainerHold], asked_s: float
     ) -> None:
-        """PreStartContainer came for exactly these ids, and PodResources, asked then at asked_s, said this.
+        """PreStartContainer came for exactly these ids, and PodResources, asked then at asked_s, returned
+        ``holders``.
 
-        The container that is named with exactly these ids is the one that starts. Nobody is (an ordinary init
-        container), or several are: nothing is proven.
+        The container that is listed with exactly these ids is the one that starts. If there is none (an
+        ordinary init container) or more than one, nothing is proven.
         """
         held_by: dict[Holder, set[str]] = {}
         for row in holders:
@@ -183,7 +185,7 @@ class Ledger:
         return self._entries[1]
 
     def held(self) -> Held:
-        """All held ids, for ``plan.reconcile.transition``."""
+        """All held ids, by resource."""
         if self._held[0] != self._version:
             ids = {resource: frozenset(rows) for resource, rows in self._rows.items() if rows}
             self._held = (self._version, Held(ids))
@@ -209,11 +211,11 @@ class Ledger:
             del past[share]
 
     def _is_over(self, entry: Entry, asked_s: float) -> bool:
-        """Whether an entry that an answer does not name ends: once named, or never named for too long."""
+        """Whether an entry that an answer does not list ends: it was listed before, or never for too long."""
         return entry.degree is not Degree.TENTATIVE or asked_s - entry.since_s >= self._grace_s
 
     def _name(self, resource: ResourceName, share: str, named: set[Holder], asked_s: float) -> None:
-        """An answer names these containers with the id."""
+        """An answer lists these containers with the id."""
         if self._changed_s(resource, share) >= asked_s:
             return
         entry = self._rows.get(resource, {}).get(share)
@@ -248,14 +250,14 @@ class Ledger:
     def _prove(
         self, resource: ResourceName, share: str, holder: Holder, named: set[Holder], asked_s: float
     ) -> None:
-        """``holder`` starts with this id; whoever else is named with it has given it up."""
+        """``holder`` starts with this id; other containers listed with it have released it."""
         entry = self._rows.get(resource, {}).get(share)
         since_s = entry.since_s if entry else asked_s
         self._remember(resource, share, _Past(frozenset(named - {holder}), since_s))
         self._put(Entry(resource, share, Degree.PROVEN, (holder,), since_s))
 
     def _changed_s(self, resource: ResourceName, share: str) -> float:
-        """When the id was last given to somebody or given up; a question asked before that is out of date."""
+        """When the id was last allocated or released; answers to earlier questions are out of date."""
         entry = self._rows.get(resource, {}).get(share)
         past = self._past.get(resource, {}).get(share)
         return max(entry.since_s if entry else -inf, past.since_s if past else -inf)
@@ -265,7 +267,7 @@ class Ledger:
         return past.holders if past else _NOBODY
 
     def _still_named(self, resource: ResourceName, share: str, named: set[Holder]) -> frozenset[Holder]:
-        """Former holders that are named without a break; the others are forgotten, and would be new ones."""
+        """Former holders that have been listed ever since; others are forgotten and would count as new."""
         past = self._past.get(resource, {}).get(share)
         if past is None:
             return _NOBODY
@@ -281,7 +283,7 @@ class Ledger:
             self._past.get(resource, {}).pop(share, None)
 
     def _give_up(self, resource: ResourceName, share: str) -> frozenset[Holder]:
-        """Everybody that has been named with the id until now."""
+        """All containers listed with the id until now."""
         entry = self._rows.get(resource, {}).get(share)
         return self._former(resource, share).union(entry.holders if entry else ())
 
@@ -300,6 +302,6 @@ class Ledger:
 
 
 def _is_known(entry: Entry, named: set[Holder]) -> bool:
-    """Whether an answer that names these says nothing new: almost always, and so worth a short cut."""
+    """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
     known = entry.degree is not Degree.TENTATIVE and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)

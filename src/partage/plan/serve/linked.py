@@ -1,17 +1,18 @@
-"""The best-linked set of whole GPUs, without trying all of them.
+"""The best-linked set of whole GPUs, without trying all sets.
 
-A pair of GPUs scores as in NVIDIA's best-effort policy: the nearness of its PCIe path, and 100 for each
-NVLink; here those through an NVSwitch count, too. The best set has the greatest sum over its pairs. Among
-equals it is the one that leaves the best-linked rest for the next request; among those, the lowest indexes.
+A pair of GPUs scores as in NVIDIA's best-effort policy: the value of its PCIe path, and 100 for each NVLink
+(here including those through an NVSwitch). The best set has the greatest sum over its pairs. Of equal sets,
+the one is chosen that leaves the best-linked rest for the next request; then the one with the lowest
+indexes.
 
-Both criteria are one sum. With deg(g) for what g scores with all free GPUs together, the pairs of the rest
-score total + chosen - sum(deg of the chosen): of sets that score the same, the one with the smallest sum of
-degrees leaves the most. A large factor puts the first criterion before the second.
+Both criteria form one sum. Let deg(g) be the score of g with all free GPUs. The pairs of the rest score
+total + chosen - sum(deg of the chosen), so of equal sets the one with the smallest sum of degrees leaves
+the most. A large factor puts the first criterion before the second.
 
-Search: greedy growth from several starts, improved by swaps, gives a good set at once. Branch and bound in
-the order of the indexes then looks for a better or a lower one, and stops after a fixed number of nodes. Up
-to ten free GPUs that is a full proof. More of them are usually proven at the first nodes, because real
-topologies have few distinct scores; where they are not, the set is the best one found.
+Search: greedy growth from several starts, improved by swaps, gives a good set. Branch and bound in the
+order of the indexes then looks for a better set, or an equal one with lower indexes, and stops after a
+fixed number of nodes. Up to ten free GPUs this is a complete proof. Larger sets are usually proven at the
+first nodes, because real topologies have few different scores; otherwise the result is the best set found.
 """
 
 from __future__ import annotations
@@ -24,30 +25,31 @@ _NVLINK_SCORE = 100
 _STARTS_MOST = 16
 _SWAPPED_MOST = 3
 _NODES_TIMES_GPUS = 4800
-"""Effort of the search: a node costs about as much time as there are free GPUs. 480 nodes for 10 GPUs, whose
-largest tree has 252; 300 for 16."""
+"""Limit of the search. The time for one node is proportional to the free GPUs: 480 nodes for 10 GPUs, whose
+largest tree has 252; 300 for 16.
+"""
 
 
 def pair_score(link: Link) -> int:
-    """How near two GPUs are (NVIDIA's go-gpuallocator: the path and every NVLink count)."""
+    """How well two GPUs are linked (as in NVIDIA's go-gpuallocator: the path and every NVLink count)."""
     return int(link.path) + _NVLINK_SCORE * link.nvlinks
 
 
 class LinkedGpus:
-    """The GPUs of a resource, by position, and how near they are to each other."""
+    """The GPUs of a resource, by position, and the scores of their pairs."""
 
     def __init__(self, gpus: Sequence[str], links: Iterable[Link]) -> None:
-        seat = {gpu: position for position, gpu in enumerate(gpus)}
+        positions = {gpu: position for position, gpu in enumerate(gpus)}
         self._scores = [[0] * len(gpus) for _ in gpus]
         for link in links:
-            a, b = seat.get(link.a), seat.get(link.b)
+            a, b = positions.get(link.a), positions.get(link.b)
             if a is not None and b is not None:
                 self._scores[a][b] = self._scores[b][a] = pair_score(link)
 
     def best(self, free: Iterable[int], must: Iterable[int], size: int) -> list[int]:
-        """``size`` positions out of free and must together, those of must among them; ascending.
+        """``size`` positions out of free and must, including those of must; ascending.
 
-        There have to be that many.
+        free and must together have at least ``size`` positions.
         """
         fixed = set(must)
         gpus = sorted(fixed.union(free))
@@ -60,9 +62,9 @@ class LinkedGpus:
 
 
 class _Search:
-    """One choice of ``size`` among the free GPUs, called by their places 0 to n - 1.
+    """One choice of ``size`` out of the free GPUs, numbered 0 to n - 1.
 
-    worth: gain of a pair; cost: of a GPU by itself. Both are doubled, so that half a pair is a whole number.
+    worth: gain of a pair; cost: of a single GPU. Both are doubled, so that half a pair is a whole number.
     """
 
     def __init__(self, scores: list[list[int]], size: int) -> None:
@@ -86,21 +88,21 @@ class _Search:
         return proof.best or good
 
     def after(self, gains: list[int], place: int) -> list[int]:
-        """What each GPU would add, once ``place`` is chosen, too."""
+        """The gain of each GPU after ``place`` is chosen too."""
         return [gain + pair for gain, pair in zip(gains, self.worth[place], strict=True)]
 
     def _good(self, must: list[int], value: int, gains: list[int]) -> tuple[int, tuple[int, ...]]:
-        """A good set and its value: the best of a few, grown and swapped."""
+        """A good set and its value: the best of several, grown and swapped."""
         others = [place for place in self.places if place not in must]
-        stride = -(-len(others) // _STARTS_MOST)
+        step = -(-len(others) // _STARTS_MOST)
         grown = {self._grown([*must, start], value + gains[start], self.after(gains, start))
-                 for start in others[::stride]}  # fmt: skip
+                 for start in others[::step]}  # fmt: skip
         ranked = sorted(grown, key=lambda found: (-found[0], found[1]))
         swapped = (self._swapped(*found, fixed=must) for found in ranked[:_SWAPPED_MOST])
         return min(swapped, key=lambda found: (-found[0], found[1]))
 
     def _grown(self, chosen: list[int], value: int, gains: list[int]) -> tuple[int, tuple[int, ...]]:
-        """Add the GPU that gains most, again and again."""
+        """Repeatedly add the GPU with the largest gain."""
         left = [place for place in self.places if place not in chosen]
         while len(chosen) < self.size:
             place = max(left, key=gains.__getitem__)
@@ -111,7 +113,9 @@ class _Search:
         return value, tuple(sorted(chosen))
 
     def _swapped(self, value: int, chosen: tuple[int, ...], fixed: list[int]) -> tuple[int, tuple[int, ...]]:
-        """Exchange one GPU for another while that gains; it ends, as each gain is a whole number."""
+        """Exchange GPUs while that improves the value; this ends, because each improvement is a whole
+        number.
+        """
         inside = set(chosen)
         while True:
             gains = [sum(self.worth[a][b] for b in inside) - self.cost[a] for a in self.places]
@@ -129,7 +133,7 @@ class _Search:
 
 
 class _Proof:
-    """Branch and bound: sets in the order of their places, those left out that cannot be better or lower."""
+    """Branch and bound in ascending order; sets that cannot be better, or equal and lower, are skipped."""
 
     def __init__(self, search: _Search, value: int) -> None:
         self._search = search
@@ -153,18 +157,18 @@ class _Proof:
             self.descend((*chosen, place), value + gains[place], self._search.after(gains, place), rest)
 
     def _promises(self, value: int, gains: list[int], left: list[int], missing: int) -> bool:
-        """Whether ``missing`` of left could improve what is known, by an estimate that is never too low."""
+        """Whether ``missing`` GPUs of left could improve the result, by an estimate that is never too low."""
         halves = self._search.half_best
         promised = sorted((gains[place] + halves[place][missing - 1] for place in left), reverse=True)
         return self._improves(value + sum(promised[:missing]))
 
     def _improves(self, value: int) -> bool:
-        """The first set found here has the lowest places of its value, so it replaces its equal."""
+        """The first set found has the lowest indexes of its value, so it replaces an equal one."""
         return value > self._value or (value == self._value and not self.best)
 
 
 def _halves(row: list[int], place: int) -> list[int]:
-    """Half of what the n best pairs of one GPU are worth, for n from 0."""
+    """Half of the sum of the n best pairs of one GPU, for each n from 0."""
     sums = [0]
     for pair in sorted(row[:place] + row[place + 1 :], reverse=True):
         sums.append(sums[-1] + pair // 2)

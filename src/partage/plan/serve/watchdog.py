@@ -1,9 +1,10 @@
-"""Who uses more of a GPU's memory than his shares say: processes joined with the ledger. Pure.
+"""Which containers use more of a GPU's memory than their shares. Joins processes with the ledger. Pure.
 
-A process belongs to the container that its cgroup names, the container to whoever holds the shares. Each link
-is exact or absent: what belongs to nobody in particular is said to, and counted for no one. An MPS server's
-memory is no tenant's; where the driver counts its clients' for it, what they use is not known. A server in a
-container that holds shares is that tenant's own, or a process that is called so.
+A process belongs to the container in its cgroup, and the container to the pod that holds the shares. Each
+relation is exact or missing: a process that belongs to no container is listed as such and counted for none.
+The memory of an MPS server belongs to no tenant; where the driver counts the memory of clients for the
+server, their use is not known. A server in a container that holds shares belongs to that tenant (or is a
+process with the server's name).
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from partage.units import format_bytes
 
 
 class GrantKind(StrEnum):
-    """What the ledger says of a container and a device.
+    """What the ledger says about a container and a device.
 
-    held: it holds shares of it. none: it is known, and holds none. unknown: who it is is not known, or shares
-    of the device are held by somebody who is not.
+    held: it holds shares of it. none: it is known, and holds none. unknown: the container is not known, or
+    shares of the device are held by a container that is not known.
     """
 
     HELD = "held"
@@ -38,10 +39,13 @@ class GrantKind(StrEnum):
 class ContainerUsage:
     """What one container uses of one device.
 
-    device: UUID of the GPU or MIG device; gpu: of the GPU. container: its id. pod: UID, where its cgroup
-    says. holder: who it is, None where that is not known.
-    used_bytes: over all its processes there; partly True: some have no figure, so it is at least that.
-    granted_bytes: the sum over the shares it holds there, however weakly guaranteed; 0 unless grant is held.
+    device: UUID of the GPU or MIG device; gpu: of the GPU. container: its id. pod: UID if its cgroup
+    contains it.
+    holder: the container's names; None if not known.
+    used_bytes: sum over its processes there. partly: True if the driver has no figure for some, so it is a
+    minimum.
+    granted_bytes: sum over the shares that it holds there, whatever their guarantee; 0 unless grant is
+    held.
     """
 
     device: str
@@ -58,18 +62,18 @@ class ContainerUsage:
 
     @property
     def over(self) -> bool:
-        """It uses more than its shares say. What the hardware itself limits cannot be exceeded."""
+        """It uses more than its shares. Limits of the hardware itself cannot be exceeded."""
         limited = self.guarantee is not Guarantee.HARD
         return self.grant is GrantKind.HELD and limited and self.used_bytes > self.granted_bytes
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Of its processes, ascending."""
+        """Pids of its processes, ascending."""
         return tuple(row.pid for row in self.processes)
 
 
 class Concern(StrEnum):
-    """What is wrong. over: more than its shares say. ungranted: it holds no share of what it uses."""
+    """over: a container uses more than its shares. ungranted: it uses a device of which it holds no share."""
 
     OVER = "over"
     UNGRANTED = "ungranted"
@@ -77,10 +81,10 @@ class Concern(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What is to be said of a container, and done about it.
+    """What a container does wrong, and what to do about it.
 
-    reason: one sentence. ends: processes to be ended by a signal. clients: pids that the GPU's MPS daemon has
-    to end (``terminate_client``). Both empty: warn only.
+    reason: one sentence. ends: processes to end with a signal. clients: pids of clients that the GPU's MPS
+    daemon must end (``terminate_client``). Both empty: only warn.
     """
 
     concern: Concern
@@ -92,10 +96,11 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """usages: every container on every device, by GPU, device and container.
+    """usages: of every container on every device, ordered by GPU, device and container.
 
-    unattributed: processes that belong to no container: of the host, of a Slurm job, an MPS server's.
-    verdicts: those that the policy wants to hear of. blind: why more may go on than can be seen; empty: no.
+    unattributed: processes that belong to no container: of the host, of a Slurm job, of an MPS server.
+    verdicts: the violations, unless the policy turns watching off. blind: why processes may be missing;
+    empty: none.
     """
 
     usages: tuple[ContainerUsage, ...] = ()
@@ -106,10 +111,10 @@ class WatchResult:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Shares that are held. by: (device, holder) to the shares' offerings.
+    """Shares that are held. by: (device, holder) to the offers of the shares.
 
-    on: (GPU, holder) where somebody holds shares of any of its devices. doubtful: devices, and their GPUs, of
-    which shares are held, and it is not certain by whom, or what they are.
+    on: (GPU, holder) if the holder holds shares of any of its devices. doubtful: devices and GPUs with held
+    shares whose holder or size is not certain.
     """
 
     by: Mapping[tuple[str, Holder], tuple[DeviceOffer, ...]]
@@ -118,7 +123,7 @@ class Grants:
 
 
 def grants(entries: Iterable[Entry], offer: NodeOffer) -> Grants:
-    """The ledger's entries, with what each share is. offer: all that can be held (``answerable``)."""
+    """The ledger's entries joined with their offers. offer: everything that can be held now."""
     offerings = {
         (offering.resource, share): offering
         for gpu_offer in offer.values()
@@ -131,7 +136,7 @@ def grants(entries: Iterable[Entry], offer: NodeOffer) -> Grants:
     for entry in entries:
         offering = offerings.get((entry.resource, entry.id))
         if offering is None:
-            doubtful.add(ShareId.parse(entry.id).device)  # of an earlier policy: nobody knows how large it is
+            doubtful.add(ShareId.parse(entry.id).device)  # of an earlier policy: its size is not known
         elif entry.holder is None:
             doubtful |= {offering.device, offering.gpu}
         else:
@@ -147,10 +152,10 @@ def watch(
     granted: Grants,
     watch_of: Mapping[str, WatchAction],
 ) -> WatchResult:
-    """Judge every container. names: container id to who it is, exact ones only.
+    """Check every container. names: container id to its names, only exact ones.
 
-    watch_of: by GPU UUID, WARN where it says nothing. Blind, what is seen is judged all the same: a container
-    that exceeds its share does so whoever else is hidden.
+    watch_of: action by GPU UUID; WARN if missing. If processes are hidden, the visible ones are checked all
+    the same.
     """
 
     def _is_tenants(server: GpuProcess, owner: Owner) -> bool:
@@ -184,7 +189,7 @@ def _usage(
     if shares:
         grant = GrantKind.HELD
     elif holder is None or device in granted.doubtful or (device, holder) in granted.on:
-        # The last: the driver names the GPU, and not which of its MIG devices the process is on.
+        # The last case: the driver reports the GPU, but not which of its MIG devices the process uses.
         grant = GrantKind.UNKNOWN
     else:
         grant = GrantKind.NONE
@@ -210,15 +215,15 @@ def _verdict(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
         return None
     who = _named(usage)
     if usage.grant is GrantKind.NONE:
-        # Not ended: it may be a monitor, and to keep it away is the container runtime's to do.
-        return Violation(Concern.UNGRANTED, usage, f"{who} works on {usage.device} and holds no share of it")
+        # Not ended: it may be a monitor, and access is controlled by the container runtime.
+        return Violation(Concern.UNGRANTED, usage, f"{who} uses {usage.device} and holds no share of it")
     if not usage.over:
         return None
     used, granted = format_bytes(usage.used_bytes), format_bytes(usage.granted_bytes)
     reason = f"{who} uses {used} of {usage.device}; its shares are {granted}"
     if wanted is not WatchAction.KILL:
         return Violation(Concern.OVER, usage, reason)
-    # A signal to a server of MPS may hang its clients, whoever they are.
+    # A signal to an MPS server may make all its clients hang.
     ends = tuple(
         EndProcess(row.gpu, row.pid, row.start, usage.container)
         for row in usage.processes

@@ -17,7 +17,7 @@ from random import Random
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.registration import KUBELET_SOCKET
-from partage.edges.kubelet.sockets import check_socket_path
+from partage.model.paths import check_socket_path
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.checkpoint import write_checkpoint
 from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager

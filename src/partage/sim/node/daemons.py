@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partage.errors import GpuInUse, NotThere, Unsupported
+from partage.errors import GpuInUse, NotFound, Unsupported
 from partage.model.mps import (
     SERVER,
     ConnectedClient,
@@ -24,11 +24,11 @@ _FIRST_PID = 900_000
 
 
 def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
-    """Raises GpuInUse, GpuLost, NotThere, Unsupported (the control program is too old for namespaces)."""
+    """Raises GpuInUse, GpuLost, NotFound, Unsupported (the control program is too old for namespaces)."""
     spec = step.spec
     gpu = answering_gpu(state, spec.gpu)
     if spec.device not in {gpu.uuid, *(one.uuid for one in gpu.mig_devices)}:
-        raise NotThere(f"GPU {gpu.index} has no MIG device {spec.device}")
+        raise NotFound(f"GPU {gpu.index} has no MIG device {spec.device}")
     if spec.namespaces and (too_old := too_old_for_namespaces(state.driver)):
         raise Unsupported(f"cannot {step}: {too_old}")
     now = state.daemons.get(spec.device)
@@ -52,9 +52,9 @@ def stop_daemon(state: SimulatedNode, step: StopDaemon) -> SimulatedNode:
 
 
 def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
-    """The node without the client's context. Raises NotThere."""
+    """The node without the client's context. Raises NotFound."""
     if step.client not in {client.pid for client in _clients(state, step.device)}:
-        raise NotThere(f"cannot {step}: there is no such client")
+        raise NotFound(f"cannot {step}: there is no such client")
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.client))
 
 

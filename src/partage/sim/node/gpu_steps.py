@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from partage.errors import GpuInUse, HardwareError, NotAsSaid, Unsupported
+from partage.errors import GpuInUse, HardwareError, StateMismatch, Unsupported
 from partage.model.gpu import MigMode
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
@@ -59,19 +59,21 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
 
 
 def verify(state: SimulatedNode, step: Verify) -> SimulatedNode:
-    """The same node. Raises NotAsSaid where MIG mode or MIG devices are not those of the step."""
+    """The same node. Raises StateMismatch where MIG mode or MIG devices are not those of the step."""
     gpu = answering_gpu(state, step.gpu)
     mode = gpu.mig_mode or MigMode(current=False, pending=False)
     if mode != MigMode(step.enabled, step.enabled):
-        raise NotAsSaid(f"GPU {gpu.index}: MIG mode is {_word(mode)}, not {'on' if step.enabled else 'off'}")
+        raise StateMismatch(
+            f"GPU {gpu.index}: MIG mode is {_word(mode)}, not {'on' if step.enabled else 'off'}"
+        )
     live = sorted(
         str(LayoutItem(MigProfile.parse(one.profile), one.placement.start)) for one in gpu.mig_devices
     )
     if live != sorted(step.devices):
-        raise NotAsSaid(f"GPU {gpu.index} has {_listed(live)}, not {_listed(sorted(step.devices))}")
+        raise StateMismatch(f"GPU {gpu.index} has {_listed(live)}, not {_listed(sorted(step.devices))}")
     if gpu.empty_instances:
         names = [f"{one.profile}@{one.placement.start}" for one in gpu.empty_instances]
-        raise NotAsSaid(f"GPU {gpu.index} has GPU instances without MIG devices: {_listed(names)}")
+        raise StateMismatch(f"GPU {gpu.index} has GPU instances without MIG devices: {_listed(names)}")
     return state
 
 

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Events
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareTimeout, InputError
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.health import Condition, Xid
+from partage.model.health import GpuCondition, Xid
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
@@ -46,7 +46,7 @@ class _CallFault:
 class SimulatedHardware:
     """A simulated node behind the hardware port (``edges.hardware.port.Hardware``).
 
-    deadline_s, act_deadline_s: how long a call, and ``perform``, may hang before they raise HardwareTimeout.
+    deadline_s, step_deadline_s: how long a call, and ``perform``, may hang before they raise HardwareTimeout.
     clock: in seconds, for faults that have a time; that is counted from the first call.
     """
 
@@ -55,12 +55,12 @@ class SimulatedHardware:
         machine: Machine,
         *,
         deadline_s: float = DEADLINE_S,
-        act_deadline_s: float = ACT_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._state = power_on(machine)
         self._deadline_s = deadline_s
-        self._act_deadline_s = act_deadline_s
+        self._act_deadline_s = step_deadline_s
         self._clock = clock
         self._first_call_s: float | None = None
         self._calls = 0
@@ -81,7 +81,7 @@ class SimulatedHardware:
         await self._begin_call("observe")
         return inventory_of(self._state)
 
-    async def conditions(self) -> tuple[Condition, ...]:
+    async def conditions(self) -> tuple[GpuCondition, ...]:
         """What the driver says of every GPU's health."""
         await self._begin_call("conditions")
         self._require_driver()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from partage.edges.files.catalogue import geometry_of, why_no_geometry
-from partage.errors import GpuInUse, NoRoom, NotThere, Unsupported
+from partage.errors import GpuInUse, InsufficientResources, NotFound, Unsupported
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
@@ -28,7 +28,7 @@ from partage.sim.node.state import SimulatedNode, with_gpu
 
 
 def create_instance(state: SimulatedNode, step: CreateInstance) -> tuple[SimulatedNode, Created]:
-    """Raises GpuInUse, NoRoom, Unsupported."""
+    """Raises GpuInUse, InsufficientResources, Unsupported."""
     gpu = gpu_in_mig_mode(state, step.gpu)
     geometry, spec = _spec(gpu, step.profile)
     if spec.profile != _parsed(step.profile):
@@ -42,14 +42,14 @@ def create_instance(state: SimulatedNode, step: CreateInstance) -> tuple[Simulat
     try:
         place(geometry, [LayoutItem(profile, placement.start) for profile, placement in wanted])
     except DoesNotFit as misfit:
-        raise NoRoom(f"GPU {gpu.index}: {misfit}") from misfit
+        raise InsufficientResources(f"GPU {gpu.index}: {misfit}") from misfit
     new = EmptyInstance(instance_id(step.placement, geometry.memory_slices), step.profile, step.placement)
     empty = sorted([*gpu.empty_instances, new], key=lambda one: one.gi_id)
     return with_gpu(state, replace(gpu, empty_instances=tuple(empty))), Created(new.gi_id)
 
 
 def destroy_instance(state: SimulatedNode, step: DestroyInstance) -> SimulatedNode:
-    """Raises GpuInUse, NotThere, Unsupported."""
+    """Raises GpuInUse, NotFound, Unsupported."""
     gpu = gpu_in_mig_mode(state, step.gpu, may_leave=True)
     gi_id = _instance_at(gpu, step.profile, step.placement, step.gi_id)
     if inside := [one.uuid for one in gpu.mig_devices if one.gi_id == gi_id]:
@@ -70,20 +70,20 @@ def _instances(gpu: Gpu) -> list[tuple[int, MigProfile, Placement]]:
 
 
 def _instance_at(gpu: Gpu, profile: str, placement: Placement, gi_id: int | None = None) -> int:
-    """The id of the GPU instance of that profile and placement. Raises NotThere."""
+    """The id of the GPU instance of that profile and placement. Raises NotFound."""
     wanted = (_parsed(profile), placement)
     for at, *row in _instances(gpu):
         if tuple(row) == wanted and gi_id in (None, at):
             return at
     named = "" if gi_id is None else f" with id {gi_id}"
-    raise NotThere(f"GPU {gpu.index} has no GPU instance {profile} at {placement}{named}")
+    raise NotFound(f"GPU {gpu.index} has no GPU instance {profile} at {placement}{named}")
 
 
 # --- compute instances ---------------------------------------------------------------------------
 
 
 def create_compute(state: SimulatedNode, step: CreateCompute) -> tuple[SimulatedNode, Created]:
-    """Raises NoRoom, NotThere, Unsupported."""
+    """Raises InsufficientResources, NotFound, Unsupported."""
     gpu = gpu_in_mig_mode(state, step.gpu)
     gi_id = _instance_at(gpu, step.instance, step.placement)
     geometry, spec = _spec(gpu, step.instance)
@@ -95,7 +95,7 @@ def create_compute(state: SimulatedNode, step: CreateCompute) -> tuple[Simulated
     starts = compute_starts(inside, state.compute_starts)
     start = free_compute_start(inside, starts, profile.compute_slices, spec.compute_slices)
     if start is None:
-        raise NoRoom(f"GPU instance {gi_id} of GPU {gpu.index} {_room(inside, spec, profile)}")
+        raise InsufficientResources(f"GPU instance {gi_id} of GPU {gpu.index} {_room(inside, spec, profile)}")
     ids = (
         _lowest_free(one.index for one in gpu.mig_devices),
         gi_id,
@@ -121,7 +121,7 @@ def _room(inside: Iterable[MigDevice], spec: ProfileSpec, profile: MigProfile) -
 
 
 def destroy_compute(state: SimulatedNode, step: DestroyCompute) -> SimulatedNode:
-    """Raises GpuInUse, NotThere, Unsupported."""
+    """Raises GpuInUse, NotFound, Unsupported."""
     gpu = gpu_in_mig_mode(state, step.gpu, may_leave=True)
     device = _device_at(gpu, step)
     if uses := [use for use in state.all_uses if _uses_device(use, gpu, device)]:
@@ -139,7 +139,7 @@ def destroy_compute(state: SimulatedNode, step: DestroyCompute) -> SimulatedNode
 
 
 def _device_at(gpu: Gpu, step: DestroyCompute) -> MigDevice:
-    """The MIG device that the step means. Raises NotThere, also where its ids belong to another one now."""
+    """The MIG device that the step means. Raises NotFound, also where its ids belong to another one now."""
     gi_id = _instance_at(gpu, step.instance, step.placement, step.gi_id)
     wanted = _parsed(step.profile)
     for device in gpu.mig_devices:
@@ -149,7 +149,7 @@ def _device_at(gpu: Gpu, step: DestroyCompute) -> MigDevice:
             and step.uuid in ("", device.uuid)
         ):
             return device
-    raise NotThere(f"GPU {gpu.index} has no such MIG device {step.profile} at {step.placement}")
+    raise NotFound(f"GPU {gpu.index} has no such MIG device {step.profile} at {step.placement}")
 
 
 def _uses_device(use: GpuUse, gpu: Gpu, device: MigDevice) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice
-from partage.model.layout import LayoutItem, Placed, place
+from partage.model.layout import LayoutItem, PlacedItem, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.node.machine import derived_uuid
@@ -63,7 +63,7 @@ def new_device(
     )
 
 
-def _with_ids(placed: Sequence[Placed], geometry: Geometry) -> Iterator[tuple[Placed, int, int]]:
+def _with_ids(placed: Sequence[PlacedItem], geometry: Geometry) -> Iterator[tuple[PlacedItem, int, int]]:
     """Each placed MIG device with its GPU instance id and its compute instance id."""
     next_ci: dict[int, int] = {}
     for one in placed:

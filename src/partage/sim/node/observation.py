@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.step import GpuUse
 from partage.sim.node.state import SimulatedNode
 
@@ -40,13 +40,13 @@ def inventory_of(state: SimulatedNode) -> Inventory:
     )
 
 
-def conditions_of(state: SimulatedNode) -> tuple[Condition, ...]:
+def conditions_of(state: SimulatedNode) -> tuple[GpuCondition, ...]:
     """What the driver says of every GPU whose UUID is known, by index."""
     rows = dict(state.conditions)
     for index, lost in state.lost.items():
         rows.pop(index, None)
         if lost.uuid is not None:
-            rows[index] = Condition(lost.uuid, lost=lost.reason)
+            rows[index] = GpuCondition(lost.uuid, lost=lost.reason)
     return tuple(row for _, row in sorted(rows.items()))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from partage.edges.hardware.end_process import refuse_another, refuse_strangers
+from partage.edges.hardware.end_process import check_uses_gpu, refuse_another
 from partage.errors import NotPermitted
 from partage.model.cgroup import parse_cgroup
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
@@ -24,11 +24,11 @@ def processes_of(state: SimulatedNode) -> Processes:
 
 
 def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:
-    """The node without the process, on all GPUs. Raises NotThere, NotPermitted, Unsupported."""
+    """The node without the process, on all GPUs. Raises NotFound, NotPermitted, Unsupported."""
     if step.pid <= 1:
         raise NotPermitted(f"will not {step}: that is the node's")
     rows = [row for row in _rows(state) if row.pid == step.pid]
-    refuse_strangers(rows, step)
+    check_uses_gpu(rows, step)
     for row in rows:
         refuse_another(step, row.start, parse_cgroup(row.cgroups).container)
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.pid))

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from partage.errors import GpuInUse, GpuLost, NotThere, Unsupported
+from partage.errors import GpuInUse, GpuLost, NotFound, Unsupported
 from partage.model.gpu import Gpu, MigMode
 from partage.model.step import GpuUse
 from partage.sim.node.state import SimulatedNode
 
 
 def answering_gpu(state: SimulatedNode, uuid: str) -> Gpu:
-    """The GPU of that UUID. Raises GpuLost, NotThere."""
+    """The GPU of that UUID. Raises GpuLost, NotFound."""
     for index, lost in state.lost.items():
         if uuid == lost.uuid or (index in state.gpus and uuid == state.gpus[index].uuid):
             raise GpuLost(f"GPU {index}: {lost.reason}")
     found = next((gpu for gpu in state.gpus.values() if gpu.uuid == uuid), None)
     if found is None:
-        raise NotThere(f"this node has no GPU {uuid}")
+        raise NotFound(f"this node has no GPU {uuid}")
     return found
 
 
 def gpu_in_mig_mode(state: SimulatedNode, uuid: str, *, may_leave: bool = False) -> Gpu:
     """The GPU of that UUID, if it is in MIG mode. may_leave: also while the mode is to end at the next reset.
 
-    Raises GpuLost, NotThere, Unsupported.
+    Raises GpuLost, NotFound, Unsupported.
     """
     gpu = answering_gpu(state, uuid)
     if not gpu.mig_enabled:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from partage.edges.files.catalogue import load
 from partage.model.gpu import ComputeMode, Driver, Gpu, LostGpu, MigMode, RecoveryAction
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.resets import needs_reset
 from partage.sim.node.state import SimulatedDaemon, SimulatedNode, with_gpu
@@ -32,7 +32,7 @@ def reset_condition(state: SimulatedNode, index: int) -> SimulatedNode:
     Memory rows whose remapping failed stay failed: the memory is worn out.
     """
     before = state.conditions[index]
-    after = Condition(
+    after = GpuCondition(
         before.gpu,
         recovery=None if before.recovery is None else RecoveryAction.NONE,
         rows_failed=before.rows_failed,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from partage.edges.hardware.compute_mode import refuse_in_the_way
+from partage.edges.hardware.compute_mode import refuse_if_blocked
 from partage.edges.hardware.time_slice import HINT
-from partage.errors import NotAsSaid, Unsupported
+from partage.errors import StateMismatch, Unsupported
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, TimeSlice
@@ -19,7 +19,7 @@ from partage.sim.node.state import SimulatedNode, with_gpu
 
 
 def set_compute_mode(state: SimulatedNode, step: SetComputeMode) -> SimulatedNode:
-    """Raises GpuInUse, GpuLost, NotAsSaid, NotThere, Unsupported."""
+    """Raises GpuInUse, GpuLost, StateMismatch, NotFound, Unsupported."""
     gpu = answering_gpu(state, step.gpu)
     if gpu.compute_mode == step.mode:
         return state
@@ -28,15 +28,15 @@ def set_compute_mode(state: SimulatedNode, step: SetComputeMode) -> SimulatedNod
     if step.mode is ComputeMode.EXCLUSIVE_THREAD:
         raise Unsupported("exclusive-thread mode is gone since CUDA 8")
     if gpu.compute_mode != step.before:
-        raise NotAsSaid(
+        raise StateMismatch(
             f"the compute mode of GPU {gpu.index} is {gpu.compute_mode.word}, not {step.before.word}"
         )
-    refuse_in_the_way(processes_of(state).rows, step)
+    refuse_if_blocked(processes_of(state).rows, step)
     return with_gpu(state, replace(gpu, compute_mode=step.mode))
 
 
 def set_time_slice(state: SimulatedNode, step: SetTimeSlice) -> SimulatedNode:
-    """Raises GpuLost, NotAsSaid, NotThere, Unsupported."""
+    """Raises GpuLost, StateMismatch, NotFound, Unsupported."""
     gpu = answering_gpu(state, step.gpu)
     now = _time_slice_of(state, gpu)
     if now.interval is None:
@@ -44,7 +44,7 @@ def set_time_slice(state: SimulatedNode, step: SetTimeSlice) -> SimulatedNode:
     if now.interval is step.interval:
         return state
     if now.interval is not step.before:
-        raise NotAsSaid(f"the time slice of GPU {gpu.index} is {now.interval}, not {step.before}")
+        raise StateMismatch(f"the time slice of GPU {gpu.index} is {now.interval}, not {step.before}")
     return replace(state, time_slices={**state.time_slices, gpu.index: step.interval})
 
 

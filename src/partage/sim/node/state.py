@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, Link, LostGpu, NoDriver
-from partage.model.health import Condition
+from partage.model.health import GpuCondition
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
 from partage.model.policy import Interval
 from partage.model.step import GpuUse, UseKind
@@ -59,7 +59,7 @@ class SimulatedNode:
     driver: Driver | NoDriver
     last_driver: Driver
     gpus: Mapping[int, Gpu]
-    conditions: Mapping[int, Condition]
+    conditions: Mapping[int, GpuCondition]
     lost: Mapping[int, LostGpu]
     links: tuple[Link, ...]
     control_nodes: tuple[str, ...]
@@ -97,7 +97,7 @@ def power_on(machine: Machine) -> SimulatedNode:
         last_driver=driver if isinstance(driver, Driver) else DRIVER,
         gpus={gpu.index: gpu for gpu in inventory.gpus},
         conditions={
-            gpu.index: Condition(gpu.uuid, recovery=gpu.recovery, resets=0) for gpu in inventory.gpus
+            gpu.index: GpuCondition(gpu.uuid, recovery=gpu.recovery, resets=0) for gpu in inventory.gpus
         },
         lost={lost.index: lost for lost in inventory.lost},
         links=inventory.links,

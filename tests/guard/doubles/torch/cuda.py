@@ -1,7 +1,7 @@
 """A recording double of ``torch.cuda``: as many devices as TORCH_DOUBLE lists, their MiB joined by commas.
 
 ``calls`` holds what would touch CUDA, in order. ``_lazy_call`` and ``_lazy_init`` behave as PyTorch's: a wish
-waits until somebody initialises CUDA, an exception in it is wrapped and raised to the one who did.
+waits until CUDA is initialised; an exception in it is wrapped and raised in that call.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""``partage.guard`` where Partage itself is not installed: in a container, from the mounted directory.
+"""``partage.guard`` in a container where Partage is not installed, from the mounted directory.
 
-There is no ``__init__.py`` beside this file on purpose: a Partage that is installed comes first.
+There is no ``__init__.py`` in this directory on purpose, so that an installed Partage has precedence.
 """
 
 from partage_guard import limit  # type: ignore[import-not-found]

@@ -1,25 +1,25 @@
-"""Caps that PyTorch, JAX, TensorFlow and CuPy have themselves, set from the share's memory.
+"""Sets the memory limits that PyTorch, JAX, TensorFlow and CuPy have themselves to the memory of the share.
 
-Nothing of it happens before a framework is imported, and nothing here imports one. The start of every Python
-process reads this file and ``hook``; the rest is read when a framework comes.
+Nothing happens before a framework is imported, and nothing here imports one. Every Python process reads
+this file and ``hook`` when it starts; the other files are read when a framework is imported.
 
-Written for Python 3.6 to this day, with the standard library: annotations are strings, and there are no
-dataclasses. A tenant's program must never end or change because of what stands here.
+Written for Python 3.6 and newer, with the standard library only: annotations are strings, and there are no
+dataclasses. The tenant's program must never fail or change its behaviour because of this code.
 """
 
 __all__ = ["limit"]
 
 
 def limit(*, fraction: "float | None" = None, bytes: "int | None" = None) -> "dict[str, str]":  # noqa: A002
-    """Cap the frameworks of this process, those that are imported and those to come.
+    """Limit the memory of the frameworks of this process, those already imported and those imported later.
 
-    fraction: of each GPU's memory, above 0 and at most 1. bytes: on each GPU. One of the two; it is the
-    frameworks' own limit as it stands, nothing is taken off it for the CUDA context. It replaces what the
-    guard, the environment or an earlier call has set.
+    fraction: of each GPU's memory, above 0 and at most 1. bytes: on each GPU. Give one of the two. The
+    value is passed to the frameworks as it is; nothing is subtracted for the CUDA context. It replaces
+    limits that the guard, the environment or an earlier call has set.
 
-    Returns what came of it, by framework: ``{"torch": "cuda:0 0.2500"}``; a framework that is not imported
-    yet is missing. Raises ValueError for a wrong number, TypeError for what is no number.
+    Returns the result by framework: ``{"torch": "cuda:0 0.2500"}``; frameworks that are not imported yet
+    are missing. Raises ValueError for an invalid number, TypeError for a value that is not a number.
     """
-    from . import capping, caps
+    from . import caps, hook
 
-    return capping.cap_now(caps.Wish(fraction, bytes))
+    return hook.limit_now(caps.RequestedLimit(fraction, bytes))

@@ -1,25 +1,26 @@
-"""What happens when a framework is imported: its own module here caps it.
+"""Sets the limit when a framework is imported, through a module for each framework (``on_torch`` ...).
 
-The other finders find the framework's module; it is lent a loader for the one moment of its execution. What
-the module and everybody else see afterwards (``__spec__``, ``__loader__``, reload, pickling) is as it would
-be without us. Our module for it may have ``before(cap)`` and ``after(module, cap)``, around the execution,
-and ``already(module, cap)`` where the framework was there first.
+Python's other finders find the framework's module. Its loader is replaced only while the module is
+executed, so afterwards ``__spec__``, ``__loader__``, reload and pickling are as without the guard. The
+guard's module may have ``before(cap)`` and ``after(module, cap)``, called around the execution, and
+``already(module, cap)``, called if the framework was imported before the guard.
 """
 
 import os
 import sys
 
-from . import hook, record
+from . import record
 
 TYPE_CHECKING = False  # typing itself costs more than all of this
 if TYPE_CHECKING:
-    from typing import Any, Dict
+    from typing import Any
 
     from .caps import Cap
+    from .hook import Finder
 
 
-def lent_spec(finder: "hook.Finder", name: str, path: "Any", target: "Any") -> "Any":
-    """The spec that the other finders have for this module, with our loader around theirs."""
+def wrapped_spec(finder: "Finder", name: str, path: "Any", target: "Any") -> "Any":
+    """The module's spec from the other finders, with a loader that calls ours."""
     for other in list(sys.meta_path):
         find = None if other is finder else getattr(other, "find_spec", None)
         spec = find(name, path, target) if find is not None else None
@@ -31,9 +32,11 @@ def lent_spec(finder: "hook.Finder", name: str, path: "Any", target: "Any") -> "
 
 
 class _Loader:
-    """Their loader, with a word before and after the execution; gone from the module before it begins."""
+    """Calls the original loader, and the guard's module before and after. Removed from the module before it
+    is executed.
+    """
 
-    def __init__(self, theirs: "Any", finder: "hook.Finder", name: str) -> None:
+    def __init__(self, theirs: "Any", finder: "Finder", name: str) -> None:
         self._theirs, self._finder, self._name = theirs, finder, name
 
     def create_module(self, spec: "Any") -> "Any":
@@ -42,48 +45,40 @@ class _Loader:
 
     def exec_module(self, module: "Any") -> None:
         module.__spec__.loader = module.__loader__ = self._theirs
-        _tell(self._finder, self._name, "before")
+        _call(self._finder, self._name, "before")
         self._theirs.exec_module(module)
-        _tell(self._finder, self._name, "after", module)
+        _call(self._finder, self._name, "after", module)
         _forget(self._finder, self._name)
 
     def __getattr__(self, name: str) -> "Any":
-        if name.startswith("_"):  # a copy asks before there is anything to ask
+        if name.startswith("_"):  # copying asks before __init__ has run
             raise AttributeError(name)
         return getattr(self._theirs, name)
 
 
-def catch_up(finder: "hook.Finder") -> None:
-    """Frameworks that were there before us: a .pth file, or the program itself, was earlier."""
-    record.say("ready")
+def handle_imported(finder: "Finder") -> None:
+    """Set the limits of frameworks that were imported before the guard, by a .pth file or by the program."""
+    record.log("ready")
     for name in list(finder.waited_for):
         if name in sys.modules:
-            _tell(finder, name, "already", sys.modules[name])
+            _call(finder, name, "already", sys.modules[name])
             _forget(finder, name)
 
 
-def cap_now(cap: "Cap") -> "Dict[str, str]":
-    """Cap by this from now on, in place of what there was. Returns the notes."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, hook.Finder)]
-    record.notes.clear()
-    hook.arm(cap)
-    return dict(record.notes)
+def _call(finder: "Finder", name: str, moment: str, *arguments: "Any") -> None:
+    """Call the function for this moment in the guard's module for this framework. Never raises."""
 
-
-def _tell(finder: "hook.Finder", name: str, moment: str, *arguments: "Any") -> None:
-    """Call what our module for this framework has for this moment, whatever comes of it."""
-
-    def act() -> None:
-        module = f"{__package__}.{hook.WAITED_FOR[name]}"
+    def action() -> None:
+        module = f"{__package__}.{finder.waited_for[name]}"
         __import__(module)
         function = getattr(sys.modules[module], moment, None)
         if function is not None:
             function(*arguments, _cap_of(finder))
 
-    record.guarded(hook.WAITED_FOR[name][len("on_") :], act)
+    record.guarded(finder.waited_for[name][len("on_") :], action)
 
 
-def _cap_of(finder: "hook.Finder") -> "Cap":
+def _cap_of(finder: "Finder") -> "Cap":
     if finder.cap is None:
         from . import caps
 
@@ -91,7 +86,7 @@ def _cap_of(finder: "hook.Finder") -> "Cap":
     return finder.cap
 
 
-def _forget(finder: "hook.Finder", name: str) -> None:
+def _forget(finder: "Finder", name: str) -> None:
     finder.waited_for.pop(name, None)
     if not finder.waited_for and finder in sys.meta_path:
         sys.meta_path.remove(finder)

@@ -1,8 +1,8 @@
-"""How much a framework may take: from the share (``Share``) or from a call of ``limit`` (``Wish``).
+"""The memory that a framework may use: from the share (``ShareLimit``) or from ``limit()``
+(``RequestedLimit``).
 
-Both answer the same three questions, because frameworks take limits in three ways: ``on`` a device that can
-be looked at, ``anywhere`` in bytes, ``fraction`` of whatever device it is. All raise NotCapped with the
-reason.
+Both have the same three methods, because frameworks take limits in three ways: ``on`` a known device in
+bytes, ``anywhere`` in bytes, or as a ``fraction`` of any device. All raise NotCapped with the reason.
 """
 
 import os
@@ -18,15 +18,17 @@ MIB = 1 << 20
 CONTEXT_BYTES = 512 * MIB
 LARGE_CONTEXT_BYTES = 1024 * MIB
 MANY_MULTIPROCESSORS = 140
-"""What a CUDA context and its libraries take beside the framework's allocator grows with the multiprocessors.
-Reports range from 300 to 816 MiB a process; they are estimates, and docs/guard.md says so."""
+"""A CUDA context and its libraries use memory besides the framework's allocator, more on GPUs with more
+multiprocessors. Reports range from 300 to 816 MiB for each process; these numbers are estimates
+(docs/guard.md).
+"""
 
 
-class Share:
-    """The container's share, as ``PARTAGE_*`` tells it.
+class ShareLimit:
+    """The container's share, from the environment variables ``PARTAGE_*``.
 
-    memory, total: bytes of the share and of the whole device, one for each of ``gpus`` or one for all. A cap
-    is the share, divided by the number of processes, less the context; of a small share, half of it.
+    memory, total: bytes of the share and of the whole device, one for each of ``gpus`` or one for all. The
+    limit is the share divided by the number of processes, minus the context; for a small share half of it.
     """
 
     explicit = False
@@ -35,7 +37,7 @@ class Share:
         self.memory, self.total, self.gpus, self.processes = memory, total, gpus, processes
 
     def on(self, total: int, gpu: str = "", multiprocessors: int = 0) -> int:
-        """Bytes on a device with so much memory. gpu: its UUID, where the framework knows it."""
+        """Bytes on a device with ``total`` bytes. gpu: its UUID, if the framework knows it."""
         return self._less_context(self._portion(self._memory_of(gpu), total), multiprocessors)
 
     def anywhere(self) -> int:
@@ -45,7 +47,7 @@ class Share:
         return self._less_context(min(self.memory) // self.processes)
 
     def fraction(self) -> float:
-        """The part of a device, of the one where it is smallest."""
+        """The fraction of a device, on the one where it is smallest."""
         if not self.total:
             raise NotCapped("PARTAGE_TOTAL_BYTES does not say how large the device is")
         return min(self._less_context(self._portion(share, total)) / total for share, total in self._pairs())
@@ -71,8 +73,8 @@ class Share:
         return max(portion - context, portion // 2)
 
 
-class Wish:
-    """What somebody asked for with ``limit``; taken as it is."""
+class RequestedLimit:
+    """The limit of a call of ``limit``, used as it is."""
 
     explicit = True
 
@@ -81,7 +83,7 @@ class Wish:
         self.total = min(numbers(os.environ, "PARTAGE_TOTAL_BYTES", []) or [0])
 
     def on(self, total: int, gpu: str = "", multiprocessors: int = 0) -> int:  # noqa: ARG002
-        """Bytes on a device with so much memory."""
+        """Bytes on a device with ``total`` bytes."""
         return min(self.size, total) if self.size is not None else int(total * self.part)
 
     def anywhere(self) -> int:
@@ -89,7 +91,7 @@ class Wish:
         return self.size if self.size is not None else int(self.part * self._known_total())
 
     def fraction(self) -> float:
-        """The part of any device."""
+        """The fraction of any device."""
         return self.part if self.size is None else min(1.0, self.size / self._known_total())
 
     def _known_total(self) -> int:
@@ -99,23 +101,25 @@ class Wish:
 
 
 if TYPE_CHECKING:
-    Cap = Union[Share, Wish]
+    Cap = Union[ShareLimit, RequestedLimit]
 
 
-def share(environ: "Mapping[str, str]") -> Share:
-    """The share that the environment tells of. Raises NotCapped where that is nonsense."""
+def share(environ: "Mapping[str, str]") -> ShareLimit:
+    """The share in the environment. Raises NotCapped for invalid values."""
     memory = numbers(environ, "PARTAGE_MEMORY_BYTES")
     gpus = [gpu for gpu in environ.get("PARTAGE_GPUS", "").split(",") if gpu]
     total = numbers(environ, "PARTAGE_TOTAL_BYTES", [])
     if len(memory) > 1 and len(memory) != len(gpus):
         memory = [min(memory)]
     if len({1, len(memory), len(total)} - {0}) > 2:
-        total = []  # they do not belong together: nothing is known of the whole
-    return Share(memory, total, gpus, numbers(environ, "PARTAGE_GUARD_PROCESSES", [1])[0])
+        total = []  # inconsistent: the size of the device is not known
+    return ShareLimit(memory, total, gpus, numbers(environ, "PARTAGE_GUARD_PROCESSES", [1])[0])
 
 
 def numbers(environ: "Mapping[str, str]", name: str, default: "Optional[List[int]]" = None) -> "List[int]":
-    """Comma-joined positive integers. Raises NotCapped for anything else, also for none without a default."""
+    """Positive integers separated by commas. Raises NotCapped for other text, and if the variable is missing
+    without a default.
+    """
     text = environ.get(name, "")
     if not text and default is not None:
         return default

@@ -1,6 +1,6 @@
-"""Wait until a framework is imported. All that runs at the start of every Python process: kept short.
+"""Waits until a framework is imported. Every Python process runs this when it starts, so it is kept short.
 
-What is to be done then stands in ``capping``, and is not even read before.
+What is done then is in ``capping``, which is not read before.
 """
 
 import os
@@ -8,7 +8,7 @@ import sys
 
 TYPE_CHECKING = False  # typing itself costs more than all of this
 if TYPE_CHECKING:
-    from typing import Any, Optional
+    from typing import Any, Dict, Optional
 
     from .caps import Cap
 
@@ -21,8 +21,9 @@ WAITED_FOR = {
 
 
 class Finder:
-    """At the head of ``sys.meta_path``; finds nothing itself. waited_for: a framework's module, ours for
-    it."""
+    """First entry of ``sys.meta_path``; finds nothing itself. waited_for: a framework's module to the guard's
+    module for it.
+    """
 
     def __init__(self, cap: "Optional[Cap]" = None) -> None:
         self.waited_for = dict(WAITED_FOR)
@@ -33,13 +34,13 @@ class Finder:
             return None
         from . import capping
 
-        return capping.lent_spec(self, name, path, target)
+        return capping.wrapped_spec(self, name, path, target)
 
 
 def arm(cap: "Optional[Cap]" = None) -> None:
-    """Wait for frameworks, once. cap: None: the share, read when it is needed.
+    """Wait for frameworks; only once. cap: None: the share, read when it is needed.
 
-    What stands in ``PARTAGE_GUARD_APPLIED`` from now on is this process's, not its parent's.
+    From now on ``PARTAGE_GUARD_APPLIED`` is about this process, not its parent.
     """
     if any(isinstance(finder, Finder) for finder in sys.meta_path):
         return
@@ -50,4 +51,14 @@ def arm(cap: "Optional[Cap]" = None) -> None:
     if verbose or not sys.modules.keys().isdisjoint(WAITED_FOR):
         from . import capping
 
-        capping.catch_up(finder)
+        capping.handle_imported(finder)
+
+
+def limit_now(cap: "Cap") -> "Dict[str, str]":
+    """Apply this cap from now on, in place of an earlier one. Returns the result for each framework."""
+    from . import record
+
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+    record.notes.clear()
+    arm(cap)
+    return dict(record.notes)

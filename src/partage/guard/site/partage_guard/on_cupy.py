@@ -1,5 +1,6 @@
-"""CuPy: the limit of its default memory pool, in the environment, which each device's pool reads at its
-birth."""
+"""CuPy: the limit of its default memory pool, set in an environment variable that each pool reads when it is
+created.
+"""
 
 import os
 
@@ -28,7 +29,7 @@ def before(cap: "Cap") -> None:
 
 
 def already(cupy: "Any", cap: "Cap") -> None:
-    """CuPy was there before us, and may have its pool for this device: tell the pool, too."""
+    """CuPy was imported before and may have a pool for this device, so the pool's limit is set too."""
     before(cap)
     if not cap.explicit:
         return

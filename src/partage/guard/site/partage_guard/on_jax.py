@@ -1,9 +1,8 @@
-"""JAX: XLA's fraction of the device, given at the moment when JAX asks jaxlib for the options of its GPU
-client.
+"""JAX: XLA's fraction of the device, set when JAX asks jaxlib for the options of its GPU client.
 
-The environment would do, if the variable had not changed its name in jaxlib 0.4.33: both names together are
-an error there, and a program may set either after it has imported JAX. So the options themselves are
-completed where they say nothing; older versions read the old name, which is lent to them for that moment.
+The environment variable for it changed its name in jaxlib 0.4.33; setting both names is an error there, and
+a program may set either of them after importing JAX. So the option is added where it is missing. Older
+versions read the old variable, which is set only for that moment.
 """
 
 import os
@@ -29,12 +28,12 @@ def after(xla_client: "Any", cap: "Cap") -> None:
     elif hasattr(xla_client, _CLIENT):
         _replace(xla_client, _CLIENT, cap, _with_variable)
     else:
-        raise NotCapped("this version asks for its GPU client in a way that is not known")
+        raise NotCapped("this version creates its GPU client in an unknown way")
     note("jax", "waits for its GPU client")
 
 
 def already(xla_client: "Any", cap: "Cap") -> None:
-    """xla_client: imported before somebody called ``limit``."""
+    """xla_client: imported before ``limit`` was called."""
     if getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None):
         raise NotCapped("too late: JAX has its devices already")
     after(xla_client, cap)
@@ -43,8 +42,7 @@ def already(xla_client: "Any", cap: "Cap") -> None:
 def _replace(
     module: "Any", name: str, cap: "Cap", around: "Callable[[Callable[..., Any], Cap], Callable[..., Any]]"
 ) -> None:
-    """In place of the module's function, ``around`` it; of ours, in turn, around the one that was there
-    first."""
+    """Replace the module's function by ``around`` it; if it was replaced already, the original is used."""
     original = getattr(module, name)
     original = getattr(original, "_partage_original", original)
     ours = wraps(original)(around(original, cap))
@@ -91,5 +89,5 @@ def _lend(cap: "Cap") -> None:
 
 
 def _fraction(cap: "Cap") -> float:
-    """Four places, and down: a third is not .3334."""
+    """Four digits, rounded down."""
     return max(1, int(cap.fraction() * 10000)) / 10000

@@ -1,8 +1,9 @@
-"""TensorFlow 2: one logical device of limited memory on each GPU, just before the runtime is initialised.
+"""TensorFlow 2: one logical device with limited memory on each GPU, set just before the runtime is
+initialised.
 
-TensorFlow takes this once, before its runtime begins, and merely listing GPUs loads the driver. So the
-moment is its own ``Context.ensure_initialized``: it is wrapped until it has run once. Programs that
-configured a GPU themselves by then are left alone. Sessions of TensorFlow 1 do not pass there.
+TensorFlow accepts this only before its runtime starts, and even listing GPUs loads the driver. So its
+``Context.ensure_initialized`` is wrapped until it has run once. GPUs that the program has configured itself
+are not changed. Sessions of TensorFlow 1 are not covered.
 """
 
 import os
@@ -36,7 +37,7 @@ def after(context: "Any", cap: "Cap") -> None:
 
 
 def already(context: "Any", cap: "Cap") -> None:
-    """context: imported before somebody called ``limit``."""
+    """context: imported before ``limit`` was called."""
     if getattr(getattr(context, "_context", None), "_context_handle", None) is not None:
         raise NotCapped("too late: TensorFlow has initialised its devices already")
     after(context, cap)
@@ -51,7 +52,7 @@ def _limit(context: "Any", runtime: "Any", cap: "Cap") -> None:
             done.append(f"{name} kept as configured")
             continue
         mebibytes = max(1, cap.anywhere() >> 20)
-        if runtime.get_memory_growth(gpu):  # a logical device forgets it; this does not
+        if runtime.get_memory_growth(gpu):  # a logical device loses this setting; the variable keeps it
             os.environ.setdefault(_GROWTH, "true")
         runtime.set_logical_device_configuration(
             gpu, [context.LogicalDeviceConfiguration(memory_limit=mebibytes)]

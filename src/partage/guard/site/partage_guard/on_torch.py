@@ -1,9 +1,8 @@
-"""PyTorch: ``torch.cuda.set_per_process_memory_fraction``, at the moment when PyTorch initialises CUDA
-itself.
+"""PyTorch: ``torch.cuda.set_per_process_memory_fraction``, called when PyTorch initialises CUDA.
 
-Earlier would initialise CUDA at import, which takes seconds and memory and breaks programs that fork.
-``torch.cuda._lazy_call`` is PyTorch's own queue for such wishes; it has been there from 1.8 to 2.15. A
-program that sets the fraction itself initialises CUDA by doing so, and comes after us: its word holds.
+Calling it earlier would initialise CUDA at import, which takes seconds and memory and breaks programs that
+fork. ``torch.cuda._lazy_call`` is PyTorch's own queue for such calls, in versions 1.8 to 2.15. A program
+that sets the fraction itself initialises CUDA by that and runs after the guard, so its value is used.
 """
 
 import os
@@ -31,12 +30,13 @@ def after(cuda: "Any", cap: "Cap") -> None:
 
 
 already = after
-"""PyTorch runs the wish at once where CUDA is initialised."""
+"""PyTorch runs the queued call at once if CUDA is initialised."""
 
 
 def _limit(cuda: "Any", cap: "Cap") -> None:
-    """CUDA has just been initialised. A device whose share is all of it is not touched, and gets no
-    context."""
+    """CUDA has just been initialised. A device whose share is the whole device is left alone and gets no
+    context.
+    """
     current = cuda.current_device()
     done = []
     for index in range(cuda.device_count()):
@@ -51,5 +51,5 @@ def _limit(cuda: "Any", cap: "Cap") -> None:
         cuda.set_per_process_memory_fraction(fraction, index)
         done.append(f"cuda:{index} {fraction:.4f}")
     if cuda.current_device() != current:
-        cuda.set_device(current)  # older versions leave the last device behind
+        cuda.set_device(current)  # older versions keep the last device as the current one
     note("torch", ", ".join(done) or "no device")

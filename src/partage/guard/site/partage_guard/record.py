@@ -1,4 +1,4 @@
-"""What the guard did, for people: ``PARTAGE_GUARD_APPLIED`` always, stderr where it is asked for."""
+"""What the guard did: in ``PARTAGE_GUARD_APPLIED`` always, on stderr if requested."""
 
 import os
 import sys
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
 APPLIED = "PARTAGE_GUARD_APPLIED"
 
 notes: "Dict[str, str]" = {}
-"""What came of it in this process, by framework."""
+"""The result in this process, by framework."""
 
 
 class NotCapped(Exception):
-    """A framework is left as it is, for a reason that people can read."""
+    """No limit is set for a framework; the text is the reason."""
 
 
 def note(framework: str, text: str) -> None:
     """``torch: cuda:0 0.2400; jax: kept XLA_CLIENT_MEM_FRACTION=.5``."""
     notes[framework] = text
     os.environ[APPLIED] = "; ".join(f"{name}: {what}" for name, what in notes.items())
-    say(f"{framework}: {text}")
+    log(f"{framework}: {text}")
 
 
-def say(text: str) -> None:
-    """On stderr, with ``PARTAGE_GUARD=verbose`` only; a closed stderr is nobody's trouble."""
+def log(text: str) -> None:
+    """On stderr, only with ``PARTAGE_GUARD=verbose``. Errors of a closed stderr are ignored."""
     if os.environ.get("PARTAGE_GUARD", "").lower() != "verbose" or sys.stderr is None:
         return
     try:
@@ -34,13 +34,13 @@ def say(text: str) -> None:
         pass
 
 
-def guarded(framework: str, act: "Callable[..., None]", *arguments: "Any") -> None:
-    """Do this, and whatever happens in it, the program goes on.
+def guarded(framework: str, action: "Callable[..., None]", *arguments: "Any") -> None:
+    """Call ``action``. The program goes on, whatever it raises.
 
-    SystemExit is caught too, and what native extensions raise beside ``Exception``; Ctrl-C is the user's.
+    SystemExit is caught too, and what native extensions raise besides ``Exception``. Ctrl-C is passed on.
     """
     try:
-        act(*arguments)
+        action(*arguments)
     except NotCapped as why:
         note(framework, str(why))
     except KeyboardInterrupt:

@@ -13,9 +13,9 @@ from partage.errors import (
     GpuLost,
     HardwareError,
     HardwareTimeout,
-    NoRoom,
+    InsufficientResources,
+    NotFound,
     NotPermitted,
-    NotThere,
     Unsupported,
 )
 from partage.model.gpu import RecoveryAction
@@ -61,8 +61,8 @@ _ERRORS: dict[str, type[HardwareError]] = {
     "timeout": HardwareTimeout,
     "gpu-lost": GpuLost,
     "in-use": GpuInUse,
-    "no-room": NoRoom,
-    "not-there": NotThere,
+    "no-room": InsufficientResources,
+    "not-there": NotFound,
     "not-permitted": NotPermitted,
     "unsupported": Unsupported,
 }

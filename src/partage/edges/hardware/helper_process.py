@@ -1,4 +1,6 @@
-"""The helper as a child process: ended, and never waited for where it cannot end."""
+"""The helper as a child process, and how it is ended; a process that hangs in the driver is not waited
+for.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,13 @@ import asyncio
 import contextlib
 import subprocess
 
-_PATIENCE_S, _LITTLE_PATIENCE_S = 2.0, 0.2
-_PROMPT_S = 1.0
+_TERMINATE_S, _TERMINATE_HANGING_S = 2.0, 0.2
+_KILL_S = 1.0
 _POLL_S = 0.01
 
 
 class HelperProcess:
-    """One helper, begun by ``edges.hardware.spawn``."""
+    """One helper, started by ``edges.hardware.spawn``."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -27,22 +29,22 @@ class HelperProcess:
         return self._process.poll()
 
     async def end(self, *, hangs: bool) -> bool:
-        """Ask it to end, then make it. False where even that does not help: it sleeps in the kernel.
+        """End it with SIGTERM, then SIGKILL. False if it does not end because it hangs in the kernel.
 
-        Such a process is gone as soon as the driver lets go of it; nobody waits for that. hangs: there is
-        little hope that it hears us.
+        Such a process ends when the driver call returns; nothing waits for it. hangs: it is known to hang,
+        so SIGKILL follows sooner.
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         self._process.terminate()
-        if not await self._ended(_LITTLE_PATIENCE_S if hangs else _PATIENCE_S):
+        if not await self._ended(_TERMINATE_HANGING_S if hangs else _TERMINATE_S):
             self._process.kill()
-            return await self._ended(_PROMPT_S)
+            return await self._ended(_KILL_S)
         return True
 
     async def _ended(self, timeout_s: float) -> bool:
-        # Polled: a pidfd needs Linux 5.3, a child watcher a thread for a process that seldom ends.
+        # Polled: a pidfd needs Linux 5.3, and a child watcher a thread.
         for _ in range(int(timeout_s / _POLL_S)):
             if self.exit_code is not None:
                 return True

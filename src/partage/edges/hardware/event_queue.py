@@ -1,4 +1,4 @@
-"""Where events wait until somebody asks for them."""
+"""Events of the driver that wait until the agent asks for them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from partage.errors import HardwareError
 from partage.model.health import Xid
 
 _MOST_XIDS = 1024
-"""A GPU in trouble can raise the same XID for hours while nobody takes events; the newest are kept."""
+"""A broken GPU can raise the same XID for hours; only the newest events are kept."""
 
 
-class Mailbox:
+class EventQueue:
     """Events that were not taken yet. All methods belong to one asyncio loop."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Mailbox:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def put(self, events: Events) -> None:
-        """Leave events; whoever waits gets them."""
+        """Add events; all waiting callers are woken."""
         self._xids = [*self._xids, *events.xids][-_MOST_XIDS:]
         self._changed |= events.changed
         for waiter in self._waiting:
@@ -29,15 +29,15 @@ class Mailbox:
                 waiter.set_result(None)
 
     def fail(self, error: HardwareError) -> None:
-        """Tell whoever waits that no events can be had now. Who comes later is not told."""
+        """Raise ``error`` in all callers that wait now; later callers are not affected."""
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_exception(error)
 
     async def take(self, timeout_s: float) -> Events:
-        """All events, at once where there are some; after timeout_s an empty Events.
+        """All events, at once if there are some; after timeout_s an empty Events.
 
-        Raises what ``fail`` is given meanwhile. Nothing is lost where the caller is cancelled while it waits.
+        Raises the error passed to ``fail`` meanwhile. A cancelled caller loses no events.
         """
         if not self._xids and not self._changed:
             await self._wait(timeout_s)

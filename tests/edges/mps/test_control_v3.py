@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.mps.named import configuration
+from partage.edges.mps.control_v3 import configuration
 from partage.errors import DaemonError, GpuInUse
-from partage.model.mps import SERVER, ClientLimits, DaemonPhase, DaemonSpec, DaemonState, Namespace
+from partage.model.mps import SERVER, ClientLimits, DaemonPhase, DaemonSpec, DaemonState, MpsNamespace
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, NOBODY, ROOT, SHARE, Subject, Tenant, ending, until
 
-BIG, SMALL = Namespace("share0", 8 * GIB, 60), Namespace("share1", 2 * GIB, 20)
+BIG, SMALL = MpsNamespace("share0", 8 * GIB, 60), MpsNamespace("share1", 2 * GIB, 20)
 UNEQUAL = DaemonSpec(GPUS[0], GPUS[0], 2 * GIB, 20, namespaces=(BIG, SMALL))
 
 
@@ -133,13 +133,13 @@ async def test_a_record_of_before_there_were_namespaces_is_understood(simulated:
 async def test_a_server_for_a_gpu_that_is_not_there_is_found_out_at_once(named: Subject):
     """The daemon takes it without a word; its clients would have no MPS and no limits."""
     absent = "GPU-99999999-0000-0000-0000-000000000000"
-    spec = DaemonSpec(absent, absent, LIMIT, 25, namespaces=(Namespace(SHARE, LIMIT, 25),))
+    spec = DaemonSpec(absent, absent, LIMIT, 25, namespaces=(MpsNamespace(SHARE, LIMIT, 25),))
     with pytest.raises(DaemonError, match=r"no MPS server .* started: no CUDA-capable device is detected"):
         await named.keeper(probe_s=1.0).start(spec)
     assert await named.keeper().states() == ()
 
 
-async def test_a_daemon_whose_server_has_gone_does_not_serve_until_it_was_made_anew(named: Subject):
+async def test_a_daemon_whose_server_has_gone_does_not_serve_until_it_is_started_again(named: Subject):
     keeper = named.keeper()
     before = await keeper.start(named.spec())
     os.kill(before.servers[0].pid, signal.SIGKILL)
@@ -152,8 +152,8 @@ async def test_a_daemon_whose_server_has_gone_does_not_serve_until_it_was_made_a
     assert (state.phase, state.pid) == (DaemonPhase.STARTING, before.pid)
     assert "its server is gone" in state.reason
 
-    anew = await keeper.start(named.spec())
-    assert (anew.phase, anew.limits) == (DaemonPhase.SERVING, before.limits)
+    again = await keeper.start(named.spec())
+    assert (again.phase, again.limits) == (DaemonPhase.SERVING, before.limits)
     assert await (await named.tenant()).says("launch") == "ok"
 
 
@@ -190,7 +190,7 @@ async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_fini
 
 
 @pytest.mark.skipif(not ROOT, reason="other users' processes can be started by root only")
-async def test_a_server_with_one_owner_refuses_everybody_else(named: Subject):
+async def test_a_server_with_one_owner_refuses_other_users(named: Subject):
     """So ``users: single`` is no choice for a policy in version 3."""
     await named.keeper().start(named.spec(multi_user=False))
     stranger = await named.begins(uid=NOBODY)
@@ -200,7 +200,7 @@ async def test_a_server_with_one_owner_refuses_everybody_else(named: Subject):
 # --- what is written ---------------------------------------------------------------------------------
 
 
-def test_the_file_has_a_limit_for_everybody_and_each_namespace():
+def test_the_file_has_a_limit_for_the_server_and_each_namespace():
     assert (
         configuration(UNEQUAL)
         == """schema_version = "1.0"

@@ -1,8 +1,9 @@
-"""Persistence mode, which has to be off for a reset, and is on again afterwards, whatever becomes of us.
+"""Persistence mode must be off during a reset. It is turned on again afterwards, even if this process is
+killed.
 
-The GPUs for which it was switched off stand in a file until it is on again. The file is locked as long as
-whoever wrote it lives, so that nobody switches it on in the middle of another's reset. A reboot forgets the
-file, and the driver the mode.
+A file lists the GPUs for which it was turned off, until it is on again. The process that wrote the file
+holds a lock on it, so that no other process turns the mode on during the reset. A reboot removes both: the
+file is on a tmpfs, and the driver forgets the mode.
 """
 
 from __future__ import annotations
@@ -20,17 +21,21 @@ from partage.errors import HardwareError
 _LONGEST = 1 << 16
 
 
-class Persistence:
-    """Switches it off and on again. One thread's own."""
+class PersistenceMode:
+    """Turns persistence mode off and on again. For one thread."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: where the file is. Where it cannot be, a killed process leaves the mode off."""
+        """directory: of the file. If the file cannot be written, the mode stays off after this process was
+        killed.
+        """
         self._path = directory / "persistence-off.json"
         self._ours: tuple[str, ...] = ()
         self._file: int | None = None
 
     def switch_off(self, nvml: Nvml, gpus: Sequence[str]) -> None:
-        """Off, for those GPUs that have it on. gpus: UUIDs; all of them answer. Raises HardwareError."""
+        """Turn it off for those GPUs that have it on. gpus: UUIDs of GPUs that answer. Raises
+        HardwareError.
+        """
         handles = nvml.handles()
         found = [gpu for gpu in gpus if nvml.optional("nvmlDeviceGetPersistenceMode", handles[gpu])]
         if not found:
@@ -41,9 +46,10 @@ class Persistence:
             nvml.optional("nvmlDeviceSetPersistenceMode", handles[gpu], 0)
 
     def restore(self, nvml: Nvml) -> None:
-        """On again, where this process or one that is no more has switched it off.
+        """Turn it on again where this process, or one that was killed, has turned it off.
 
-        What a GPU answers is nobody's trouble who opens a session: it is tried again with the next one.
+        An error of a GPU is ignored, because it must not keep a session from opening; the next session
+        tries again.
         """
         gpus = self._ours or self._left_behind()
         if not gpus:
@@ -59,7 +65,7 @@ class Persistence:
 
     def _remember(self) -> None:
         content = json.dumps(self._ours).encode()
-        with contextlib.suppress(OSError):  # no reason to do without the reset
+        with contextlib.suppress(OSError):  # the reset is done anyway
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._lock(os.O_CREAT):
                 assert self._file is not None
@@ -67,7 +73,7 @@ class Persistence:
                 os.pwrite(self._file, content, 0)
 
     def _left_behind(self) -> tuple[str, ...]:
-        """What a process that is no more has not switched on again."""
+        """GPUs for which a killed process has not turned the mode on again."""
         try:
             if not self._lock():
                 return ()
@@ -76,14 +82,14 @@ class Persistence:
         except OSError:
             return ()
         except ValueError:
-            found = []  # cut off while it was written: nothing was switched off yet
+            found = []  # incomplete: the process was killed before it turned anything off
         gpus = tuple(gpu for gpu in found if isinstance(gpu, str)) if isinstance(found, list) else ()
         if not gpus:
             self._forget()
         return gpus
 
     def _lock(self, flags: int = 0) -> bool:
-        """Open the file, if nobody else works on it. Raises OSError."""
+        """Open and lock the file unless another process holds the lock. Raises OSError."""
         if self._file is not None:
             return True
         file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)

@@ -1,4 +1,4 @@
-"""Ends daemons and what they leave behind, and waits until they have ended."""
+"""Stops daemons and leftover servers, and waits until they have ended."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ P = ParamSpec("P")
 
 _LOOK_EVERY_S = 0.02
 _KILLED_S = 5.0
-"""How long the kernel may take to end a killed process; one that is in a driver call can take longer."""
+"""Seconds for the kernel to end a killed process; a process in a driver call can take longer."""
 
 
-async def until(condition: Callable[[], Awaitable[object]], limit_s: float) -> bool:
-    """Wait until a condition holds; False where it did not in time. It is looked at once at least."""
+async def wait_until(condition: Callable[[], Awaitable[object]], limit_s: float) -> bool:
+    """Wait until a condition holds; False if it did not in time. It is checked at least once."""
     loop = asyncio.get_running_loop()
     end_s = loop.time() + limit_s
     while not await condition():
@@ -31,25 +31,25 @@ async def until(condition: Callable[[], Awaitable[object]], limit_s: float) -> b
 
 
 def in_thread(
-    look: Callable[P, object], *args: P.args, **kwargs: P.kwargs
+    check: Callable[P, object], *args: P.args, **kwargs: P.kwargs
 ) -> Callable[[], Awaitable[object]]:
-    """A condition that a thread looks at, for ``until``."""
-    return lambda: asyncio.to_thread(look, *args, **kwargs)
+    """A condition that is checked in a thread, for ``wait_until``."""
+    return lambda: asyncio.to_thread(check, *args, **kwargs)
 
 
-async def gone(processes: ProcessTable, identity: DaemonIdentity, limit_s: float) -> bool:
+async def wait_until_gone(processes: ProcessTable, identity: DaemonIdentity, limit_s: float) -> bool:
     """Whether a process ends in time."""
-    return await until(in_thread(lambda: not processes.lives(identity)), limit_s)
+    return await wait_until(in_thread(lambda: not processes.lives(identity)), limit_s)
 
 
 async def kill(processes: ProcessTable, identity: DaemonIdentity, grace_s: float) -> None:
-    """SIGTERM, and SIGKILL after grace_s. Raises NotPermitted, DaemonError where it cannot be ended."""
+    """SIGTERM, and SIGKILL after grace_s. Raises NotPermitted; DaemonError if it does not end."""
     for number, limit_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, _KILLED_S)):
         try:
             await asyncio.to_thread(processes.signal, identity, number)
         except PermissionError as error:
             raise NotPermitted(f"process {identity.pid} may not be ended: {error}") from error
-        if await gone(processes, identity, limit_s):
+        if await wait_until_gone(processes, identity, limit_s):
             return
     raise DaemonError(
         f"process {identity.pid} of an MPS daemon does not end, though it was killed",
@@ -58,6 +58,6 @@ async def kill(processes: ProcessTable, identity: DaemonIdentity, grace_s: float
 
 
 async def kill_orphans(processes: ProcessTable, paths: DaemonPaths, grace_s: float) -> None:
-    """End what still runs for these directories, side by side."""
+    """End all processes that still run for these directories, concurrently."""
     orphans = await asyncio.to_thread(processes.orphans, paths)
     await asyncio.gather(*(kill(processes, orphan, grace_s) for orphan in orphans))

@@ -1,13 +1,13 @@
-"""Asks one control daemon in version 3 of its language: module and verb as arguments of the program.
+"""Commands of version 3 of the MPS control interface: module and verb as arguments of the control program.
 
-Our daemon has one server with a name, and in it a namespace for each kind of share. All of it stands in a
-file that the daemon reads when it starts: a namespace that is made by ``namespace create`` has no limit until
-the next command, and whoever connects in between keeps what he has got.
+The daemon has one named server, and in it a namespace for each kind of share. Everything is set in a file
+that the daemon reads when it starts: a namespace made by ``namespace create`` has no limit until the next
+command, and a client that connects in between keeps running without one.
 
-Sources: NVIDIA's MPS guide, release 615 (commands, columns, the file), and what NVIDIA's Dynamo project shows
-of a real daemon (driver 615.71: ``20G`` for a limit, ``30.00`` for a percentage, ``Ready`` for a server).
-Other words for a server's state are not documented, nor is what stands for a limit that was never set. Seen
-on no GPU of ours yet (docs/mps.md).
+Sources: NVIDIA's MPS guide, release 615 (commands, columns, the file); NVIDIA's Dynamo project, which shows
+output of a real daemon (driver 615.71: ``20G`` for a limit, ``30.00`` for a percentage, ``Ready`` for a
+server). Other texts for a server's status, and for a limit that was never set, are not documented. Not yet
+tested on a real GPU (docs/mps.md).
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from partage.edges.mps.replies import (
     parse_percent,
     parse_server_rows,
 )
-from partage.model.mps import DEFAULT_NAMESPACE, SERVER, ClientLimits, DaemonSpec, MpsServer, Namespace
+from partage.model.mps import DEFAULT_NAMESPACE, SERVER, ClientLimits, DaemonSpec, MpsNamespace, MpsServer
 from partage.units import MIB
 
 OPTIONS = ("-p", "3", "-a")
-"""Of the program that becomes a daemon; the file's path comes next."""
+"""Options of the program that becomes a daemon; the path of the file follows."""
 
 _ROWS = "--format=csv,noheader"
 
 
-class NamedControl(ControlProgram):
-    """The command line of one control daemon that has named servers."""
+class ControlV3(ControlProgram):
+    """The command line of one control daemon with named servers."""
 
     async def tell(self, *words: str, deadline_s: float | None = None) -> str:
-        """What the program says, run with these arguments. Raises Silence, DaemonError, Unsupported."""
+        """The output of the program with these arguments. Raises NoReply, DaemonError, Unsupported."""
         return await self.answer(" ".join(words), words, b"", deadline_s)
 
     async def listed(self) -> tuple[MpsServer, ...]:
-        """All servers with their clients, those that the daemon makes for a user included."""
+        """All servers with their clients, including those that the daemon starts for a user."""
         servers = parse_server_rows(await self.tell("server", "list", _ROWS))
         if not servers:
             return ()
@@ -49,32 +49,34 @@ class NamedControl(ControlProgram):
         return tuple(replace(server, clients=clients.get(server.name, ())) for server in servers)
 
     async def limits(self, spec: DaemonSpec) -> ClientLimits:
-        """Those of our server and its namespaces, as far as they were asked for; what is not there is not."""
+        """The limits of our server and its namespaces as the daemon reports them; missing namespaces are left
+        out.
+        """
         rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
         ours = {row.name: row for row in rows if row.server == SERVER}
-        others = _as_found(Namespace(DEFAULT_NAMESPACE, spec.memory_bytes, spec.threads_percent), ours)
+        others = _as_found(MpsNamespace(DEFAULT_NAMESPACE, spec.memory_bytes, spec.threads_percent), ours)
         namespaces = tuple(found for one in spec.namespaces if (found := _as_found(one, ours)) is not None)
         if others is None:
             return ClientLimits(namespaces=namespaces)
         return ClientLimits(others.memory_bytes, others.threads_percent, namespaces)
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
-        """Have the work of a client ended; the daemon finds its server by itself."""
+        """End the work of a client; the daemon finds its server."""
         del server
         await self.tell("client", "terminate", str(client), deadline_s=deadline_s)
 
     async def quit(self, deadline_s: float) -> None:
-        """Have the daemon end. What happens to clients is not documented."""
+        """Stop the daemon. What happens to its clients is not documented."""
         await self.tell("-q", deadline_s=deadline_s)
 
     async def quit_by_force(self) -> None:
-        """Have our server's clients ended, and the daemon."""
+        """End the clients of our server, and the daemon."""
         await self.tell("server", "delete", SERVER, "--force")
         await self.tell("-q")
 
 
-def _as_found(wanted: Namespace, rows: Mapping[str, NamespaceRow]) -> Namespace | None:
-    """A namespace with the limits that the daemon says; only of those that are wanted."""
+def _as_found(wanted: MpsNamespace, rows: Mapping[str, NamespaceRow]) -> MpsNamespace | None:
+    """A namespace with the limits that the daemon reports; only those that ``wanted`` sets."""
     row = rows.get(wanted.name)
     if row is None:
         return None
@@ -84,14 +86,14 @@ def _as_found(wanted: Namespace, rows: Mapping[str, NamespaceRow]) -> Namespace 
         memory = wanted.memory_bytes if amount.stands_for(wanted.memory_bytes) else amount.bytes
     if wanted.threads_percent is not None and row.threads:
         threads = round(parse_percent(command, row.threads))
-    return Namespace(wanted.name, memory, threads)
+    return MpsNamespace(wanted.name, memory, threads)
 
 
 def configuration(spec: DaemonSpec) -> str:
-    """The file that a daemon of version 3 reads at its start, in TOML.
+    """The file that a daemon of version 3 reads when it starts, in TOML.
 
-    Without ``allowed_devices``: the daemon sees one device anyway, and a server for one that is not there is
-    accepted, ends, and leaves its clients without MPS and without limits.
+    Without ``allowed_devices``: the daemon sees only one device, and with a device that does not exist a
+    server would be accepted, end, and leave its clients without MPS and without limits.
     """
     lines = [
         'schema_version = "1.0"',

@@ -1,7 +1,7 @@
-"""Who has contexts on GPUs, as the driver lists it: three lists, of every GPU and every MIG device.
+"""The processes with contexts on GPUs, from the driver's three lists of every GPU and every MIG device.
 
-MPS clients have a list of their own that nobody else is in; an MPS server is in the compute list. A process
-may be in several lists, with the same figure in each.
+MPS clients have a list of their own and are in no other; an MPS server is in the compute list. A process
+may be in several lists, with the same memory in each.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from partage.edges.hardware.readings import NO_INSTANCE, Handle, Nvml
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotThere
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.process import ProcessKind
 
 _LISTS = {
@@ -20,23 +20,24 @@ _LISTS = {
     ProcessKind.COMPUTE: "nvmlDeviceGetComputeRunningProcesses",
     ProcessKind.GRAPHICS: "nvmlDeviceGetGraphicsRunningProcesses",
 }
-"""Which kind a list makes of a process; of several kinds the first counts."""
+"""The kind of the processes in each list. If a process has several kinds, the first one counts."""
 
 _VERSIONS = ("_v3", "_v2")
-"""Newest first; before R510 there is no third. Asked by name, pynvml's unversioned call takes an old library
-for a fault."""
+"""Newest first; before R510 there is no v3. The version is part of the name, because pynvml's call without a
+version treats an old library as an error.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What of a GPU somebody holds; without gi_id all of it."""
+class GpuPart:
+    """A GPU, or one of its GPU or compute instances; without gi_id the whole GPU."""
 
     gpu: str
     gi_id: int | None = None
     ci_id: int | None = None
 
-    def within(self, other: Part) -> bool:
-        """It is a part of ``other``, and not the same."""
+    def within(self, other: GpuPart) -> bool:
+        """Whether it is a part of ``other``, and not the same."""
         return self != other and (
             (self.gpu, self.gi_id) == (other.gpu, other.gi_id) and other.ci_id is None
             if other.gi_id is not None
@@ -45,64 +46,56 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Devices:
-    """minors: of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
+class NvmlDevices:
+    """minors: minor number to UUID of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
 
     minors: Mapping[int, str]
-    handles: Mapping[Part, Handle]
-    migs: Mapping[Part, str]
+    handles: Mapping[GpuPart, Handle]
+    migs: Mapping[GpuPart, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """One process as one list has it."""
+class RunningProcess:
+    """One process in one list."""
 
     pid: int
-    part: Part
+    part: GpuPart
     kind: ProcessKind
     used_bytes: int | None
 
 
-def handle_of(nvml: Nvml, uuid: str) -> Handle:
-    """The GPU of that UUID. Raises GpuLost where it may be one that does not answer, NotThere."""
-    handles = nvml.handles()
-    if uuid in handles:
-        return handles[uuid]
-    if len(handles) < nvml.count():
-        raise GpuLost(f"GPU {uuid} is not among those that answer")
-    raise NotThere(f"this node has no GPU {uuid}")
-
-
-def read_devices(nvml: Nvml) -> Devices:
-    """All that answer now."""
+def read_devices(nvml: Nvml) -> NvmlDevices:
+    """All devices that answer now."""
     minors: dict[int, str] = {}
-    handles: dict[Part, Handle] = {}
-    migs: dict[Part, str] = {}
+    handles: dict[GpuPart, Handle] = {}
+    migs: dict[GpuPart, str] = {}
     for uuid, handle in nvml.handles().items():
-        with tolerant():
-            handles[Part(uuid)] = handle
+        with skip_failures():
+            handles[GpuPart(uuid)] = handle
             minor = nvml.minor(handle)
             if minor is not None:
                 minors[minor] = uuid
             mode = nvml.mig_mode(handle)
             for mig in nvml.mig_handles(handle).values() if mode and mode.current else ():
                 attributes = nvml.mig_attributes(mig)
-                part = Part(uuid, attributes.gi_id, attributes.ci_id)
+                part = GpuPart(uuid, attributes.gi_id, attributes.ci_id)
                 handles[part], migs[part] = mig, attributes.uuid
-    return Devices(minors, handles, migs)
+    return NvmlDevices(minors, handles, migs)
 
 
-def listed(nvml: Nvml, handles: Mapping[Part, Handle]) -> Iterator[Running]:
-    """What the driver says. Of a GPU in MIG mode it names the instances of a process."""
+def listed(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
+    """The processes that the driver lists. On a GPU in MIG mode it reports the instances of a process."""
     for part, handle in handles.items():
         for kind, call in _LISTS.items():
             for one in _processes(nvml, call, handle):
                 used = one.usedGpuMemory
-                yield Running(int(one.pid), _named(part, one), kind, None if used is None else int(used))
+                yield RunningProcess(
+                    int(one.pid), _named(part, one), kind, None if used is None else int(used)
+                )
 
 
 def _processes(nvml: Nvml, call: str, handle: Handle) -> Iterable[Any]:
-    with tolerant():
+    with skip_failures():
         for version in _VERSIONS:
             processes: list[Any] | None = nvml.optional(call + version, handle)
             if processes is not None:
@@ -110,16 +103,16 @@ def _processes(nvml: Nvml, call: str, handle: Handle) -> Iterable[Any]:
     return ()
 
 
-def _named(part: Part, process: object) -> Part:
+def _named(part: GpuPart, process: object) -> GpuPart:
     gi_id, ci_id = (getattr(process, name, None) for name in ("gpuInstanceId", "computeInstanceId"))
     if part.gi_id is not None or gi_id in (None, NO_INSTANCE):
         return part
-    return Part(part.gpu, gi_id, None if ci_id == NO_INSTANCE else ci_id)
+    return GpuPart(part.gpu, gi_id, None if ci_id == NO_INSTANCE else ci_id)
 
 
 @contextlib.contextmanager
-def tolerant() -> Iterator[None]:
-    """A GPU that fails, or a list that is not ours to read, costs its own answer and no other."""
+def skip_failures() -> Iterator[None]:
+    """Ignore an error of one GPU, or of a list that may not be read: only its own answer is missing."""
     try:
         yield
     except (DriverUnavailable, HardwareTimeout):

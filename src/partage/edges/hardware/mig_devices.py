@@ -47,14 +47,15 @@ def _profile(attributes: MigAttributes, kind: GiProfile | None, gpu_memory_bytes
 
 
 def named(compute_slices: int, kind: GiProfile, gigabytes: int) -> MigProfile:
-    """The profile of a compute instance within a GPU instance. Raises ValueError where there is none such."""
+    """The profile of a compute instance in a GPU instance. Raises ValueError if there is no such name."""
     return MigProfile.parse(f"{compute_slices}c.{kind.slices}g.{gigabytes}gb{kind.attribute}")
 
 
 def named_gigabytes(gi_memory_bytes: int, gpu_memory_bytes: int) -> int:
-    """The ``40`` of 3g.40gb: eighths of the GPU's memory, not the real one (1g.12gb can have 10.75).
+    """The ``40`` of 3g.40gb: eighths of the GPU's memory, not the real size (1g.12gb can have 10.75 GiB).
 
-    0 where a GPU shares its CPU's memory. Rounds half up, as NVIDIA's tools do: B200's 1g is 22.5 and so 23.
+    0 if the GPU shares its CPU's memory. Half is rounded up, as in NVIDIA's tools: 1g of a B200 is 22.5, so
+    23.
     """
     if gpu_memory_bytes == 0:
         return 0

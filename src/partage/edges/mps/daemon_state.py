@@ -1,17 +1,17 @@
-"""How one control daemon is: what its directory, /proc and the daemon itself say."""
+"""The state of one control daemon: from its directory, from /proc, and from its replies."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
 
-from partage.edges.mps.control import Control
-from partage.edges.mps.locks import is_held
-from partage.edges.mps.named import NamedControl
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import ControlV3
+from partage.edges.mps.locks import is_locked
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.record import DaemonIdentity, Record, load
-from partage.edges.mps.starting import tail
+from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
 from partage.model.mps import (
     SERVER,
@@ -24,16 +24,16 @@ from partage.model.mps import (
     ServerStatus,
 )
 
-AnyControl = Control | NamedControl
-"""The daemon's own language: that of version 2 or of version 3."""
+DaemonControl = ControlV2 | ControlV3
+"""The control of a daemon in version 2 or 3 of the interface."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What is there, before the daemon is asked.
+class FoundDaemon:
+    """What is known before the daemon is queried.
 
-    record: None where nothing readable was written down. protocol: version of the language that the daemon
-    speaks, 2 where there is none.
+    record: None if there is no readable record. protocol: version of the interface that the daemon uses, 2
+    if none runs.
     """
 
     paths: DaemonPaths
@@ -43,26 +43,28 @@ class Found:
 
     @property
     def spec(self) -> DaemonSpec:
-        """What it was asked to be, as far as that is known."""
+        """How it was started, as far as that is known."""
         return (
             self.record.spec if self.record else DaemonSpec(gpu=self.paths.device, device=self.paths.device)
         )
 
 
-def find(paths: DaemonPaths, processes: ProcessTable) -> Found:
-    """Look at a daemon's directory. Blocking."""
+def find(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
+    """Read a daemon's directory. Blocking."""
     identity = processes.daemon(paths)
     protocol = 2 if identity is None else processes.protocol(identity.pid)
-    return Found(paths, load(paths.record), identity, protocol)
+    return FoundDaemon(paths, load(paths.record), identity, protocol)
 
 
-async def state(found: Found, control: AnyControl, processes: ProcessTable, deadline_s: float) -> DaemonState:
-    """How it is; at most deadline_s. Raises nothing for what the daemon does or does not do."""
+async def state(
+    found: FoundDaemon, control: DaemonControl, processes: ProcessTable, deadline_s: float
+) -> DaemonState:
+    """The state of the daemon, after at most deadline_s. Raises nothing for errors of the daemon."""
     if found.identity is None:
         return await asyncio.to_thread(_absent, found)
     try:
         async with asyncio.timeout(deadline_s):
-            servers = await ask_servers(control, processes)
+            servers = await list_servers(control, processes)
             limits = await control.limits(found.spec)
     except TimeoutError:
         return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
@@ -70,13 +72,13 @@ async def state(found: Found, control: AnyControl, processes: ProcessTable, dead
         if not await asyncio.to_thread(processes.lives, found.identity):
             return await asyncio.to_thread(_absent, replace(found, identity=None))
         return _silent(found, str(error))
-    return await asyncio.to_thread(answered, found, processes, servers, limits)
+    return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
 
 
-def answered(
-    found: Found, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
+def state_from_reply(
+    found: FoundDaemon, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
 ) -> DaemonState:
-    """The state of a daemon that answered this. Blocking."""
+    """The state of a daemon that has replied. Blocking."""
     assert found.identity is not None
     phase, reason = _judge(found, servers, limits)
     multi_user = processes.multi_user(found.identity.pid)
@@ -84,13 +86,13 @@ def answered(
     return replace(known, servers=servers, limits=limits)
 
 
-def _silent(found: Found, reason: str) -> DaemonState:
+def _silent(found: FoundDaemon, reason: str) -> DaemonState:
     pid = found.identity.pid if found.identity else None
     return DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason)
 
 
-async def ask_servers(control: AnyControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
-    """The servers with their clients, and what /proc adds to what the daemon says of them."""
+async def list_servers(control: DaemonControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
+    """The servers with their clients, completed from /proc."""
     return await asyncio.to_thread(_known, await control.listed(), processes)
 
 
@@ -116,24 +118,26 @@ def _named(processes: ProcessTable, clients: tuple[ConnectedClient, ...]) -> tup
     )
 
 
-def has_ours(servers: tuple[MpsServer, ...]) -> bool:
-    """Whether the server with our name is among them."""
+def has_named_server(servers: tuple[MpsServer, ...]) -> bool:
+    """Whether the server named SERVER is among them."""
     return any(server.name == SERVER for server in servers)
 
 
-def _judge(found: Found, servers: tuple[MpsServer, ...], limits: ClientLimits) -> tuple[DaemonPhase, str]:
+def _judge(
+    found: FoundDaemon, servers: tuple[MpsServer, ...], limits: ClientLimits
+) -> tuple[DaemonPhase, str]:
     faults = [server for server in servers if server.status is ServerStatus.FAULT]
     if faults:
         return DaemonPhase.FAULT, _fault(faults[0])
     if found.record is None:
-        return DaemonPhase.STARTING, "nothing is written down of what this daemon was asked to be"
-    if found.record.spec.namespaces and not has_ours(servers):
+        return DaemonPhase.STARTING, "there is no record of how this daemon was started"
+    if found.record.spec.namespaces and not has_named_server(servers):
         return (
             DaemonPhase.STARTING,
-            "its server is gone: who connects now works without MPS, if compute mode lets him",
+            "its server is gone: new clients run without MPS, if the compute mode allows that",
         )
     if limits != found.record.spec.limits:
-        return DaemonPhase.STARTING, f"it allows {limits}, and was asked for {found.record.spec.limits}"
+        return DaemonPhase.STARTING, f"it allows {limits}, but should allow {found.record.spec.limits}"
     return DaemonPhase.SERVING, found.record.remark
 
 
@@ -145,12 +149,12 @@ def _fault(server: MpsServer) -> str:
     )
 
 
-def _absent(found: Found) -> DaemonState:
+def _absent(found: FoundDaemon) -> DaemonState:
     known = DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.DEAD)
     identity = found.record.identity if found.record else None
-    if identity is None and is_held(found.paths.lock):
+    if identity is None and is_locked(found.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")
     if identity is None:
-        return replace(known, reason="it was never seen running: whoever started it was ended")
-    last = tail(found.paths.log / "control.log")
+        return replace(known, reason="it was never seen running: the process that started it has ended")
+    last = last_line(found.paths.log / "control.log")
     return replace(known, reason=f"the control daemon (pid {identity.pid}) is gone; its log ends: {last}")

@@ -1,4 +1,4 @@
-"""The agent's side of the helper's socket: one connection, its requests, its end."""
+"""One connection of the agent to the helper's socket, and the requests on it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 from partage.edges.hardware import frames
 from partage.edges.hardware.codec import CodecError, Json, decode_error
-from partage.edges.hardware.serve import PROTOCOL, peer_uid
+from partage.edges.hardware.helper_server import PROTOCOL, peer_uid
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, NotPermitted
 
 
-class Connection:
-    """One connection to a helper. When it ends, for whatever reason, all who wait are told at once."""
+class HelperConnection:
+    """One connection to a helper. When it ends, all waiting requests fail at once."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -26,11 +26,11 @@ class Connection:
         self.helper_pid: int | None = None
 
     @classmethod
-    async def open(cls, path: Path, deadline_s: float) -> Connection:
-        """Connect and be greeted.
+    async def open(cls, path: Path, deadline_s: float) -> HelperConnection:
+        """Connect and exchange greetings.
 
-        Raises OSError where nobody listens, NotPermitted where one side does not trust the other,
-        DriverUnavailable where the other side speaks another protocol, HardwareTimeout.
+        Raises OSError if nothing listens, NotPermitted if one side does not trust the other,
+        DriverUnavailable if the helper uses another protocol, HardwareTimeout.
         """
         reader, writer = await asyncio.open_unix_connection(os.fspath(path))
         connection = cls(reader, writer)
@@ -46,9 +46,9 @@ class Connection:
         return not self._reading.done()
 
     async def request(self, verb: str, deadline_s: float | None, **arguments: Json) -> Json:
-        """The helper's answer. deadline_s None: the caller sees to it.
+        """The helper's answer. deadline_s None: no deadline here, the caller has one.
 
-        Raises what the helper raised, HardwareTimeout, or why the connection ended.
+        Raises the helper's error, HardwareTimeout, or the reason why the connection ended.
         """
         if not self.is_open:
             raise _ended()
@@ -65,7 +65,7 @@ class Connection:
             self._waiting.pop(number, None)
 
     async def ended(self) -> HardwareError:
-        """Wait until the connection ends; why."""
+        """Wait until the connection ends; returns the reason."""
         return await asyncio.shield(self._reading)
 
     async def close(self) -> None:
@@ -79,20 +79,22 @@ class Connection:
     async def _greet(self, deadline_s: float) -> None:
         uid = peer_uid(self._writer)
         if uid not in (0, os.geteuid()):
-            raise NotPermitted(f"the socket is served by user {uid}, neither by root nor by us")
+            raise NotPermitted(
+                f"the socket is served by user {uid}, neither root nor the user of this process"
+            )
         hello: Any = await self.request("hello", deadline_s)
         if not isinstance(hello, dict) or hello.get("protocol") != PROTOCOL:
-            raise DriverUnavailable("the helper is of another version of Partage", "restart the helper")
+            raise DriverUnavailable("the helper has another version of Partage", "restart the helper")
         self.helper_pid = hello.get("pid")
 
     async def _read(self) -> HardwareError:
-        """Hand answers to those who wait for them, until the end."""
+        """Give each answer to the request that waits for it, until the connection ends."""
         reason: HardwareError = _ended()
         try:
             while (answer := await frames.read(self._reader, frames.MOST_ANSWER_BYTES)) is not None:
                 self._deliver(answer)
         except (frames.FrameError, CodecError) as error:
-            reason = DriverUnavailable(f"the helper's answer makes no sense: {error}")
+            reason = DriverUnavailable(f"the helper's answer cannot be read: {error}")
         except HardwareError as error:
             reason = error
         finally:
@@ -105,10 +107,10 @@ class Connection:
         error = decode_error(answer["error"]) if "error" in answer else None
         number = answer.get("id")
         if number is None and isinstance(error, HardwareError):
-            raise error  # the helper refuses us altogether
+            raise error  # the helper refuses this connection
         waiter = self._waiting.get(number) if type(number) is int else None
         if waiter is None or waiter.done():
-            return  # who asked has given up
+            return  # the request was cancelled or timed out
         if error is not None:
             waiter.set_exception(error)
         else:

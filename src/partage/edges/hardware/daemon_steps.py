@@ -1,4 +1,4 @@
-"""Acts on MPS daemons: told to whoever keeps them, its errors told as those of the port."""
+"""Steps on MPS daemons: passed to the DaemonKeeper, its errors translated into those of the hardware port."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from partage.model.mps import DaemonState
 from partage.model.step import EndClient, StartDaemon, StopDaemon
 
 DaemonStep = StartDaemon | StopDaemon | EndClient
-"""An act on a daemon."""
+"""A step on a daemon."""
 
 
-async def keep(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
-    """Do it. Raises Unsupported where nobody keeps daemons, GpuInUse, NotThere, HardwareError."""
+async def perform_daemon_step(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
+    """Perform the step. Raises Unsupported if there is no keeper, GpuInUse, NotFound, HardwareError."""
     if keeper is None:
-        raise Unsupported(f"cannot {step}: nobody keeps MPS daemons here", "the agent's helper does")
+        raise Unsupported(
+            f"cannot {step}: this process does not manage MPS daemons", "the agent's helper does"
+        )
     try:
         match step:
             case StartDaemon(_, spec):
@@ -27,7 +29,7 @@ async def keep(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
         raise HardwareError(error.problems) from error
 
 
-async def kept(keeper: DaemonKeeper | None) -> tuple[DaemonState, ...]:
+async def observe_daemons(keeper: DaemonKeeper | None) -> tuple[DaemonState, ...]:
     """All daemons. Raises HardwareError."""
     try:
         return () if keeper is None else await keeper.states()

@@ -11,10 +11,10 @@ from partage.errors import (
     GpuInUse,
     GpuLost,
     HardwareError,
-    NoRoom,
-    NotAsSaid,
+    InsufficientResources,
+    NotFound,
     NotPermitted,
-    NotThere,
+    StateMismatch,
     Unsupported,
 )
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
@@ -83,7 +83,7 @@ async def test_a_mode_that_waits_for_a_reset_is_left_pending_and_can_be_taken_ba
     node.with_live_mig(direct=False)
     await card.perform(SetMigMode(GPU, enabled=True))
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=True)
-    with pytest.raises(NotAsSaid, match="after the next reset on"):
+    with pytest.raises(StateMismatch, match="after the next reset on"):
         await card.perform(Verify(GPU, enabled=True))
     with pytest.raises(Unsupported, match=r"MIG mode of GPU .* is off"):
         await card.perform(THREE)
@@ -91,7 +91,7 @@ async def test_a_mode_that_waits_for_a_reset_is_left_pending_and_can_be_taken_ba
     await card.perform(Verify(GPU, enabled=False))
 
 
-async def test_a_mode_that_somebody_keeps_from_changing_names_who(node: StubNode, card: NvmlHardware) -> None:
+async def test_a_blocked_mode_change_names_the_process(node: StubNode, card: NvmlHardware) -> None:
     node.write(**{"gpu.0.monitor": 1})
     node.process(70, "nv-hostengine", "/dev/nvidia0", "/dev/nvidiactl")
     with pytest.raises(GpuInUse, match=r"it is pending.*monitor nv-hostengine") as caught:
@@ -99,7 +99,7 @@ async def test_a_mode_that_somebody_keeps_from_changing_names_who(node: StubNode
     assert caught.value.uses == ("monitor nv-hostengine (pid 70)",)
 
 
-async def test_a_mode_that_takes_a_reset_anyway_is_pending_although_somebody_holds_the_gpu(
+async def test_a_mode_that_needs_a_reset_is_pending_although_the_gpu_is_in_use(
     node: StubNode, card: NvmlHardware
 ) -> None:
     node.with_live_mig(direct=False).write(**{"gpu.0.monitor": 1})
@@ -142,7 +142,7 @@ async def test_a_mode_that_the_driver_refuses_to_change_stays(
     node: StubNode, card: NvmlHardware, code: int, kind: type[HardwareError]
 ) -> None:
     node.write(**{"fail.nvmlDeviceSetMigMode": code})
-    with pytest.raises(kind, match=r"turn MIG mode on: .*stays as it was") as caught:
+    with pytest.raises(kind, match=r"turn MIG mode on: .*the mode is unchanged") as caught:
         await card.perform(SetMigMode(GPU, enabled=True))
     assert type(caught.value) is kind
 
@@ -172,7 +172,7 @@ async def test_an_instance_is_made_where_it_is_wanted_and_seen_before_it_has_a_d
     gpu = await gpu_of(mig)
     assert gpu.empty_instances == (EmptyInstance(2, "3g.40gb", HIGH),)
     assert gpu.mig_devices == ()
-    with pytest.raises(NotAsSaid, match=r"an empty GPU instance 3g.40gb@4"):
+    with pytest.raises(StateMismatch, match=r"an empty GPU instance 3g.40gb@4"):
         await mig.perform(Verify(GPU, enabled=True, devices=("3g.40gb@4",)))
 
 
@@ -219,14 +219,14 @@ async def test_every_profile_of_the_gpu_can_be_made_by_its_name(mig: NvmlHardwar
 async def test_a_taken_place_says_who_is_there(mig: NvmlHardware) -> None:
     await mig.perform(THREE)
     for step in (THREE, CreateInstance(GPU, "1g.10gb", Placement(5, 1))):
-        with pytest.raises(NoRoom, match=r"3g.40gb at 4:4 \(GPU instance 2\) is there"):
+        with pytest.raises(InsufficientResources, match=r"3g.40gb at 4:4 \(GPU instance 2\) is there"):
             await mig.perform(step)
     assert len((await gpu_of(mig)).empty_instances) == 1
 
 
 async def test_used_up_engines_are_told_from_a_taken_place(mig: NvmlHardware) -> None:
     await mig.perform(CreateInstance(GPU, "1g.10gb+me", Placement(0, 1)))
-    with pytest.raises(NoRoom, match="not enough resources on the GPU"):
+    with pytest.raises(InsufficientResources, match="not enough resources on the GPU"):
         await mig.perform(CreateInstance(GPU, "1g.10gb+me", Placement(1, 1)))
 
 
@@ -255,9 +255,9 @@ async def test_the_first_instance_wants_an_idle_gpu(node: StubNode, mig: NvmlHar
 async def test_compute_instances_fill_their_gpu_instance_and_no_more(mig: NvmlHardware) -> None:
     first, second, third = (await three(mig, "1c.3g.40gb", "2c.3g.40gb"))[:3]
     assert [(one.gi_id, one.ci_id) for one in (first, second, third)] == [(2, None), (2, 0), (2, 1)]
-    with pytest.raises(NoRoom, match=r"in it 1c.3g.40gb, 2c.3g.40gb lives"):
+    with pytest.raises(InsufficientResources, match=r"holds 1c.3g.40gb, 2c.3g.40gb"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
-    with pytest.raises(NotThere, match=r"there is no 3g.40gb at 0:4; there is 3g.40gb at 4:4"):
+    with pytest.raises(NotFound, match=r"there is no 3g.40gb at 0:4; there is 3g.40gb at 4:4"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", LOW, "3g.40gb"))
     with pytest.raises(Unsupported, match=r"cannot hold a 4c.7g.80gb"):
         await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "4c.7g.80gb"))
@@ -275,7 +275,7 @@ async def test_what_was_made_although_the_call_failed_was_made(
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"), [(4, NotPermitted), (15, GpuLost), (23, NoRoom), (999, HardwareError)]
+    ("code", "kind"), [(4, NotPermitted), (15, GpuLost), (23, InsufficientResources), (999, HardwareError)]
 )
 async def test_what_was_not_made_is_an_error_with_the_drivers_word(
     node: StubNode, mig: NvmlHardware, code: int, kind: type[HardwareError]
@@ -296,17 +296,17 @@ def undone(made: Created, profile: str = "3g.40gb") -> DestroyCompute:
 async def test_what_was_made_can_be_destroyed_inside_first(mig: NvmlHardware) -> None:
     instance, made = await three(mig, "3g.40gb")
     destroy = DestroyInstance(GPU, "3g.40gb", HIGH, instance.gi_id)
-    with pytest.raises(GpuInUse, match=r"in it 3g.40gb still lives"):
+    with pytest.raises(GpuInUse, match=r"still holds 3g.40gb"):
         await mig.perform(destroy)
     assert await mig.perform(undone(made)) is None
     assert await mig.perform(destroy) is None
     gpu = await gpu_of(mig)
     assert (gpu.mig_devices, gpu.empty_instances) == ((), ())
-    with pytest.raises(NotThere):
+    with pytest.raises(NotFound):
         await mig.perform(destroy)
 
 
-async def test_what_somebody_works_on_stays_and_the_error_names_him(
+async def test_an_instance_in_use_stays_and_the_error_names_the_process(
     node: StubNode, mig: NvmlHardware
 ) -> None:
     *_, made = await three(mig, "3g.40gb")
@@ -321,19 +321,19 @@ async def test_an_id_that_was_given_to_something_else_is_left_alone(mig: NvmlHar
     instance, made = await three(mig, "3g.40gb")
     await mig.perform(undone(made))
     await mig.perform(CreateCompute(GPU, "3g.40gb", HIGH, "3g.40gb"))
-    with pytest.raises(NotThere, match=r"it is not there; in 3g.40gb at 4:4"):
+    with pytest.raises(NotFound, match=r"it does not exist; 3g.40gb at 4:4"):
         await mig.perform(undone(made))
     for wrong in (
         DestroyInstance(GPU, "3g.40gb", LOW, instance.gi_id),
         DestroyInstance(GPU, "2g.20gb", Placement(4, 2), instance.gi_id),
         DestroyInstance(GPU, "3g.40gb", HIGH, 1),
     ):
-        with pytest.raises(NotThere, match=r"there is 3g.40gb at 4:4 \(GPU instance 2\)"):
+        with pytest.raises(NotFound, match=r"there is 3g.40gb at 4:4 \(GPU instance 2\)"):
             await mig.perform(wrong)
     assert len((await gpu_of(mig)).mig_devices) == 1
 
 
-async def test_what_nobody_wrote_down_is_found_by_its_place(mig: NvmlHardware) -> None:
+async def test_an_instance_without_a_known_id_is_found_by_its_placement(mig: NvmlHardware) -> None:
     await three(mig, "1c.3g.40gb", "2c.3g.40gb")
     await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
     assert [device.profile for device in (await gpu_of(mig)).mig_devices] == ["2c.3g.40gb"]
@@ -344,10 +344,10 @@ async def test_what_nobody_wrote_down_is_found_by_its_place(mig: NvmlHardware) -
 
 async def test_of_two_alike_without_an_id_none_is_destroyed(mig: NvmlHardware) -> None:
     await three(mig, "1c.3g.40gb", "1c.3g.40gb")
-    with pytest.raises(NotThere, match="several could be meant"):
+    with pytest.raises(NotFound, match="several match"):
         await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb"))
     assert len((await gpu_of(mig)).mig_devices) == 2
-    with pytest.raises(NotAsSaid):
+    with pytest.raises(StateMismatch):
         await mig.perform(Verify(GPU, enabled=True, devices=("1c.3g.40gb@4",)))
     await mig.perform(DestroyCompute(GPU, "3g.40gb", HIGH, "1c.3g.40gb", 2, 1))
     assert [device.ci_id for device in (await gpu_of(mig)).mig_devices] == [0]
@@ -362,7 +362,7 @@ async def test_what_has_gone_although_the_call_failed_has_gone(node: StubNode, m
 
 
 async def test_who_is_not_there_or_does_not_answer_is_told_apart(node: StubNode, mig: NvmlHardware) -> None:
-    with pytest.raises(NotThere, match="no GPU GPU-9"):
+    with pytest.raises(NotFound, match="no GPU GPU-9"):
         await mig.perform(CreateInstance("GPU-9", "3g.40gb", HIGH))
     node.lose(0)
     with pytest.raises(GpuLost):

@@ -1,10 +1,12 @@
-"""Asks one control daemon in version 2 of its language: one command on the program's standard input."""
+"""Commands of version 2 of the MPS control interface: one command on the standard input of the control
+program.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.edges.mps.program import ControlProgram, Silence
+from partage.edges.mps.program import ControlProgram, NoReply
 from partage.edges.mps.replies import (
     parse_memory,
     parse_percent,
@@ -17,22 +19,22 @@ from partage.model.mps import ClientLimits, ConnectedClient, DaemonSpec, MpsServ
 from partage.units import MIB
 
 ORDINAL = "0"
-"""The daemon sees one device, so this is its ordinal whatever its index on the node. A limit that was set by
-UUID has been seen without effect (NVIDIA's device plugin, v0.15.0), so limits are set by ordinal, and read
-back by ordinal: the daemon does not translate one into the other."""
+"""A daemon sees one device, so its ordinal is 0, whatever its index on the node. A limit that was set by UUID
+had no effect (seen with NVIDIA's device plugin, v0.15.0), so limits are set and read back by ordinal.
+"""
 
 
-class Control(ControlProgram):
-    """One control daemon's command line."""
+class ControlV2(ControlProgram):
+    """The command line of one control daemon."""
 
     async def ask(self, command: str, deadline_s: float | None = None) -> str:
-        """What the daemon says to one command. Raises Silence, DaemonError, Unsupported."""
+        """The reply to one command. Raises NoReply, DaemonError, Unsupported."""
         return await self.answer(command, (), f"{command}\n".encode("ascii"), deadline_s)
 
-    # --- what every version can do ---------------------------------------------------------------
+    # --- also in version 3 ---------------------------------------------------------------
 
     async def listed(self) -> tuple[MpsServer, ...]:
-        """The servers with their clients. One that ends between two questions is left out."""
+        """The servers with their clients. A server that ends meanwhile is left out."""
         pids = await self.servers()
         clients = await self.clients(pids)
         found = []
@@ -43,39 +45,41 @@ class Control(ControlProgram):
         return tuple(found)
 
     async def limits(self, spec: DaemonSpec) -> ClientLimits:
-        """The limits that were asked for, as the daemon has them; the others are not asked after."""
+        """The limits of ``spec`` as the daemon reports them; limits that ``spec`` does not set are not
+        read.
+        """
         wanted_bytes = spec.memory_bytes
         memory = None if wanted_bytes is None else await self.memory_limit(wanted_bytes)
         threads = None if spec.threads_percent is None else await self.threads_limit()
         return ClientLimits(memory, threads)
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
-        """Have the work of a client ended."""
+        """End the work of a client."""
         await self.ask(f"terminate_client {server} {client}", deadline_s)
 
     async def quit(self, deadline_s: float) -> None:
-        """Have the daemon end. It takes no further clients, and waits for those that are there."""
+        """Stop the daemon. It takes no new clients and waits for those that it has."""
         await self.ask("quit", deadline_s)
 
     async def quit_by_force(self) -> None:
-        """Have the daemon end, and not wait for its clients."""
+        """Stop the daemon without waiting for its clients."""
         await self.ask("quit -t 1")
 
-    # --- questions ----------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------
 
     async def servers(self) -> tuple[int, ...]:
         """Pids of the servers."""
         return parse_pids("get_server_list", await self.ask("get_server_list"))
 
     async def status(self, server: int) -> ServerStatus:
-        """How one server is."""
+        """Status of one server."""
         return parse_status(await self.ask(f"get_server_status {server}"))
 
     async def _status_if_there(self, server: int) -> ServerStatus | None:
         """None: it has ended since it was listed."""
         try:
             status = await self.status(server)
-        except Silence:
+        except NoReply:
             raise
         except DaemonError:
             if server in await self.servers():
@@ -86,15 +90,15 @@ class Control(ControlProgram):
         return status
 
     async def clients(self, servers: tuple[int, ...]) -> Mapping[int, tuple[ConnectedClient, ...]]:
-        """The clients of each of these servers; without namespace and command where the daemon is old."""
+        """The clients of each of these servers; an old daemon reports no namespace and no command."""
         if not servers:
             return {}
         try:
             listed = parse_ps(await self.ask("ps"))
-        except Silence:
+        except NoReply:
             raise
         except DaemonError:
-            listed = None  # a program that fails over a command it does not know
+            listed = None  # the program fails for unknown commands
         if listed is not None:
             return listed
         found = {}
@@ -106,9 +110,9 @@ class Control(ControlProgram):
         return found
 
     async def memory_limit(self, wanted_bytes: int) -> int | None:
-        """Bytes that each client of the next server may have: what is wanted, as far as the reply can tell.
+        """Bytes that each client of the next server may have; None: no limit.
 
-        None: no limit.
+        The daemon prints rounded numbers: if they agree with wanted_bytes, wanted_bytes is returned.
         """
         command = f"get_default_device_pinned_mem_limit {ORDINAL}"
         amount = parse_memory(command, await self.ask(command))
@@ -117,27 +121,27 @@ class Control(ControlProgram):
         return wanted_bytes if amount.stands_for(wanted_bytes) else amount.bytes
 
     async def threads_limit(self) -> int:
-        """Percent of the multiprocessors that each client of the next server may fill."""
+        """Percent of the multiprocessors that each client of the next server may use."""
         command = "get_default_active_thread_percentage"
         return round(parse_percent(command, await self.ask(command)))
 
     async def start_server(self, uid: int) -> None:
-        """Have a server started for a user, now and not when the first client comes."""
+        """Start a server for a user now, before its first client comes."""
         await self.ask(f"start_server -uid {uid}")
 
-    # --- orders: what is wrong with them the daemon does not say --------------------------------
+    # --- changes: the daemon reports no errors for them --------------------------------
 
     async def set_limits(self, spec: DaemonSpec) -> None:
-        """Those that are asked for, for the clients of servers that start later."""
+        """Set the limits of ``spec`` for servers that start later."""
         if spec.memory_bytes is not None:
             await self.set_memory_limit(spec.memory_bytes // MIB)
         if spec.threads_percent is not None:
             await self.set_threads_limit(spec.threads_percent)
 
     async def set_memory_limit(self, limit_mib: int) -> None:
-        """For the clients of servers that start later."""
+        """For clients of servers that start later."""
         await self.ask(f"set_default_device_pinned_mem_limit {ORDINAL} {limit_mib}M")
 
     async def set_threads_limit(self, percent: int) -> None:
-        """For the clients of servers that start later."""
+        """For clients of servers that start later."""
         await self.ask(f"set_default_active_thread_percentage {percent}")

@@ -1,4 +1,4 @@
-"""What every implementation of the hardware port promises of the acts on MIG, whoever is behind it."""
+"""What every implementation of the hardware port must do for steps on MIG."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from partage.edges.hardware.port import Hardware
-from partage.errors import GpuLost, HardwareError, NoRoom, NotAsSaid, NotThere, Unsupported
+from partage.errors import GpuLost, HardwareError, InsufficientResources, NotFound, StateMismatch, Unsupported
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.placement import Placement
 from partage.model.step import (
@@ -97,7 +97,7 @@ async def test_several_compute_instances_share_a_gpu_instance(acting: Subject) -
     assert {device.gi_id for device in devices} == {half.gi_id}
     assert len({device.ci_id for device in devices}) == 2
     await hardware.perform(Verify(gpu.uuid, True, ("1c.3g.40gb@4", "2c.3g.40gb@4")))
-    await refuses(hardware, CreateCompute(gpu.uuid, "3g.40gb", HALF, "1c.3g.40gb"), NoRoom)
+    await refuses(hardware, CreateCompute(gpu.uuid, "3g.40gb", HALF, "1c.3g.40gb"), InsufficientResources)
 
 
 async def test_a_device_made_again_has_a_new_uuid_and_its_neighbour_the_old_one(acting: Subject) -> None:
@@ -132,8 +132,10 @@ async def test_a_gpu_instance_goes_once_it_is_empty_and_its_room_is_free_again(a
 
 async def test_what_is_taken_is_no_room(acting: Subject) -> None:
     gpu, _ = await with_half(acting.hardware)
-    await refuses(acting.hardware, CreateInstance(gpu.uuid, "3g.40gb", HALF), NoRoom)
-    await refuses(acting.hardware, CreateInstance(gpu.uuid, "1g.10gb", Placement(6, 1)), NoRoom)
+    await refuses(acting.hardware, CreateInstance(gpu.uuid, "3g.40gb", HALF), InsufficientResources)
+    await refuses(
+        acting.hardware, CreateInstance(gpu.uuid, "1g.10gb", Placement(6, 1)), InsufficientResources
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,12 +162,12 @@ async def test_what_is_not_there_cannot_be_destroyed(acting: Subject) -> None:
     there = DestroyCompute(
         gpu.uuid, "3g.40gb", HALF, "3g.40gb", device.gi_id, device.ci_id, "MIG-of-long-ago"
     )
-    await refuses(hardware, there, NotThere)
-    await refuses(hardware, DestroyCompute(gpu.uuid, "3g.40gb", OTHER_HALF, "3g.40gb"), NotThere)
-    await refuses(hardware, DestroyCompute(gpu.uuid, "3g.40gb", HALF, "1c.3g.40gb", half.gi_id, 0), NotThere)
-    await refuses(hardware, DestroyInstance(gpu.uuid, "3g.40gb", HALF, half.gi_id + 1), NotThere)
-    await refuses(hardware, DestroyInstance(gpu.uuid, "4g.40gb", OTHER_HALF), NotThere)
-    await refuses(hardware, CreateCompute(gpu.uuid, "3g.40gb", OTHER_HALF, "3g.40gb"), NotThere)
+    await refuses(hardware, there, NotFound)
+    await refuses(hardware, DestroyCompute(gpu.uuid, "3g.40gb", OTHER_HALF, "3g.40gb"), NotFound)
+    await refuses(hardware, DestroyCompute(gpu.uuid, "3g.40gb", HALF, "1c.3g.40gb", half.gi_id, 0), NotFound)
+    await refuses(hardware, DestroyInstance(gpu.uuid, "3g.40gb", HALF, half.gi_id + 1), NotFound)
+    await refuses(hardware, DestroyInstance(gpu.uuid, "4g.40gb", OTHER_HALF), NotFound)
+    await refuses(hardware, CreateCompute(gpu.uuid, "3g.40gb", OTHER_HALF, "3g.40gb"), NotFound)
 
 
 @pytest.mark.parametrize(
@@ -178,23 +180,23 @@ async def test_what_is_not_there_cannot_be_destroyed(acting: Subject) -> None:
         lambda gpu: Verify(gpu, enabled=False),
     ],
 )
-async def test_a_gpu_that_nobody_knows_is_not_there(acting: Subject, act: Callable[[str], Step]) -> None:
-    await refuses(acting.hardware, act("GPU-of-another-node"), NotThere)
+async def test_an_unknown_gpu_is_not_found(acting: Subject, act: Callable[[str], Step]) -> None:
+    await refuses(acting.hardware, act("GPU-of-another-node"), NotFound)
 
 
 async def test_verify_says_what_is_not_as_said(acting: Subject) -> None:
     hardware = acting.hardware
     gpu, _ = await with_half(hardware)
-    await refuses(hardware, Verify(gpu.uuid, enabled=False), NotAsSaid)
-    await refuses(hardware, Verify(gpu.uuid, enabled=True), NotAsSaid)  # a GPU instance is left over
+    await refuses(hardware, Verify(gpu.uuid, enabled=False), StateMismatch)
+    await refuses(hardware, Verify(gpu.uuid, enabled=True), StateMismatch)  # a GPU instance is left over
     await hardware.perform(CreateCompute(gpu.uuid, "3g.40gb", HALF, "3g.40gb"))
-    await refuses(hardware, Verify(gpu.uuid, enabled=True), NotAsSaid)
-    await refuses(hardware, Verify(gpu.uuid, True, ("3g.40gb@0",)), NotAsSaid)
-    await refuses(hardware, Verify(gpu.uuid, True, ("3g.40gb@4", "3g.40gb@4")), NotAsSaid)
+    await refuses(hardware, Verify(gpu.uuid, enabled=True), StateMismatch)
+    await refuses(hardware, Verify(gpu.uuid, True, ("3g.40gb@0",)), StateMismatch)
+    await refuses(hardware, Verify(gpu.uuid, True, ("3g.40gb@4", "3g.40gb@4")), StateMismatch)
     await hardware.perform(Verify(gpu.uuid, True, ("3g.40gb@4",)))
 
 
-async def test_nobody_uses_an_idle_node(acting: Subject) -> None:
+async def test_an_idle_node_has_no_uses(acting: Subject) -> None:
     assert await acting.hardware.uses() == ()
 
 

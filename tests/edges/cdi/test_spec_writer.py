@@ -14,8 +14,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from partage.edges.cdi.keeper import RETRY_S, CdiKeeper
 from partage.edges.cdi.spec import DIGEST_KEY
+from partage.edges.cdi.spec_writer import RETRY_S, CdiSpecWriter
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, Inventory
 from partage.model.policy import DeviceIdStrategy, Options
@@ -85,17 +85,17 @@ def _nodes(spec: Any, name: str) -> list[str]:
     return [node["path"] for node in edits["deviceNodes"]]
 
 
-def _keeper(directory: Path, deadline_s: float = 20.0) -> CdiKeeper:
-    return CdiKeeper(directory / "cdi", deadline_s)
+def _keeper(directory: Path, deadline_s: float = 20.0) -> CdiSpecWriter:
+    return CdiSpecWriter(directory / "cdi", deadline_s)
 
 
 # --- with nvidia-ctk ------------------------------------------------------------------------------
 
 
 async def test_the_spec_is_what_nvidia_ctk_writes_and_our_edits(tmp_path: Path) -> None:
-    """Libraries and hooks stay; the runtime shall not inject a second time; the version knows annotations."""
+    """Libraries and hooks stay; the runtime must not inject a second time; the version has annotations."""
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid, gpu(1).uuid, "all"))
-    kept = await _keeper(tmp_path).keep(node(gpu(0), gpu(1)), _options(ctk.path), now_s=0)
+    kept = await _keeper(tmp_path).update(node(gpu(0), gpu(1)), _options(ctk.path), now_s=0)
     assert (kept.path, kept.complete, kept.reason) == (tmp_path / "cdi" / GPU_FILE, True, "")
     spec = _spec(tmp_path / "cdi")
     assert spec["kind"] == "k8s.device-plugin.nvidia.com/gpu"
@@ -111,7 +111,7 @@ async def test_the_spec_is_what_nvidia_ctk_writes_and_our_edits(tmp_path: Path) 
 async def test_nvidia_ctk_is_asked_for_our_vendor_names_and_roots(tmp_path: Path) -> None:
     ctk = _Toolkit(tmp_path, _writing("0"))
     options = _options(ctk.path, device_ids=DeviceIdStrategy.INDEX, driver_root="/driver", dev_root="/host")
-    await _keeper(tmp_path).keep(node(gpu(0)), options, now_s=0)
+    await _keeper(tmp_path).update(node(gpu(0)), options, now_s=0)
     (asked,) = ctk.asked
     arguments = asked.split()
     assert arguments[:2] == ["cdi", "generate"]
@@ -130,7 +130,7 @@ async def test_a_device_that_nvidia_ctk_leaves_out_is_added(tmp_path: Path) -> N
     """It writes no entry for a GPU in MIG mode, which mig-strategy none offers whole."""
     card = gpu(0, migs=1)
     ctk = _Toolkit(tmp_path, _writing(card.mig_devices[0].uuid))
-    kept = await _keeper(tmp_path).keep(node(card), _options(ctk.path), now_s=0)
+    kept = await _keeper(tmp_path).update(node(card), _options(ctk.path), now_s=0)
     assert kept.complete
     spec = _spec(tmp_path / "cdi")
     assert _nodes(spec, card.uuid) == ["/dev/nvidia10"]
@@ -142,7 +142,7 @@ async def test_other_classes_have_specs_of_their_own(tmp_path: Path) -> None:
     then = f'[ "$class" = mofed ] && {{ echo no mode mofed >&2; exit 1; }}\n{_writing("all")}'
     ctk = _Toolkit(tmp_path, then)
     options = _options(ctk.path, gds=True, mofed=True, imex_channels=(0,))
-    kept = await _keeper(tmp_path).keep(node(gpu(0)), options, now_s=0)
+    kept = await _keeper(tmp_path).update(node(gpu(0)), options, now_s=0)
     assert kept.classes == ("imex-channel", "gds")
     assert (kept.complete, kept.reason) == (False, "no spec for mofed")
     gds = _spec(tmp_path / "cdi", "k8s.device-plugin.nvidia.com-gds.json")
@@ -166,11 +166,11 @@ def _changes(inventory: Inventory) -> Sequence[Inventory]:
 async def test_a_spec_is_written_again_when_driver_or_mig_changes_and_only_then(tmp_path: Path) -> None:
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid))
     keeper, inventory = _keeper(tmp_path), node(gpu(0))
-    await keeper.keep(inventory, _options(ctk.path), now_s=0)
+    await keeper.update(inventory, _options(ctk.path), now_s=0)
     digests = {_spec(tmp_path / "cdi")["annotations"][DIGEST_KEY]}
     for number, changed in enumerate(_changes(inventory), start=1):
-        await keeper.keep(changed, _options(ctk.path), now_s=1)
-        again = await keeper.keep(replace(changed, boot_id="other"), _options(ctk.path), now_s=10 * RETRY_S)
+        await keeper.update(changed, _options(ctk.path), now_s=1)
+        again = await keeper.update(replace(changed, boot_id="other"), _options(ctk.path), now_s=10 * RETRY_S)
         assert again.complete
         assert len(ctk.asked) == number + 1
         digests.add(_spec(tmp_path / "cdi")["annotations"][DIGEST_KEY])
@@ -180,8 +180,8 @@ async def test_a_spec_is_written_again_when_driver_or_mig_changes_and_only_then(
 async def test_a_new_agent_takes_over_the_spec_that_is_still_right(tmp_path: Path) -> None:
     """Its start does not wait for nvidia-ctk."""
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid))
-    first = await _keeper(tmp_path).keep(node(gpu(0)), _options(ctk.path), now_s=0)
-    second = await _keeper(tmp_path).keep(node(gpu(0)), _options(ctk.path), now_s=0)
+    first = await _keeper(tmp_path).update(node(gpu(0)), _options(ctk.path), now_s=0)
+    second = await _keeper(tmp_path).update(node(gpu(0)), _options(ctk.path), now_s=0)
     assert second == first
     assert len(ctk.asked) == 1
 
@@ -190,13 +190,13 @@ async def test_a_new_agent_takes_over_the_spec_that_is_still_right(tmp_path: Pat
 async def test_a_spec_that_was_damaged_or_deleted_is_written_again(tmp_path: Path, damage: bytes) -> None:
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid))
     first = _keeper(tmp_path)
-    await first.keep(node(gpu(0)), _options(ctk.path), now_s=0)
+    await first.update(node(gpu(0)), _options(ctk.path), now_s=0)
     whole = _spec(tmp_path / "cdi")
     (tmp_path / "cdi" / GPU_FILE).write_bytes(damage)
-    await _keeper(tmp_path).keep(node(gpu(0)), _options(ctk.path), now_s=0)
+    await _keeper(tmp_path).update(node(gpu(0)), _options(ctk.path), now_s=0)
     assert _spec(tmp_path / "cdi") == whole
     (tmp_path / "cdi" / GPU_FILE).unlink()
-    await first.keep(node(gpu(0)), _options(ctk.path), now_s=0)
+    await first.update(node(gpu(0)), _options(ctk.path), now_s=0)
     assert _spec(tmp_path / "cdi") == whole
 
 
@@ -223,7 +223,7 @@ def _assert_nodes_only(directory: Path) -> None:
 
 async def test_without_nvidia_ctk_a_spec_holds_device_nodes_and_is_called_incomplete(tmp_path: Path) -> None:
     inventory = node(gpu(0), gpu(1, migs=1))
-    kept = await _keeper(tmp_path).keep(inventory, _options(tmp_path / "nvidia-ctk"), now_s=0)
+    kept = await _keeper(tmp_path).update(inventory, _options(tmp_path / "nvidia-ctk"), now_s=0)
     assert not kept.complete
     assert kept.reason.startswith(f"{tmp_path}/nvidia-ctk is not there")
     _assert_nodes_only(tmp_path / "cdi")
@@ -231,21 +231,21 @@ async def test_without_nvidia_ctk_a_spec_holds_device_nodes_and_is_called_incomp
 
 async def test_an_nvidia_ctk_that_arrives_later_is_used(tmp_path: Path) -> None:
     keeper = _keeper(tmp_path)
-    assert not (await keeper.keep(node(gpu(0)), _options(tmp_path / "nvidia-ctk"), now_s=0)).complete
+    assert not (await keeper.update(node(gpu(0)), _options(tmp_path / "nvidia-ctk"), now_s=0)).complete
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid))
-    assert (await keeper.keep(node(gpu(0)), _options(ctk.path), now_s=1)).complete
+    assert (await keeper.update(node(gpu(0)), _options(ctk.path), now_s=1)).complete
 
 
 async def test_a_simulated_node_never_asks_nvidia_ctk(tmp_path: Path) -> None:
     """It would describe the GPUs of the machine that simulates."""
     ctk = _Toolkit(tmp_path, _writing("all"))
-    kept = await _keeper(tmp_path).keep(replace(node(gpu(0)), simulated=True), _options(ctk.path), now_s=0)
+    kept = await _keeper(tmp_path).update(replace(node(gpu(0)), simulated=True), _options(ctk.path), now_s=0)
     assert (kept.complete, kept.reason, ctk.asked) == (False, "a simulated node: device nodes only", [])
 
 
 async def test_device_nodes_lie_below_the_device_root_and_are_called_by_index(tmp_path: Path) -> None:
     options = _options(tmp_path / "none", device_ids=DeviceIdStrategy.INDEX, dev_root="/host/")
-    await _keeper(tmp_path).keep(node(gpu(0), gpu(2, migs=1)), options, now_s=0)
+    await _keeper(tmp_path).update(node(gpu(0), gpu(2, migs=1)), options, now_s=0)
     spec = _spec(tmp_path / "cdi")
     assert [device["name"] for device in spec["devices"]] == ["0", "2", "2:0"]
     (first,) = spec["devices"][0]["containerEdits"]["deviceNodes"]
@@ -254,10 +254,10 @@ async def test_device_nodes_lie_below_the_device_root_and_are_called_by_index(tm
 
 _NONSENSE = {
     "fails": ("echo first >&2; echo no NVML here >&2; exit 3", "failed (3): no NVML here"),
-    "fails silently": ("exit 1", "it did not say why"),
+    "fails silently": ("exit 1", "no reason given"),
     "writes nothing": ("exit 0", "wrote no spec that can be read"),
     "writes no JSON": ('echo "cdiVersion: 0.5.0" > "$output"', "wrote no spec that can be read"),
-    "writes a list": ('echo "[]" > "$output"', "it is no CDI spec"),
+    "writes a list": ('echo "[]" > "$output"', "it is not a CDI spec"),
     "writes another kind": ("vendor=nvidia.com\n" + _writing("0"), "its kind is 'nvidia.com/gpu'"),
     "writes no devices": (_writing(), "it has no devices"),
     "writes a bare device": (_writing("0").replace('"name"', '"nome"'), "no name or no edits"),
@@ -269,7 +269,7 @@ async def test_what_cannot_be_used_leads_to_device_nodes_and_a_reason(
     tmp_path: Path, then: str, reason: str
 ) -> None:
     ctk = _Toolkit(tmp_path, then)
-    kept = await _keeper(tmp_path).keep(node(gpu(0), gpu(1, migs=1)), _options(ctk.path), now_s=0)
+    kept = await _keeper(tmp_path).update(node(gpu(0), gpu(1, migs=1)), _options(ctk.path), now_s=0)
     assert not kept.complete
     assert reason in kept.reason
     _assert_nodes_only(tmp_path / "cdi")
@@ -277,7 +277,7 @@ async def test_what_cannot_be_used_leads_to_device_nodes_and_a_reason(
 
 async def test_an_nvidia_ctk_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     ctk = _Toolkit(tmp_path, f'sleep 60 & echo $! > "{tmp_path}/child"; echo $$ > "{tmp_path}/self"; wait')
-    kept = await _keeper(tmp_path, deadline_s=2.0).keep(node(gpu(0)), _options(ctk.path), now_s=0)
+    kept = await _keeper(tmp_path, deadline_s=2.0).update(node(gpu(0)), _options(ctk.path), now_s=0)
     assert not kept.complete
     assert "did not end within 2 s" in kept.reason
     pids = [int((tmp_path / name).read_text()) for name in ("self", "child")]
@@ -295,27 +295,27 @@ def _runs(pid: int) -> bool:
 
 
 async def test_a_failure_is_tried_again_after_a_while_and_no_sooner(tmp_path: Path) -> None:
-    """At boot the driver may come after us; but a turn shall not wait for nvidia-ctk each time."""
+    """At boot the driver may load later; but not every turn may wait for nvidia-ctk."""
     ctk = _Toolkit(tmp_path, "exit 1")
     keeper, inventory = _keeper(tmp_path), node(gpu(0))
-    await keeper.keep(inventory, _options(ctk.path), now_s=100)
-    await keeper.keep(inventory, _options(ctk.path), now_s=100 + RETRY_S - 1)
+    await keeper.update(inventory, _options(ctk.path), now_s=100)
+    await keeper.update(inventory, _options(ctk.path), now_s=100 + RETRY_S - 1)
     assert len(ctk.asked) == 1
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid))
-    assert (await keeper.keep(inventory, _options(ctk.path), now_s=100 + RETRY_S)).complete
+    assert (await keeper.update(inventory, _options(ctk.path), now_s=100 + RETRY_S)).complete
 
 
 async def test_a_file_that_cannot_be_run_is_said(tmp_path: Path) -> None:
     ctk = tmp_path / "nvidia-ctk"
     ctk.write_bytes(b"\x7fELF, or not")
     ctk.chmod(0o755)
-    kept = await _keeper(tmp_path).keep(node(gpu(0)), _options(ctk), now_s=0)
+    kept = await _keeper(tmp_path).update(node(gpu(0)), _options(ctk), now_s=0)
     assert "cannot be run" in kept.reason
 
 
 async def test_a_node_without_gpus_has_no_spec(tmp_path: Path) -> None:
     """A spec without devices is none to a runtime."""
-    kept = await _keeper(tmp_path).keep(node(), _options(tmp_path / "none"), now_s=0)
+    kept = await _keeper(tmp_path).update(node(), _options(tmp_path / "none"), now_s=0)
     assert (kept.complete, kept.reason) == (False, "the node has no GPU that answers")
     assert not (tmp_path / "cdi").exists()
 
@@ -323,7 +323,7 @@ async def test_a_node_without_gpus_has_no_spec(tmp_path: Path) -> None:
 async def test_a_directory_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "cdi").write_text("a file is in the way")
     with pytest.raises(HardwareError, match="cannot be written"):
-        await _keeper(tmp_path).keep(node(gpu(0)), _options(tmp_path / "none"), now_s=0)
+        await _keeper(tmp_path).update(node(gpu(0)), _options(tmp_path / "none"), now_s=0)
 
 
 def test_the_machine_that_tests_lets_scripts_run(tmp_path: Path) -> None:

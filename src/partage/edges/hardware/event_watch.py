@@ -7,20 +7,20 @@ import threading
 from collections.abc import Callable, Mapping
 
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.readings import EVENT_XID, Event, EventSet, Nvml
+from partage.edges.hardware.readings import EVENT_XID, EventSet, Nvml, NvmlEvent
 from partage.errors import GpuLost, HardwareError
 from partage.model.health import Xid
 
 _SLICE_MS = 250
-"""How long one wait in the driver takes at most: stopping takes no longer."""
+"""Longest single wait in the driver, so that stopping is quick."""
 
 _PAUSE_S = 0.2
 
 
 class EventWatch:
-    """Waits for XIDs and changes of all GPUs that answer, until stopped or until the driver fails.
+    """Waits for XIDs and changes of all GPUs that answer, until it is stopped or the driver fails.
 
-    There is no backlog: events from before it started are not seen.
+    Events from before the start are not delivered.
     """
 
     def __init__(self, nvml: Nvml, publish: Callable[[Events], None]) -> None:
@@ -31,17 +31,17 @@ class EventWatch:
         self._thread = threading.Thread(target=self._run, name="nvml-events", daemon=True)
 
     def start(self, timeout_s: float) -> None:
-        """Begin; returns once events are registered, or after timeout_s."""
+        """Start the thread; returns when events are registered, or after timeout_s."""
         self._thread.start()
         self._ready.wait(timeout_s)
 
     @property
     def ended(self) -> bool:
-        """The driver failed: the session has to be opened anew."""
+        """The driver failed: the session must be opened again."""
         return self._ready.is_set() and not self._thread.is_alive()
 
     def stop(self, timeout_s: float) -> bool:
-        """End; False where the thread still hangs in the driver after timeout_s."""
+        """Stop the thread; False if it still hangs in the driver after timeout_s."""
         self._stop.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -52,13 +52,13 @@ class EventWatch:
             while not self._stop.is_set():
                 watched = self._watch(watched)
         except HardwareError:
-            # Whoever observes next finds out what it is, and opens the session again.
+            # The next observation finds the cause and opens the session again.
             self._publish(Events(changed=True))
         finally:
             self._ready.set()
 
     def _watch(self, before: frozenset[str] | None) -> frozenset[str]:
-        """Watch until stopped or a GPU is lost. before, and the answer: the UUIDs that are watched."""
+        """Watch until stopped or a GPU is lost. before, and the result: UUIDs of the watched GPUs."""
         event_set = self._nvml.create_event_set()
         try:
             uuids = self._register(event_set)
@@ -72,7 +72,7 @@ class EventWatch:
         return watched
 
     def _register(self, event_set: EventSet) -> dict[int, str]:
-        """Register all GPUs that answer; the address of their handles to UUID."""
+        """Register all GPUs that answer. Returns addresses of their handles to UUIDs."""
         uuids: dict[int, str] = {}
         for uuid, handle in self._nvml.handles().items():
             with contextlib.suppress(GpuLost):
@@ -87,11 +87,11 @@ class EventWatch:
                 if event is not None:
                     self._publish(_events(event, uuids))
         except GpuLost:
-            # The set goes on answering so for as long as the lost GPU is in it: make one without it.
+            # The event set keeps failing while the lost GPU is in it: create one without it.
             self._stop.wait(_PAUSE_S)
 
 
-def _events(event: Event, uuids: Mapping[int, str]) -> Events:
+def _events(event: NvmlEvent, uuids: Mapping[int, str]) -> Events:
     if event.kind == EVENT_XID:
         return Events(xids=(Xid(uuids.get(event.gpu), event.data, event.gi_id, event.ci_id),))
     return Events(changed=True)

@@ -1,4 +1,4 @@
-"""Keeps the CDI specs in step with the node: written when driver, GPUs or MIG devices have changed."""
+"""Writes the CDI specs of the node when driver, GPUs or MIG devices have changed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from partage.edges.cdi import toolkit
-from partage.edges.cdi.spec import Spec, completed, digest, digest_of, imex_channels, nodes_only, signed
+from partage.edges.cdi.spec import (
+    Spec,
+    digest,
+    digest_of,
+    imex_channels,
+    nodes_only,
+    with_digest,
+    with_missing_devices,
+)
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
@@ -16,7 +24,7 @@ from partage.plan.serve.answer import CDI_VENDOR
 
 DIRECTORY = Path("/var/run/cdi")
 RETRY_S = 300.0
-"""How long a spec without libraries stays before nvidia-ctk, which failed or hung, is asked again."""
+"""Seconds until nvidia-ctk is run again after it failed; until then the spec contains no libraries."""
 
 _LARGEST_BYTES = 16 * 2**20
 _IMEX = "imex-channel"
@@ -24,10 +32,10 @@ _IMEX = "imex-channel"
 
 @dataclass(frozen=True, slots=True)
 class CdiSpec:
-    """What containers are given by CDI names now.
+    """What containers get through CDI names now.
 
-    complete: with libraries and hooks; reason: why not, empty where complete.
-    classes:  beside ``gpu``, those that have a spec (``Answerer``'s cdi_classes).
+    complete: with libraries and hooks. reason: why not; empty if complete.
+    classes:  besides ``gpu``, those that have a spec (``AllocateResponder``'s cdi_classes).
     """
 
     path: Path
@@ -44,10 +52,10 @@ class _Kept:
     retry: bool
 
 
-class CdiKeeper:
-    """The specs of one node. One ``keep`` at a time.
+class CdiSpecWriter:
+    """The CDI specs of one node. One ``update`` at a time.
 
-    directory: where the runtime looks for specs. deadline_s: for each run of nvidia-ctk.
+    directory: where the container runtime looks for specs. deadline_s: for each run of nvidia-ctk.
     """
 
     def __init__(self, directory: Path = DIRECTORY, deadline_s: float = toolkit.DEADLINE_S) -> None:
@@ -55,33 +63,33 @@ class CdiKeeper:
         self._deadline_s = deadline_s
         self._kept: _Kept | None = None
 
-    async def keep(self, inventory: Inventory, options: Options, now_s: float) -> CdiSpec:
-        """Write what has to be written; nothing where the specs are still right.
+    async def update(self, inventory: Inventory, options: Options, now_s: float) -> CdiSpec:
+        """Write the specs that are missing or out of date.
 
-        Raises HardwareError where the directory cannot be written.
+        Raises HardwareError if the directory cannot be written.
         """
         ctk = "" if inventory.simulated else toolkit.find(options.nvidia_ctk)
         wanted = digest(inventory, options, ctk)
-        if self._kept is not None and self._still_right(self._kept, wanted, now_s):
+        if self._kept is not None and self._is_valid(self._kept, wanted, now_s):
             return self._kept.spec
-        spec = await self._renewed(inventory, options, ctk, wanted)
+        spec = await self._write(inventory, options, ctk, wanted)
         self._kept = _Kept(wanted, spec, now_s, retry=bool(ctk) and not spec.complete)
         return spec
 
-    def _still_right(self, kept: _Kept, wanted: str, now_s: float) -> bool:
+    def _is_valid(self, kept: _Kept, wanted: str, now_s: float) -> bool:
         unchanged = kept.digest == wanted and kept.spec.path.exists()
         return unchanged and (not kept.retry or now_s - kept.written_s < RETRY_S)
 
-    async def _renewed(self, inventory: Inventory, options: Options, ctk: str, wanted: str) -> CdiSpec:
-        """The specs that are right from here on: those that an earlier agent wrote, or new ones."""
+    async def _write(self, inventory: Inventory, options: Options, ctk: str, wanted: str) -> CdiSpec:
+        """The valid specs: those that an earlier agent wrote, or new ones."""
         asked = _classes(options)
-        if ctk and all(self._carries(name, wanted) for name in ("gpu", *asked)):
+        if ctk and all(self._has_digest(name, wanted) for name in ("gpu", *asked)):
             return CdiSpec(self._path("gpu"), complete=True, classes=asked)
         ours = nodes_only(inventory, options)
         if not ours["devices"]:
             return CdiSpec(self._path("gpu"), complete=False, reason="the node has no GPU that answers")
         if inventory.simulated:
-            self._save("gpu", signed(ours, ""))
+            self._save("gpu", with_digest(ours, ""))
             reason = "a simulated node: device nodes only"
         else:
             reason = await self._write_gpus(ours, options, ctk, wanted)
@@ -91,22 +99,22 @@ class CdiKeeper:
         return CdiSpec(self._path("gpu"), complete=not reason, reason=reason, classes=tuple(written))
 
     async def _write_gpus(self, ours: Spec, options: Options, ctk: str, wanted: str) -> str:
-        """Write the spec of the GPUs; why it is incomplete, or nothing."""
+        """Write the spec of the GPUs. Returns why it is incomplete; empty if it is complete."""
         if not ctk:
-            self._save("gpu", signed(ours, ""))
+            self._save("gpu", with_digest(ours, ""))
             return f"{options.nvidia_ctk} is not there: device nodes only, none of the driver's libraries"
         try:
             theirs = await toolkit.generate(ctk, options, "gpu", self._deadline_s)
         except HardwareError as error:
-            self._save("gpu", signed(ours, ""))
+            self._save("gpu", with_digest(ours, ""))
             return f"device nodes only, none of the driver's libraries: {error}"
-        self._save("gpu", signed(completed(theirs, ours), wanted))
+        self._save("gpu", with_digest(with_missing_devices(theirs, ours), wanted))
         return ""
 
     async def _write_class(self, name: str, options: Options, ctk: str, wanted: str) -> bool:
-        """Write the spec of another class; whether there is one now."""
+        """Write the spec of another class. Returns whether there is one now."""
         if name == _IMEX:
-            self._save(name, signed(imex_channels(options), wanted))
+            self._save(name, with_digest(imex_channels(options), wanted))
             return True
         if not ctk:
             return False
@@ -114,7 +122,7 @@ class CdiKeeper:
             spec = await toolkit.generate(ctk, options, name, self._deadline_s)
         except HardwareError:
             return False
-        self._save(name, signed(spec, wanted))
+        self._save(name, with_digest(spec, wanted))
         return True
 
     # --- files --------------------------------------------------------------------------------
@@ -122,16 +130,16 @@ class CdiKeeper:
     def _path(self, name: str) -> Path:
         return self._directory / f"{CDI_VENDOR}-{name}.json"
 
-    def _carries(self, name: str, wanted: str) -> bool:
-        """Whether a spec is there that was made from the same things, libraries and all."""
+    def _has_digest(self, name: str, wanted: str) -> bool:
+        """Whether a complete spec exists that was made from the same inventory and options."""
         try:
             with self._path(name).open("rb") as file:
                 return digest_of(json.loads(file.read(_LARGEST_BYTES))) == wanted
         except (OSError, ValueError, RecursionError):
-            return False  # not there, or not whole: it is written anew
+            return False  # missing or incomplete: it is written again
 
     def _save(self, name: str, spec: Spec) -> None:
-        """Replace the file at once: a runtime reads the old spec or the new one, never half of one."""
+        """Replace the file atomically: a runtime reads the old spec or the new one."""
         path = self._path(name)
         unfinished = path.with_suffix(".tmp")  # runtimes read .json and .yaml only
         try:
@@ -147,7 +155,7 @@ class CdiKeeper:
 
 
 def _classes(options: Options) -> tuple[str, ...]:
-    """The classes beside ``gpu`` that the policy asks for."""
+    """The classes besides ``gpu`` that the policy asks for."""
     wanted = {
         _IMEX: options.imex_channels,
         "gdrcopy": options.gdrcopy,

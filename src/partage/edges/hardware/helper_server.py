@@ -1,7 +1,7 @@
-"""The helper's side of its socket: a closed list of verbs, for root, for its owner and for whom it is told.
+"""The helper's side of its socket: a closed list of verbs, for root, the helper's user and allowed users.
 
-One request, one answer, matched by id; requests of a connection run side by side, so a long wait for events
-holds up nothing. Bytes that are no request end the connection and nothing else.
+Each request has one answer with the same id. Requests of a connection run concurrently, so a long wait for
+events blocks nothing. Invalid bytes end the connection they came from.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from typing import Any, cast
 
 from partage.edges.hardware import frames
 from partage.edges.hardware.codec import CodecError, Json, decode, encode, encode_error
-from partage.edges.hardware.deadlines import Deadlines
-from partage.edges.hardware.port import ACT_DEADLINE_S, DEADLINE_S, Hardware
+from partage.edges.hardware.deadlines import CallDeadlines
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
+from partage.model.paths import check_socket_path
 from partage.model.step import Step
 
-PROTOCOL = 4
-"""Agent and helper may be of two versions for a while during an upgrade; they say so instead of guessing."""
+PROTOCOL = 5
+"""Agent and helper may have different versions during an upgrade; both sides check this number."""
 
 LONGEST_WAIT_S = 60.0
-LONGEST_SOCKET_PATH = 107
 _MOST_REQUESTS = 32
 _UCRED = struct.Struct("3i")
 
@@ -42,14 +42,14 @@ async def _hello(hardware: Hardware, request: Request) -> Json:
     return {"protocol": PROTOCOL, "pid": os.getpid()}
 
 
-async def _observe(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.observe())
+def _query(ask: Callable[[Hardware], Awaitable[object]]) -> Verb:
+    """A verb without arguments: one method of the port."""
 
+    async def answer(hardware: Hardware, request: Request) -> Json:
+        del request
+        return encode(await ask(hardware))
 
-async def _conditions(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.conditions())
+    return answer
 
 
 async def _events(hardware: Hardware, request: Request) -> Json:
@@ -61,49 +61,29 @@ async def _events(hardware: Hardware, request: Request) -> Json:
 
 async def _perform(hardware: Hardware, request: Request) -> Json:
     try:
-        # mypy knows no type of a union's own: it is decoded as what it is, an annotation.
+        # mypy has no type for a union itself.
         step: Step = decode(cast("type[Step]", Step), request.get("step"))
     except CodecError as error:
-        raise InputError(f"step is no act: {error}") from error
+        raise InputError(f"step is not a valid step: {error}") from error
     return encode(await hardware.perform(step))
-
-
-async def _uses(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.uses())
-
-
-async def _processes(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.processes())
-
-
-async def _time_slices(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.time_slices())
-
-
-async def _daemons(hardware: Hardware, request: Request) -> Json:
-    del request
-    return encode(await hardware.daemons())
 
 
 VERBS: Mapping[str, Verb] = {
     "hello": _hello,
-    "observe": _observe,
-    "conditions": _conditions,
+    "observe": _query(lambda hardware: hardware.observe()),
+    "conditions": _query(lambda hardware: hardware.conditions()),
     "events": _events,
     "perform": _perform,
-    "uses": _uses,
-    "processes": _processes,
-    "time-slices": _time_slices,
-    "daemons": _daemons,
+    "uses": _query(lambda hardware: hardware.uses()),
+    "processes": _query(lambda hardware: hardware.processes()),
+    "time-slices": _query(lambda hardware: hardware.time_slices()),
+    "daemons": _query(lambda hardware: hardware.daemons()),
 }
-"""All that can be asked of the helper."""
+"""All verbs of the helper."""
 
 
 class HelperServer:
-    """Serves one hardware on one socket."""
+    """Serves one hardware port on one socket."""
 
     def __init__(
         self,
@@ -111,22 +91,22 @@ class HelperServer:
         *,
         allowed_uids: frozenset[int] = frozenset(),
         deadline_s: float = DEADLINE_S,
-        act_deadline_s: float = ACT_DEADLINE_S,
+        step_deadline_s: float = STEP_DEADLINE_S,
     ) -> None:
-        """allowed_uids: who may connect, beside root and the user of this process."""
+        """allowed_uids: users that may connect besides root and the user of this process."""
         self._hardware = hardware
-        self._guests = allowed_uids
-        self._deadlines = Deadlines(deadline_s, act_deadline_s)
+        self._allowed_uids = allowed_uids
+        self._deadlines = CallDeadlines(deadline_s, step_deadline_s)
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._end: asyncio.Future[bool] | None = None
 
     async def run(self, path: Path, stop: asyncio.Event) -> bool:
-        """Serve until ``stop`` is set. False where a driver call hangs: the process has to be replaced.
+        """Serve until ``stop`` is set. False if a driver call hangs: the process must be replaced.
 
-        Raises InputError where it cannot listen at ``path``, and whatever a bug raises.
+        Raises InputError if it cannot listen at ``path``. Bugs are raised too.
         """
         self._end = asyncio.get_running_loop().create_future()
-        listener, identity = listen(path, open_to_all=bool(self._guests))
+        listener, identity = listen(path, open_to_all=bool(self._allowed_uids))
         server = await asyncio.start_unix_server(self._connected, sock=listener)
         stopping = asyncio.create_task(stop.wait(), name="helper-stop")
         try:
@@ -139,14 +119,14 @@ class HelperServer:
             _remove(path, identity)
 
     async def _hang_up(self) -> None:
-        """Close all connections; each ends as if its peer had left."""
+        """Close all connections and wait for their ends."""
         for writer in self._connections.values():
             writer.close()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     def permits(self, uid: int) -> bool:
-        """Whether a user may ask this helper anything."""
-        return uid in (0, os.geteuid()) or uid in self._guests
+        """Whether a user may use this helper."""
+        return uid in (0, os.geteuid()) or uid in self._allowed_uids
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -157,7 +137,7 @@ class HelperServer:
             if self._welcome(writer):
                 await self._converse(reader, writer, requests)
         except frames.FrameError as error:
-            log.warning("peer sent no request", extra={"reason": str(error)})
+            log.warning("invalid request from peer", extra={"reason": str(error)})
         finally:
             writer.close()
             await _cancelled(requests)
@@ -169,7 +149,7 @@ class HelperServer:
         uid = peer_uid(writer)
         if not self.permits(uid):
             log.warning("peer refused", extra={"uid": uid})
-            refusal = NotPermitted(f"user {uid} may not ask this helper", "see --allow-uid")
+            refusal = NotPermitted(f"user {uid} may not use this helper", "see --allow-uid")
             writer.write(frames.pack({"id": None, "error": encode_error(refusal)}))
             return False
         return True
@@ -182,7 +162,7 @@ class HelperServer:
             if type(number) is not int or not isinstance(verb, str):
                 raise frames.FrameError("a request has an id and a verb")
             if len(requests) >= _MOST_REQUESTS:
-                writer.write(_answer(number, error=Unsupported("too many requests at a time")))
+                writer.write(_answer(number, error=Unsupported("too many requests at the same time")))
                 continue
             task = asyncio.create_task(self._serve(number, verb, request, writer), name=f"helper-{verb[:20]}")
             requests.add(task)
@@ -205,30 +185,25 @@ class HelperServer:
     async def _call(self, verb: str, request: Request) -> Json:
         function = VERBS.get(verb)
         if function is None:
-            raise Unsupported(f"the helper knows no verb {verb[:40]!r}")
+            raise Unsupported(f"the helper has no verb {verb[:40]!r}")
         async with self._deadlines.within(verb, LONGEST_WAIT_S if verb == "events" else 0.0):
             return await function(self._hardware, request)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
-        """A bug ends the helper, loudly."""
+        """An unexpected exception ends the helper."""
         error = None if task.cancelled() else task.exception()
         if error is not None and self._end is not None and not self._end.done():
             self._end.set_exception(error)
 
 
-def check_path(path: Path) -> None:
-    """Raise InputError for a path that no unix socket can have."""
-    if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-        raise InputError(f"{path} is longer than the {LONGEST_SOCKET_PATH} bytes of a socket's path")
-
-
 def listen(path: Path, *, open_to_all: bool) -> tuple[socket.socket, int]:
-    """A listening socket in place of whatever was at ``path``, and the file's inode. Raises InputError.
+    """A listening socket in place of an existing file at ``path``, and the inode of its file. Raises
+    InputError.
 
-    The newest helper wins: the one before may hang, and is of no use to anybody. open_to_all: the file lets
-    everybody connect, and the peer's credentials decide; else its owner only.
+    The newest helper takes the path, because an older one may hang. open_to_all: every user may connect,
+    and the credentials of the peer decide; else only the owner.
     """
-    check_path(path)
+    check_socket_path(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     mask = os.umask(0o111 if open_to_all else 0o177)
     try:
@@ -239,14 +214,14 @@ def listen(path: Path, *, open_to_all: bool) -> tuple[socket.socket, int]:
     except OSError as error:
         listener.close()
         raise InputError(
-            f"cannot listen at {path}: {error.strerror}", "say another path with --socket"
+            f"cannot listen at {path}: {error.strerror}", "choose another path with --socket"
         ) from error
     finally:
         os.umask(mask)
 
 
 def peer_uid(writer: asyncio.StreamWriter) -> int:
-    """Who is at the other end, as the kernel says (SO_PEERCRED)."""
+    """The user at the other end, from the kernel (SO_PEERCRED)."""
     connection: socket.socket = writer.get_extra_info("socket")
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
     _, uid, _ = _UCRED.unpack(credentials)
@@ -259,14 +234,14 @@ def _answer(number: int, *, result: Json = None, error: PartageError | None = No
 
 
 async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
-    """Cancel and wait. A copy is walked: tasks leave the set as they end."""
+    """Cancel and wait. A copy of the set is used, because tasks leave the set when they end."""
     for task in tuple(tasks):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _remove(path: Path, identity: int) -> None:
-    """Remove our socket, and not that of a helper which has taken our place."""
+    """Remove the own socket, but not one that a newer helper has created there."""
     with contextlib.suppress(OSError):
         if path.stat().st_ino == identity:
             path.unlink()

@@ -1,0 +1,63 @@
+"""Make one change through NVML and read the GPU again: what is there afterwards counts, not the return code.
+
+NVML has one code for several causes, and a call that fails may still have changed something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.uses import uses
+from partage.errors import GpuInUse, HardwareError, StateMismatch
+from partage.model.step import Step
+
+T = TypeVar("T")
+
+
+def attempt(
+    nvml: Nvml,
+    host: Host,
+    step: Step,
+    change: Callable[[], object],
+    result: Callable[[], T | None],
+    *,
+    explain: Callable[[], HardwareError | None] = lambda: None,
+) -> T:
+    """Call ``change``, then return what ``result`` reads from the GPU.
+
+    result: None if the change is not there. explain: the error for what blocks the change, read from the GPU;
+    None if nothing is found. Raises HardwareError.
+    """
+    refusal: HardwareError | None = None
+    try:
+        change()
+    except HardwareError as error:
+        refusal = error
+    try:
+        outcome = result()
+        known = explain() if outcome is None else None
+    except HardwareError as error:
+        raise (refusal or error) from None
+    if outcome is not None:
+        return outcome
+    raise known or step_error(nvml, host, step, refusal, "the GPU is unchanged") from refusal
+
+
+def step_error(
+    nvml: Nvml, host: Host, step: Step, refusal: HardwareError | None, state: str
+) -> HardwareError:
+    """The error of a step that had no effect. refusal: the driver's error, if it reported one.
+
+    state: how the GPU is now, in words. A GpuInUse names the processes that use the GPU.
+    """
+    if refusal is None:
+        return StateMismatch(f"the driver reported success for: {step}; read again, {state}")
+    message = f"cannot {step}: {refusal.problems[0].message}; {state}"
+    if not isinstance(refusal, GpuInUse):
+        return type(refusal)(message, refusal.problems[0].hint)
+    gpu = getattr(step, "gpu", "")
+    users = tuple(str(use) for use in uses(nvml, host) if use.gpu == gpu)
+    return GpuInUse(f"{message}; used by {', '.join(users) or 'no visible process'}", uses=users)

@@ -1,0 +1,239 @@
+"""Create, destroy and verify GPU instances and compute instances through NVML. See ``attempt``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from partage.edges.hardware.attempt import attempt
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.instances import (
+    ComputeInstance,
+    GpuInstance,
+    compute_instances,
+    compute_profiles,
+    gpu_instances,
+    names_of,
+    possible_starts,
+)
+from partage.edges.hardware.mig_mode import MigGpu, mig_gpu
+from partage.edges.hardware.readings import Nvml
+from partage.errors import (
+    GpuInUse,
+    HardwareError,
+    InsufficientResources,
+    NotFound,
+    StateMismatch,
+    Unsupported,
+)
+from partage.model.gpu import MigMode
+from partage.model.placement import Placement
+from partage.model.profile import MigProfile
+from partage.model.step import (
+    CreateCompute,
+    Created,
+    CreateInstance,
+    DestroyCompute,
+    DestroyInstance,
+    Step,
+    Verify,
+)
+
+T = TypeVar("T")
+
+
+class MigInstances:
+    """Performs steps on MIG instances. For one thread; every method raises HardwareError."""
+
+    def __init__(self, nvml: Nvml, host: Host) -> None:
+        self._nvml = nvml
+        self._host = host
+
+    # --- create ----------------------------------------------------------------------------------
+
+    def create_gpu_instance(self, step: CreateInstance) -> Created:
+        """Create a GPU instance at exactly the placement of the step."""
+        gpu = mig_gpu(self._nvml, step.gpu, stays_on=True)
+        profile_id = self._profile_id(gpu, step)
+        before = {one.gi_id for one in self._instances(gpu)}
+
+        def create() -> None:
+            place = self._nvml.structure("c_nvmlGpuInstancePlacement_t")
+            place.start, place.size = step.placement.start, step.placement.size
+            self._nvml.call(
+                "nvmlDeviceCreateGpuInstanceWithPlacement", gpu.handle, profile_id, ctypes.byref(place)
+            )
+
+        def created() -> Created | None:
+            new = (one for one in self._instances(gpu) if one.gi_id not in before)
+            return next((Created(one.gi_id) for one in new if _is(one, step.profile, step.placement)), None)
+
+        return self._attempt(step, create, created, lambda: self._slices_taken(gpu, step))
+
+    def _profile_id(self, gpu: MigGpu, step: CreateInstance) -> int:
+        """The id of the profile on this GPU. Raises Unsupported before anything was changed."""
+        names = names_of(self._nvml.gi_profiles(gpu.handle), gpu.memory_bytes)
+        found = next((profile_id for profile_id, (name, _) in names.items() if name == step.profile), None)
+        if found is None:
+            known = ", ".join(sorted(name for name, _ in names.values()))
+            raise Unsupported(f"GPU {gpu.uuid} has no profile {step.profile}; it has {known or 'none'}")
+        places = possible_starts(self._nvml, gpu.handle, found)
+        if places is not None and step.placement not in places:
+            starts = ", ".join(map(str, places))
+            raise Unsupported(
+                f"on GPU {gpu.uuid} {step.profile} cannot be at {step.placement}, only at {starts}"
+            )
+        return found
+
+    def _slices_taken(self, gpu: MigGpu, step: CreateInstance) -> InsufficientResources | None:
+        blocking = [one for one in self._instances(gpu) if one.placement.overlaps(step.placement)]
+        if not blocking:
+            return None
+        return InsufficientResources(f"cannot {step} on {gpu.uuid}: {_list(blocking)} is there")
+
+    def create_compute_instance(self, step: CreateCompute) -> Created:
+        """Create a compute instance in the GPU instance at the placement of the step."""
+        gpu = mig_gpu(self._nvml, step.gpu, stays_on=True)
+        instance = self._instance_at(gpu, step.instance, step.placement)
+        slices = _slices(step.profile)
+        profile_id = next((i for i, n in compute_profiles(self._nvml, instance).items() if n == slices), None)
+        if profile_id is None:
+            raise Unsupported(f"on GPU {gpu.uuid} {instance} cannot hold a {step.profile}")
+        before = {one.ci_id for one in self._compute_instances(gpu, instance)}
+
+        def create() -> None:
+            self._nvml.call("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile_id)
+
+        def created() -> Created | None:
+            for one in self._compute_instances(gpu, instance):
+                if one.ci_id not in before and one.profile == step.profile:
+                    return Created(instance.gi_id, one.ci_id, one.uuid)
+            return None
+
+        return self._attempt(step, create, created, lambda: self._too_few_slices(gpu, instance, step))
+
+    def _too_few_slices(
+        self, gpu: MigGpu, instance: GpuInstance, step: CreateCompute
+    ) -> InsufficientResources | None:
+        existing = self._compute_instances(gpu, instance)
+        if sum(one.slices for one in existing) + _slices(step.profile) <= instance.slices:
+            return None
+        names = ", ".join(one.profile for one in existing)
+        return InsufficientResources(f"cannot {step} on {gpu.uuid}: the GPU instance holds {names}")
+
+    # --- destroy ---------------------------------------------------------------------------------
+
+    def destroy_compute_instance(self, step: DestroyCompute) -> None:
+        """Destroy exactly the compute instance that the step names."""
+        gpu = mig_gpu(self._nvml, step.gpu)
+        instance = self._instance_at(gpu, step.instance, step.placement, step.gi_id)
+        target = self._compute_instance(gpu, instance, step)
+
+        def destroyed() -> bool | None:
+            left = {(one.ci_id, one.uuid) for one in self._compute_instances(gpu, instance)}
+            return (target.ci_id, target.uuid) not in left or None
+
+        self._attempt(step, lambda: self._nvml.call("nvmlComputeInstanceDestroy", target.handle), destroyed)
+
+    def _compute_instance(self, gpu: MigGpu, instance: GpuInstance, step: DestroyCompute) -> ComputeInstance:
+        """The compute instance of the step. Raises NotFound if there is none, or more than one."""
+        existing = self._compute_instances(gpu, instance)
+        matching = [
+            one
+            for one in existing
+            if one.profile == step.profile
+            and (step.ci_id is None or one.ci_id == step.ci_id)
+            and (not step.uuid or one.uuid == step.uuid)
+        ]
+        if len(matching) == 1:
+            return matching[0]
+        there = ", ".join(f"{one.profile} {one.uuid} (id {one.ci_id})" for one in existing) or "nothing"
+        reason = "several match" if matching else "it does not exist"
+        raise NotFound(f"cannot {step} on {gpu.uuid}: {reason}; {instance} holds {there}")
+
+    def destroy_gpu_instance(self, step: DestroyInstance) -> None:
+        """Destroy a GPU instance that has no compute instances."""
+        gpu = mig_gpu(self._nvml, step.gpu)
+        instance = self._instance_at(gpu, step.profile, step.placement, step.gi_id)
+
+        def destroyed() -> bool | None:
+            return all(one.gi_id != instance.gi_id for one in self._instances(gpu)) or None
+
+        def not_empty() -> GpuInUse | None:
+            left = ", ".join(one.profile for one in self._compute_instances(gpu, instance))
+            return GpuInUse(f"cannot {step} on {gpu.uuid}: it still holds {left}") if left else None
+
+        self._attempt(
+            step, lambda: self._nvml.call("nvmlGpuInstanceDestroy", instance.handle), destroyed, not_empty
+        )
+
+    # --- verify ----------------------------------------------------------------------------------
+
+    def verify(self, step: Verify) -> None:
+        """Compare MIG mode and MIG devices with the step. Changes nothing. Raises StateMismatch."""
+        handle = self._nvml.gpu_handle(step.gpu)
+        mode = self._nvml.mig_mode(handle) or MigMode(current=False, pending=False)
+        if mode != MigMode(step.enabled, step.enabled):
+            now, then = ("on" if value else "off" for value in (mode.current, mode.pending))
+            raise StateMismatch(f"MIG mode of {step.gpu} is {now}, after the next reset {then}")
+        found = self._devices(mig_gpu(self._nvml, step.gpu)) if step.enabled else []
+        if Counter(found) != Counter(step.devices):
+            there, wanted = ", ".join(found) or "nothing", ", ".join(step.devices) or "nothing"
+            raise StateMismatch(f"on {step.gpu} there is {there}; there should be {wanted}")
+
+    def _devices(self, gpu: MigGpu) -> list[str]:
+        """``3g.40gb@4`` for each MIG device, by memory slice; empty GPU instances get a text of their own."""
+        found: list[str] = []
+        for instance in self._instances(gpu):
+            start = instance.placement.start
+            devices = [f"{one.profile}@{start}" for one in self._compute_instances(gpu, instance)]
+            found += devices or [f"an empty GPU instance {instance.profile}@{start}"]
+        return found
+
+    # --- look-ups --------------------------------------------------------------------------------
+
+    def _instance_at(
+        self, gpu: MigGpu, profile: str, placement: Placement, gi_id: int | None = None
+    ) -> GpuInstance:
+        """The GPU instance with this profile and placement, and this id if given. Raises NotFound."""
+        existing = self._instances(gpu)
+        for one in existing:
+            if _is(one, profile, placement) and gi_id in (None, one.gi_id):
+                return one
+        which = "" if gi_id is None else f" with id {gi_id}"
+        raise NotFound(
+            f"on GPU {gpu.uuid} there is no {profile} at {placement}{which}; there is {_list(existing)}"
+        )
+
+    def _instances(self, gpu: MigGpu) -> tuple[GpuInstance, ...]:
+        return gpu_instances(self._nvml, gpu.handle, gpu.memory_bytes)
+
+    def _compute_instances(self, gpu: MigGpu, instance: GpuInstance) -> tuple[ComputeInstance, ...]:
+        return compute_instances(self._nvml, gpu.handle, instance)
+
+    def _attempt(
+        self,
+        step: Step,
+        change: Callable[[], object],
+        result: Callable[[], T | None],
+        explain: Callable[[], HardwareError | None] = lambda: None,
+    ) -> T:
+        return attempt(self._nvml, self._host, step, change, result, explain=explain)
+
+
+def _is(instance: GpuInstance, profile: str, placement: Placement) -> bool:
+    return (instance.profile, instance.placement) == (profile, placement)
+
+
+def _slices(profile: str) -> int:
+    """Compute slices of a profile name. Raises Unsupported for a name that is none."""
+    try:
+        return MigProfile.parse(profile).compute_slices
+    except ValueError as error:
+        raise Unsupported(str(error)) from error
+
+
+def _list(instances: Sequence[GpuInstance]) -> str:
+    return ", ".join(map(str, instances)) or "nothing"
