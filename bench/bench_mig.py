@@ -13,7 +13,9 @@ import random
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, load
 from partage.model.gpu import Gpu, Inventory, MigMode

@@ -10,7 +10,9 @@ import platform
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
 from partage.errors import Unsatisfiable

@@ -25,14 +25,14 @@ here: they end the process. Whether to retry is an attribute of the class (``ret
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Literal
+
+from partage.values import Frozen
 
 Severity = Literal["error", "warning"]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(Frozen):
     """One error or warning, and where it is.
 
     file: the file as the operator named it, ``-`` for standard input; empty if no file is involved.

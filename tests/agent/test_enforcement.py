@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from partage.agent.enforcement import Ended, How, end
 from partage.errors import HardwareTimeout

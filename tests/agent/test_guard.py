@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from partage.agent.endpoints.guard_files import GuardFiles, guard_files, write
 from tests.agent.harness import ids, native, place, registered, running, spawn

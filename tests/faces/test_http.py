@@ -12,12 +12,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from partage.agent.options import Intervals
@@ -38,7 +39,15 @@ from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.known_node import UNSEEN, recognise
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
-from partage.plan.report import Dependencies, PolicyReport, PolicyState, Report, gpu_reports, resource_reports
+from partage.plan.report import (
+    Dependencies,
+    Moment,
+    PolicyReport,
+    PolicyState,
+    Report,
+    gpu_reports,
+    resource_reports,
+)
 from partage.plan.serve.kubelet_view import EMPTY_VIEW
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, TurnInput, turn
@@ -105,10 +114,7 @@ def a_report(now_s: float) -> Report:
     seen = TurnInput(now, desired, xids=(Xid(uuids[3], 79),), held_version=ledger.version)
     done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
     return Report(
-        at_s=1_700_000_000.0,
-        clock_s=now_s,
-        number=12,
-        took_s=0.001,
+        made=Moment(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
         node=node,
         offer=done.view.offer,
         gpus=gpu_reports(node, done, desired, ledger.entries()),
@@ -285,7 +291,8 @@ def test_the_report_file_is_written_when_it_says_something_new(agent: Agent, tmp
     file = ReportFile(agent.board, INTERVALS, path)
     assert file.renew() == ""
     first = path.stat().st_mtime_ns, path.stat().st_ino
-    agent.say(at_s=agent.report.at_s + 5, clock_s=agent.report.clock_s + 5, number=13)
+    made = agent.report.made
+    agent.say(made=Moment(made.at_s + 5, made.clock_s + 5, 13, 0.001))
     assert file.renew() == ""
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == first
     agent.states[0] = replace(agent.states[0], registered=False)

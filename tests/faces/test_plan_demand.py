@@ -3,9 +3,9 @@
 import json
 import sys
 from collections import Counter
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from partage.faces.cli.main import run
 from partage.faces.packings import disturbed_sentence, gpus_sentence

@@ -77,7 +77,7 @@ def test_what_lives_on_a_gpu_and_is_not_offered_is_shown_all_the_same():
 
 
 def test_an_instance_without_a_mig_device_takes_its_place():
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     live = replace(
         gpu(0, ("3g.40gb", 4, 4, 40)), empty_instances=(EmptyInstance(5, "2g.20gb", Placement(2, 2)),)

@@ -76,7 +76,7 @@ class Truth:
         entries = _entries(report)
         for share, holder in now.items():
             entry = entries.get(share)
-            if entry is None or report.clock_s <= self._changed_s[share]:
+            if entry is None or report.made.clock_s <= self._changed_s[share]:
                 continue
             named = [(f"{one.namespace}/{one.pod}", one.container) for one in entry.holders]
             assert entry.degree is Degree.TENTATIVE or holder in named, f"{holder} has {share}: {entry}"

@@ -10,9 +10,11 @@ import asyncio
 import os
 import shutil
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
+
+from msgspec.structs import replace
 
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions
@@ -223,7 +225,7 @@ class World:
     def behave(self, **changed: object) -> None:
         """The kubelet behaves otherwise from now on."""
         self.note(f"kubelet behaves {changed}")
-        self.kubelet.behaviour = replace(self.kubelet.behaviour, **changed)  # type: ignore[arg-type]
+        self.kubelet.behaviour = replace(self.kubelet.behaviour, **changed)
         behaviour = self.kubelet.behaviour
         self._trouble("pod resources refuse", behaviour.pod_resources is not PodResourcesMode.SERVES)
         self._trouble("kubelet does not answer", not behaviour.answers_registration)

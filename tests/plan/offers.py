@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice, MigMode
 from partage.model.ids import ResourceName
@@ -65,7 +65,7 @@ def target(of: Gpu, sharing: Sharing | None = None, *, mig: int | None = None, *
     sharing = Exclusive() if sharing is None else sharing
     device = None if mig is None else of.mig_devices[mig]
     known = Target(of, device, sharing, strategy_of(sharing, mig), NAME, origin=f"gpus[{of.index}]")
-    return replace(known, **more)  # type: ignore[arg-type]
+    return replace(known, **more)
 
 
 def strategy_of(sharing: Sharing, mig: int | None = None) -> Strategy:

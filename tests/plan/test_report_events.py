@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import ResourceName
 from partage.model.policy import Strategy
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.report import Dependencies, GpuReport, PolicyReport, PolicyState, Report, ResourceReport
+from partage.plan.report import (
+    Dependencies,
+    GpuReport,
+    Moment,
+    PolicyReport,
+    PolicyState,
+    Report,
+    ResourceReport,
+)
 from partage.plan.report_events import diff_reports
 from partage.plan.serve.ledger import Degree, Entry, Holder
 
@@ -28,10 +36,7 @@ ONE = GpuReport(
     held=0,
 )
 FIRST = Report(
-    at_s=0.0,
-    clock_s=0.0,
-    number=1,
-    took_s=0.0,
+    made=Moment(at_s=0.0, clock_s=0.0, number=1, took_s=0.0),
     node=UNSEEN,
     offer={},
     gpus=(ONE,),
@@ -51,7 +56,7 @@ def test_the_first_report_tells_what_is_offered() -> None:
 
 
 def test_a_report_that_says_the_same_is_no_event() -> None:
-    assert events(FIRST, replace(FIRST, at_s=5.0, number=2)) == []
+    assert events(FIRST, replace(FIRST, made=Moment(5.0, 5.0, 2, 0.0))) == []
 
 
 def test_a_fault_is_grave_and_a_recovery_is_not() -> None:
@@ -66,7 +71,7 @@ def test_a_gpu_that_waits_names_the_pods_once() -> None:
     [one] = diff_reports(FIRST, waits)
     assert one.event == "gpu waits"
     assert one.facts["for"] == ["default/trainer"]
-    assert events(waits, replace(waits, number=3)) == []
+    assert events(waits, replace(waits, made=Moment(5.0, 5.0, 3, 0.0))) == []
 
 
 def test_a_gpu_that_waits_for_nobody_is_no_news() -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
@@ -59,7 +59,7 @@ class Turning:
         self.planner = Planner(geometry_of, SETTLE_S)
 
     def turn(self, holders_known: bool = True, **seen: object) -> TurnResult:
-        of_snapshot = {name: seen.pop(name) for name in [*seen] if name in Snapshot.__dataclass_fields__}
+        of_snapshot = {name: seen.pop(name) for name in [*seen] if name in Snapshot.__struct_fields__}
         snapshot = Snapshot(
             now_s=self.now_s,
             observed=Observed(self.node, daemons=(), slices={}),
@@ -68,9 +68,9 @@ class Turning:
             entries=self.ledger.entries(),
             unknown=frozenset() if holders_known else self.state.restored,
         )
-        snapshot = replace(snapshot, **of_snapshot)  # type: ignore[arg-type]
+        snapshot = replace(snapshot, **of_snapshot)
         values = TurnInput(snapshot, self.desired, held_version=self.ledger.version)
-        done = turn(replace(values, **seen), self.state, self.view, self.planner)  # type: ignore[arg-type]
+        done = turn(replace(values, **seen), self.state, self.view, self.planner)
         self.state, self.view = done.state, done.view
         return done
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.edges.hardware.port import Hardware
@@ -19,6 +18,7 @@ from partage.model.mps import DaemonState
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndClient, EndProcess
 from partage.plan.serve.watchdog import Violation
+from partage.values import Frozen
 
 _AT_ONCE = 8
 """Each may take the time from SIGTERM to SIGKILL. The helper takes 32 requests at a time, not only ours."""
@@ -31,8 +31,7 @@ class How(StrEnum):
     PROCESS = "process"
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(Frozen):
     """how: by pid, of those that we ended. failed: why others go on, a sentence each. Who has gone by himself
     is in neither."""
 

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
@@ -30,7 +31,7 @@ from partage.plan.offer.guarantees import believed
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
-from partage.plan.report import Dependencies, Report, gpu_reports, resource_reports
+from partage.plan.report import Dependencies, Moment, Report, gpu_reports, resource_reports
 from partage.plan.report_events import diff_reports
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
@@ -59,8 +60,7 @@ class Requests:
         self._asked.clear()
 
 
-@dataclass(slots=True)
-class Parts:
+class Parts(Struct):
     """What the loop turns: everything that it reads and writes."""
 
     options: AgentOptions
@@ -84,8 +84,7 @@ class Parts:
     rules: XidRules = DEFAULT_RULES
 
 
-@dataclass(slots=True)
-class Loop:
+class Loop(Struct):
     """Turns, and keeps what lies between two turns.
 
     boot_id: of the boot in which the node was last seen, also by the agent before us; empty where unknown.
@@ -215,10 +214,7 @@ class Loop:
         listed = {name: plugin.devices().rows for name, plugin in parts.plugins.by_name.items()}
         now_s = parts.clock()
         report = Report(
-            at_s=time.time(),
-            clock_s=now_s,
-            number=self._number,
-            took_s=now_s - began_s,
+            made=Moment(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=believed(done.view.offer, parts.watchdog.unwatched),
             gpus=gpu_reports(seen.node, done, seen.desired, entries, parts.settings.daemons or ()),

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import field
+
 from partage.edges.kubelet.container_names import LOGS
+from partage.values import Frozen
 
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
 RUN_DIR = Path("/run/partage")
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(Frozen):
     """How often the agent looks at what nobody tells it about, in seconds.
 
     observe_s: the whole node. Changes of MIG devices and driver arrive as events; this is the net below them,
@@ -58,8 +59,7 @@ class Intervals:
     retry_s: float = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class AgentOptions:
+class AgentOptions(Frozen):
     """Everything the agent was told.
 
     kubelet_dir:   the device-plugins directory: kubelet.sock and our sockets.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.model.step import Step
 from partage.plan.offer.desired import DesiredState
@@ -11,8 +12,7 @@ from partage.plan.reconcile.node_plan import Observed
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
 
 
-@dataclass(slots=True)
-class Originals:
+class Originals(Struct):
     """by_gpu: by GPU UUID. save: has them on disk."""
 
     save: Callable[[Mapping[str, OriginalSettings]], Awaitable[None]]

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 from partage.plan.reconcile.known_node import KnownNode
@@ -25,8 +27,7 @@ PATIENCE_S = 2.0
 _NOTHING: Mapping[str, OriginalSettings] = MappingProxyType({})
 
 
-@dataclass(slots=True)
-class StateWriter:
+class StateWriter(Struct):
     """The state directory, written when something changed. It may be read-only: then we warn and run.
 
     trouble: why the last state is not on disk, else empty.

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from partage.agent.enforcement import end
 from partage.agent.options import Intervals
@@ -38,8 +40,7 @@ _Key = tuple[Concern, str, str]
 """What is wrong, on which device, with which container."""
 
 
-@dataclass(slots=True)
-class _Case:
+class _Case(Struct):
     """A container of which something is wrong. looks: in a row. failed: why it could not be ended."""
 
     verdict: Violation
@@ -48,8 +49,7 @@ class _Case:
     failed: tuple[str, ...] = ()
 
 
-@dataclass(slots=True)
-class Watchdog:
+class Watchdog(Struct):
     """What was seen last, and the task that looks. Where nothing has to be watched, it rests.
 
     holders_known: whether it is known now who holds what. directory: of the containers' logs.

@@ -7,13 +7,13 @@ request depends on it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from partage.errors import Problem, Severity
 from partage.model.ids import VENDOR, ResourceName
 from partage.model.policy import Strategy
 from partage.model.share import Resource
+from partage.values import Frozen
 
 Resources = Mapping[ResourceName, Resource]
 """What the policy offers on the machine, by name."""
@@ -32,16 +32,14 @@ _POD_SPEC_AT = {
 _HARMLESS_DEVICES = ("", "void", "none")
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedProblem:
+class CheckedProblem(Frozen):
     """A problem of a file. here: only this machine, or what it offers, makes it one."""
 
     problem: Problem
     here: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Frozen):
     """A node of a document, with its path."""
 
     file: str

@@ -6,13 +6,15 @@ import itertools
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from partage.edges.files.safeyaml import LIMIT_BYTES, check_size, read_document
 from partage.errors import InputError, Problem
 from partage.faces.manifest import config_texts, is_manifest, objects_of
+from partage.values import Frozen
 
 STDIN = "-"
 _MARKER = re.compile(rb"^---(?=\s|$)", re.MULTILINE)
@@ -21,31 +23,27 @@ _MARKER = re.compile(rb"^---(?=\s|$)", re.MULTILINE)
 _CONFIG_KEYS = frozenset({"version", "flags", "sharing", "resources", "mig-configs", "gpus", "imex"})
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyPaper:
+class PolicyPaper(Frozen):
     """To be read as a policy."""
 
     file: str
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class StoryPaper:
+class StoryPaper(Frozen):
     """To be read as a story."""
 
     file: str
 
 
-@dataclass(frozen=True, slots=True)
-class MachinePaper:
+class MachinePaper(Frozen):
     """To be read as a machine for the simulation."""
 
     file: str
     content: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Frozen):
     """Kubernetes objects, each with its path: ``[1]`` for the second of several."""
 
     file: str

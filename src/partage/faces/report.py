@@ -29,8 +29,8 @@ def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> d
     return {
         "apiVersion": "partage/v1",
         "kind": "Report",
-        "at": at.said(report.clock_s),
-        "agent": {"version": __version__, "pid": os.getpid(), "turns": report.number},
+        "at": at.said(report.made.clock_s),
+        "agent": {"version": __version__, "pid": os.getpid(), "turns": report.made.number},
         "healthy": not verdict.not_well,
         "reasons": _reasons(verdict.not_well),
         "degraded": _reasons(verdict.degraded),
@@ -72,7 +72,7 @@ class ReportFile:
         endpoints = self._board.endpoints()
         codes = [reason.code for reason in verdict.not_well]
         says = (
-            report,
+            report.without_moment(),
             codes,
             [(state.resource, state.registered, state.registrations) for state in endpoints],
             _watched(self._board.look()),
@@ -98,7 +98,7 @@ class _Times:
     """The agent's clock as times of day."""
 
     def __init__(self, report: Report) -> None:
-        self._offset_s = report.at_s - report.clock_s
+        self._offset_s = report.made.at_s - report.made.clock_s
 
     def said(self, clock_s: float) -> str:
         """RFC 3339, in UTC, to the millisecond."""

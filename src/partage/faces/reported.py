@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import field
 
 from partage.model.ids import ResourceName
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class HeldShare:
+class HeldShare(Frozen):
     """One share that somebody holds. holders: ``namespace/pod/container``; several: ambiguous."""
 
     gpu: int | None
@@ -24,8 +25,7 @@ class HeldShare:
     holders: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Reported:
+class Reported(Frozen):
     """The last report of an agent.
 
     at: RFC 3339. policy: its source, empty for none. reasons: why the agent is not well, or degraded.
@@ -58,8 +58,7 @@ class Reported:
         return {share.id: " or ".join(_pod(name) for name in share.holders) or "?" for share in self.held}
 
 
-@dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(Frozen):
     """There is a report, and it cannot be used."""
 
     reason: str

@@ -9,13 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from partage.errors import InputError, Problem
+from partage.values import Frozen
 
 API_VERSION = "partage/v1"
 
@@ -53,8 +53,7 @@ def command_line() -> tuple[str, ...]:
     return ("partage", *sys.argv[1:])
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentKind(Generic[T]):
+class DocumentKind(Frozen, Generic[T]):
     """One kind of document.
 
     what: ``recorded run of partage bench``. hint: what writes one. derived: keys that repeat what a value

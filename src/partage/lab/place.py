@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+
+from partage.values import Frozen
 
 NO_DAEMON = "/nonexistent/partage-lab"
 """A pipe directory without a daemon: a process that cannot connect to one works as it would without MPS
@@ -60,8 +61,7 @@ _WORDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TenantPlace:
+class TenantPlace(Frozen):
     """A device and what surrounds it.
 
     device: UUID of the GPU, or of the MIG device that stands for it; empty on the CPU.

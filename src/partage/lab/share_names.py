@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from partage.model.share import DeviceOffer, NodeOffer
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class NamedShare:
+class NamedShare(Frozen):
     """One share. words: ``GPU 0``, ``GPU 2 #3``, ``GPU 6 3g.40gb``, ``GPU 6 3g.40gb #1``."""
 
     offering: DeviceOffer

@@ -9,13 +9,13 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from partage.lab import child
+from partage.values import Frozen
 
 PROGRAM = Path(__file__).with_name("tenant_program.py")
 OK = "ok"
@@ -61,8 +61,7 @@ class NotConnected(TenantRefused):
     """It got no context on the GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class TenantLaunch:
+class TenantLaunch(Frozen):
     """How tenants are started. python: the interpreter; engine and device: options of ``tenant_program``."""
 
     python: str

@@ -5,17 +5,18 @@ gRPC.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from partage.model.ids import ResourceName
+from partage.values import Frozen
 
 
 class AllocationRefused(Exception):
     """A request for shares that cannot be met. The kubelet shows the text in the pod's events."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mount:
+class Mount(Frozen):
     """A host path that is mounted into a container."""
 
     container_path: str
@@ -23,8 +24,7 @@ class Mount:
     read_only: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceNode:
+class DeviceNode(Frozen):
     """A device file in a container. permissions: some of ``rwm`` (read, write, mknod)."""
 
     container_path: str
@@ -32,8 +32,7 @@ class DeviceNode:
     permissions: str = "rw"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerAllocation:
+class ContainerAllocation(Frozen):
     """The answer to Allocate for one container. cdi_devices: full CDI names, ``vendor/class=name``."""
 
     envs: Mapping[str, str] = field(default_factory=dict)
@@ -43,8 +42,7 @@ class ContainerAllocation:
     cdi_devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerHold:
+class ContainerHold(Frozen):
     """One container and the ids of one resource that it holds, as PodResources reports them."""
 
     namespace: str

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from partage.values import Frozen
 
 _POD = re.compile(
     r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)", re.ASCII
@@ -36,8 +37,7 @@ name). A hybrid node has both.
 _LAST = len(_PREFERRED)
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmStep:
+class SlurmStep(Frozen):
     """A step of a Slurm job. job: its number, or since Slurm 26.05 its SLUID (``s5K1KKYAYG5D00``).
 
     step: ``0``, ``batch``, ``extern``, ``interactive``; task: ``0``, ``special``; empty if the path does
@@ -51,8 +51,7 @@ class SlurmStep:
     uid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Owner:
+class Owner(Frozen):
     """What a process belongs to, according to its cgroup. All fields empty: a process of the host.
 
     pod: UID with dashes; for a static pod 32 hexadecimal digits, the hash of its manifest.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 from partage.model.profile import MigProfile
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Engines:
+class Engines(Frozen):
     """Media and copy engines of a profile or of a whole GPU. None: the number is not published."""
 
     copy: int | None = 0
@@ -18,12 +16,11 @@ class Engines:
     ofa: int | None = 0
 
 
-ENGINE_KINDS = tuple(field.name for field in fields(Engines))
+ENGINE_KINDS = Engines.__struct_fields__
 """Field names of ``Engines``."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileSpec:
+class ProfileSpec(Frozen):
     """One GPU instance profile of one model.
 
     starts: possible first memory slices, ascending. size: number of memory slices.
@@ -45,8 +42,7 @@ class ProfileSpec:
     engines: Engines | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MisprintedLayout:
+class MisprintedLayout(Frozen):
     """A layout that a provider publishes for a model that cannot have it, and the layout that was meant.
 
     source: who publishes it, ``FPT's table for the H200``. name: the layout's published name; None: it has
@@ -60,8 +56,7 @@ class MisprintedLayout:
     right: tuple[MigProfile, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(Frozen):
     """What one GPU model allows. model: id in the catalogue, ``h100-sxm5-80gb``."""
 
     model: str

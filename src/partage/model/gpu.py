@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
 
 from partage.model.placement import Placement
+from partage.values import Frozen, Tagged
 
 ARCHITECTURES = {
     2: "kepler", 3: "maxwell", 4: "pascal", 5: "volta", 6: "turing", 7: "ampere",
@@ -69,16 +69,14 @@ class LinkPath(NamedNumber):
     SAME_BOARD = 60
 
 
-@dataclass(frozen=True, slots=True)
-class MigMode:
+class MigMode(Frozen):
     """current: MIG mode now; pending: MIG mode after the next reset."""
 
     current: bool
     pending: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MigDevice:
+class MigDevice(Frozen):
     """One compute instance: the device that CUDA sees and a container gets.
 
     index:        position in NVML's list of the GPU's MIG devices, the ``1`` of ``0:1``.
@@ -99,8 +97,7 @@ class MigDevice:
     ci_minor: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EmptyInstance:
+class EmptyInstance(Frozen):
     """A GPU instance without compute instances. It has no MIG device, but occupies slices."""
 
     gi_id: int
@@ -108,8 +105,7 @@ class EmptyInstance:
     placement: Placement
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Frozen):
     """One physical GPU that answers.
 
     index:  NVML's index. minor: the N of ``/dev/nvidiaN``. On real nodes the two can differ.
@@ -141,8 +137,7 @@ class Gpu:
         return self.mig_mode is not None and self.mig_mode.current
 
 
-@dataclass(frozen=True, slots=True)
-class LostGpu:
+class LostGpu(Frozen):
     """A GPU that NVML lists but cannot open. uuid and pci_bus_id: None if they can no longer be read."""
 
     index: int
@@ -151,8 +146,7 @@ class LostGpu:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(Frozen):
     """How two GPUs are connected. nvlinks: number of active NVLinks between them, including those through
     NVSwitch.
     """
@@ -163,16 +157,14 @@ class Link:
     nvlinks: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(Tagged):
     """A working driver. version: ``550.163.01``; cuda: ``12.4``."""
 
     version: str
     cuda: str
 
 
-@dataclass(frozen=True, slots=True)
-class NoDriver:
+class NoDriver(Tagged):
     """Why no GPU can be seen: a state with an explanation, not an exception.
 
     kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``failed``.
@@ -183,8 +175,7 @@ class NoDriver:
     hint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Inventory:
+class Inventory(Frozen):
     """One snapshot of a node.
 
     gpus:  ordered by index. lost: GPUs that do not answer, ordered by index.

@@ -7,11 +7,14 @@ Reasons: docs/adr/0021. What the driver reports (GpuCondition) has precedence ov
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from msgspec import field
+from msgspec.structs import replace
 
 from partage.model.gpu import RecoveryAction
 from partage.model.xid import DEFAULT_RULES, XidClass, XidRules, describe
+from partage.values import Frozen, Tagged
 
 SUSPECT_S = 300.0
 """A suspect GPU is healthy again after this time without events."""
@@ -24,8 +27,7 @@ OVERRULED_S = 600.0
 """If the driver reports for this long that nothing is needed, a fault of the class ``reset`` is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCondition:
+class GpuCondition(Tagged):
     """What the driver reports about one GPU now (``nvmlDeviceGetFieldValues``). Cheap: asked every few
     seconds.
 
@@ -45,8 +47,7 @@ class GpuCondition:
     resets: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Xid:
+class Xid(Tagged):
     """One XID event. gpu: UUID; None if the driver did not name the GPU. gi_id, ci_id: None for the whole
     GPU.
     """
@@ -57,13 +58,11 @@ class Xid:
     ci_id: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBooted:
+class NodeBooted(Tagged):
     """The node has booted since the last event, which is proof of a reset."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unresponsive:
+class Unresponsive(Tagged):
     """The helper or the driver does not answer, so the state of the GPU is not known."""
 
     reason: str
@@ -147,8 +146,7 @@ NEXT: Mapping[HealthState, Mapping[HealthFinding, HealthState]] = {
 """State and finding to the next state. ``ok`` and ``warning`` take effect only after ``_may_leave``."""
 
 
-@dataclass(frozen=True, slots=True)
-class HealthStatus:
+class HealthStatus(Frozen):
     """The health of a GPU or of one GPU instance. Times are seconds of the caller's clock.
 
     reason:      a sentence; empty if healthy.
@@ -186,8 +184,7 @@ class HealthStatus:
                 return "a time without another fault"
 
 
-@dataclass(frozen=True, slots=True)
-class Health:
+class Health(Frozen):
     """Health of one GPU.
 
     instances: by GI id, the GPU instances that had an XID of their own.

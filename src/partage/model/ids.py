@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NewType
+
+from partage.values import Frozen
 
 ResourceName = NewType("ResourceName", str)
 """An extended resource, ``nvidia.com/gpu.shared``; made by ``parse_resource_name``."""
@@ -45,8 +46,7 @@ def plugin_socket_name(resource: ResourceName) -> str:
     return f"{prefix}-{name}.sock"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ShareId:
+class ShareId(Frozen, order=True):
     """The kubelet's id of a device: a whole GPU or MIG device, or one share of it.
 
     device:  UUID of the GPU or MIG device.

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
 from partage.model.gpu import MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class LayoutItem:
+class LayoutItem(Frozen):
     """One MIG device of a layout. start: its first memory slice if the layout fixes it (``3g.40gb@4``), else
     None.
     """
@@ -40,8 +41,7 @@ class LayoutItem:
         return str(self.profile) if self.start is None else f"{self.profile}@{self.start}"
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedItem:
+class PlacedItem(Frozen):
     """Where one MIG device of a layout is placed. spec, placement: of its GPU instance, which it may share.
 
     instance: number of the GPU instance in the layout, from 0, ordered by first memory slice.
@@ -77,8 +77,7 @@ class DoesNotFit(Exception):
         super().__init__(message)
 
 
-@dataclass(slots=True)
-class _Instance:
+class _Instance(Struct):
     """A GPU instance of the layout: positions of its items in the layout, their compute slices, and its
     start.
     """

@@ -7,10 +7,10 @@ each user, or one for all users. Clients of the servers are processes, not conta
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.units import MIB, format_bytes
+from partage.values import Frozen
 
 _DEVICE = re.compile(r"(GPU|MIG)-[0-9A-Za-z][0-9A-Za-z-]*", re.ASCII)
 _LONGEST_DEVICE = 64
@@ -31,8 +31,7 @@ it is part of a socket's path.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class MpsNamespace:
+class MpsNamespace(Frozen):
     """A part of a named server with limits of its own. A process joins it by connecting through its
     directory.
 
@@ -49,8 +48,7 @@ class MpsNamespace:
         return f"{_amounts(self.memory_bytes, self.threads_percent)} in {self.name}"
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLimits:
+class ClientLimits(Frozen):
     """What a daemon allows each of its clients. None: no limit is requested or set.
 
     Without namespaces: each client of servers that start later. With namespaces: each client outside of
@@ -71,8 +69,7 @@ def _amounts(memory_bytes: int | None, threads_percent: int | None) -> str:
     return f"{memory} and {100 if threads_percent is None else threads_percent} % of threads"
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonSpec:
+class DaemonSpec(Frozen):
     """How a control daemon should be.
 
     gpu:    UUID of the GPU.
@@ -159,8 +156,7 @@ class ServerStatus(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectedClient:
+class ConnectedClient(Frozen):
     """A process that uses the GPU through an MPS server.
 
     pid: as the daemon reports it; the host's pid if the daemon runs in the host's pid namespace.
@@ -178,8 +174,7 @@ class ConnectedClient:
         return f"client {self.command or 'process'} (pid {self.pid})"
 
 
-@dataclass(frozen=True, slots=True)
-class MpsServer:
+class MpsServer(Frozen):
     """One server of a control daemon. uid: the user whose clients it serves; root if it serves all users.
 
     name: empty unless the daemon has named servers.
@@ -192,8 +187,7 @@ class MpsServer:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonState:
+class DaemonState(Frozen):
     """One control daemon, as observed.
 
     pid: None if it does not run. limits: as read back. multi_user: from its command line.

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from partage.model.geometry import Geometry, MisprintedLayout
 from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind
 from partage.model.profile import MigProfile
+from partage.values import Frozen
 
 ENABLED, DISABLED, BALANCED = "all-enabled", "all-disabled", "all-balanced"
 _FIXED = (ENABLED, DISABLED, BALANCED)
@@ -24,8 +24,7 @@ _BALANCED: Mapping[int, tuple[int, ...]] = {7: (1, 1, 2, 3), 4: (1, 1, 2)}
 """Compute slices of the largest profile, to those of each MIG device of ``all-balanced``."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedLayout:
+class ResolvedLayout(Frozen):
     """The MIG devices of a layout on one model. doubt: a sentence if a misprint was corrected, else empty."""
 
     items: tuple[LayoutItem, ...]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Placement:
+class Placement(Frozen, order=True):
     """The memory slices of one GPU instance.
 
     start: first memory slice, from 0.

@@ -7,11 +7,13 @@ NVIDIA's selects devices of a *resource*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import field
 
 from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
+from partage.values import Frozen, Tagged
 
 
 class Strategy(StrEnum):
@@ -32,13 +34,11 @@ class Interval(StrEnum):
     LONG = "long"
 
 
-@dataclass(frozen=True, slots=True)
-class Exclusive:
+class Exclusive(Tagged):
     """One container holds the device."""
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSlicing:
+class TimeSlicing(Tagged):
     """Processes take turns on the device. replicas: 2 or more. interval: None leaves the length of the slice
     alone.
     """
@@ -47,8 +47,7 @@ class TimeSlicing:
     interval: Interval | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MpsClient:
+class MpsClient(Frozen):
     """One of several unequal shares. memory_bytes, threads_percent: None means an equal part of the rest."""
 
     name: str | None = None
@@ -56,8 +55,7 @@ class MpsClient:
     threads_percent: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Mps:
+class Mps(Tagged):
     """Processes run at the same time through one MPS server.
 
     replicas: 2 or more; the number of clients if ``clients`` is given.
@@ -80,8 +78,7 @@ Sharing = Exclusive | TimeSlicing | Mps
 """How one device, a whole GPU or a MIG device, is shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredMig:
+class DesiredMig(Frozen):
     """The MIG layout that a GPU should have. enabled False: MIG mode off (as mig-parted's mig-enabled).
 
     named: name of a layout (``all-balanced``) instead of ``items``; its MIG devices depend on the GPU model
@@ -96,18 +93,15 @@ class DesiredMig:
 # --- which GPUs ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class AllDevices:
+class AllDevices(Tagged):
     """Every GPU of the node, or every device of the resource (``all``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemainingGpus:
+class RemainingGpus(Tagged):
     """Every GPU that no other entry selects (``rest``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class GpuCriteria:
+class GpuCriteria(Tagged):
     """GPUs that meet every criterion given; an empty tuple is no criterion.
 
     index: NVML indexes. uuid: UUIDs. model: product names or ids of the catalogue, ``*`` allowed.
@@ -124,15 +118,13 @@ class GpuCriteria:
 GpuSelector = AllDevices | RemainingGpus | GpuCriteria
 
 
-@dataclass(frozen=True, slots=True)
-class LowestIndexes:
+class LowestIndexes(Tagged):
     """The n devices with the lowest NVML indexes, lost GPUs included (NVIDIA's ``devices: n``)."""
 
     n: int
 
 
-@dataclass(frozen=True, slots=True)
-class ListedDevices:
+class ListedDevices(Tagged):
     """NVIDIA's ``devices`` list. mig_index: pairs ``(gpu, mig device)`` of ``"0:1"``; uuid: of GPUs or MIG
     devices.
     """
@@ -156,8 +148,7 @@ class WatchAction(StrEnum):
     KILL = "kill"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEntry:
+class GpuEntry(Tagged):
     """How the selected GPUs are used. If ``mig`` is set, ``sharing`` is that of each MIG device.
 
     origin: path in the file, ``gpus[1]``; problems that are found later name it.
@@ -173,8 +164,7 @@ class GpuEntry:
     watch: WatchAction = WatchAction.WARN
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceEntry:
+class ResourceEntry(Tagged):
     """How the selected devices of a resource are shared (an item of NVIDIA's ``sharing.*.resources``).
 
     rename: name of the shares; None: the resource's own name, with ``.shared`` if the file asks for that.
@@ -220,16 +210,14 @@ class DeviceIdStrategy(StrEnum):
     INDEX = "index"
 
 
-@dataclass(frozen=True, slots=True)
-class NamePattern:
+class NamePattern(Frozen):
     """Devices whose product or profile matches ``pattern`` get this resource name. ``*`` matches any text."""
 
     pattern: str
     name: ResourceName
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Frozen):
     """Settings for all GPUs of the node. The defaults are those of Partage's own format.
 
     rename_shared, fail_requests_greater_than_one: for ``GpuEntry``; a ``ResourceEntry`` has its own.
@@ -275,8 +263,7 @@ class Options:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Frozen):
     """What the operator wants on a node.
 
     source: the file's name as given; empty for the built-in policy. format: ``partage/v1``, ``nvidia/v1``

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from partage.values import Frozen
 
 
 class ProcessKind(StrEnum):
@@ -28,8 +29,7 @@ def is_mps_program(name: str) -> bool:
     return name.startswith("nvidia-cuda-mps")
 
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
+class GpuProcess(Frozen):
     """One process on one GPU or MIG device.
 
     gpu: UUID of the GPU. device: UUID of the MIG device, None for the whole GPU; gi_id, ci_id: its
@@ -55,8 +55,7 @@ class GpuProcess:
     uid: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMemory:
+class GpuMemory(Frozen):
     """used_bytes: allocated memory of one GPU, without the driver's reserve if the driver reports that
     separately.
 
@@ -68,8 +67,7 @@ class GpuMemory:
     used_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Processes:
+class Processes(Frozen):
     """All processes with contexts, by index of the GPU and pid, without this process.
 
     blind: why some may be missing, a sentence; empty if none is missing. The driver reports only pids of

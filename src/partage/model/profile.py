@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from partage.units import GIB
+from partage.values import Frozen
 
 _PROFILE = re.compile(
     r"(?:(?P<c>\d+)c\.)?(?P<g>\d+)g\.(?P<gb>\d+)gb(?:\+(?P<plus>[a-z][a-z0-9.,]*)|(?P<minus>-me))?", re.ASCII
@@ -13,8 +13,7 @@ _PROFILE = re.compile(
 _LONGEST = 40
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class MigProfile:
+class MigProfile(Frozen, order=True):
     """A MIG profile, as its name has it.
 
     compute_slices: the ``1`` of ``1c.3g.40gb``; equal to gpu_slices if there is no ``c``.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.model.ids import ResourceName, ShareId
 from partage.model.policy import Interval, Strategy
+from partage.values import Frozen
 
 
 class Guarantee(StrEnum):
@@ -36,8 +36,7 @@ def weakest(guarantees: Iterator[Guarantee]) -> Guarantee:
     return min(guarantees, key=lambda guarantee: guarantee.strength)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceOffer:
+class DeviceOffer(Frozen):
     """One device (a GPU or a MIG device) offered under one resource name.
 
     device:      UUID of the device; the ids of its shares begin with it.
@@ -100,8 +99,7 @@ NodeOffer = Mapping[str, GpuOffer]
 """GPU UUID to its offer. A GPU that offers nothing (MIG mode without MIG devices) has an empty tuple."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resource:
+class Resource(Frozen):
     """Everything that is offered under one name, ordered by GPU index, MIG index and share."""
 
     name: ResourceName
@@ -113,8 +111,7 @@ class Resource:
         return sum(offering.count for offering in self.offerings)
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceRow:
+class DeviceRow(Frozen):
     """One device in a ListAndWatch message to the kubelet. numa_node: None: no topology is sent."""
 
     id: str

@@ -7,7 +7,6 @@ so a destruction names id, profile and placement, and is refused if something el
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
@@ -15,6 +14,7 @@ from partage.model.gpu import ComputeMode
 from partage.model.mps import ClientLimits, DaemonSpec
 from partage.model.placement import Placement
 from partage.model.policy import Interval
+from partage.values import Frozen, Tagged
 
 
 class UseKind(StrEnum):
@@ -25,8 +25,7 @@ class UseKind(StrEnum):
     MONITOR = "monitor"
 
 
-@dataclass(frozen=True, slots=True)
-class GpuUse:
+class GpuUse(Frozen):
     """One pod or process that uses a GPU or a part of it.
 
     gpu: UUID of the GPU. name: ``namespace/pod``, or the name of a command. pid: None if not known.
@@ -56,8 +55,7 @@ class GpuUse:
 # gpu: always the UUID. str(step) is a sentence for people, without the GPU.
 
 
-@dataclass(frozen=True, slots=True)
-class SetMigMode:
+class SetMigMode(Tagged):
     """Turn MIG mode on or off. The mode may stay pending until a reset."""
 
     gpu: str
@@ -67,8 +65,7 @@ class SetMigMode:
         return f"turn MIG mode {'on' if self.enabled else 'off'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
+class Reset(Tagged):
     """Reset GPUs together, so that a pending MIG mode takes effect. All instances on them are lost.
 
     gpus: all GPUs that are reset together, by index. pending: those that need the reset.
@@ -94,8 +91,7 @@ class Reset:
         return f"reset the GPU, so that its MIG mode takes effect{more}{reboot}"
 
 
-@dataclass(frozen=True, slots=True)
-class DestroyCompute:
+class DestroyCompute(Tagged):
     """Destroy a compute instance, and with it a MIG device.
 
     instance, placement: profile and placement of its GPU instance. profile: its own, ``1c.3g.40gb``.
@@ -114,8 +110,7 @@ class DestroyCompute:
         return f"destroy the MIG device {self.profile} at {self.placement}{_named(self.uuid)}"
 
 
-@dataclass(frozen=True, slots=True)
-class DestroyInstance:
+class DestroyInstance(Tagged):
     """Destroy a GPU instance without compute instances. gi_id: None if not known."""
 
     gpu: str
@@ -127,8 +122,7 @@ class DestroyInstance:
         return f"destroy the GPU instance {self.profile} at {self.placement}"
 
 
-@dataclass(frozen=True, slots=True)
-class CreateInstance:
+class CreateInstance(Tagged):
     """Create a GPU instance at exactly this placement."""
 
     gpu: str
@@ -139,8 +133,7 @@ class CreateInstance:
         return f"create a GPU instance {self.profile} at {self.placement}"
 
 
-@dataclass(frozen=True, slots=True)
-class CreateCompute:
+class CreateCompute(Tagged):
     """Create a compute instance in the GPU instance at this placement; the driver chooses where in it.
 
     instance: profile of the GPU instance. profile: that of the new MIG device, ``1c.3g.40gb``.
@@ -155,8 +148,7 @@ class CreateCompute:
         return f"create the MIG device {self.profile} at {self.placement}"
 
 
-@dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(Tagged):
     """Read the GPU again. MIG mode must be ``enabled``, and exactly these MIG devices must exist.
 
     devices: profiles with the first memory slice of their GPU instance, ``3g.40gb@4``, ordered by it.
@@ -174,8 +166,7 @@ class Verify:
         return f"verify that it has exactly {', '.join(self.devices)}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetComputeMode:
+class SetComputeMode(Tagged):
     """Set which processes may create contexts on a GPU. before: the mode until now, set again on undo."""
 
     gpu: str
@@ -186,8 +177,7 @@ class SetComputeMode:
         return f"set the compute mode to {self.mode.word}"
 
 
-@dataclass(frozen=True, slots=True)
-class SetTimeSlice:
+class SetTimeSlice(Tagged):
     """Set the length of a GPU's time slice. before: the length until now, set again on undo."""
 
     gpu: str
@@ -198,8 +188,7 @@ class SetTimeSlice:
         return f"set the time slice to {self.interval}"
 
 
-@dataclass(frozen=True, slots=True)
-class EndProcess:
+class EndProcess(Tagged):
     """End a process that uses a GPU. Cannot be undone.
 
     start: as in ``model.process.GpuProcess``. container: id in its cgroup, 64 digits. If the pid belongs to
@@ -215,8 +204,7 @@ class EndProcess:
         return f"end process {self.pid} of container {self.container[:12]}"
 
 
-@dataclass(frozen=True, slots=True)
-class StartDaemon:
+class StartDaemon(Tagged):
     """Start an MPS control daemon as ``spec`` describes it. One that runs like this already is left alone."""
 
     gpu: str
@@ -226,8 +214,7 @@ class StartDaemon:
         return f"start the MPS daemon{_part(self.gpu, self.spec.device)}: {self.spec.limits}"
 
 
-@dataclass(frozen=True, slots=True)
-class StopDaemon:
+class StopDaemon(Tagged):
     """Stop the MPS control daemon of a device. It must have no clients.
 
     spec: how it was started, and will be started again on undo; None if not known.
@@ -241,8 +228,7 @@ class StopDaemon:
         return f"stop the MPS daemon{_part(self.gpu, self.device)}"
 
 
-@dataclass(frozen=True, slots=True)
-class EndClient:
+class EndClient(Tagged):
     """End the work of one client of an MPS server; its process lives on. Cannot be undone."""
 
     gpu: str
@@ -276,8 +262,7 @@ Step = (
 """One step. Every step can be performed by the hardware port."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartDaemonAt:
+class StartDaemonAt(Frozen):
     """Start the MPS daemon of a MIG device that an earlier step makes. Only planned: once the device is
     there, and has a UUID, a new plan says ``StartDaemon``.
 
@@ -297,8 +282,7 @@ PlannedStep = Step | StartDaemonAt
 """A step as a plan lists it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Transaction:
+class Transaction(Frozen):
     """Steps that are done in this order, and rolled back together if one of them fails.
 
     gpus: UUIDs of the GPUs that are touched, by index. Transactions are independent of each other.
@@ -308,8 +292,7 @@ class Transaction:
     steps: tuple[Step, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TimeSlice:
+class TimeSlice(Frozen):
     """The length of a GPU's time slice, as observed. interval: None if it cannot be read; reason: why."""
 
     gpu: str
@@ -317,8 +300,7 @@ class TimeSlice:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Created:
+class Created(Frozen):
     """The ids of what a step created. ci_id, uuid: only for a compute instance."""
 
     gi_id: int
@@ -382,8 +364,7 @@ def undo(done: Iterable[tuple[Step, Created | None]]) -> tuple[Step, ...]:
     return (*back, reset) if reset is not None else tuple(back)
 
 
-@dataclass(frozen=True, slots=True)
-class BlastRadius:
+class BlastRadius(Frozen):
     """What a step affects beyond the thing that it names.
 
     idle: GPUs, by UUID, that must be idle and lose all their instances; empty if all other instances keep

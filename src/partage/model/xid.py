@@ -7,8 +7,9 @@ docs/adr/0021.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from partage.values import Frozen
 
 
 class XidClass(StrEnum):
@@ -66,8 +67,7 @@ IGNORED_XIDS = frozenset(
 """XIDs that are no sign of a broken GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class XidRules:
+class XidRules(Frozen):
     """The operator's exceptions (DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS).
 
     off: no health checks, except that a GPU that does not answer is never offered.

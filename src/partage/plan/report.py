@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
@@ -19,6 +20,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import Entry
 from partage.plan.turn import TurnResult
+from partage.values import Frozen
 
 
 class PolicyState(StrEnum):
@@ -35,8 +37,7 @@ class PolicyState(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyReport:
+class PolicyReport(Frozen):
     """The policy that holds, and what is wrong with the one that should."""
 
     state: PolicyState
@@ -47,8 +48,7 @@ class PolicyReport:
     warnings: tuple[Problem, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReport:
+class GpuReport(Frozen):
     """One GPU.
 
     lost: why it does not answer, empty where it does. strategy: of what it serves, wanted: of what it should;
@@ -75,8 +75,7 @@ class GpuReport:
         return self.plan is not None and self.plan.phase in (Phase.WAITING, Phase.WITHDRAWING)
 
 
-@dataclass(frozen=True, slots=True)
-class ResourceReport:
+class ResourceReport(Frozen):
     """One resource: shares listed to the kubelet, healthy ones among them, held ones."""
 
     name: ResourceName
@@ -85,8 +84,7 @@ class ResourceReport:
     held: int
 
 
-@dataclass(frozen=True, slots=True)
-class Dependencies:
+class Dependencies(Frozen):
     """Why something that the agent depends on does not answer; empty where it does.
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. state_dir: the state directory.
@@ -100,17 +98,23 @@ class Dependencies:
     guard: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """One turn's outcome. Two reports are equal when they say the same, whenever that was.
+class Moment(Frozen):
+    """When a report was made.
 
-    at_s: seconds since 1970; clock_s: the same moment on the agent's clock, on which all other times are.
+    at_s: seconds since 1970; clock_s: the same on the agent's clock, on which all other times are.
+    number: of the turn; took_s: how long it took.
     """
 
-    at_s: float = field(compare=False)
-    clock_s: float = field(compare=False)
-    number: int = field(compare=False)
-    took_s: float = field(compare=False)
+    at_s: float
+    clock_s: float
+    number: int
+    took_s: float
+
+
+class Report(Frozen):
+    """One turn's outcome."""
+
+    made: Moment
     node: KnownNode
     offer: NodeOffer
     gpus: tuple[GpuReport, ...]
@@ -118,6 +122,10 @@ class Report:
     entries: tuple[Entry, ...]
     policy: PolicyReport
     dependencies: Dependencies
+
+    def without_moment(self) -> Report:
+        """Equal for two reports that say the same, whenever that was."""
+        return replace(self, made=Moment(0.0, 0.0, 0, 0.0))
 
 
 def gpu_reports(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from partage.model.health import HealthStatus
 from partage.plan.report import GpuReport, Report, ResourceReport
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class ReportEvent:
+class ReportEvent(Frozen):
     """One event: what happened, and the facts. grave: we go on, but somebody should look."""
 
     event: str

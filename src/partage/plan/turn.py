@@ -6,7 +6,9 @@ Health first, then the plan, then the rows that the kubelet is told.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import field
+from msgspec.structs import replace
 
 from partage.model.health import (
     Event,
@@ -26,10 +28,10 @@ from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.kubelet_view import KubeletView, ShareHealth, kubelet_view
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class TurnInput:
+class TurnInput(Frozen):
     """What is known when a turn begins.
 
     snapshot: of the node. desired: None while no policy could be resolved. fresh: the node was observed since
@@ -52,8 +54,7 @@ class TurnInput:
         return self.snapshot.observed.node
 
 
-@dataclass(frozen=True, slots=True)
-class NodeState:
+class NodeState(Frozen):
     """How the node stands between two turns.
 
     restored: GPUs whose serving was read from the state file; they do not change before it is known who holds
@@ -65,8 +66,7 @@ class NodeState:
     restored: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class TurnResult:
+class TurnResult(Frozen):
     """What one turn came to."""
 
     state: NodeState

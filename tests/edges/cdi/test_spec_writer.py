@@ -7,12 +7,12 @@ import json
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.cdi.spec import DIGEST_KEY
 from partage.edges.cdi.spec_writer import RETRY_S, CdiSpecWriter

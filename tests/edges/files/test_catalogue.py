@@ -2,9 +2,9 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
 from partage.sim.node.machine_names import parse_machine

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import LoadedPolicy, parse_policy

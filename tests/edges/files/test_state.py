@@ -10,13 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import NODEFAULT
+from msgspec.structs import fields, replace
 
 from partage.edges.files.state import (
     KEPT_ASIDE,
@@ -97,7 +98,7 @@ def test_the_examples_differ_in_every_field_that_has_a_default() -> None:
     """Else a field that is not written down would come back by luck."""
     for field in fields(DeviceOffer):
         values = {getattr(OFFERING, field.name), getattr(MIG, field.name)}
-        assert field.default is MISSING or values != {field.default}, field.name
+        assert field.default is NODEFAULT or values != {field.default}, field.name
 
 
 def test_a_new_directory_is_made_and_holds_no_state(state_dir: StateDir, tmp_path: Path):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from typing import Any, cast, get_args
 
 import pytest
 from hypothesis import find, given
 from hypothesis import strategies as st
+from msgspec.structs import fields
 
 from partage import errors
 from partage.edges.hardware import frames

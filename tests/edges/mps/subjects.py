@@ -8,8 +8,10 @@ import ctypes
 import os
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
 from partage.edges.mps.port import MpsDaemons

@@ -209,7 +209,7 @@ async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_fini
     keeper = simulated.keeper()
     pid = (await keeper.start(simulated.spec(threads_percent=20))).pid
     record = simulated.home() / "daemon.json"
-    edited(record, identity=None, spec=json.loads(record.read_text())["spec"] | {"threads_percent": 30})
+    edited(record, identity=None, spec=json.loads(record.read_text())["spec"] | {"threadsPercent": 30})
 
     state = await only(simulated)
     assert (state.phase, state.pid) == (DaemonPhase.STARTING, pid)

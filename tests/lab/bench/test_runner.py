@@ -2,10 +2,10 @@
 
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.mps.keeper import MpsKeeper
 from partage.errors import HardwareError

@@ -9,10 +9,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from partage.faces.cli import common
 from partage.faces.cli.main import run

@@ -1,11 +1,11 @@
 """Every attack on the simulated control program: what holds, what does not, and what takes a GPU."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from msgspec import structs
+from msgspec.structs import replace
 
 from partage.edges.files.policy import load_policy
 from partage.errors import InputError

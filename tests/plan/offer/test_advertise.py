@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.errors import InputError, PartageError, Unsatisfiable
 from partage.model.geometry import ProfileSpec
@@ -188,7 +188,7 @@ def test_unequal_clients_have_names_figures_and_guarantees_of_their_own() -> Non
 
 
 def _apart(*clients: MpsClient, replicas: int = 0, **more: object) -> Mps:
-    return replace(Mps(replicas or len(clients), clients, protocol=3), **more)  # type: ignore[arg-type]
+    return replace(Mps(replicas or len(clients), clients, protocol=3), **more)
 
 
 def test_under_protocol_3_each_kind_of_client_has_a_namespace_and_its_limits_are_guarded() -> None:

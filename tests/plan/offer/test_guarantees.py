@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, Guarantee

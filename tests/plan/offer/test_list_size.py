@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as plugin
 from partage.model.share import DeviceOffer

@@ -1,6 +1,6 @@
 """GPUs with something on them, for the tests of packing."""
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
 from partage.model.gpu import Inventory, MigMode

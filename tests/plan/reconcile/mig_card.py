@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import count
+
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode

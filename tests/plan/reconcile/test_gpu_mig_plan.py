@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from copy import deepcopy
-from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import get_args
@@ -12,6 +11,7 @@ from typing import get_args
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load
 from partage.edges.hardware.codec import decode, encode

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Iterable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
@@ -73,15 +73,15 @@ def held_of(entries: Iterable[Entry]) -> Held:
 
 def snapshot(inventory: Inventory, *entries: Entry, **more: object) -> Snapshot:
     """Nothing is served yet, nothing set, no daemon runs, unless ``more`` says otherwise."""
-    of_observed = {name: more.pop(name) for name in [*more] if name in Observed.__dataclass_fields__}
+    of_observed = {name: more.pop(name) for name in [*more] if name in Observed.__struct_fields__}
     observed = Observed(recognise(None, inventory), daemons=(), slices=_defaults(inventory))
     now = Snapshot(
         now_s=100.0,
-        observed=replace(observed, **of_observed),  # type: ignore[arg-type]
+        observed=replace(observed, **of_observed),
         held=held_of(entries),
         entries=entries,
     )
-    return replace(now, **more)  # type: ignore[arg-type]
+    return replace(now, **more)
 
 
 def _defaults(inventory: Inventory) -> dict[str, Interval]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
@@ -132,7 +132,7 @@ def test_a_guard_that_is_not_there_is_neither_mounted_nor_promised() -> None:
 
 def _mps(index: int, **more: object) -> DeviceOffer:
     even = replace(offering(index, 4, shared=Strategy.MPS), threads_percent=25, guarantee=Guarantee.GUARDED)
-    return replace(even, **more)  # type: ignore[arg-type]
+    return replace(even, **more)
 
 
 def test_an_even_mps_share_gets_the_pipe_and_the_memory_of_its_own_gpus_daemon() -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.model.ids import ResourceName
 from partage.model.policy import Strategy, WatchAction
@@ -47,7 +46,7 @@ def process(
 ) -> GpuProcess:
     cgroups = (f"0::/kubepods/pod{UID}/{container}",) if container else ("0::/system.slice/x.service",)
     row = GpuProcess(GPU, pid, used, kind, name="python", cgroups=cgroups, start=pid * 10)
-    return replace(row, **more)  # type: ignore[arg-type]
+    return replace(row, **more)
 
 
 def entry(number: int, container: str | None = TRAIN, device: str = GPU) -> Entry:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint

@@ -1,11 +1,11 @@
 """The simulated GPU refuses what hardware refuses, and what it allows is legal."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import (

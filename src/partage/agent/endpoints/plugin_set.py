@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from partage.agent.endpoints.resource_plugin import Hooks, ResourcePlugin, ServedResource
 from partage.agent.status.status import RequestCounts
@@ -15,10 +14,10 @@ from partage.plan.offer.guarantees import believed
 from partage.plan.serve.allocate import PreferredAllocator
 from partage.plan.serve.answer import AllocateResponder
 from partage.plan.serve.kubelet_view import KubeletView
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerTerms:
+class AnswerTerms(Frozen):
     """What an answer depends on beside its resource.
 
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
@@ -33,8 +32,7 @@ class AnswerTerms:
     unwatched: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class _Made:
+class _Made(Frozen):
     """What a plugin's chooser and answerer were made of."""
 
     resource: Resource

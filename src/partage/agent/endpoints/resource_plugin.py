@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from partage.agent.status.status import RequestCounts
 from partage.edges.kubelet.port import DeviceList
@@ -16,6 +17,7 @@ from partage.model.share import DeviceRow
 from partage.plan.serve.allocate import PreferredAllocator
 from partage.plan.serve.answer import AllocateResponder
 from partage.plan.serve.ledger import Ledger
+from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
@@ -23,8 +25,7 @@ PRE_START_S = 5.0
 """How long the kubelet is asked who starts. It waits 30 s for us and fails the container then."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServedResource:
+class ServedResource(Frozen):
     """What one resource serves between two turns.
 
     rows: what ListAndWatch says. late: ids that are no longer listed, because their GPU waits to change, and
@@ -38,8 +39,7 @@ class ServedResource:
     pre_start: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Hooks:
+class Hooks(Frozen):
     """What a plugin needs of the rest of the agent.
 
     holders: asks PodResources. allocated: an Allocate was answered.

@@ -6,7 +6,8 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.agent.options import Intervals
 from partage.edges.hardware.port import Hardware
@@ -14,12 +15,12 @@ from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
 from partage.plan.reconcile.known_node import KnownNode, recognise
+from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Frozen):
     """What came since it was asked last. silent: why nobody can say how the GPUs are, empty where one can."""
 
     node: KnownNode | None
@@ -29,8 +30,7 @@ class Observation:
     silent: str
 
 
-@dataclass(slots=True)
-class HardwareObserver:
+class HardwareObserver(Struct):
     """Asks the hardware. Failures are states here: the loop goes on with what it knew.
 
     ask: asks for a turn. xid_counts: every XID since the start, by GPU (empty: unknown) and code.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.agent.options import Intervals
 from partage.edges.kubelet.port import PodResources
@@ -13,12 +14,12 @@ from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName, ShareId
 from partage.plan.serve.ledger import Degree, Ledger
+from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class OurNames:
+class OurNames(Frozen):
     """What is ours: resources by name, and the node's GPUs and MIG devices by UUID."""
 
     resources: Collection[str]
@@ -30,8 +31,7 @@ class OurNames:
         return resource in self.resources or any(ShareId.parse(share).device in self.devices for share in ids)
 
 
-@dataclass(slots=True)
-class PodResourcesPoller:
+class PodResourcesPoller(Struct):
     """Asks PodResources soon after an Allocate, else now and then; pauses longer when it is refused.
 
     names: of now. checkpoint: what the kubelet has written down of who holds what, None: nothing.

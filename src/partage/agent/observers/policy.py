@@ -7,8 +7,9 @@ import logging
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from partage.agent.options import AgentOptions
 from partage.edges.files.policy import LoadedPolicy, load_policy, parse_policy
@@ -33,8 +34,7 @@ _Signature = tuple[int, ...]
 BUILT_IN = LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
-@dataclass(slots=True)
-class PolicyFile:
+class PolicyFile(Struct):
     """Notices that a file has another content: edited in place, replaced, or behind a symlink that was
     swapped (a ConfigMap). It is read only when its status has changed."""
 
@@ -66,8 +66,7 @@ class PolicyFile:
         return load_policy(str(self.path), self.config, self.environ)
 
 
-@dataclass(slots=True)
-class PolicyObserver:
+class PolicyObserver(Struct):
     """The policy that holds, and what became of the others.
 
     good: holds; desired: what it wants of the node. stands_in: it is not what the file says now.

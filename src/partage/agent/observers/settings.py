@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.edges.hardware.port import Hardware
 from partage.model.mps import DaemonState
@@ -16,8 +17,7 @@ from partage.plan.reconcile.node_plan import Observed
 _AT_ONCE = -math.inf
 
 
-@dataclass(slots=True)
-class SettingsObserver:
+class SettingsObserver(Struct):
     """The last answers.
 
     slices_s: how often time slices are asked for: nvidia-smi takes seconds on a node of many GPUs.

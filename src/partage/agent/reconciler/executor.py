@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec import Struct
 
 from partage.edges.files.journal import Journal, JournalHeader
 from partage.edges.hardware.port import Hardware
@@ -22,6 +23,7 @@ from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.gpu_mig_plan import as_found
 from partage.plan.reconcile.live_instances import to_renew
 from partage.plan.reconcile.mig_plan import plan_mig
+from partage.values import Frozen
 
 FINISH_S = 5.0
 """How long a step that is under way may go on when the one who does it is told to stop."""
@@ -52,8 +54,7 @@ class TransactionEnd(StrEnum):
     NOT_BEGUN = "not-begun"
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionOutcome:
+class TransactionOutcome(Frozen):
     """What became of one transaction.
 
     done: the steps that were done, and what each created. failed: the step that failed, error: why.
@@ -80,8 +81,7 @@ class JournalFailed(PartageError):
     """The journal cannot be written, so nothing may be done."""
 
 
-@dataclass(slots=True)
-class Executor:
+class Executor(Struct):
     """Carries out transactions on one node. journal: None where nothing of the node outlives the process."""
 
     hardware: Hardware

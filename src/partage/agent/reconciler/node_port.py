@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from partage.agent.observers.hardware import HardwareObserver
 from partage.agent.observers.policy import PolicyObserver
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class NodePort:
+class NodePort(Struct):
     """See ``ReconcilerPort``. planned: a fresh plan. fit: waits until containers can be given new devices."""
 
     hardware: HardwareObserver

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from partage.agent.observers.settings import without_daemons
 from partage.agent.reconciler.executor import (
@@ -34,6 +36,7 @@ from partage.plan.reconcile.node_plan import NodePlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
 from partage.plan.serve.ledger import Entry, Ledger
+from partage.values import Frozen
 
 Resolve = Callable[[Inventory], DesiredState]
 """What is wanted of a node. Raises InputError, Unsatisfiable, DriverUnavailable."""
@@ -43,8 +46,7 @@ _MOST_ROUNDS = 8
 """Plans that are carried out one after the other: layout, daemons, time slices, a second attempt."""
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Frozen):
     """A node at one moment, and what is wanted of it."""
 
     desired: DesiredState
@@ -96,8 +98,7 @@ async def _entries(pod_resources: PodResources) -> tuple[Entry, ...]:
     return ledger.entries()
 
 
-@dataclass(frozen=True, slots=True)
-class NodeAccess:
+class NodeAccess(Frozen):
     """A node, and who can be asked about its users. pod_resources: None: nothing is known of pods."""
 
     hardware: Hardware
@@ -126,8 +127,7 @@ class Drain(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Frozen):
     """What became of it.
 
     first: the node as it was found. plans: the plan then, and those after each round; the last one says what
@@ -171,8 +171,7 @@ class Applied:
         return tuple(one for gpus, one in last.items() if one.error is not None and refused.isdisjoint(gpus))
 
 
-@dataclass(slots=True)
-class Apply:
+class Apply(Struct):
     """One run of ``partage apply``.
 
     journal: None where nothing outlives this process. original: how GPUs were set before Partage changed

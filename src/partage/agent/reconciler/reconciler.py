@@ -10,8 +10,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
 from partage.model.step import (
@@ -75,8 +77,7 @@ class ReconcilerPort(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class Reconciler:
+class Reconciler(Struct):
     """Carries out what is ready. All mappings are by GPU UUID.
 
     ask: asks for a turn. retry_s: the first pause after a failure. in_hand: GPUs whose steps are carried out

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class UnfinishedChange:
+class UnfinishedChange(Struct):
     """gpus: of the journal in the state directory that has no end; None: it has one."""
 
     state_dir: Path

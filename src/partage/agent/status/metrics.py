@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
 
+from msgspec.structs import fields
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.process_collector import ProcessCollector
@@ -68,7 +68,7 @@ class ReportCollector(Collector):
             "seconds_since_turn",
             "Seconds since the last turn of the agent's loop.",
             (),
-            [((), max(0.0, self._status.clock() - report.clock_s))],
+            [((), max(0.0, self._status.clock() - report.made.clock_s))],
         )
 
     def _agent(self) -> Iterator[Metric]:

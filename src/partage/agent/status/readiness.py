@@ -7,7 +7,6 @@ people; the node goes on, and a restart would change nothing: 200.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentStatus
@@ -16,18 +15,17 @@ from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.report import Report
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Frozen):
     """code: stable, for machines. message: a sentence."""
 
     code: str
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class Readiness:
+class Readiness(Frozen):
     """not_well, degraded: see the module."""
 
     not_well: tuple[Reason, ...]

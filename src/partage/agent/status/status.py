@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.edges.kubelet.port import EndpointState
 from partage.plan.report import Report
 from partage.plan.serve.watchdog import WatchResult
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class RequestCounts:
+class RequestCounts(Frozen):
     """What the kubelet has asked of one resource since the start."""
 
     allocations: int = 0
@@ -21,8 +22,7 @@ class RequestCounts:
     pre_starts: int = 0
 
 
-@dataclass(slots=True)
-class Counts:
+class Counts(Struct):
     """What happened since the start. Written by the loop only.
 
     asked: by resource. xids: by GPU (empty: unknown) and code. changes: units of steps, by their ending.
@@ -40,8 +40,7 @@ class Counts:
     asked: Callable[[], dict[str, RequestCounts]] = dict
 
 
-@dataclass(frozen=True, slots=True)
-class WatchObservation:
+class WatchObservation(Frozen):
     """What the watchdog saw when it looked last. at_s: when, on the agent's clock. blind: also of looks that
     failed; empty where all can be seen."""
 
@@ -50,8 +49,7 @@ class WatchObservation:
     blind: str = ""
 
 
-@dataclass(slots=True)
-class AgentStatus:
+class AgentStatus(Struct):
     """The last report, the pulse of the loop, and what has to be read live.
 
     clock: seconds that never go back; the pulse is on it. endpoints: how resources stand with the kubelet.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from partage.edges.cdi import toolkit
@@ -21,6 +20,7 @@ from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
 from partage.plan.serve.answer import CDI_VENDOR
+from partage.values import Frozen
 
 DIRECTORY = Path("/var/run/cdi")
 RETRY_S = 300.0
@@ -30,8 +30,7 @@ _LARGEST_BYTES = 16 * 2**20
 _IMEX = "imex-channel"
 
 
-@dataclass(frozen=True, slots=True)
-class CdiSpec:
+class CdiSpec(Frozen):
     """What containers get through CDI names now.
 
     complete: with libraries and hooks. reason: why not; empty if complete.
@@ -44,8 +43,7 @@ class CdiSpec:
     classes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
+class _Kept(Frozen):
     digest: str
     spec: CdiSpec
     written_s: float

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from partage.model.geometry import Engines, Geometry, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.model.profile import MigProfile
 from partage.units import GIB, MIB
+from partage.values import Frozen
 
 _FOLDER = Path(__file__).with_name("catalogue")
 _MEMORY_TOLERANCE = 0.05
@@ -26,8 +26,7 @@ with the same device id has 17 % more.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GpuModel:
+class GpuModel(Frozen):
     """One GPU model.
 
     id:              of this catalogue, ``h100-sxm5-80gb``. products: names as NVML returns them, the usual
@@ -71,8 +70,7 @@ class GpuModel:
         return self.pci_device_ids[min(position, len(self.pci_device_ids) - 1)]
 
 
-@dataclass(frozen=True, slots=True)
-class Catalogue:
+class Catalogue(Frozen):
     """All models, in the order of the files."""
 
     models: tuple[GpuModel, ...]

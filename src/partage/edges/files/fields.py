@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeVar
 
+from msgspec import field
+
 from partage.edges.files.safeyaml import LIMIT_PROBLEMS, Document, OldBool, Value, describe, join
 from partage.errors import InputError, Problem, Severity
+from partage.values import Frozen
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)
@@ -24,8 +26,7 @@ _SEPARATORS = re.compile(r"[-_ ]")
 _OLD_TRUE = frozenset({"y", "yes", "on"})
 
 
-@dataclass(frozen=True, slots=True)
-class Dialect:
+class Dialect(Frozen):
     """How strict a file format is.
 
     fold_case:      keys match in any case, and an unquoted ``yes`` is a boolean (NVIDIA's format, as in Go).
@@ -77,8 +78,7 @@ class Notes:
         return tuple(problems)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Frozen):
     """Where a value stands. file: ``environment`` for variables. line: 0 where there is none."""
 
     file: str
@@ -86,8 +86,7 @@ class Place:
     line: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(Frozen):
     """One value and where it stands. Every method notes what is wrong and then answers None."""
 
     value: Value

@@ -11,20 +11,22 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from msgspec import field, to_builtins
+from msgspec.structs import asdict
 
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step
+from partage.values import Frozen
 
 VERSION = "partage-journal/1"
 LIMIT_BYTES = 16 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class JournalHeader:
+class JournalHeader(Frozen):
     """What is about to be done.
 
     boot_id: of the node. policy: SHA-256 of its text, empty for none. before: what lived on the GPUs that are
@@ -37,8 +39,7 @@ class JournalHeader:
     back: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
+class Unfinished(Frozen):
     """A journal without an end. done: steps that were done. open: the one that was under way, in words."""
 
     header: JournalHeader
@@ -50,8 +51,7 @@ class Unfinished:
         return f"the last run stopped after {self.done} steps{under_way}"
 
 
-@dataclass(frozen=True, slots=True)
-class UnreadableJournal:
+class UnreadableJournal(Frozen):
     """A journal that says nothing; reason: one sentence."""
 
     reason: str
@@ -106,7 +106,7 @@ class Journal:
     def doing(self, step: Step) -> None:
         """This comes next."""
         self._number += 1
-        act = {"act": type(step).__name__, **asdict(step)}
+        act = to_builtins(step)
         self._write({"doing": self._number, "says": str(step), "step": act})
 
     def done(self, made: Created | None) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
@@ -20,6 +19,7 @@ from partage.model.policy import (
     NamePattern,
     Options,
 )
+from partage.values import Frozen
 
 T = TypeVar("T")
 
@@ -87,8 +87,7 @@ class DiscoveryStrategy(StrEnum):
     TEGRA = "tegra"
 
 
-@dataclass(frozen=True, slots=True)
-class Flags:
+class Flags(Frozen):
     """The resulting values of flags, plugin flags and imex."""
 
     mig_strategy: MigStrategy

@@ -6,7 +6,6 @@ import errno
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from partage.edges.files import migparted, native, nvidia
@@ -14,6 +13,7 @@ from partage.edges.files.fields import Notes
 from partage.edges.files.safeyaml import LIMIT_BYTES, Document, Value, check_size, describe, read_document
 from partage.errors import InputError, Problem
 from partage.model.policy import Policy
+from partage.values import Frozen
 
 STDIN = "-"
 _FORMATS = (
@@ -22,8 +22,7 @@ _FORMATS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedPolicy:
+class LoadedPolicy(Frozen):
     """A policy and the warnings about its file. digest: SHA-256 of the text, in hex."""
 
     policy: Policy

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from partage.model.geometry import MisprintedLayout
 from partage.model.profile import MigProfile
+from partage.values import Frozen
 
 _FILE = Path(__file__).with_name("catalogue") / "providers.json"
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedLayout:
+class PublishedLayout(Frozen):
     """One layout. name: None for a layout without a name. listed: as published; right: the layout that was
     meant.
     """
@@ -36,8 +35,7 @@ class PublishedLayout:
         return self.listed != self.right
 
 
-@dataclass(frozen=True, slots=True)
-class ProviderTable:
+class ProviderTable(Frozen):
     """The layouts that a provider publishes for one product. models: ids of the catalogue that it
     applies to.
     """

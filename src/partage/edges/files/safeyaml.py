@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import yaml
 
 from partage.edges.files.scalars import OldBool, Value, describe
 from partage.edges.files.yamltree import HAS_LIBYAML, LIMIT_PROBLEMS, LIMIT_VALUES, Builder, join
 from partage.errors import InputError, Problem
+from partage.values import Frozen
 
 __all__ = [
     "LIMIT_BYTES",
@@ -38,8 +38,7 @@ LIMIT_BYTES = 1 << 20 if HAS_LIBYAML else 1 << 16
 _TAG_DIRECTIVE = re.compile(r"^%TAG", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class Document:
+class Document(Frozen):
     """What a file says.
 
     lines: (id of the mapping or list, key or index) to the 1-based line of that value's key or item.

@@ -12,10 +12,11 @@ import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from msgspec import field
 
 from partage.edges.files.state_codec import (
     before_from_plain,
@@ -30,6 +31,7 @@ from partage.errors import InputError
 from partage.model.health import Health
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
+from partage.values import Frozen
 
 VERSION = "partage-state/1"
 LIMIT_BYTES = 16 * 1024 * 1024
@@ -38,8 +40,7 @@ KEPT_ASIDE = 9
 """So many unusable files are kept; the last is overwritten."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedPolicy:
+class SavedPolicy(Frozen):
     """The last good policy.
 
     source: the file's name as given. config: which of its several configurations; None where it has one.
@@ -55,8 +56,7 @@ class SavedPolicy:
         return sha256(self.text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-@dataclass(frozen=True, slots=True)
-class SavedState:
+class SavedState(Frozen):
     """What is remembered. boot_id: of the node, when it was written. serving, health: by GPU UUID.
 
     original: how GPUs were set before they were changed, by UUID.
@@ -69,16 +69,14 @@ class SavedState:
     original: Mapping[str, OriginalSettings] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
+class Loaded(Frozen):
     """state: None where there is none that can be used. problems: sentences for the log and the report."""
 
     state: SavedState | None
     problems: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class NotSaved:
+class NotSaved(Frozen):
     """The state could not be written; the agent warns and runs on."""
 
     reason: str

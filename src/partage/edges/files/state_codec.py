@@ -7,9 +7,10 @@ which no agent runs counts for nothing: nobody watched.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, fields
 from math import isfinite
 from typing import Any, TypeVar
+
+from msgspec.structs import asdict, fields
 
 from partage.model import health as life
 from partage.model.gpu import ComputeMode

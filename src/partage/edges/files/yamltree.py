@@ -6,13 +6,14 @@ Iterative throughout, so that no depth of nesting can exhaust the stack.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 import yaml
+from msgspec import Struct, field
 
 from partage.edges.files.scalars import BadScalar, Value, collection_tag_fits, describe, scalar
 from partage.errors import InputError, Problem
+from partage.values import Frozen
 
 HAS_LIBYAML = bool(yaml.__with_libyaml__)
 LIMIT_VALUES = 30_000 if HAS_LIBYAML else 4_000
@@ -32,8 +33,7 @@ def join(path: str, key: str | int) -> str:
     return f"{path}.{key}" if path else key
 
 
-@dataclass(slots=True)
-class _Open:
+class _Open(Struct):
     """A mapping or list that has begun and not ended."""
 
     value: list[Value] | dict[str, Value]
@@ -46,8 +46,7 @@ class _Open:
     merged: list[dict[str, Value]] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class _Anchored:
+class _Anchored(Frozen):
     """A value that may be repeated. size: values in it, aliases in full; height: levels below it."""
 
     value: Value

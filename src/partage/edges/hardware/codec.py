@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import types
 import typing
-from dataclasses import fields, is_dataclass
 from enum import IntEnum, StrEnum
 from typing import Any, TypeVar, Union, cast
+
+from msgspec import Struct
+from msgspec.structs import fields
 
 from partage.errors import (
     DriverUnavailable,
@@ -69,7 +71,7 @@ def encode(value: object) -> Json:
         return int(value)
     if isinstance(value, tuple):
         return [encode(item) for item in value]
-    if is_dataclass(value) and not isinstance(value, type):
+    if isinstance(value, Struct):
         content = {field.name: encode(getattr(value, field.name)) for field in fields(value)}
         return {_TAG: type(value).__name__, **content}
     raise TypeError(f"{type(value).__name__} does not cross the socket")

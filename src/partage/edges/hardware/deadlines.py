@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
 
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S
 from partage.errors import HardwareTimeout
+from partage.values import Frozen
 
 PERFORM = "perform"
 """The verb that changes something."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Wait:
+class _Wait(Frozen, eq=False):
     verb: str
     timeout: asyncio.Timeout
     allowance_s: float

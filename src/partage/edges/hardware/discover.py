@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
@@ -13,13 +12,13 @@ from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.health import GpuCondition
+from partage.values import Frozen
 
 _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Products that only drive a monitor. NVIDIA's plugin ignores them too."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(Frozen):
     """What is still known of a GPU that no longer answers."""
 
     uuid: str | None

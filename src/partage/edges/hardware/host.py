@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from partage.values import Frozen
 
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
 """In the order in which NVIDIA's plugin gives them to containers."""
@@ -33,8 +34,7 @@ CapabilityMinors = Mapping[tuple[int, int, int | None], int]
 """(GPU minor, GI id, CI id or None) to the N of ``/dev/nvidia-caps/nvidia-capN``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Frozen):
     """Where the node's files are. run: Partage's directory, empty after a reboot."""
 
     driver: Path = Path("/")

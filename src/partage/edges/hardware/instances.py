@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from partage.edges.hardware.mig_devices import named, named_gigabytes
 from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
@@ -16,6 +15,7 @@ from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import HardwareError, NotPermitted
 from partage.model.gpu import EmptyInstance
 from partage.model.placement import Placement
+from partage.values import Frozen
 
 _MOST = 32
 """More instances than any GPU can have. NVML writes all instances, whatever the size of the buffer."""
@@ -24,8 +24,7 @@ _CI_PROFILES = range(9)
 _GONE = NOT_HERE | {NOT_FOUND}
 
 
-@dataclass(frozen=True, slots=True)
-class GpuInstance:
+class GpuInstance(Frozen):
     """profile: ``3g.40gb``. slices: compute slices for its compute instances."""
 
     handle: Handle
@@ -43,8 +42,7 @@ class GpuInstance:
         return f"{self.profile} at {self.placement} (GPU instance {self.gi_id})"
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeInstance:
+class ComputeInstance(Frozen):
     """profile: ``1c.3g.40gb``, the name of its MIG device. slices: the ``1``."""
 
     handle: Handle

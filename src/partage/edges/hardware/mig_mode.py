@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from partage.edges.hardware.attempt import step_error
 from partage.edges.hardware.host import Host
@@ -13,10 +12,10 @@ from partage.edges.hardware.translate import IN_USE, translate
 from partage.errors import GpuInUse, HardwareError, Unsupported
 from partage.model.gpu import MigMode
 from partage.model.step import SetMigMode
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class MigGpu:
+class MigGpu(Frozen):
     """A GPU in MIG mode, as it was when the step began. memory_bytes: total memory of the GPU."""
 
     uuid: str

@@ -7,19 +7,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
 from partage.errors import HardwareTimeout, Unsupported
+from partage.values import Frozen
 
 _DIRECTORIES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "opt/bin", "run/current-system/sw/bin")
 _LONGEST = 2000
 _KILL_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class SmiOutput:
+class SmiOutput(Frozen):
     """Exit code of nvidia-smi and its output, in one line."""
 
     code: int

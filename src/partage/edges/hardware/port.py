@@ -8,7 +8,6 @@ process), ``sim.node.hardware`` (simulated). One contract test suite holds for a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 from partage.model.gpu import Inventory
@@ -16,6 +15,7 @@ from partage.model.health import GpuCondition, Xid
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Step, TimeSlice
+from partage.values import Frozen
 
 DEADLINE_S = 10.0
 """Seconds that a caller waits for one call by default. NVML answers in milliseconds; a GPU that is falling
@@ -28,8 +28,7 @@ several.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Events:
+class Events(Frozen):
     """What happened since the last call. changed: MIG devices or driver changed; observe again."""
 
     xids: tuple[Xid, ...] = ()

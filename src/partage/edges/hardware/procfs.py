@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from partage.values import Frozen
 
 _START = 19
 """Index of the start time after the name in ``/proc/<pid>/stat``: field 22 of all (proc_pid_stat(5))."""
@@ -15,8 +16,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """The node's own pid namespace has this number on every Linux (PROC_PID_INIT_INO)."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessInfo:
+class ProcessInfo(Frozen):
     """One process; all fields were read while the same process had the pid. See
     ``model.process.GpuProcess``.
     """

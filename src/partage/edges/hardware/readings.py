@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NewType
 
 from partage.edges.hardware.binding import Binding
@@ -23,6 +22,7 @@ from partage.model.gpu import (
 )
 from partage.model.placement import Placement
 from partage.units import MIB
+from partage.values import Frozen
 
 _RECOVERY_ACTION, _REMAPPED_PENDING, _REMAPPED_FAILURE = 230, 144, 145
 _MIG_WITHOUT_RESET = 184
@@ -67,16 +67,14 @@ Handle = NewType("Handle", object)
 EventSet = NewType("EventSet", object)
 
 
-@dataclass(frozen=True, slots=True)
-class Pci:
+class Pci(Frozen):
     """bus_id: ``00000000:1A:00.0``. device_id: device and vendor id, ``0x233010de``."""
 
     bus_id: str
     device_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class HealthFields:
+class HealthFields(Frozen):
     """What the driver reports about one GPU. None: it has no such field."""
 
     recovery: RecoveryAction | None
@@ -84,8 +82,7 @@ class HealthFields:
     rows_failed: bool
 
 
-@dataclass(frozen=True, slots=True)
-class MigAttributes:
+class MigAttributes(Frozen):
     """Attributes of a MIG device. compute_slices: of its compute instance."""
 
     uuid: str
@@ -95,8 +92,7 @@ class MigAttributes:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class GiProfile:
+class GiProfile(Frozen):
     """One GPU instance profile. slices: the ``3`` of 3g; attribute: ``+me``, ``-me`` ... or empty."""
 
     slices: int
@@ -104,16 +100,14 @@ class GiProfile:
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class NvLinkPeer:
+class NvLinkPeer(Frozen):
     """The far end of an active NVLink. is_switch: None if the driver does not report it."""
 
     bus_id: str
     is_switch: bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlEvent:
+class NvmlEvent(Frozen):
     """One event. gpu: address of the handle, see ``Nvml.address``. data: the XID."""
 
     gpu: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
@@ -17,6 +16,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.step import Reset
+from partage.values import Frozen
 
 DEADLINE_S = 45.0
 """Seconds that a reset may take: less than STEP_DEADLINE_S, so that the caller receives the error."""
@@ -24,8 +24,7 @@ DEADLINE_S = 45.0
 _PURPOSE = "a GPU reset"
 
 
-@dataclass(frozen=True, slots=True)
-class PendingModes:
+class PendingModes(Frozen):
     """pending: GPUs whose MIG mode waits for the reset."""
 
     pending: tuple[str, ...]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from partage.edges.hardware.readings import NO_INSTANCE, Handle, Nvml
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.process import ProcessKind
+from partage.values import Frozen
 
 _LISTS = {
     ProcessKind.MPS_CLIENT: "nvmlDeviceGetMPSComputeRunningProcesses",
@@ -28,8 +28,7 @@ version treats an old library as an error.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPart:
+class GpuPart(Frozen):
     """A GPU, or one of its GPU or compute instances; without gi_id the whole GPU."""
 
     gpu: str
@@ -45,8 +44,7 @@ class GpuPart:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class NvmlDevices:
+class NvmlDevices(Frozen):
     """minors: minor number to UUID of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
 
     minors: Mapping[int, str]
@@ -54,8 +52,7 @@ class NvmlDevices:
     migs: Mapping[GpuPart, str]
 
 
-@dataclass(frozen=True, slots=True)
-class RunningProcess:
+class RunningProcess(Frozen):
     """One process in one list."""
 
     pid: int

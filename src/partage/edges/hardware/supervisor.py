@@ -7,13 +7,15 @@ import contextlib
 import logging
 import subprocess
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from partage.edges.hardware.helper_connection import HelperConnection
 from partage.edges.hardware.helper_process import HelperProcess
 from partage.edges.hardware.spawn import spawn
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, InputError
+from partage.values import Frozen
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 """Pauses between the end of a helper and the next start: doubled each time, reset after GOOD_WHILE_S of
@@ -27,8 +29,7 @@ _CONNECT_EVERY_S = 0.01
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class HelperState:
+class HelperState(Frozen):
     """State of the helper for health and metrics. restarts: how often it was replaced or found again."""
 
     up: bool = False
@@ -212,7 +213,7 @@ class Supervisor:
         self._say(up=False, pid=None, last_error=reason)
 
     def _say(self, **changes: object) -> None:
-        self.state = replace(self.state, **changes)  # type: ignore[arg-type]
+        self.state = replace(self.state, **changes)
 
 
 def _check_alive(process: HelperProcess | None, path: Path) -> None:

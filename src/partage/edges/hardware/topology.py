@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 
 from partage.edges.hardware.readings import Handle, NvLinkPeer, Nvml
 from partage.errors import DriverUnavailable, HardwareError
 from partage.model.gpu import Gpu, Link
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class NvLinks:
+class NvLinks(Frozen):
     """Active NVLinks of one GPU. peers: PCI bus id to number of links; switches: number of links to
     NVSwitches.
     """

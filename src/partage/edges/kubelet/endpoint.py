@@ -8,8 +8,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from partage.edges.kubelet.port import EndpointState, PluginHandler
 from partage.edges.kubelet.registration import (
@@ -25,6 +26,7 @@ from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity
 from partage.errors import ClusterError
 from partage.model.ids import plugin_socket_name
+from partage.values import Frozen
 
 POLL_S = 0.5
 """The two sockets are checked this often, with two calls of stat, so a new kubelet is noticed within a
@@ -52,8 +54,7 @@ def pause_s(failures: int) -> float:
     return float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), LONGEST_PAUSE_S))
 
 
-@dataclass(frozen=True, slots=True)
-class Backoff:
+class Backoff(Frozen):
     """The last failure, and until when to wait.
 
     kubelet: the kubelet that it happened with; another one is tried at once.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
 from grpclib.client import Channel
+from msgspec import Struct
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
@@ -20,8 +20,7 @@ LONGEST_ANSWER = 16 * 2**20
 """Bytes. The limit of the kubelet's own clients; the usual 4 MiB are too few for a node with many pods."""
 
 
-@dataclass(slots=True, eq=False)
-class _Round:
+class _Round(Struct, eq=False):
     """One call, shared by all callers that asked before it began."""
 
     answer: tuple[ContainerHold, ...] | Unreachable | None = None

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from partage.model.allocation import ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName
 from partage.model.share import DeviceRow
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceList:
+class DeviceList(Frozen):
     """The full device list for the kubelet. version increases with every change of rows."""
 
     version: int
     rows: tuple[DeviceRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointState:
+class EndpointState(Frozen):
     """State of one resource with the kubelet, for health and metrics. Times are of the endpoint's clock.
 
     serving:       the plugin's socket exists and answers.

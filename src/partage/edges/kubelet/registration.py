@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import API_VERSION
 from partage.edges.kubelet.sockets import SocketIdentity, identity
 from partage.model.ids import ResourceName
+from partage.values import Frozen
 
 KUBELET_SOCKET = "kubelet.sock"
 REGISTER_TIMEOUT_S = 5.0
@@ -39,8 +39,7 @@ async def register(
             await RegistrationStub(channel).Register(request, timeout=timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedSockets:
+class ObservedSockets(Frozen):
     """The two sockets on disk; None if there is none."""
 
     kubelet: SocketIdentity | None

@@ -5,19 +5,18 @@ from __future__ import annotations
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from partage.errors import InputError, Problem
 from partage.model.ids import ResourceName, plugin_socket_name
 from partage.model.paths import check_socket_path
+from partage.values import Frozen
 
 SHORTEN = "choose a shorter --kubelet-dir, or a shorter resource name"
 """Advice for a plugin socket whose path is too long."""
 
 
-@dataclass(frozen=True, slots=True)
-class SocketIdentity:
+class SocketIdentity(Frozen):
     """Tells a socket file from a later one at the same path. Inode numbers are reused soon; the change time
     differs.
     """

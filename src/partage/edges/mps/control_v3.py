@@ -13,7 +13,8 @@ tested on a real GPU (docs/mps.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from partage.edges.mps.program import ControlProgram
 from partage.edges.mps.replies import (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
@@ -23,13 +24,13 @@ from partage.model.mps import (
     MpsServer,
     ServerStatus,
 )
+from partage.values import Frozen
 
 DaemonControl = ControlV2 | ControlV3
 """The control of a daemon in version 2 or 3 of the interface."""
 
 
-@dataclass(frozen=True, slots=True)
-class FoundDaemon:
+class FoundDaemon(Frozen):
     """What is known before the daemon is queried.
 
     record: None if there is no readable record. protocol: version of the interface that the daemon uses, 2

@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from partage.edges.mps import directories, record, starting
 from partage.edges.mps.control_v2 import ControlV2
@@ -43,12 +44,12 @@ from partage.model.mps import (
     ServerStatus,
     is_device_uuid,
 )
+from partage.values import Frozen
 
 _ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonDeadlines:
+class DaemonDeadlines(Frozen):
     """Seconds for each part.
 
     answer_s: one command, and all queries for the state of one daemon.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from partage.errors import Unsupported
 from partage.model.mps import CONTROL_PROGRAM, SERVER
 from partage.model.paths import LIBRARY_DIRECTORIES, check_socket_path
+from partage.values import Frozen
 
 _PROGRAM_DIRECTORIES = ("usr/bin", "bin", "usr/sbin", "usr/local/bin", "usr/local/nvidia/bin")
 _LIBRARY_DIRECTORIES = (*LIBRARY_DIRECTORIES, "usr/local/nvidia/lib64")
@@ -17,8 +17,7 @@ _LONGEST_SOCKET = f"{SERVER}/share00/control"
 """Longer than any socket name of version 2 (``control_privileged``)."""
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonPaths:
+class DaemonPaths(Frozen):
     """The files of one daemon. home: ``<run-dir>/mps/<device>``, named after the device's UUID."""
 
     home: Path
@@ -77,8 +76,7 @@ class DaemonPaths:
         return self.pipe / f"{CONTROL_PROGRAM}.pid"
 
 
-@dataclass(frozen=True, slots=True)
-class DriverFiles:
+class DriverFiles(Frozen):
     """The programs of a driver that is installed below ``root``."""
 
     root: Path = Path("/")

@@ -7,17 +7,18 @@ can be told from one that died.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from partage.model.mps import DaemonSpec, MpsNamespace
+from msgspec import convert, to_builtins
 
-VERSION = 1
+from partage.model.mps import DaemonSpec
+from partage.values import Frozen
+
+VERSION = 2
 _LARGEST_BYTES = 64 * 2**10
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonIdentity:
+class DaemonIdentity(Frozen):
     """One process; a later process with the same pid differs.
 
     started: clock ticks since boot, from /proc. boot: the boot id, empty if the kernel has none.
@@ -28,8 +29,7 @@ class DaemonIdentity:
     boot: str
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(Frozen):
     """identity: None while the daemon is being started. remark: a problem with its directories, while it
     runs.
     """
@@ -44,7 +44,7 @@ def save(path: Path, record: Record) -> None:
     OSError.
     """
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps({"version": VERSION, **asdict(record)}), encoding="ascii")
+    unfinished.write_text(json.dumps({"version": VERSION, **to_builtins(record)}), encoding="ascii")
     unfinished.replace(path)
 
 
@@ -55,9 +55,6 @@ def load(path: Path) -> Record | None:
             found = json.loads(file.read(_LARGEST_BYTES))
         if found.pop("version") != VERSION:
             return None
-        asked, identity = found.pop("spec"), found.pop("identity")
-        namespaces = tuple(MpsNamespace(**one) for one in asked.pop("namespaces", ()))
-        spec = DaemonSpec(**asked, namespaces=namespaces)
-        return Record(spec, identity=DaemonIdentity(**identity) if identity is not None else None, **found)
+        return convert(found, Record)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -7,11 +7,11 @@ for a percentage, ``3G`` for a memory limit. Not yet tested on a real GPU (docs/
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from partage.errors import DaemonError
 from partage.model.mps import ConnectedClient, MpsServer, ServerStatus
 from partage.units import GIB, KIB, MIB
+from partage.values import Frozen
 
 _MEMORY = re.compile(r"(0x[0-9a-f]+|\d+)\s*(?:([KMG])(?:i?B)?|B|bytes)?", re.ASCII | re.IGNORECASE)
 _UNITS = {"": 1, "K": KIB, "M": MIB, "G": GIB}
@@ -51,8 +51,7 @@ def parse_percent(command: str, reply: str) -> float:
     return float(text)
 
 
-@dataclass(frozen=True, slots=True)
-class Amount:
+class Amount(Frozen):
     """An amount of memory as the daemon prints it: whole units, rounded down.
 
     A daemon printed ``3G`` for a limit that was set in M, on a GPU where a quarter is 3.7 GiB.
@@ -106,8 +105,7 @@ def parse_ps(reply: str) -> dict[int, tuple[ConnectedClient, ...]] | None:
 # --- version 3: rows of ``--format=csv,noheader`` ------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NamespaceRow:
+class NamespaceRow(Frozen):
     """A row of ``namespace list``. memory, threads: as printed; empty for none."""
 
     name: str

@@ -17,13 +17,13 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
 from partage.edges.mps import launch
 from partage.edges.mps.paths import DaemonPaths
 from partage.errors import DaemonError, Unsupported
+from partage.values import Frozen
 
 _SYSTEMD_RUN = "systemd-run"
 _CGROUP = "partage-mps"
@@ -31,8 +31,7 @@ _TAIL_BYTES = 16384
 _CHATTER = ("Accepting connection...", "User did not send valid credentials")
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonHost:
+class DaemonHost(Frozen):
     """The node around the daemons. The directories are parameters, so that tests can use their own.
 
     run: ``/run``, with the sockets of systemd and D-Bus. path: where systemd-run is looked for.

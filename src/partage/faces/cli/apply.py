@@ -7,15 +7,16 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
 from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.errors import DaemonError, InputError, Problem
 from partage.faces.cli import common
+from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.agent.reconciler.executor import StepStatus
@@ -36,8 +37,7 @@ AGAIN_S = 2.0
 """Between two looks at holders that were asked to go: the kubelet limits how often it is asked."""
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(Frozen):
     """What was said on the command line. state_dir: None: there is nothing to remember."""
 
     machine: str | None
@@ -136,8 +136,7 @@ def command(
     return _answer(applied, goal, kept.unfinished, output)
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(Frozen):
     """What the node has to become. policy: None with ``--undo``. digest: of the policy's text."""
 
     resolve: Resolve
@@ -145,8 +144,7 @@ class Goal:
     digest: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(Frozen):
     """What outlives the process: nothing of it on a simulated node.
 
     journal: None where nothing is written. unfinished: what the last run left undone. directory, saved: the
@@ -328,8 +326,7 @@ async def _write(hardware: Hardware, path: str) -> None:
     common.write_file(path, text)
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Frozen):
     """``--drain``: a command that is told the holders, and then some time to see whether they went."""
 
     line: str

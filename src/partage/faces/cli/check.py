@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -12,6 +11,7 @@ import click
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.cli import common
 from partage.faces.manifest import CheckedProblem
+from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.faces.manifest import Resources
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
-@dataclass(frozen=True, slots=True)
-class CheckContext:
+class CheckContext(Frozen):
     """What files are checked against. inventory, offered: None where nothing was given."""
 
     config: str | None

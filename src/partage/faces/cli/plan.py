@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partage.errors import Problem
 from partage.faces.cli import common
+from partage.values import Frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from partage.plan.reconcile.node_plan import NodePlan
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyOnNode:
+class PolicyOnNode(Frozen):
     """A policy, thought through to the end on one node.
 
     offer: once everything is done. plan: what has to be done for that. report: of the agent that runs there,

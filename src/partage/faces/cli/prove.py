@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ import click
 
 from partage import __version__
 from partage.faces.cli import common, lab
+from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.agent.reconciler.one_shot import NodeAccess
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _OTHERWISE = "--engine cuda needs none; --machine 1xh100-sxm5-80gb tries MPS on a simulated control daemon"
 
 
-@dataclass(frozen=True, slots=True)
-class ProveOptions:
+class ProveOptions(Frozen):
     """What was said on the command line. loaded: None: no policy was named."""
 
     loaded: LoadedPolicy | None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from partage.faces.cli import common
+from partage.values import Frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from partage.model.share import NodeOffer
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(Frozen):
     """What there is to show. report: of the agent whose offer this is, None: a policy would offer it."""
 
     inventory: Inventory

@@ -9,7 +9,6 @@ import importlib.util
 import io
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from partage.errors import Unsatisfiable
@@ -19,6 +18,7 @@ from partage.lab.bench.model import BenchCell, BenchReport, Experiment
 from partage.lab.bench.summary import Spread, digits, latency_ms, ratio, throughput
 from partage.lab.place import TenantMode
 from partage.text import count_of
+from partage.values import Frozen
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,8 +41,7 @@ _COLOURS = {
 """Of the bar, and of the paler one behind it; those of the picture of a node where they mean the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(Frozen):
     """spread: the full bar. behind: a paler, higher one behind it."""
 
     mode: TenantMode
@@ -54,8 +53,7 @@ class Bar:
         return max(self.spread.high, self.behind.high if self.behind else 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Panel:
+class Panel(Frozen):
     """groups: what stands below the axis, and the bars above it. line: a value drawn across, or 0."""
 
     title: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from partage.faces.render.slices import Slices, slices_of
 from partage.faces.words import guarantee_words, product_word, way
@@ -14,18 +13,17 @@ from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
 from partage.plan.offer.select import GeometryOf
 from partage.text import count_of
 from partage.units import format_bytes
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Frozen):
     """One share. holder: who holds it, None where it is free. weight: its part of the block."""
 
     holder: str | None
     weight: int
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Frozen):
     """One device of a GPU, or a gap between MIG devices (no cells, no label).
 
     label: the MIG profile, empty for a whole GPU. weight: memory slices, 1 for a whole GPU.
@@ -38,8 +36,7 @@ class Block:
     planned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
+class Card(Frozen):
     """One GPU, ready to be drawn.
 
     trouble: what is wrong with it, empty where nothing is. slices: of a GPU under MIG, None of any other.

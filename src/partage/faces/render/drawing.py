@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.faces.render.cards import Block, Card, Cell
 from partage.faces.render.slices import ComputeSlice, Slices, SliceUse
 from partage.faces.words import abridge, shorten
 from partage.model.policy import Strategy
+from partage.values import Frozen
 
 _MARGIN, _CARD, _GAP = 20, 560, 16
 _LEFT, _BAR = 78, 468
@@ -35,8 +37,7 @@ _COLOURS = {
 _NO_COLOURS = (DIM, UNCUT)
 
 
-@dataclass(frozen=True, slots=True)
-class Box:
+class Box(Frozen):
     """A rectangle. stroke: colour of its edge, empty for none. dashed: not there yet. crossed: of no use."""
 
     x: float
@@ -49,8 +50,7 @@ class Box:
     crossed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Frozen):
     """A line of text. x: its left end, or its right end where ``at_end``. y: the foot of its letters."""
 
     x: float
@@ -65,8 +65,7 @@ class Label:
 Shape = Box | Label
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
+class Drawing(Frozen):
     """Shapes, the later ones over the earlier ones."""
 
     width: int

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from rich.table import Table
 
@@ -13,12 +12,12 @@ from partage.faces.words import product_word
 from partage.model.layout import LayoutItem
 from partage.plan.packing.pack import PackedGpu, Packing
 from partage.text import numbers
+from partage.values import Frozen
 
 MOST_ROWS = 24
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
+class _Kind(Frozen):
     product: str
     layout: str
     serves: str

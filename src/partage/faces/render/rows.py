@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from partage.faces.reported import HeldShare
@@ -14,10 +13,10 @@ from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, res
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.text import listed, numbers
 from partage.units import format_bytes
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class OfferLine:
+class OfferLine(Frozen):
     """Shares of one resource that are alike. name: empty from a resource's second line on."""
 
     name: str
@@ -28,8 +27,7 @@ class OfferLine:
     guarantee: Guarantee
 
 
-@dataclass(frozen=True, slots=True)
-class GpuLine:
+class GpuLine(Frozen):
     """One GPU of the node, in words."""
 
     index: str
@@ -42,8 +40,7 @@ class GpuLine:
     healthy: bool
 
 
-@dataclass(frozen=True, slots=True)
-class HolderLine:
+class HolderLine(Frozen):
     """One held share, in words."""
 
     gpu: str

@@ -7,7 +7,6 @@ their GPU instance are: an H100 has 8 memory slices and 7 compute slices, so the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.model.geometry import Geometry
@@ -15,6 +14,7 @@ from partage.model.gpu import Gpu
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, GpuOffer
+from partage.values import Frozen
 
 _USUAL_MEMORY_SLICES = 8
 """Of a model that the catalogue does not know: most have as many."""
@@ -33,8 +33,7 @@ class SliceUse(StrEnum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(Frozen):
     """One GPU instance, living or planned.
 
     offerings: its MIG devices as they are offered; empty where nothing of it is. label: their profiles.
@@ -52,8 +51,7 @@ class Instance:
         return any(offering.planned for offering in self.offerings)
 
 
-@dataclass(frozen=True, slots=True)
-class ComputeSlice:
+class ComputeSlice(Frozen):
     """One compute slice, or a gap in their row. width: in memory slices. instance: whose it is, or None."""
 
     width: int
@@ -61,8 +59,7 @@ class ComputeSlice:
     instance: Instance | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Slices:
+class Slices(Frozen):
     """One GPU under MIG. memory, compute: slices that it has; compute 0: not known."""
 
     memory: int

@@ -7,8 +7,9 @@ import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from msgspec import Struct, field
 
 from partage.lab.bench.model import Repeat, TenantSample
 from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, TenantProcess, begin_tenant
@@ -24,8 +25,7 @@ _IDLE = TenantFailure("error", "it did not compute, because another process had 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class TenantGroup:
+class TenantGroup(Struct):
     """tenants: by number; a failure in place of one that could not be started, or has failed since.
 
     facts: what the first tenant says of itself.

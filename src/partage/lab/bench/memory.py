@@ -7,7 +7,8 @@ because a process that ran out of memory once may behave differently afterwards.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.errors import DaemonError, Unsupported
 from partage.lab.bench.model import BenchSettings, MemoryTry
@@ -15,12 +16,12 @@ from partage.lab.daemon import MpsDaemon
 from partage.lab.place import TenantMode, TenantPlace
 from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, begin_tenant
 from partage.units import MIB
+from partage.values import Frozen
 
 THIRDS = (2.5, 3.0)
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryLimit:
+class MemoryLimit(Frozen):
     """What a tenant may have. source: a sentence. client: its own limit variable under MPS, or empty."""
 
     bytes: int

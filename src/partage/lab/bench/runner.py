@@ -6,8 +6,8 @@ import asyncio
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.errors import HardwareError
@@ -24,8 +24,7 @@ _MOST_ROUNDS = 10**8
 _VERSIONS = ("python", "torch", "cuda")
 
 
-@dataclass(slots=True)
-class BenchRunner:
+class BenchRunner(Struct):
     """One run. say: told what is done. facts: what the last tenant of each mode said of itself."""
 
     settings: BenchSettings

@@ -7,10 +7,10 @@ becomes warm does so for every mode. Within a session the cells take turns, repe
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from partage.lab.bench.model import BenchSettings, CellKey, Experiment
 from partage.lab.place import TenantMode, TenantPlace
+from partage.values import Frozen
 
 PLAIN = (TenantMode.ALONE, TenantMode.SEQUENTIAL, TenantMode.TIME_SLICING, TenantMode.PARALLEL)
 """Modes that the same processes can be measured in: their environment is the same."""
@@ -18,8 +18,7 @@ PLAIN = (TenantMode.ALONE, TenantMode.SEQUENTIAL, TenantMode.TIME_SLICING, Tenan
 _PI = (Experiment.SMALL, Experiment.SATURATING)
 
 
-@dataclass(frozen=True, slots=True)
-class BenchSession:
+class BenchSession(Frozen):
     """Processes that live together for some cells. number: of the pass; repeats: of each cell in it."""
 
     number: int

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
 
 from partage.lab.prove.model import AttackOutcome
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.model.share import Guarantee
+from partage.values import Frozen
 
 Act = Callable[[ExperimentStage], Awaitable[AttackOutcome]]
 
 
-@dataclass(frozen=True, slots=True)
-class Attack:
+class Attack(Frozen):
     """One way to break one promise.
 
     name: as reports call it. strategy: which shares make the promise. guarantee: what such a share states

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.lab.document import LabReport, LabValue
 from partage.model.share import Guarantee
+from partage.values import Frozen
 
 
 class ProofVerdict(StrEnum):
@@ -36,8 +36,7 @@ class Evidence(StrEnum):
     DOCUMENTED = "documented"
 
 
-@dataclass(frozen=True, slots=True)
-class AttackOutcome:
+class AttackOutcome(Frozen):
     """What an attack found. seen: a sentence; under not-tried, the reason."""
 
     verdict: ProofVerdict

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import DaemonError, Unsupported

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from partage.lab.place import TenantPlace
@@ -13,10 +12,10 @@ from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.units import MIB
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class PromisedShare:
+class PromisedShare(Frozen):
     """A share that is promised, as an attack needs to know it.
 
     device_bytes: memory of the whole GPU or MIG device.

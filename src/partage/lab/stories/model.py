@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import field
 
 from partage.sim.kubelet.pod import Pod
 from partage.sim.node.faults import Fault
 from partage.sim.node.machine import Machine
+from partage.values import Frozen
 
 DEFAULT_NAMESPACE = "default"
 DEFAULT_WITHIN_S = 5.0
@@ -24,8 +26,7 @@ def short_key(key: str) -> str:
     return key.removeprefix(f"{DEFAULT_NAMESPACE}/")
 
 
-@dataclass(frozen=True, slots=True)
-class PolicyText:
+class PolicyText(Frozen):
     """A policy as the agent finds it: the content of a file, or of the story. name: for messages."""
 
     name: str
@@ -35,62 +36,53 @@ class PolicyText:
 # --- steps -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Say:
+class Say(Frozen):
     """A remark to the reader."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RunPods:
+class RunPods(Frozen):
     """These pods come. refused: they have to be turned away, with this text in the reason."""
 
     pods: tuple[Pod, ...]
     refused: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class EndPods:
+class EndPods(Frozen):
     """The pods that match end. pattern: ``train-*``, in namespace ``default`` where none is given."""
 
     pattern: str
 
 
-@dataclass(frozen=True, slots=True)
-class ChangePolicy:
+class ChangePolicy(Frozen):
     """The policy file is replaced."""
 
     policy: PolicyText
 
 
-@dataclass(frozen=True, slots=True)
-class RestartKubelet:
+class RestartKubelet(Frozen):
     """The kubelet stops and starts again; its device plugins have to register anew."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestartAgent:
+class RestartAgent(Frozen):
     """The agent stops, away from its pods, and starts again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
+class Later(Frozen):
     """Time passes: the clocks of agent and kubelet jump."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class FaultStep:
+class FaultStep(Frozen):
     """A fault of the node. words: as the story says it."""
 
     fault: Fault
     words: str
 
 
-@dataclass(frozen=True, slots=True)
-class Expect:
+class Expect(Frozen):
     """All of this has to be true within ``within_s``. Patterns may hold ``*``.
 
     allocatable, capacity: resource to count; 0 also stands for a name the kubelet does not know.
@@ -117,8 +109,7 @@ StoryStep = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Story:
+class Story(Frozen):
     """A story, ready to be played. policy None: every GPU exclusive."""
 
     file: Path

@@ -7,10 +7,11 @@ import os
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import assert_never
+
+from msgspec.structs import replace
 
 from partage.edges.files.policy import parse_policy
 from partage.errors import Problem
@@ -35,10 +36,10 @@ from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
 from partage.lab.stories.stage import StoryStage
 from partage.model.gpu import Inventory
 from partage.sim.kubelet.pod import PodPhase, PodStatus
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class StoryScene:
+class StoryScene(Frozen):
     """One thing that happened, for a reader.
 
     at_s: since the story began. verb: ``ready``, ``say``, ``run``, ``refused``, ``end``, ``policy``,
@@ -52,8 +53,7 @@ class StoryScene:
     details: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class StoryEnding:
+class StoryEnding(Frozen):
     """How the node stands when the story is over.
 
     run_dir: the agent's, with which host paths begin. contradictions: breaches of the kubelet's protocol.
@@ -99,20 +99,17 @@ def _short_folder() -> str | None:
     return short if len(tempfile.gettempdir()) > len(short) and os.access(short, os.W_OK) else None
 
 
-@dataclass(slots=True)
 class StoryPlayer:
     """Carries out the steps of one story."""
 
-    story: Story
-    folder: Path
-    seed: int
-    on_scene: Callable[[StoryScene], None]
-    stage: StoryStage = field(init=False)
-    scenes: list[StoryScene] = field(default_factory=list)
-    policy_name: str = ""
-    _began_s: float = field(default_factory=time.monotonic)
-
-    def __post_init__(self) -> None:
+    def __init__(self, story: Story, folder: Path, seed: int, on_scene: Callable[[StoryScene], None]) -> None:
+        self.story = story
+        self.folder = folder
+        self.seed = seed
+        self.on_scene = on_scene
+        self.scenes: list[StoryScene] = []
+        self.policy_name: str = ""
+        self._began_s: float = time.monotonic()
         self.stage = StoryStage(self.story, self.folder, self.seed, self._report_late_pod)
         self.policy_name = self.story.policy.name if self.story.policy else ""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -31,6 +30,7 @@ from partage.model.ids import parse_resource_name
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import Machine
+from partage.values import Frozen
 
 T = TypeVar("T")
 D = TypeVar("D")
@@ -97,8 +97,7 @@ def _read_bytes(path: Path, name: str) -> bytes:
         raise InputError([Problem(name, "", "error", f"cannot be read: {error.strerror}")]) from error
 
 
-@dataclass(frozen=True, slots=True)
-class StoryReader:
+class StoryReader(Frozen):
     """Reads the parts of a story; problems are noted. folder: of the story, for names of files."""
 
     folder: Path

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from partage.lab.stories.model import Expect
 from partage.plan.report import Report
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class NodeSnapshot:
+class NodeSnapshot(Frozen):
     """The node at one moment, as the kubelet and the agent say. report: None before the agent's first."""
 
     capacity: Mapping[str, int]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from partage.agent import compose
@@ -48,30 +47,24 @@ class StoryClock:
         self._ahead_s += seconds
 
 
-@dataclass(slots=True)
 class StoryStage:
     """Agent, node and kubelet of one story.
 
     waiting: pods that found no room, oldest first. scheduled: called when one of them is admitted.
     """
 
-    story: Story
-    folder: Path
-    seed: int
-    scheduled: Callable[[PodStatus], None]
-    hardware: SimulatedHardware = field(init=False)
-    kubelet: EmbeddedKubelet = field(init=False)
-    settings: AgentOptions = field(init=False)
-    board: AgentStatus = field(init=False)
-    clock: StoryClock = field(default_factory=StoryClock)
-    waiting: dict[str, PodStatus] = field(default_factory=dict)
-    _stop: asyncio.Event = field(default_factory=asyncio.Event)
-    _agent: asyncio.Task[None] | None = None
-
-    def __post_init__(self) -> None:
+    def __init__(self, story: Story, folder: Path, seed: int, scheduled: Callable[[PodStatus], None]) -> None:
+        self.story = story
+        self.folder = folder
+        self.seed = seed
+        self.scheduled = scheduled
+        self.clock: StoryClock = StoryClock()
+        self.waiting: dict[str, PodStatus] = {}
+        self._stop: asyncio.Event = asyncio.Event()
+        self._agent: asyncio.Task[None] | None = None
         kubelet_dir, pod_resources = self.folder / "device-plugins", self.folder / "pod-resources"
-        for folder in (kubelet_dir, pod_resources):
-            folder.mkdir()
+        for directory in (kubelet_dir, pod_resources):
+            directory.mkdir()
         changes = any(isinstance(step, ChangePolicy) for step in self.story.steps)
         needs_file = self.story.policy is not None or changes
         self.settings = AgentOptions(

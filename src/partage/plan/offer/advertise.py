@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Final, assert_never
+
+from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from partage.errors import Problem
 from partage.model.gpu import Gpu, Inventory, MigDevice, NoDriver
@@ -28,6 +29,7 @@ from partage.plan.offer.findings import Findings, name_gpus
 from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
 from partage.plan.offer.presented import PlannedDevice, Presented, present
 from partage.plan.offer.select import GeometryOf, glob_matches, select
+from partage.values import Frozen
 
 __all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign"]
 
@@ -35,8 +37,7 @@ _GPU = ResourceName(f"{VENDOR}/gpu")
 _SUFFIX = ".shared"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Frozen):
     """One device that is offered. mig: None for a whole GPU.
 
     resource: the final name. strategy: of the GPU. single: at most one share per container.
@@ -54,8 +55,7 @@ class Target:
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(Frozen):
     """The policy, applied to one inventory.
 
     targets: ordered by GPU index, then MIG index or placement.

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from partage.model.gpu import Inventory
 from partage.model.policy import DeviceListStrategy, Policy, Strategy
 from partage.model.share import NodeOffer
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Caveat:
+class Caveat(Frozen):
     """A sentence. certain: False if it could not be checked."""
 
     sentence: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.ids import ResourceName
@@ -19,10 +18,10 @@ from partage.model.policy import (
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.presented import PlannedDevice
 from partage.plan.offer.select import all_indexes
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimableDevice:
+class ClaimableDevice(Frozen):
     """One device of a GPU, and its resource name if it is not renamed. position: on its GPU."""
 
     gpu: Gpu

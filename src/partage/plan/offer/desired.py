@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import field
+from msgspec.structs import replace
 
 from partage.errors import Problem
 from partage.model.gpu import Inventory
@@ -12,10 +14,10 @@ from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.offer.advertise import advertise, advertise_existing
 from partage.plan.offer.assign import GeometryOf, assign
 from partage.plan.offer.settings import GpuSettings, PlannedDaemon, planned_daemons, settings_of
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class DesiredState:
+class DesiredState(Frozen):
     """What ``policy`` wants of ``inventory``. All mappings are by GPU UUID.
 
     offer: what is offered once everything is done; MIG devices that have still to be made are ``planned``.

@@ -9,7 +9,8 @@ changes: offers and holds stay (docs/adr/0054).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
+
+from msgspec.structs import replace
 
 from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ResourceName, parse_resource_name
@@ -12,6 +13,7 @@ from partage.model.mps import SERVER, MpsNamespace
 from partage.model.policy import Mps, Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.units import MIB, format_bytes
+from partage.values import Frozen
 
 _VOLTA = (7, 0)
 _MORE_CLIENTS_SINCE = 590
@@ -24,16 +26,14 @@ Source: NVIDIA's MPS guide, release 615.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ClientCap:
+class ClientCap(Frozen):
     """The maximum number of clients of one GPU's MPS server, and the reason."""
 
     clients: int
     why: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Portion:
+class Portion(Frozen, order=True):
     """What one client may use. name: as in the policy; None: the resource of the GPU."""
 
     name: str | None
@@ -41,8 +41,7 @@ class Portion:
     threads_percent: int
 
 
-@dataclass(frozen=True, slots=True)
-class Portions:
+class Portions(Frozen):
     """What each client may use, in the order of the policy.
 
     apart: different portions have namespaces with limits of their own (MPS v3).
@@ -112,8 +111,7 @@ class Portions:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TooMuch:
+class TooMuch(Frozen):
     """Why the clients do not fit on one GPU."""
 
     message: str

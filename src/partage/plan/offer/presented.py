@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice
@@ -13,10 +14,10 @@ from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
 from partage.units import GIB, MIB
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedDevice:
+class PlannedDevice(Frozen):
     """A MIG device that a layout asks for and that does not exist yet.
 
     spec, placement: of its GPU instance. siblings: MIG devices that the GPU instance will have, this one too.
@@ -28,8 +29,7 @@ class PlannedDevice:
     siblings: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Presented:
+class Presented(Frozen):
     """The devices that one GPU can offer. None among them: the whole GPU.
 
     mig: the GPU is a MIG GPU, even where it has no device. pending: what has still to be done, or empty.
@@ -44,8 +44,7 @@ class Presented:
     existing: tuple[MigDevice, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceMemory:
+class DeviceMemory(Frozen):
     """Memory of one device. alone: no other device lives in the same GPU instance."""
 
     memory_bytes: int

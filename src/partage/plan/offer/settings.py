@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.model.gpu import MigDevice
 from partage.model.mps import ClientLimits, DaemonSpec
@@ -12,10 +13,10 @@ from partage.model.policy import Interval, Mps, TimeSlicing
 from partage.plan.offer.assign import Target
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions
 from partage.plan.offer.presented import PlannedDevice, device_memory
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class GpuSettings:
+class GpuSettings(Frozen):
     """What one GPU has to be set to.
 
     daemons: one for the GPU, or one for each of its MIG devices. exclusive_process: the compute mode.
@@ -30,8 +31,7 @@ class GpuSettings:
 NO_SETTINGS = GpuSettings()
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedDaemon:
+class PlannedDaemon(Frozen):
     """The MPS daemon of a MIG device that has still to be made. placement: of its GPU instance."""
 
     profile: str

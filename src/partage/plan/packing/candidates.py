@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, Inventory, MigDevice, RecoveryAction
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import GpuUse, UseKind
+from partage.values import Frozen
 
 State = tuple[Geometry, bool, tuple[tuple[MigProfile, int, tuple[tuple[MigProfile, bool], ...]], ...]]
 """Everything about a candidate that matters: equal states can have equal layouts at equal cost."""
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateDevice:
+class CandidateDevice(Frozen):
     """An existing MIG device. held: in use, or possibly in use: it stays and serves nothing else."""
 
     profile: MigProfile
@@ -24,8 +23,7 @@ class CandidateDevice:
     held: bool
 
 
-@dataclass(frozen=True, slots=True)
-class CandidateInstance:
+class CandidateInstance(Frozen):
     """An existing GPU instance with its MIG devices; () if it has no compute instances."""
 
     spec: ProfileSpec
@@ -43,8 +41,7 @@ class CandidateInstance:
         return Placement(self.start, self.spec.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Frozen):
     """A GPU whose layout can be changed. machine: name of its node; None: this node."""
 
     machine: str | None
@@ -66,8 +63,7 @@ class Candidate:
         return self.geometry, self.gpu.mig_enabled, live
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(Frozen):
     """A GPU whose layout cannot be changed now. reason: a sentence without its subject."""
 
     machine: str | None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import product
 from operator import add, le
 
@@ -17,13 +16,13 @@ from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import Candidate, CandidateDevice, CandidateInstance
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.openings import Quota, Seating, openings
+from partage.values import Frozen
 
 Served = tuple[int, ...]
 """Number of each demanded profile, in the order of the demand."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceUse:
+class InstanceUse(Frozen):
     """What happens to one GPU instance.
 
     instance: position of the live one; None for a new one of ``spec`` at ``start``. serving, destroyed:
@@ -39,8 +38,7 @@ class InstanceUse:
     gone: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Frozen):
     """One way to use a GPU. Only instances that serve or change are in ``uses``.
 
     disturbed: destroyed live devices; an instance without devices counts as one. created: new devices.

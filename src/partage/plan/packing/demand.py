@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from partage.errors import InputError, Problem
 from partage.model.layout import compute_choices
 from partage.model.profile import MigProfile
+from partage.values import Frozen
 
 _MOST_PROFILES = 32
 _MOST_DIGITS = 7
@@ -15,8 +15,7 @@ _OPTION = "--demand"
 _EXAMPLE = "write it like 3g.40gb=2,1g.10gb=9"
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Frozen):
     """How many MIG devices of which profiles; each profile once, with at least one device."""
 
     wanted: tuple[tuple[MigProfile, int], ...]

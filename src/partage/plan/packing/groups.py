@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from partage.plan.packing.candidates import Candidate, State
 from partage.plan.packing.choices import ChoiceFinder, Choices, Served
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.integer_program import Column, IntegerProgram, Prices
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class CapableGpu:
+class CapableGpu(Frozen):
     """A candidate, and everything that it can do for the demand."""
 
     candidate: Candidate

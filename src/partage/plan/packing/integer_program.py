@@ -15,12 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import mul
 from typing import Any
 
+from msgspec.structs import replace
+
 from partage.errors import InputError
+from partage.values import Frozen
 
 _OPTIMAL, _INFEASIBLE = 0, 2
 _SLACK = 1e-6
@@ -31,8 +33,7 @@ _TARGETS = 2
 """How many numbers of GPUs are tried by price before the whole program is searched."""
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Frozen):
     """One choice of one group. served: of each demanded profile. costs: for each objective; the first one
     is 1 GPU.
     """
@@ -46,8 +47,7 @@ Taken = tuple[tuple[Column, int], ...]
 """Choices, and how many GPUs take each."""
 
 
-@dataclass(frozen=True, slots=True)
-class IntegerProgram:
+class IntegerProgram(Frozen):
     """sizes: GPUs in each group. demand: of each profile. exact: exactly the demand must be served."""
 
     sizes: tuple[int, ...]
@@ -56,8 +56,7 @@ class IntegerProgram:
     exact: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Prices:
+class Prices(Frozen):
     """The price of a device of each demanded profile, and a bound that can be checked by arithmetic.
 
     whole: the price of one GPU (prices are whole numbers). excess: by how much the best choice of each
@@ -89,8 +88,7 @@ class Prices:
         return least <= gpus * self.whole
 
 
-@dataclass(frozen=True, slots=True)
-class _Relaxed:
+class _Relaxed(Frozen):
     """A solution of the linear relaxation. least: its objective. duals: cost of one more of each profile.
 
     start: its integer part, which usually lacks not much more than one GPU for each profile.
@@ -101,8 +99,7 @@ class _Relaxed:
     start: Taken
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Frozen):
     """A solution. taken: choices, and how many GPUs take them. bounds: for each objective the proven minimum,
     given the values of the objectives before it. prices: the proof for the first one, if they reach it.
     """
@@ -112,8 +109,7 @@ class Packed:
     prices: Prices
 
 
-@dataclass(frozen=True, slots=True)
-class _Solved:
+class _Solved(Frozen):
     taken: Taken
     bound: int
 

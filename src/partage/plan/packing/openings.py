@@ -6,13 +6,13 @@ Everything is enumerated: a GPU has at most a few thousand layouts, and GPUs of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cache, lru_cache
 from operator import le, sub
 
 from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
 from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import CandidateInstance
+from partage.values import Frozen
 
 Amounts = tuple[int, ...]
 """Amounts of everything that is limited on a GPU: compute slices, instances, engines, and each profile."""
@@ -21,8 +21,7 @@ Quota = tuple[tuple[MigProfile, int], ...]
 """How many new GPU instances of which profile can be useful."""
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(Frozen):
     """A GPU instance that could be created."""
 
     spec: ProfileSpec
@@ -31,8 +30,7 @@ class Seat:
     needs: Amounts
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Seating:
+class Seating(Frozen, eq=False):
     """GPU instances that could be opened together, the largest first. needs, mask: of all of them.
 
     Equal only to itself, and made once: GPUs of one model share their seatings.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from partage.model.layout import LayoutItem
@@ -47,22 +46,21 @@ from partage.plan.packing.integer_program import (
     need_solver,
     value,
 )
+from partage.values import Frozen
 
 _GPUS, _DISTURBED = 0, 1
 _COVERED = 3
 """Number of objectives for which serving too much is allowed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Disturbed:
+class Disturbed(Frozen):
     """A destroyed MIG device. uuid: None for a GPU instance without MIG devices."""
 
     item: LayoutItem
     uuid: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class PackedGpu:
+class PackedGpu(Frozen):
     """What one GPU does for the demand. layout: all its MIG devices in the end, with starts.
 
     serves: those of ``layout`` that serve the demand. reused: those of them that exist already.
@@ -75,8 +73,7 @@ class PackedGpu:
     disturbed: tuple[Disturbed, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PriceProof:
+class PriceProof(Frozen):
     """Why fewer GPUs are not enough. At these prices, in GPUs, no available GPU is worth more than one,
     except for ``spared`` in total. The demand is worth ``worth``, so at least ``worth - spared`` GPUs
     are needed.
@@ -87,8 +84,7 @@ class PriceProof:
     spared: Fraction
 
 
-@dataclass(frozen=True, slots=True)
-class Packing:
+class Packing(Frozen):
     """The result. bound: fewer GPUs cannot serve the demand. disturbed_bound: with as few GPUs, fewer
     instances cannot be destroyed. proof: of ``bound``; None if only the solver's search proves it.
     """

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from partage.values import Frozen
 
 LONGEST_PAUSE_S = 60.0
 """Between two attempts; each pause is twice the one before."""
 
 
-@dataclass(frozen=True, slots=True)
-class FailedAttempt:
+class FailedAttempt(Frozen):
     """The last attempt to change a GPU failed.
 
     reason: why, a sentence. tries: how often in a row. again_s: when it is tried again, by the agent's clock.

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from partage.model.gpu import Gpu
 from partage.model.layout import MisfitKind
@@ -14,6 +15,7 @@ from partage.model.policy import DesiredMig
 from partage.model.step import GpuUse, SetMigMode, UseKind
 from partage.plan.reconcile.live_instances import LiveInstance
 from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance
+from partage.values import Frozen
 
 
 class BlockKind(StrEnum):
@@ -26,8 +28,7 @@ class BlockKind(StrEnum):
     SHARED = "shared-reset"
 
 
-@dataclass(frozen=True, slots=True)
-class Blocker:
+class Blocker(Frozen):
     """Something in use that the way leads over.
 
     gpu: its UUID. devices: UUIDs of MIG devices; empty where it is the GPU as a whole. profile, placement:
@@ -43,8 +44,7 @@ class Blocker:
     placement: Placement | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(Frozen):
     """No steps for this GPU. reason: one sentence for the operator. misfit: for DOES_NOT_FIT.
 
     kept: UUIDs of MIG devices that go on living once those that are in the way are gone; for HELD.

@@ -9,19 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice, product
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, place
 from partage.model.profile import MigProfile
+from partage.values import Frozen
 
 _MOST = 200
 """Bundlings looked at. More than any GPU has: six 1c in two 3g are 4, six in three 2g are 1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
+class Bundle(Frozen):
     """A GPU instance to be.
 
     computes: slices of its compute instances, descending. start: its first memory slice where it is fixed.

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.model.gpu import ComputeMode, Gpu, MigMode
 from partage.model.mps import DaemonState
@@ -43,10 +44,10 @@ from partage.plan.reconcile.settings_steps import (
     unusable,
 )
 from partage.plan.reconcile.transition import GpuServing
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class GpuDraft:
+class GpuDraft(Frozen):
     """One GPU.
 
     offer: what may be offered until its steps are done. reason: why it is not settled, empty where it is.
@@ -64,8 +65,7 @@ class GpuDraft:
     blocked: Blocked | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodeDraft:
+class NodeDraft(Frozen):
     """The whole node. unusable: devices whose shares cannot be used at this moment, and why."""
 
     gpus: Mapping[str, GpuDraft]

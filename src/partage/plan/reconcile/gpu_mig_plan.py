@@ -8,7 +8,6 @@ compute instance right after its GPU instance. Planned again after any step, the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu
@@ -40,10 +39,10 @@ from partage.plan.reconcile.bundles import Bundle
 from partage.plan.reconcile.live_instances import LiveInstance, live_instances
 from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, seating
 from partage.plan.reconcile.resets import needs_reset
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMigPlan:
+class GpuMigPlan(Frozen):
     """The way for one GPU.
 
     steps: empty where all is as wanted. kept, gone: UUIDs of MIG devices that go on living, and that do not.
@@ -57,8 +56,7 @@ class GpuMigPlan:
     layout: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuMigWork:
+class GpuMigWork(Frozen):
     """The steps of one GPU by phase, so that several GPUs can share a reset. reset: it needs one."""
 
     gpu: Gpu

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import field
+from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, Inventory, LostGpu, NoDriver
+from partage.values import Frozen
 
 GONE = "the driver no longer lists it"
 
 
-@dataclass(frozen=True, slots=True)
-class KnownNode:
+class KnownNode(Frozen):
     """What the agent takes the node for.
 
     inventory: observed, with remembered GPUs in place of lost ones.

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 
 from partage.errors import InsufficientResources, PartageError
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import CreateCompute, GpuUse, Step, UseKind
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class LiveCompute:
+class LiveCompute(Frozen):
     """A compute instance that exists, and who uses it."""
 
     ci_id: int
@@ -23,8 +22,7 @@ class LiveCompute:
     users: tuple[GpuUse, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LiveInstance:
+class LiveInstance(Frozen):
     """A GPU instance that exists.
 
     users: of the GPU instance where it has no compute instance. renew: it is not to be reused.

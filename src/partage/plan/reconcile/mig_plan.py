@@ -8,7 +8,6 @@ afterwards; one that nobody has a wish for goes along only while it has nothing 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
@@ -17,12 +16,12 @@ from partage.model.step import GpuUse, Transaction, gpus_of
 from partage.plan.reconcile.blocked import Blocked, BlockKind, held, reset_blockers
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigWork, in_order, work_of
 from partage.plan.reconcile.resets import needs_reset, reset_sets
+from partage.values import Frozen
 
 NOTHING: Mapping[str, Collection[int]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class MigPlan:
+class MigPlan(Frozen):
     """The steps under MIG for a node.
 
     transactions: what has to be done, by the lowest index. planned: one for each GPU whose layout can be
@@ -66,8 +65,7 @@ def plan_mig(
     return _plan(outcome, together, reboot=False if inventory.virtual is False else None)
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(Frozen):
     """What is known of the node."""
 
     inventory: Inventory

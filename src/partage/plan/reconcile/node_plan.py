@@ -7,8 +7,9 @@ phase it is, which steps remain, what may be offered meanwhile, and why it waits
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import field
 
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
@@ -21,6 +22,7 @@ from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import Entry, Held
+from partage.values import Frozen
 
 
 class Phase(StrEnum):
@@ -48,8 +50,7 @@ class Phase(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Frozen):
     """The node as it was observed.
 
     daemons: MPS daemons of ours; None: not asked yet. slices: lengths of time slices, of GPUs that say.
@@ -64,8 +65,7 @@ class Observed:
     uses: tuple[GpuUse, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(Frozen):
     """All that the planner looks at beside the policy. All mappings are by GPU UUID.
 
     now_s: on the clock of all other times here. served: what each GPU serves since it was last published.
@@ -85,8 +85,7 @@ class Snapshot:
     in_hand: Mapping[str, Phase] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuPlan:
+class GpuPlan(Frozen):
     """One GPU.
 
     reason: why it is not settled, a sentence; empty where it is. steps: all that remain, in order; those that
@@ -104,8 +103,7 @@ class GpuPlan:
     again_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlan:
+class NodePlan(Frozen):
     """The whole node.
 
     gpus: of every GPU that answers or is remembered, in the order of the inventory. transactions: all that

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from operator import mul
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from partage.model.geometry import Geometry
 from partage.model.layout import LayoutItem, place
@@ -21,10 +22,10 @@ from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.plan.reconcile.bundles import Bundle, bundle, bundlings
 from partage.plan.reconcile.live_instances import LiveCompute, LiveInstance
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedInstance:
+class PlannedInstance(Frozen):
     """A GPU instance of the layout and its place. live: the one that is reused, None: a new one."""
 
     bundle: Bundle
@@ -61,8 +62,7 @@ def _named(one: Bundle, slices: int) -> MigProfile:
     return replace(one.spec.profile, compute_slices=slices)
 
 
-@dataclass(frozen=True, slots=True)
-class PlacedLayout:
+class PlacedLayout(Frozen):
     """A layout with its places, by first memory slice. lost: users of instances that it leaves no place."""
 
     seats: tuple[PlannedInstance, ...]

@@ -7,7 +7,8 @@ agent carry out, compare or print the same ``NodePlan``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from partage.model.gpu import NoDriver
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
@@ -32,8 +33,7 @@ def plan_node(
     return Planner(geometry_of, settle_s).plan(desired, now)
 
 
-@dataclass(slots=True)
-class Planner:
+class Planner(Struct):
     """Plans a node. What it remembers of the last plan saves work, and never changes an answer.
 
     settle_s: how long ids are withdrawn before a GPU changes.
@@ -41,7 +41,7 @@ class Planner:
 
     geometry_of: GeometryOf
     settle_s: float = SETTLE_S
-    _last: tuple[DesiredState, tuple[object, object], NodeDraft] | None = field(default=None, repr=False)
+    _last: tuple[DesiredState, tuple[object, object], NodeDraft] | None = None
 
     def plan(self, desired: DesiredState | None, now: Snapshot) -> NodePlan:
         """What has to be done next, and what each GPU serves meanwhile.

@@ -7,27 +7,27 @@ before, or was changed by others since, is left alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
 from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
+from partage.values import Frozen
 
 _EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 
 
-@dataclass(frozen=True, slots=True)
-class OriginalSettings:
+class OriginalSettings(Frozen):
     """What a GPU was set to before we changed it. None: not changed."""
 
     mode: ComputeMode | None = None
     interval: Interval | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SettingsSteps:
+class SettingsSteps(Frozen):
     """The steps to a setting.
 
     end:  what has to end first: no share of the GPU may be held.

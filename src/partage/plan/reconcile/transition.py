@@ -7,13 +7,15 @@ strategy some may come and go while the others stay as they are: they are isolat
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
+
+from msgspec import Struct, field
 
 from partage.model.ids import ResourceName, ShareId
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
 from partage.plan.serve.ledger import Entry, Held
+from partage.values import Frozen
 
 __all__ = [
     "GpuServing",
@@ -29,8 +31,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuServing:
+class GpuServing(Frozen):
     """What one GPU offers at this moment.
 
     offer: what its held ids belong to, and its free ids too unless draining.
@@ -49,8 +50,7 @@ class GpuServing:
     empty_since_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ListedShare:
+class ListedShare(Frozen):
     """One id that the kubelet shall know.
 
     offering: what it belongs to. None for a foreign hold: somebody holds it, and nobody knows what it was
@@ -67,8 +67,7 @@ class ListedShare:
 _Hold = tuple[ResourceName, str]
 
 
-@dataclass(slots=True)
-class _Load:
+class _Load(Struct):
     """What is held on one GPU. own: with the offering that it belongs to."""
 
     own: list[tuple[_Hold, DeviceOffer]] = field(default_factory=list)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import repeat
 
 from partage.model.allocation import AllocationRefused
@@ -11,12 +10,12 @@ from partage.model.gpu import Link
 from partage.model.policy import AllocationPolicy, Strategy
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.linked import LinkedGpus
+from partage.values import Frozen
 
 _NOT_ENOUGH = "not enough available devices to satisfy allocation"
 
 
-@dataclass(frozen=True, slots=True)
-class _Device:
+class _Device(Frozen):
     """One GPU or MIG device of the resource, and its shares.
 
     ids: of its shares, lowest first. first: number of its first share; the shares of a resource are

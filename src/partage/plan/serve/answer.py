@@ -8,7 +8,8 @@ added.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec.structs import replace
 
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.gpu import Inventory
@@ -16,6 +17,7 @@ from partage.model.ids import ResourceName
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
 from partage.units import MIB
+from partage.values import Frozen
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
@@ -29,8 +31,7 @@ _DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
 _IMEX_CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(Frozen):
     """What one device adds to an answer, prepared in advance. name: as deviceIDStrategy requires."""
 
     offering: DeviceOffer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from partage.model.gpu import Gpu
 from partage.model.health import Health
@@ -12,12 +13,12 @@ from partage.model.ids import ResourceName
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable, listed
 from partage.plan.serve.ledger import Held
+from partage.values import Frozen
 
 _Key = tuple[Mapping[str, GpuServing], int, Mapping[str, bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class KubeletView:
+class KubeletView(Frozen):
     """What the kubelet is told, and what is answered. key: what it was made of.
 
     by_resource: the rows of ListAndWatch. gpu_of: MIG device UUID to GPU UUID. offer: all that can be held.
@@ -34,8 +35,7 @@ class KubeletView:
 EMPTY_VIEW = KubeletView(({}, -1, {}), {}, {}, {})
 
 
-@dataclass(frozen=True, slots=True)
-class ShareHealth:
+class ShareHealth(Frozen):
     """What rows depend on beside what is served.
 
     known: every GPU as it was last seen. health: by GPU UUID. unusable: devices whose shares cannot be used.

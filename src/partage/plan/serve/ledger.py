@@ -12,12 +12,15 @@ The kubelet tells it in four ways (docs/adr/0020):
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 
+from msgspec import field
+from msgspec.structs import replace
+
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName
+from partage.values import Frozen
 
 
 class Degree(StrEnum):
@@ -33,8 +36,7 @@ class Degree(StrEnum):
     PROVEN = "proven"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Holder:
+class Holder(Frozen, order=True):
     """A container. If an id has several, it is ambiguous."""
 
     namespace: str
@@ -42,8 +44,7 @@ class Holder:
     container: str
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Frozen):
     """One held id.
 
     holders: the named containers, ordered; empty if none is named yet, several if the kubelet names
@@ -64,15 +65,13 @@ class Entry:
         return self.holders[0] if len(self.holders) == 1 and self.degree is not Degree.TENTATIVE else None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(Frozen):
     """Ids held now, by resource, for all GPUs."""
 
     ids: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
+class _Past(Frozen):
     """Containers that released an id at since_s or before and are still listed with it.
 
     free: the kubelet reported the id as free and has not allocated it since: every name is out of date.

@@ -10,7 +10,6 @@ process with the server's name).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.model.cgroup import Owner, parse_cgroup
@@ -21,6 +20,7 @@ from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.model.step import EndProcess
 from partage.plan.serve.ledger import Entry, Holder
 from partage.units import format_bytes
+from partage.values import Frozen
 
 
 class GrantKind(StrEnum):
@@ -35,8 +35,7 @@ class GrantKind(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerUsage:
+class ContainerUsage(Frozen):
     """What one container uses of one device.
 
     device: UUID of the GPU or MIG device; gpu: of the GPU. container: its id. pod: UID if its cgroup
@@ -79,8 +78,7 @@ class Concern(StrEnum):
     UNGRANTED = "ungranted"
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(Frozen):
     """What a container does wrong, and what to do about it.
 
     reason: one sentence. ends: processes to end with a signal. clients: pids of clients that the GPU's MPS
@@ -94,8 +92,7 @@ class Violation:
     clients: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class WatchResult:
+class WatchResult(Frozen):
     """usages: of every container on every device, ordered by GPU, device and container.
 
     unattributed: processes that belong to no container: of the host, of a Slurm job, of an MPS server.
@@ -109,8 +106,7 @@ class WatchResult:
     blind: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Grants:
+class Grants(Frozen):
     """Shares that are held. by: (device, holder) to the offers of the shares.
 
     on: (GPU, holder) if the holder holds shares of any of its devices. doubtful: devices and GPUs with held

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from partage.sim.kubelet.device_manager import GRACE_S
 from partage.sim.kubelet.pod_resources import RateLimit
+from partage.values import Frozen
 
 
 class PodResourcesMode(StrEnum):
@@ -17,8 +17,7 @@ class PodResourcesMode(StrEnum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, slots=True)
-class Behaviour:
+class Behaviour(Frozen):
     """What a kubelet does; the default is a usual one.
 
     It can be replaced while the kubelet runs, except for the last four fields: these are read once.

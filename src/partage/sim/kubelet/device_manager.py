@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from random import Random
+
+from msgspec import Struct, field
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.messages import HEALTHY
@@ -24,6 +25,7 @@ from partage.model.allocation import ContainerAllocation
 from partage.sim.kubelet.holding import Holding, Holdings
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
 from partage.sim.kubelet.pod import Container, Pod
+from partage.values import Frozen
 
 GRACE_S = 300.0
 """How long the devices of a disconnected plugin stay in the node's capacity."""
@@ -33,16 +35,14 @@ class AdmissionError(Exception):
     """A pod cannot have its devices. The text is the kubelet's."""
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Frozen):
     """One id of one resource, as the plugin's last list has it."""
 
     healthy: bool
     numa_nodes: tuple[int, ...] = ()
 
 
-@dataclass(slots=True)
-class Endpoint:
+class Endpoint(Struct):
     """The plugin of a resource. plugin: None where only the checkpoint knows it. stopped_at: clock time."""
 
     plugin: PluginClient | None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.sim.kubelet.pod import ContainerStatus
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Holding:
+class Holding(Frozen):
     """What one container holds of one resource. The answer is kept for restarts."""
 
     ids: tuple[str, ...]

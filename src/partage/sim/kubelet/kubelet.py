@@ -10,9 +10,10 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from random import Random
+
+from msgspec.structs import replace
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet.connections import ClosingServer

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from msgspec import field
+from msgspec.structs import replace
+
 from partage.model.allocation import DeviceNode, Mount
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Frozen):
     """A container. requests: resource name to number of devices. restartable: a sidecar (init container)."""
 
     name: str
@@ -19,8 +21,7 @@ class Container:
     restartable: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Pod:
+class Pod(Frozen):
     """A pod. Raises ValueError for containers of the same name, or without containers."""
 
     namespace: str
@@ -84,8 +85,7 @@ class ContainerState(StrEnum):
     TERMINATED = "Terminated"
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerStatus:
+class ContainerStatus(Frozen):
     """One container: what it holds, and what the plugins of all its resources answered.
 
     ids:     resource name to the devices held.
@@ -105,8 +105,7 @@ class ContainerStatus:
     cdi_devices: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class PodStatus:
+class PodStatus(Frozen):
     """The status of a pod.
 
     containers: in the pod's order, init containers first; empty where the pod was refused.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from grpclib.const import Status
@@ -15,6 +14,7 @@ from grpclib.server import Stream
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerBase
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+from partage.values import Frozen
 
 _Request = TypeVar("_Request")
 
@@ -45,8 +45,7 @@ def entry(resource: str, name: str, numa_nodes: tuple[int, ...]) -> pb.Container
     return message
 
 
-@dataclass(frozen=True, slots=True)
-class RateLimit:
+class RateLimit(Frozen):
     """Calls per second of all clients together, and how many at once. A real kubelet has 100 and 10."""
 
     per_second: float = 100.0

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from partage.sim.mps.clients import SimulatedClient
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerClient:
+class AnswerClient(Frozen):
     """Answer a client that asked to be admitted. error: why not; empty: it is admitted."""
 
     client: SimulatedClient
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class StartServer:
+class StartServer(Frozen):
     """Run a server for a user. devices: how many it sees."""
 
     uid: int
@@ -24,37 +21,32 @@ class StartServer:
     devices: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class StopServer:
+class StopServer(Frozen):
     """End a server."""
 
     pid: int
 
 
-@dataclass(frozen=True, slots=True)
-class WriteLog:
+class WriteLog(Frozen):
     """Write a line into the control log."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class WriteServerLog:
+class WriteServerLog(Frozen):
     """Write a line into the log of a named server."""
 
     name: str
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class OpenSocket:
+class OpenSocket(Frozen):
     """Listen in a directory below the pipe directory. route: names of server and namespace."""
 
     route: tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class CloseSocket:
+class CloseSocket(Frozen):
     """No longer listen there, and remove the directory."""
 
     route: tuple[str, str]

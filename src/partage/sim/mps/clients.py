@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.model.mps import ServerStatus
 from partage.sim.mps.limits import DaemonLimits
@@ -19,8 +20,7 @@ TERMINATED = "CUDA_ERROR_MPS_CLIENT_TERMINATED"
 NOT_PERMITTED = "CUDA_ERROR_NOT_PERMITTED"
 
 
-@dataclass(slots=True, eq=False)
-class SimulatedClient:
+class SimulatedClient(Struct, eq=False):
     """One process and its connection. env: its environment variables.
 
     error: what all its calls answer from now on; empty: they work.
@@ -39,8 +39,7 @@ class SimulatedClient:
     route: tuple[str, str] = ("", "")
 
 
-@dataclass(slots=True, eq=False)
-class SimulatedServer:
+class SimulatedServer(Struct, eq=False):
     """A server and its clients. limits: for clients that come next (``set_...`` changes them)."""
 
     pid: int

@@ -7,7 +7,8 @@ may depend on them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from partage.sim.mps.clients import SimulatedServer
 from partage.sim.mps.limits import DaemonLimits

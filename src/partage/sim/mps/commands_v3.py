@@ -7,7 +7,8 @@ Columns and the words ``Ready`` and ``20G`` are those of NVIDIA's guide. The oth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from partage.model.mps import DEFAULT_NAMESPACE, ServerStatus
 from partage.sim.mps.limits import ALL_THREADS, DaemonLimits
@@ -22,8 +23,7 @@ _ABSENT = "-"
 _FORMATS = ("table", "csv", "csv,noheader")
 
 
-@dataclass(slots=True)
-class _Call:
+class _Call(Struct):
     """The words of one command: positional ones, ``--key=value``, and flags. Each can be taken once."""
 
     words: list[str] = field(default_factory=list)

@@ -11,9 +11,10 @@ import struct
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from msgspec import Struct, field
 
 from partage.model.mps import CONTROL_PROGRAM
 from partage.sim.mps import commands_v3
@@ -34,14 +35,14 @@ from partage.sim.mps.node import MpsNode
 from partage.sim.mps.server_processes import ServerProcesses
 from partage.sim.mps.state import MpsState
 from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT
+from partage.values import Frozen
 
 _UCRED = struct.Struct("3i")
 _READ_BYTES = 65536
 _MOST_LINE_BYTES = 1 << 20
 
 
-@dataclass(slots=True, eq=False)
-class _Peer:
+class _Peer(Struct, eq=False):
     """One connection.
 
     client: None until its first request as a client. admitted: the state has admitted it.
@@ -57,8 +58,7 @@ class _Peer:
     admitted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonSettings:
+class DaemonSettings(Frozen):
     """What one daemon was started with. programs: directory of its own program and the server's.
 
     protocol: version of the control interface. configuration: a file of version 3.

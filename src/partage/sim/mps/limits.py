@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import field
+from msgspec.structs import replace
 
 from partage.units import GIB, MIB
+from partage.values import Frozen
 
 _VALUE = re.compile(r"(\d+)([GM])B?", re.ASCII)
 _PERCENT = re.compile(r"\d{1,3}(\.\d+)?", re.ASCII)
 ALL_THREADS = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class DaemonLimits:
+class DaemonLimits(Frozen):
     """Limits of each client. threads: percent. devices: what the daemon sees; an ordinal counts these.
 
     memory: bytes by the device name that was used to set them; the newest entry is the last.

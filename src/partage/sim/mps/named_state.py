@@ -9,8 +9,9 @@ share a fault, and ``quit`` does not wait for clients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from partage.model.mps import DEFAULT_NAMESPACE, ServerStatus, is_mps_name
 from partage.sim.mps.actions import CloseSocket, OpenSocket, StartServer, StopServer, WriteLog, WriteServerLog
@@ -31,8 +32,7 @@ class CommandError(Exception):
     """A command or a file is invalid. The words of a real daemon for this are not known."""
 
 
-@dataclass(slots=True, eq=False)
-class NamedServer(SimulatedServer):
+class NamedServer(SimulatedServer, eq=False):
     """A server with a name. namespaces: name to limits; an ordinal counts what the server sees."""
 
     name: str = ""

@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+from msgspec import field
+
 from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM
+from partage.values import Frozen
 
 CLIENT_PROGRAM = "mps-client"
 FILE = "mps-node.json"
 MOST_CLIENTS = 48
 
 
-@dataclass(frozen=True, slots=True)
-class MpsNode:
+class MpsNode(Frozen):
     """gpus: UUID (of a GPU or MIG device) to its memory in bytes, in the order of their ordinals.
 
     clients: the most clients of one server. multi_user: whether the program has that option.
@@ -66,10 +68,11 @@ def install(directory: Path, node: MpsNode) -> Path:
     """
     directory.mkdir(parents=True, exist_ok=True)
     source = Path(__file__).resolve().parents[3]
+    folders = [str(source), str(Path(msgspec.__file__).parents[1])]
     for program, module in _MODULES.items():
         path = directory / program
         path.write_text(
-            f"#!{sys.executable} -IS\nimport sys\nsys.path.insert(0, {str(source)!r})\n"
+            f"#!{sys.executable} -IS\nimport sys\nsys.path[:0] = {folders!r}\n"
             f"from partage.sim.mps.{module} import main\nsys.exit(main(sys.argv))\n",
             encoding="utf-8",
         )

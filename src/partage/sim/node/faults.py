@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 from partage.errors import HardwareError
@@ -14,13 +13,13 @@ from partage.model.gpu import RecoveryAction
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.model.step import UseKind
+from partage.values import Frozen
 
 Call = Literal["observe", "conditions", "events", "perform", "uses", "processes", "time-slices", "daemons"]
 """A verb of the hardware port."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoseGpu:
+class LoseGpu(Frozen):
     """The GPU falls off the bus. nameless: its UUID and PCI address can no longer be read."""
 
     gpu: int
@@ -28,15 +27,13 @@ class LoseGpu:
     nameless: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class GpuReturns:
+class GpuReturns(Frozen):
     """A lost GPU answers again, as it was. It was not reset."""
 
     gpu: int
 
 
-@dataclass(frozen=True, slots=True)
-class RaiseXid:
+class RaiseXid(Frozen):
     """The driver reports an XID, with its ``XID_CONSEQUENCES``. gpu None: the driver names no GPU."""
 
     gpu: int | None
@@ -45,8 +42,7 @@ class RaiseXid:
     ci: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SetCondition:
+class SetCondition(Frozen):
     """What the driver says of the GPU's health from now on. None: as before."""
 
     gpu: int
@@ -56,36 +52,31 @@ class SetCondition:
     fabric_ok: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ResetGpu:
+class ResetGpu(Frozen):
     """The GPU is reset: without MIG instances, a pending MIG mode in force, its condition good again."""
 
     gpu: int
 
 
-@dataclass(frozen=True, slots=True)
-class Reboot:
+class Reboot(Frozen):
     """The node reboots: all GPUs are reset, reset counts begin at 0, Hopper and later lose their MIG mode."""
 
 
-@dataclass(frozen=True, slots=True)
-class DriverGone:
+class DriverGone(Frozen):
     """The driver is unloaded, or has another version than its library. kind: see ``model.gpu.NoDriver``."""
 
     kind: str = "driver-missing"
     reason: str = "the NVIDIA driver is not loaded"
 
 
-@dataclass(frozen=True, slots=True)
-class DriverLoaded:
+class DriverLoaded(Frozen):
     """A driver is loaded in place of the one before. Empty texts: the version that was there last."""
 
     version: str = ""
     cuda: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class FailCall:
+class FailCall(Frozen):
     """The next ``times`` calls fail with that error; times None: until healed.
 
     done: the step is done and only its answer is lost, as when the helper process is killed.
@@ -97,8 +88,7 @@ class FailCall:
     done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HangCall:
+class HangCall(Frozen):
     """The next ``times`` calls hang for ``seconds`` and then answer. seconds None: until their deadline."""
 
     call: Call
@@ -106,23 +96,20 @@ class HangCall:
     times: int | None = 1
 
 
-@dataclass(frozen=True, slots=True)
-class HealCall:
+class HealCall(Frozen):
     """Calls of that verb no longer fail or hang."""
 
     call: Call
 
 
-@dataclass(frozen=True, slots=True)
-class SetMig:
+class SetMig(Frozen):
     """An administrator changes MIG by hand: layout None turns the mode off, a layout replaces the old one."""
 
     gpu: int
     layout: tuple[LayoutItem, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Occupy:
+class Occupy(Frozen):
     """A program opens the GPU; with ``gi`` that GPU instance; with ``gi`` and ``ci`` that MIG device.
 
     With a pid it is a process with a context. memory_bytes: its memory on the GPU, None where the driver does
@@ -142,23 +129,20 @@ class Occupy:
     mps: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Vacate:
+class Vacate(Frozen):
     """Programs of that name (None: all programs) close the GPU and all its parts."""
 
     gpu: int
     name: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class HideProcesses:
+class HideProcesses(Frozen):
     """Whether the node's processes are hidden: the driver then lists none and reports success."""
 
     on: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class SetDaemonPhase:
+class SetDaemonPhase(Frozen):
     """The MPS daemons of a GPU end, have a fault, do not answer, or serve again."""
 
     gpu: int
@@ -185,8 +169,7 @@ Fault = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class TimedFault:
+class TimedFault(Frozen):
     """A fault with a time: so long after the first call, or at the call that follows so many calls."""
 
     fault: Fault

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from partage.errors import GpuInUse, HardwareError, StateMismatch, Unsupported
 from partage.model.gpu import MigMode

@@ -6,7 +6,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareTimeout, InputError
@@ -35,8 +36,7 @@ from partage.sim.node.state import SimulatedNode, gpu_at, power_on
 from partage.sim.node.steps import perform_step
 
 
-@dataclass(slots=True)
-class _CallFault:
+class _CallFault(Struct):
     """A fault of calls that is in force. left: for how many more calls; None: until HealCall."""
 
     fault: FailCall | HangCall

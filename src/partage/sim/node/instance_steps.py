@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, why_no_geometry
 from partage.errors import GpuInUse, InsufficientResources, NotFound, Unsupported

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import field
 
 from partage.edges.files.catalogue import GpuModel
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.model.policy import Interval
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.topology import has_nvswitch, links_between
+from partage.values import Frozen
 
 MOST_GPUS = 64
 DRIVER = Driver(version="580.95.05", cuda="13.0")
@@ -19,8 +21,7 @@ DRIVER = Driver(version="580.95.05", cuda="13.0")
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Frozen):
     """A simulated node before it is powered on, and the faults that will happen on it.
 
     name: as the user wrote it. recorded: date of the recording that it comes from, empty for none.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from partage.edges.hardware.end_process import check_uses_gpu, refuse_another
 from partage.errors import NotPermitted

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load
 from partage.model.gpu import ComputeMode, Driver, Gpu, LostGpu, MigMode, RecoveryAction

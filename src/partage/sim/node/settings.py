@@ -5,7 +5,7 @@ As strict as hardware, and stricter where that is not known: in MIG mode a GPU h
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from partage.edges.hardware.compute_mode import refuse_if_blocked
 from partage.edges.hardware.time_slice import HINT

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+
+from msgspec import field
+from msgspec.structs import replace
 
 from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, Link, LostGpu, NoDriver
@@ -12,10 +14,10 @@ from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
 from partage.model.policy import Interval
 from partage.model.step import GpuUse, UseKind
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
+from partage.values import Frozen
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedProcess:
+class SimulatedProcess(Frozen):
     """What is known of a process on a GPU besides its use of it. See ``faults.Occupy``."""
 
     memory_bytes: int | None = None
@@ -25,8 +27,7 @@ class SimulatedProcess:
     uid: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedDaemon:
+class SimulatedDaemon(Frozen):
     """An MPS daemon that was started and not stopped. spec: what it was asked to be."""
 
     spec: DaemonSpec
@@ -41,8 +42,7 @@ class SimulatedDaemon:
         return GpuUse(gpu, UseKind.PROCESS, SERVER_PROGRAM, self.pid + 1, part)
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedNode:
+class SimulatedNode(Frozen):
     """Everything about a simulated node. Mappings are by GPU index where nothing else is said.
 
     gpus: every GPU, lost ones too: a lost GPU is here as it would answer.

@@ -1,13 +1,13 @@
 """Machines from files, and back."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import GpuModel, load
 from partage.edges.files.safeyaml import Value

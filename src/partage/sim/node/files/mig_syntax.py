@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.safeyaml import Value
@@ -15,14 +14,14 @@ from partage.sim.node.files.reading import MachineField, index_number, optional,
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor, instance_memory
 from partage.units import MIB
+from partage.values import Frozen
 
 EMPTY_KEYS = ("gi", "profile", "start", "size")
 MIG_KEYS = ("gi", "ci", "profile", "start", "size", "uuid", "memory_bytes", "gi_minor", "ci_minor")
 _HIGHEST_SLICE = 63
 
 
-@dataclass(frozen=True, slots=True)
-class _Needed:
+class _Needed(Frozen):
     """The values that a row of ``mig_devices`` must have."""
 
     profile: MigProfile

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TypeVar
+
+from msgspec import Struct, field
 
 from partage.edges.files.safeyaml import Value, describe, join
 from partage.errors import Problem
@@ -16,8 +17,7 @@ _HIGHEST_INDEX = 1023
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]{0,99}", re.ASCII)
 
 
-@dataclass(slots=True)
-class MachineField:
+class MachineField(Struct):
     """A value, where it stands, and the list of problems of its file.
 
     Readers give the default where nothing stands, and also after having put a problem down.

@@ -1,0 +1,29 @@
+"""The base of all values: immutable, compared by what they hold, camelCase where they are written as JSON."""
+
+from __future__ import annotations
+
+import re
+from typing import dataclass_transform
+
+from msgspec import Struct, field
+
+
+def _key(name: str) -> str:
+    """``deadline_s`` is ``deadlineSeconds`` in JSON."""
+    first, *rest = re.sub(r"_s$", "_seconds", name).split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _tag(name: str) -> str:
+    """``CreateInstance`` is ``create-instance`` in JSON."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Frozen(Struct, frozen=True, rename=_key):
+    """An immutable value. Two are equal that are of one class and hold the same."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Tagged(Frozen, frozen=True, tag_field="type", tag=_tag):
+    """A value of which there are several kinds: in JSON, the key ``type`` says which."""
