@@ -120,7 +120,7 @@ def test_mps_on_a_real_node_has_daemons_that_outlive_the_agent_and_end_with_the_
     assert not states(keeper)
 
 
-def test_whoever_is_killed_compute_modes_and_directories_end_as_the_policy_says(
+def test_whatever_is_killed_compute_modes_and_directories_end_as_the_policy_says(
     node: Place, driver: StubNode, kubelet: ScriptedKubelet, keeper: MpsKeeper
 ) -> None:
     """The helper first, then the agent, the helper and a daemon at once."""

@@ -116,7 +116,7 @@ def test_an_agent_whose_helper_sees_no_processes_says_so_and_promises_less(
 
 
 @pytest.mark.parametrize("mps", [True, False])
-async def test_who_is_ended_through_the_helper_is_counted_and_his_neighbour_works_on(
+async def test_a_container_that_is_ended_through_the_helper_is_counted_and_its_neighbour_works_on(
     node: Place, kubelet: ScriptedKubelet, mps: bool
 ) -> None:
     node.write_policy(
