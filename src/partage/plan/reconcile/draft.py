@@ -20,23 +20,18 @@ from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import (
     GpuUse,
     PlannedStep,
-    Reset,
     SetComputeMode,
-    SetMigMode,
     StartDaemon,
-    StartDaemonAt,
     Step,
-    StopDaemon,
     Transaction,
     UseKind,
-    gpus_of,
 )
 from partage.plan.offer.assign import assign
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind, held
-from partage.plan.reconcile.gpu_after import gpu_after
+from partage.plan.reconcile.gpu_after import gpu_after, steps_after
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.mig_plan import MigPlan, plan_mig
 from partage.plan.reconcile.node_plan import Observed, Phase
@@ -190,22 +185,15 @@ class _Drafting:
 
     def _after_layout(self, gpu: Gpu, transaction: Transaction) -> tuple[PlannedStep, ...]:
         """What its shares need once the layout is there."""
-        uuid, made = gpu.uuid, gpu_after(gpu, transaction.steps, self._geometry_of(gpu))
-        original = self._original.get(uuid, OriginalSettings())
-        stopped = {step.device for step in transaction.steps if isinstance(step, StopDaemon)}
-        daemons = [one for one in self._daemons[uuid] if one.device not in stopped]
-        steps = settle(made, self._wanted_after.get(uuid, NO_SETTINGS), daemons, original)
-        there = {uuid, *(device.uuid for device in gpu.mig_devices)}
-        starts = {device.uuid: device for device in made.mig_devices if device.uuid not in there}
-        todo = (*steps.end, *steps.make)
-        later = [
-            StartDaemonAt(uuid, at.profile, at.placement, step.spec.limits)
-            if isinstance(step, StartDaemon) and (at := starts.get(step.spec.device)) is not None
-            else step
-            for step in todo
-        ]
-        slices = slice_steps(self._wanted_after, self._slices_after(made, transaction), self._original)
-        return (*later, *slices.values())
+        return steps_after(
+            gpu,
+            transaction.steps,
+            self._geometry_of(gpu),
+            self._wanted_after.get(gpu.uuid, NO_SETTINGS),
+            daemons=self._daemons[gpu.uuid],
+            slices=self._observed.slices,
+            original=self._original.get(gpu.uuid, OriginalSettings()),
+        )
 
     @cached_property
     def _wanted_after(self) -> Mapping[str, GpuSettings]:
@@ -218,16 +206,6 @@ class _Drafting:
         transaction = self._transactions.get(gpu.uuid)
         steps = transaction.steps if transaction is not None else ()
         return gpu_after(gpu, steps, self._geometry_of(gpu))
-
-    def _slices_after(self, made: Gpu, transaction: Transaction) -> dict[str, Interval]:
-        """A change of MIG mode, and a reset, bring the default length; in MIG mode a GPU has none."""
-        if made.mig_enabled:
-            return {}
-        if any(
-            isinstance(step, (SetMigMode, Reset)) and made.uuid in gpus_of(step) for step in transaction.steps
-        ):
-            return {made.uuid: Interval.DEFAULT}
-        return self._slices_of(made.uuid)
 
     def _kept(self, uuid: str, devices: Collection[str]) -> GpuOffer:
         """What devices that stay are offered as until the layout is there."""
