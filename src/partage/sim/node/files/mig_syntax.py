@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.safeyaml import Value
+from partage.model.geometry import instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.node.files.mig_checks import device_problem, layout_problems
 from partage.sim.node.files.reading import MachineField, index_number, optional, some_text, uuid, whole_number
 from partage.sim.node.machine import derived_uuid
-from partage.sim.node.mig import ci_minor, gi_minor, instance_memory
+from partage.sim.node.mig import ci_minor, gi_minor
 from partage.units import MIB
 from partage.values import Frozen
 
