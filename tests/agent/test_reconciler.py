@@ -339,8 +339,17 @@ def test_while_something_waits_it_looks_again_after_the_pause(bench: Bench) -> N
     bench.port.pause = 100.0
     bench.start()
     bench.publish(not_ready(Phase.WAITING, layout("a")))
-    bench.passes(1001)
+    bench.passes(999)
     assert (bench.port.count("plan"), bench.port.count("observe")) == (10, 10)
+
+
+def test_turns_that_come_more_often_do_not_put_the_next_look_off(bench: Bench) -> None:
+    bench.port.pause = 5.0
+    bench.start()
+    for _ in range(99):
+        bench.publish(SETTLED)
+        bench.passes(1.0)
+    assert bench.port.count("observe") == 20
 
 
 def test_what_was_not_asked_yet_is_asked_at_once(bench: Bench) -> None:

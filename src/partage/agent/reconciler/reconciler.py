@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -94,6 +95,7 @@ class Reconciler(Struct):
     endings: Counter[str] = field(default_factory=Counter)
     _plan: NodePlan = field(default_factory=NodePlan)
     _looked: bool = False
+    _observed_s: float = -math.inf
     _published: asyncio.Event = field(default_factory=asyncio.Event)
 
     # --- the loop's side ---
@@ -121,7 +123,7 @@ class Reconciler(Struct):
 
     async def step(self) -> None:
         """Look once, plan once, carry out what is ready."""
-        if not await self.port.observe(users=not self._plan.settled):
+        if not await self._observe(users=not self._plan.settled):
             await asyncio.sleep(self.retry_s)
             return
         plan = self.port.plan()
@@ -147,8 +149,14 @@ class Reconciler(Struct):
         phases = (one.phase for one in self._plan.gpus.values())
         return not self._looked and (bool(self._plan.ready) or Phase.READY in phases)
 
+    async def _observe(self, *, users: bool) -> bool:
+        self._observed_s = self.clock()
+        return await self.port.observe(users=users)
+
     def _pause_s(self) -> float | None:
         pause_s = self.port.pause_s(settled=self._plan.settled)
+        if pause_s is not None:  # since the last look: turns that come more often must not put it off
+            pause_s -= self.clock() - self._observed_s
         due_s = [one.again_s - self.clock() for one in self.attempts.values()]
         return pause_s if pause_s is None else max(0.0, min([pause_s, *(s for s in due_s if s > 0)]))
 
@@ -166,7 +174,7 @@ class Reconciler(Struct):
     async def _release(self, outcomes: Iterable[TransactionOutcome] = ()) -> None:
         """Let the GPUs in hand go, once it was seen how they are now."""
         inventory = await self.port.read_back()
-        await self.port.observe(users=True)
+        await self._observe(users=True)
         self._renew(inventory, outcomes)
         self.in_hand, self._plan = {}, NodePlan()
         self.ask()

@@ -122,8 +122,8 @@ def _alike(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, set[int], set[i
         changed, idle = set(row["gpus"]), set(row["idle"])
         for detail, earlier, idle_too in reversed(found):
             if detail == row["detail"]:
-                earlier |= changed
-                idle_too |= idle
+                earlier.update(changed)
+                idle_too.update(idle)
                 break
             if not earlier.isdisjoint(changed):
                 found.append((row["detail"], changed, idle))
