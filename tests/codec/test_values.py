@@ -376,8 +376,13 @@ def test_the_order_of_keys_and_blanks_do_not_matter() -> None:
 @pytest.mark.parametrize("write", [encode, to_plain])
 def test_a_number_that_json_lacks_is_not_written(write: Any, number: float) -> None:
     """msgspec alone writes null."""
-    for value in (number, [None, number], {"a": (1.0, number)}, HealthStatus(since_s=number)):
-        with pytest.raises(CodecError):
+    for value, place in (
+        (number, "$"),
+        ([None, number], "$[1]"),
+        ({"a": (1.0, number)}, "$.a[1]"),
+        (HealthStatus(since_s=number), "$.since_s"),
+    ):
+        with pytest.raises(CodecError, match=re.escape(f"at `{place}`")):
             write(value)
 
 

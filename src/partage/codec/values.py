@@ -7,7 +7,7 @@ key ``type``. What a value may be is read from its annotations; there is no seco
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, TypeVar, cast
 
@@ -16,6 +16,7 @@ import msgspec
 T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
+_NEVER_FLOAT = frozenset({bool, int, str, type(None)})
 
 
 class CodecError(ValueError):
@@ -29,13 +30,13 @@ def encode(value: object) -> bytes:
     except UnicodeEncodeError as error:
         raise CodecError(f"{error.object[:60]!r} is not Unicode text") from error
     if b"null" in content:  # as which msgspec writes a number that is not finite
-        _refuse_not_finite(value, "$")
+        _refuse_not_finite(value)
     return content
 
 
 def to_plain(value: object) -> Any:  # noqa: ANN401 - JSON has no better type
     """A value as dicts, lists and scalars. Raises CodecError for NaN and infinity."""
-    _refuse_not_finite(value, "$")
+    _refuse_not_finite(value)
     return msgspec.to_builtins(value, str_keys=True)
 
 
@@ -68,19 +69,28 @@ def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401 - a type o
     return msgspec.json.Decoder(kind)
 
 
-def _refuse_not_finite(value: object, path: str) -> None:
+def _refuse_not_finite(value: object) -> None:
+    place = _not_finite(value)
+    if place is not None:
+        raise CodecError(f"a number that is not finite cannot be written - at `${place}`")
+
+
+def _not_finite(value: object) -> str | None:
+    """Where in a value there is NaN or infinity; None if nowhere."""
     if isinstance(value, float):
-        if not isfinite(value):
-            raise CodecError(f"{value} cannot be written - at `{path}`")
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            _refuse_not_finite(getattr(value, name), f"{path}.{name}")
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            _refuse_not_finite(inner, f"{path}.{key}")
-    elif isinstance(value, list | tuple):
-        for index, inner in enumerate(value):
-            _refuse_not_finite(inner, f"{path}[{index}]")
+        return None if isfinite(value) else ""
+    for key, inner in _members(value):
+        if type(inner) not in _NEVER_FLOAT and (place := _not_finite(inner)) is not None:
+            return f"[{key}]{place}" if isinstance(key, int) else f".{key}{place}"
+    return None
+
+
+def _members(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, msgspec.Struct):
+        return ((name, getattr(value, name)) for name in value.__struct_fields__)
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
 def _refuse_other_keys(plain: object, written: object, path: str) -> None:
