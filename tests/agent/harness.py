@@ -336,6 +336,11 @@ def healthy(kubelet: ScriptedKubelet, resource: str) -> list[str]:
     return [share for share, health in rows.items() if health == "Healthy"]
 
 
+def offered(kubelet: ScriptedKubelet, resource: str, count: int) -> None:
+    """Wait until so many ids of a resource are healthy."""
+    wait_for(lambda: len(healthy(kubelet, resource)) == count, what=f"{count} of {resource}")
+
+
 def run_to_end(node: Place, *options: str, **how: Any) -> tuple[int, str]:
     """Start an agent that is expected to end by itself: exit code and log."""
     agent = spawn(node, *options, **how)

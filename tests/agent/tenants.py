@@ -1,4 +1,4 @@
-"""Containers on a simulated node: who works on which GPU, and the kubelet's names for them."""
+"""Containers on a simulated node: which works on which GPU, and the kubelet's names for them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -17,7 +16,6 @@ from tests.agent.harness import (
     healthy,
     ids,
     native,
-    place,
     registered,
     run_to_end,
     running,
@@ -28,18 +26,6 @@ from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, wait_f
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
 HALF = native("{select: {index: [0, 1, 2, 3]}, time-slicing: {replicas: 4}}")
-
-
-@pytest.fixture
-def node() -> Iterator[Place]:
-    with place() as somewhere:
-        yield somewhere
-
-
-@pytest.fixture
-def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
-    with scripted_kubelet(node.kubelet_dir, node.pod_resources) as one:
-        yield one
 
 
 def test_without_a_policy_every_gpu_is_offered_exclusively(node: Place, kubelet: ScriptedKubelet) -> None:

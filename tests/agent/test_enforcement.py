@@ -1,4 +1,4 @@
-"""The right process is ended, the right way, or nobody is."""
+"""Only the right process is ended."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def verdict(hardware: SimulatedHardware) -> Violation:
 
 
 async def pids(hardware: SimulatedHardware) -> set[int]:
-    """Of everybody who works on a GPU, the daemon's server left out."""
+    """Of all processes on a GPU, the daemon's server left out."""
     return {row.pid for row in (await hardware.processes()).rows if row.pid < 900_000}
 
 
@@ -113,7 +113,7 @@ async def test_hardware_that_fails_is_said_and_the_others_are_ended(mps: bool) -
 
 
 class Deaf(SimulatedHardware):
-    """Its MPS daemons end nobody, and do not say so."""
+    """Its MPS daemons end no client, and do not say so."""
 
     async def perform(self, step: Step) -> Created | None:
         return None if isinstance(step, EndClient) else await super().perform(step)

@@ -1,4 +1,4 @@
-"""Executing steps: whatever fails, and whenever somebody is killed, a GPU ends as wanted or as it was."""
+"""Executing steps: whatever fails, and whenever the process is killed, a GPU ends as desired or as it was."""
 
 from __future__ import annotations
 
@@ -96,17 +96,17 @@ def card_with(rng, model, mode=None):
     return card
 
 
-def wish(rng, card):
+def desired(rng, card):
     return DesiredMig(layout(rng, card.geometry)) if rng.random() < 0.9 else DesiredMig(enabled=False)
 
 
-async def plan_of(node, wishes):
-    return plan_mig(await node.observe(), wishes, node.geometry_of)
+async def plan_of(node, desired_layouts):
+    return plan_mig(await node.observe(), desired_layouts, node.geometry_of)
 
 
-async def go(node, wishes, state_dir, was=None, told=None):
+async def go(node, desired_layouts, state_dir, was=None, told=None):
     """Plan and execute; the outcomes."""
-    plan = await plan_of(node, wishes)
+    plan = await plan_of(node, desired_layouts)
     assert not plan.blocked
     executor = Executor(node, Journal(state_dir), node.geometry_of, told or (lambda *_: None))
     living = layouts_before(await node.observe(), plan.transactions)
@@ -119,7 +119,7 @@ async def test_any_layout_becomes_any_other_and_what_fits_lives_on(model, tmp_pa
     rng = random.Random(model)
     for _ in range(10):
         node = Cards(card_with(rng, model))
-        wanted = {"GPU-0": wish(rng, node.cards["GPU-0"])}
+        wanted = {"GPU-0": desired(rng, node.cards["GPU-0"])}
         (planned,) = (await plan_of(node, wanted)).planned
         outcomes = await go(node, wanted, tmp_path)
         assert all(outcome.ending is TransactionEnd.DONE for outcome in outcomes)
@@ -142,7 +142,7 @@ async def test_a_step_that_fails_is_taken_back_with_all_before_it(model, when, e
         for seed in range(4):
             rng.seed(seed)
             node = Cards(card_with(rng, model))
-            wanted = {"GPU-0": wish(rng, node.cards["GPU-0"])}
+            wanted = {"GPU-0": desired(rng, node.cards["GPU-0"])}
             old = node.content()
             node.trouble = {number: (when, error)}
             outcomes = await go(node, wanted, tmp_path)
@@ -168,7 +168,7 @@ async def test_killed_at_any_step_the_next_run_goes_on_or_back(model, when, back
         for seed in range(4):
             rng.seed(seed)
             node = Cards(card_with(rng, model))
-            wanted = {"GPU-0": wish(rng, node.cards["GPU-0"])}
+            wanted = {"GPU-0": desired(rng, node.cards["GPU-0"])}
             old = node.content()
             node.trouble = {number: (when, Killed())}
             try:

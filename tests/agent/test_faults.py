@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-
-import pytest
 
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
@@ -30,39 +28,29 @@ from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import (
     MACHINE,
     Place,
+    SimulatedHelper,
     healthy,
     ids,
     native,
-    place,
     registered,
     running,
     simulated_helper,
     spawn,
 )
-from tests.kubelet_script import ScriptedKubelet, scripted_kubelet, until
+from tests.kubelet_script import ScriptedKubelet, until
 
 SHARED = "nvidia.com/gpu.shared"
 GPU = "nvidia.com/gpu"
 FOURS = native("{select: all, time-slicing: {replicas: 4}}")
 
 
-@pytest.fixture
-def node() -> Iterator[Place]:
-    with place() as somewhere:
-        yield somewhere
-
-
-@pytest.fixture
-def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
-    with scripted_kubelet(node.kubelet_dir, node.pod_resources) as one:
-        yield one
-
-
 # --- in a process of its own, behind the helper's protocol -------------------------------------
 
 
-def test_a_lost_gpu_takes_all_its_shares_and_no_others(node: Place, kubelet: ScriptedKubelet) -> None:
-    with simulated_helper(node) as helper, running(spawn(node, machine=None, policy=FOURS)) as agent:
+def test_a_lost_gpu_takes_all_its_shares_and_no_others(
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
+) -> None:
+    with running(spawn(node, machine=None, policy=FOURS)) as agent:
         registered(kubelet, SHARED)
         before = ids(kubelet, SHARED)
         helper.inject(RaiseXid(2, 79), LoseGpu(2, "GPU has fallen off the bus"))
@@ -78,9 +66,11 @@ def test_a_lost_gpu_takes_all_its_shares_and_no_others(node: Place, kubelet: Scr
         assert agent.metric(line) == 1.0
 
 
-def test_a_nameless_lost_gpu_is_recognised_by_its_place(node: Place, kubelet: ScriptedKubelet) -> None:
+def test_a_nameless_lost_gpu_is_recognised_by_its_place(
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
+) -> None:
     """NVML cannot read the UUID of a GPU that has fallen off the bus."""
-    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+    with running(spawn(node, machine=None)) as agent:
         registered(kubelet, GPU)
         before = ids(kubelet, GPU)
         helper.inject(RaiseXid(None, 79), LoseGpu(5, nameless=True))
@@ -89,16 +79,18 @@ def test_a_nameless_lost_gpu_is_recognised_by_its_place(node: Place, kubelet: Sc
 
 
 def test_a_fault_that_the_driver_reports_without_an_xid_is_found(
-    node: Place, kubelet: ScriptedKubelet
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+    with running(spawn(node, machine=None)) as agent:
         registered(kubelet, GPU)
         helper.inject(SetCondition(1, recovery=RecoveryAction.GPU_RESET))
         agent.wait(lambda: len(healthy(kubelet, GPU)) == 7, "found by the poll of conditions", 15)
 
 
-def test_an_applications_own_fault_costs_nothing(node: Place, kubelet: ScriptedKubelet) -> None:
-    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+def test_an_applications_own_fault_costs_nothing(
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
+) -> None:
+    with running(spawn(node, machine=None)) as agent:
         registered(kubelet, GPU)
         uuid = ids(kubelet, GPU)[0]
         helper.inject(RaiseXid(0, 31))
@@ -111,9 +103,9 @@ def test_an_applications_own_fault_costs_nothing(node: Place, kubelet: ScriptedK
 
 
 def test_a_driver_that_goes_and_comes_back_ends_no_registration(
-    node: Place, kubelet: ScriptedKubelet
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+    with running(spawn(node, machine=None)) as agent:
         calls = registered(kubelet, GPU).calls
         assert calls is not None
         helper.inject(DriverGone())
@@ -138,8 +130,10 @@ def test_an_agent_without_a_driver_waits_for_one(node: Place, kubelet: ScriptedK
             agent.wait(lambda: agent.health() == (200, []), "well")
 
 
-def test_a_helper_that_is_away_costs_no_admission(node: Place, kubelet: ScriptedKubelet) -> None:
-    with simulated_helper(node) as helper, running(spawn(node, machine=None)) as agent:
+def test_a_helper_that_is_away_costs_no_admission(
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
+) -> None:
+    with running(spawn(node, machine=None)) as agent:
         calls = registered(kubelet, GPU).calls
         assert calls is not None
         helper.stop()

@@ -10,9 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from partage.agent.endpoints.guard_files import GuardFiles, guard_files, write
-from tests.agent.harness import ids, native, place, registered, running, spawn
+from tests.agent.harness import Place, ids, native, registered, running, spawn
 from tests.guard.pythons import READY, STATE, environment, said
-from tests.kubelet_script import scripted_kubelet
+from tests.kubelet_script import ScriptedKubelet
 from tests.plan.offers import offering
 
 GUARDED = replace(offering(0, 4), guard=True)
@@ -92,14 +92,10 @@ def test_what_cannot_be_written_is_said_and_tried_again(tmp_path: Path) -> None:
     assert files.trouble == ""
 
 
-def test_a_pod_with_a_guarded_share_has_the_guard() -> None:
+def test_a_pod_with_a_guarded_share_has_the_guard(node: Place, kubelet: ScriptedKubelet) -> None:
     """From the policy to a Python that runs in what the kubelet was answered."""
     policy = native(f"{{select: all, name: {NAME}, guard: true, time-slicing: {{replicas: 4}}}}")
-    with (
-        place() as node,
-        scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
-        running(spawn(node, policy=policy)) as agent,
-    ):
+    with running(spawn(node, policy=policy)) as agent:
         calls = registered(kubelet, NAME).calls
         assert calls is not None
         answer = calls.allocate(ids(kubelet, NAME)[:1])
@@ -114,18 +110,16 @@ def test_a_pod_with_a_guarded_share_has_the_guard() -> None:
         assert not calls.options().pre_start_required, "nothing has to be set before it starts"
 
 
-def test_an_agent_that_cannot_write_the_guard_promises_less_and_says_so() -> None:
+def test_an_agent_that_cannot_write_the_guard_promises_less_and_says_so(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
     policy = native(f"{{select: all, name: {NAME}, guard: true, time-slicing: {{replicas: 4}}}}")
-    with place() as node:
-        node.run_dir.mkdir(parents=True, exist_ok=True)
-        (node.run_dir / "guard").write_text("in the way")
-        with (
-            scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
-            running(spawn(node, policy=policy)) as agent,
-        ):
-            calls = registered(kubelet, NAME).calls
-            assert calls is not None
-            answer = calls.allocate(ids(kubelet, NAME)[:1])
-            assert (list(answer.mounts), "PYTHONPATH" in answer.envs) == ([], False)
-            assert answer.envs["PARTAGE_GUARANTEE"] == "none"
-            assert agent.degraded() == ["guard-not-written"]
+    node.run_dir.mkdir(parents=True, exist_ok=True)
+    (node.run_dir / "guard").write_text("in the way")
+    with running(spawn(node, policy=policy)) as agent:
+        calls = registered(kubelet, NAME).calls
+        assert calls is not None
+        answer = calls.allocate(ids(kubelet, NAME)[:1])
+        assert (list(answer.mounts), "PYTHONPATH" in answer.envs) == ([], False)
+        assert answer.envs["PARTAGE_GUARANTEE"] == "none"
+        assert agent.degraded() == ["guard-not-written"]

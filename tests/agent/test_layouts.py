@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from partage.errors import InsufficientResources
 from partage.model.step import UseKind
 from partage.sim.node.faults import FailCall, LoseGpu, Occupy, Vacate
 from tests.agent.harness import (
     AgentProcess,
     Place,
+    SimulatedHelper,
     healthy,
     ids,
     native,
-    place,
+    offered,
     registered,
     running,
     simulated_helper,
     spawn,
 )
-from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, wait_for
+from tests.kubelet_script import ScriptedKubelet, held, wait_for
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -39,24 +36,8 @@ def with_layout(*profiles: str) -> str:
     return native(*OTHERS, f"{{select: {{index: [2]}}, mig: {{layout: [{', '.join(profiles)}]}}}}")
 
 
-@pytest.fixture
-def node() -> Iterator[Place]:
-    with place() as somewhere:
-        yield somewhere
-
-
-@pytest.fixture
-def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
-    with scripted_kubelet(node.kubelet_dir, node.pod_resources) as one:
-        yield one
-
-
 def made(agent: AgentProcess, ending: str = "done") -> int:
     return int(agent.metric(f'partage_gpu_changes_total{{ending="{ending}"}}') or 0)
-
-
-def offered(kubelet: ScriptedKubelet, resource: str, count: int) -> None:
-    wait_for(lambda: len(healthy(kubelet, resource)) == count, what=f"{count} of {resource}")
 
 
 def lists(kubelet: ScriptedKubelet, resource: str) -> list[dict[str, str]]:
@@ -151,12 +132,11 @@ def test_a_layout_waits_for_the_pod_that_is_in_its_way(node: Place, kubelet: Scr
         assert made(agent) == 2
 
 
-def test_a_process_that_is_no_pod_is_waited_for_and_named(node: Place, kubelet: ScriptedKubelet) -> None:
+def test_a_process_that_is_no_pod_is_waited_for_and_named(
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
+) -> None:
     only = "{{select: {{index: [0]}}, mig: {{layout: [{}]}}}}"
-    with (
-        simulated_helper(node) as helper,
-        running(spawn(node, machine=None, policy=native(only.format("7g.80gb")))) as agent,
-    ):
+    with running(spawn(node, machine=None, policy=native(only.format("7g.80gb")))) as agent:
         offered(kubelet, "nvidia.com/mig-7g.80gb", 1)
         helper.inject(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
         node.write_policy(native(only.format("1g.10gb")))
@@ -178,13 +158,10 @@ def test_mig_mode_is_turned_off_where_the_policy_says_so(node: Place, kubelet: S
 
 
 def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_again(
-    node: Place, kubelet: ScriptedKubelet
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
     only = "{{select: {{index: [0]}}, mig: {{layout: [{}]}}}}"
-    with (
-        simulated_helper(node) as helper,
-        running(spawn(node, machine=None, policy=native(only.format("3g.40gb")))) as agent,
-    ):
+    with running(spawn(node, machine=None, policy=native(only.format("3g.40gb")))) as agent:
         offered(kubelet, LARGE, 1)
         helper.inject(FailCall("perform", InsufficientResources("no room, says the driver")))
         node.write_policy(native(only.format("1g.10gb")))
@@ -194,12 +171,9 @@ def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_aga
 
 
 def test_a_gpu_that_dies_while_its_layout_waits_is_unhealthy_and_the_others_go_on(
-    node: Place, kubelet: ScriptedKubelet
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with (
-        simulated_helper(node) as helper,
-        running(spawn(node, machine=None, policy=with_layout("3g.40gb", "3g.40gb"))) as agent,
-    ):
+    with running(spawn(node, machine=None, policy=with_layout("3g.40gb", "3g.40gb"))) as agent:
         offered(kubelet, LARGE, 2)
         mine, _ = ids(kubelet, LARGE)
         allocate(kubelet, LARGE, mine)

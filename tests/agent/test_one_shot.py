@@ -1,4 +1,4 @@
-"""Layouts made on a simulated node that misbehaves: what is in use lives on, nothing is left in between."""
+"""Layouts on a simulated node that fails: what is in use goes on, and no half-made layout is left."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def _apply(hardware, layouts) -> Applied:
 
 @given(st.data())
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
-def test_whatever_fails_and_whoever_is_busy_a_layout_comes_about_or_nothing_has_changed(data):
+def test_whatever_fails_or_is_busy_a_layout_is_made_or_nothing_has_changed(data):
     asyncio.run(_play(data))
 
 
@@ -84,9 +84,9 @@ async def _play(data):
     for was, now in zip(before.gpus, after.gpus, strict=True):
         assert now.empty_instances == ()
         if endings.get(was.uuid) is TransactionEnd.DONE:
-            way = plan_gpu_mig(now, second[was.uuid], geometry)
-            assert isinstance(way, GpuMigPlan)
-            assert way.steps == ()
+            plan = plan_gpu_mig(now, second[was.uuid], geometry)
+            assert isinstance(plan, GpuMigPlan)
+            assert plan.steps == ()
         else:
             assert as_found(now) == as_found(was)
     if not applied.plan.unsettled and not applied.failed:
@@ -115,7 +115,7 @@ async def _scattered(*profiles, keep):
     """A node with one 3g.40gb in which of these MIG devices only ``keep``, by position, is left."""
     hardware = SimulatedHardware(load_machine("h100-sxm5-80gb"))
     uuid = (await hardware.observe()).gpus[0].uuid
-    assert exit_code(await _apply(hardware, {uuid: _wish(*profiles)})) == 0
+    assert exit_code(await _apply(hardware, {uuid: _desired(*profiles)})) == 0
     devices = sorted((await hardware.observe()).gpus[0].mig_devices, key=lambda one: one.ci_id)
     for number, one in enumerate(devices):
         if number != keep:
@@ -123,13 +123,13 @@ async def _scattered(*profiles, keep):
     return hardware, uuid, devices[keep]
 
 
-def _wish(*profiles):
+def _desired(*profiles):
     return DesiredMig(tuple(LayoutItem.parse(one) for one in profiles))
 
 
 async def test_a_gpu_instance_without_room_side_by_side_is_made_anew():
     hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
-    applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
+    applied = await _apply(hardware, {uuid: _desired("1c.3g.40gb", "2c.3g.40gb")})
     assert (exit_code(applied), applied.outcomes[-1].ending) == (0, TransactionEnd.DONE)
     (row,) = rows(applied)
     assert (row["outcome"], row["kept"]) == ("done", [])
@@ -142,7 +142,7 @@ async def test_who_uses_a_part_of_it_is_named_and_stays():
     hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
     await hardware.inject(Occupy(0, "python", UseKind.PROCESS, kept.gi_id, kept.ci_id, 4711))
     before = await hardware.observe()
-    applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "2c.3g.40gb")})
+    applied = await _apply(hardware, {uuid: _desired("1c.3g.40gb", "2c.3g.40gb")})
     assert (exit_code(applied), applied.failed) == (3, ())
     (problem,) = problems(applied)
     assert "cannot have 2c.3g.40gb as well" in problem.message
@@ -153,10 +153,10 @@ async def test_who_uses_a_part_of_it_is_named_and_stays():
 async def test_what_was_there_comes_back_even_where_its_gpu_instance_has_no_room_any_more():
     hardware = Full(load_machine("h100-sxm5-80gb"))
     uuid = (await hardware.observe()).gpus[0].uuid
-    await _apply(hardware, {uuid: _wish("2c.3g.40gb", "1c.3g.40gb")})
+    await _apply(hardware, {uuid: _desired("2c.3g.40gb", "1c.3g.40gb")})
     before = await hardware.observe()
     hardware.full = True
-    applied = await _apply(hardware, {uuid: _wish("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
+    applied = await _apply(hardware, {uuid: _desired("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
     (outcome,) = applied.outcomes
     assert (outcome.ending, exit_code(applied)) == (TransactionEnd.BACK, 3)
     assert as_found((await hardware.observe()).gpus[0]) == as_found(before.gpus[0])

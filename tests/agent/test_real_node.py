@@ -14,10 +14,10 @@ from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode, install
 from partage.units import GIB
-from tests.agent.harness import REAL, AgentProcess, Place, healthy, native, place, registered, running, spawn
+from tests.agent.harness import REAL, AgentProcess, Place, healthy, native, registered, running, spawn
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
 from tests.edges.hardware.stub import StubNode
-from tests.kubelet_script import ScriptedKubelet, scripted_kubelet
+from tests.kubelet_script import ScriptedKubelet
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -25,20 +25,8 @@ LONG_S = 30.0
 
 
 @pytest.fixture
-def node() -> Iterator[Place]:
-    with place() as somewhere:
-        yield somewhere
-
-
-@pytest.fixture
 def driver(node: Place, stub_library: Path) -> StubNode:
     return StubNode(node.root / "driver", stub_library).add_h100s(4)
-
-
-@pytest.fixture
-def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
-    with scripted_kubelet(node.kubelet_dir, node.pod_resources) as one:
-        yield one
 
 
 def test_a_real_nodes_gpus_are_offered_through_the_helper(
@@ -132,7 +120,7 @@ def test_mps_on_a_real_node_has_daemons_that_outlive_the_agent_and_end_with_the_
     assert not states(keeper)
 
 
-def test_whoever_is_killed_compute_modes_and_directories_end_as_the_policy_says(
+def test_whatever_is_killed_compute_modes_and_directories_end_as_the_policy_says(
     node: Place, driver: StubNode, kubelet: ScriptedKubelet, keeper: MpsKeeper
 ) -> None:
     """The helper first, then the agent, the helper and a daemon at once."""

@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,13 +25,13 @@ from tests.agent.harness import (
     healthy,
     ids,
     native,
-    place,
+    offered,
     registered,
     running,
     simulated_helper,
     spawn,
 )
-from tests.kubelet_script import LIMIT_S, ScriptedKubelet, held, scripted_kubelet, wait_for
+from tests.kubelet_script import LIMIT_S, ScriptedKubelet, held, wait_for
 
 GPU = "nvidia.com/gpu"
 SHARED = "nvidia.com/gpu.shared"
@@ -41,30 +40,8 @@ ONE = "{{select: {{index: [0]}}, {}}}"
 PLAIN = native()
 
 
-@pytest.fixture
-def node() -> Iterator[Place]:
-    with place() as somewhere:
-        yield somewhere
-
-
-@pytest.fixture
-def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
-    with scripted_kubelet(node.kubelet_dir, node.pod_resources) as one:
-        yield one
-
-
-@pytest.fixture
-def helper(node: Place) -> Iterator[SimulatedHelper]:
-    with simulated_helper(node) as one:
-        yield one
-
-
 def agent_of(node: Place, *entries: str) -> AgentProcess:
     return spawn(node, machine=None, policy=native(*entries))
-
-
-def offered(kubelet: ScriptedKubelet, resource: str, count: int) -> None:
-    wait_for(lambda: len(healthy(kubelet, resource)) == count, what=f"{count} of {resource}")
 
 
 def asked(helper: SimulatedHelper, question: str) -> Any:

@@ -1,4 +1,4 @@
-"""The agent's memory: what is promised is on disk first, and a disk that fails keeps nobody waiting."""
+"""The state file: shares are on disk before they are offered, and a disk that fails delays nothing."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,14 +22,13 @@ from tests.agent.harness import (
     Place,
     ids,
     native,
-    place,
     registered,
     running,
     simulated_helper,
     spawn,
 )
 from tests.agent.tenants import NOTEBOOK, works, write_logs
-from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, until
+from tests.kubelet_script import ScriptedKubelet, held, until
 
 SHARED = "nvidia.com/gpu.shared"
 MACHINE = "2xh100-sxm5-80gb"
@@ -38,16 +37,10 @@ WHO = 'container="main",gpu="{gpu}",namespace="team",pod="train"'
 
 
 @pytest.fixture
-def node() -> Iterator[Place]:
-    with place() as somewhere:
-        write_logs(somewhere.container_logs)
-        yield somewhere
-
-
-@pytest.fixture
-def kubelet(node: Place) -> Iterator[ScriptedKubelet]:
-    with scripted_kubelet(node.kubelet_dir, node.pod_resources) as one:
-        yield one
+def node(node: Place) -> Place:
+    """With the names of its containers."""
+    write_logs(node.container_logs)
+    return node
 
 
 def pods(**shares: list[str]) -> Any:
@@ -123,7 +116,7 @@ def test_an_agent_whose_helper_sees_no_processes_says_so_and_promises_less(
 
 
 @pytest.mark.parametrize("mps", [True, False])
-async def test_who_is_ended_through_the_helper_is_counted_and_his_neighbour_works_on(
+async def test_a_container_that_is_ended_through_the_helper_is_counted_and_its_neighbour_works_on(
     node: Place, kubelet: ScriptedKubelet, mps: bool
 ) -> None:
     node.write_policy(

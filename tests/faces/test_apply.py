@@ -359,6 +359,43 @@ def test_killed_at_any_moment_apply_goes_on_or_back(helper, short_dir, capsys):
     assert lines > 5
 
 
+EVERYTHING = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, mig: {layout: [3g.40gb, 3g.40gb], mps: {replicas: 2}}}
+  - {select: {index: [1]}, name: nvidia.com/gpu.sliced, time-slicing: {replicas: 2, interval: long}}
+"""
+MPS = "version: partage/v1\ngpus: [{select: all, mps: {replicas: 4}}]\n"
+PLAIN = "version: partage/v1\ngpus: [{select: {index: 0}, mig: {layout: all-disabled}}]\n"
+
+
+def test_apply_carries_out_daemons_modes_and_slices_and_gives_them_back(helper, short_dir, capsys):
+    """Each run is a process of its own: what has to be given back is in the state directory."""
+    socket, policy = f"--hardware-socket={helper}", short_dir / "policy.yaml"
+    state = f"--state-dir={short_dir / 'state'}"
+
+    def told(text):
+        policy.write_text(text)
+        capsys.readouterr()
+        code = run(["apply", "--policy", str(policy), socket, state, "-o", "json"])
+        answer = json.loads(capsys.readouterr().out)
+        assert run(["assert", "--policy", str(policy), socket]) == code == 0
+        return {step["act"] for gpu in answer["gpus"] for step in gpu["steps"]}, answer
+
+    acts, answer = told(MPS)
+    assert acts == {"set-compute-mode", "start-daemon"}
+    (row,) = answer["resources"]
+    assert (row["promised"], row["verified"], row["guarantee"]) == ("guarded", "advisory", "advisory")
+    assert told(MPS)[0] == set(), "a second time there is nothing to do"
+    acts, _ = told(EVERYTHING)
+    assert {"stop-daemon", "set-compute-mode", "set-mig-mode", "create-compute", "set-time-slice"} <= acts
+    acts, _ = told(PLAIN)
+    assert {"stop-daemon", "destroy-compute", "set-mig-mode"} <= acts
+    policy.write_text(MPS)
+    assert run(["assert", "--policy", str(policy), socket]) == 1
+    assert "start the MPS daemon" in capsys.readouterr().out
+
+
 def test_two_never_change_a_node_at_a_time(helper, short_dir, capsys):
     state = StateDir(short_dir / "state")
     options = ["--hardware-socket", str(helper), "--state-dir", str(short_dir / "state")]

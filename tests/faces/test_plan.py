@@ -122,3 +122,11 @@ def test_yaml_says_the_same_as_json(capsys):
 def test_a_configuration_needs_a_file_to_be_in(capsys):
     assert run(["plan", "--machine", MACHINE, "--config", "x"]) == 2
     assert "--policy" in capsys.readouterr().err
+
+
+def test_the_table_keeps_the_order_of_each_gpus_steps(capsys, policy):
+    text = "version: partage/v1\ngpus:\n  - {select: all, mig: {layout: [1g.6gb]}}\n"
+    assert run(["plan", "--machine", "2xa30", "--policy", policy(text)]) == 0
+    table = capsys.readouterr().out.split("What would change")[1]
+    steps = [line.split("  ")[1].strip() for line in table.splitlines() if line.startswith("GPUs 0-1")]
+    assert [step.split()[0] for step in steps] == ["turn", "reset", "create", "create"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from partage import __version__
 from partage.agent.status.readiness import assess
 from partage.faces.cli.main import run
 from partage.faces.report import report_document
@@ -116,9 +117,10 @@ def test_a_gpu_that_waits_is_said_to_wait_for_whom(capsys, run_dir):
     directory = run_dir(drain=True)
     assert "GPU 0 changes to exclusive when a/service has ended" in _show(capsys, "--run-dir", directory)
     assert run(["plan", "--machine", "4xh100-sxm5-80gb", "--run-dir", directory, "-o", "json"]) == 0
-    row = json.loads(capsys.readouterr().out)["waitedFor"][0]
-    assert (row["index"], row["strategy"], row["wantedStrategy"]) == (0, "mps", "exclusive")
-    assert row["waitingFor"][0]["holders"][0]["pod"] == "service"
+    plan = json.loads(capsys.readouterr().out)
+    row = plan["gpus"][0]
+    assert (plan["agent"]["version"], row["index"], row["phase"]) == (__version__, 0, "waiting")
+    assert row["waitingFor"][0]["holders"] == ["a/service/main"]
 
 
 def test_a_report_read_back_offers_the_same_shares(tmp_path, run_dir):

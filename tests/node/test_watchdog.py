@@ -16,6 +16,7 @@ from partage.errors import HardwareTimeout
 from partage.faces.report import report_document
 from partage.model.process import Processes
 from partage.model.share import Guarantee
+from partage.plan.reconcile.verification import said, verified
 from partage.plan.serve.ledger import Holder
 from partage.plan.serve.watchdog import Concern
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
@@ -272,7 +273,10 @@ def told(world: World) -> set[Guarantee]:
     """What the report says that the shares guarantee."""
     report = board(world).report
     assert report is not None
-    return {offering.guarantee for rows in report.offer.values() for offering in rows}
+    now = report.snapshot
+    assert now is not None
+    shares = [share for rows in report.offer.values() for share in rows]
+    return {said(share, verified(share, now.observed, report.watched)) for share in shares}
 
 
 def undisturbed(world: World) -> bool:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
@@ -27,7 +28,7 @@ from partage.model.gpu import NoDriver
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
-from partage.plan.offer.guarantees import believed
+from partage.plan.offer.guarantees import promised
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
@@ -216,12 +217,15 @@ class Loop(Struct):
         report = Report(
             made=Moment(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
-            offer=believed(done.view.offer, parts.watchdog.unwatched),
+            offer=promised(done.view.offer, seen.desired.watch_of if seen.desired else {}),
             gpus=gpu_reports(seen.node, done, seen.desired, entries, parts.settings.daemons or ()),
             resources=resource_reports(listed, entries),
             entries=entries,
             policy=parts.policies.report,
             dependencies=self._dependencies(),
+            policy_in_force=seen.desired.policy if seen.desired else None,
+            snapshot=replace(seen.snapshot, served=done.plan.serving),
+            watched=parts.watchdog.watched,
         )
         for one in diff_reports(parts.status.report, report):
             log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))

@@ -90,9 +90,14 @@ class Watchdog(Struct):
             self._news.set()
 
     @property
+    def watched(self) -> frozenset[str]:
+        """GPUs whose use is seen at this moment."""
+        return self._watched if self._sees else frozenset()
+
+    @property
     def unwatched(self) -> frozenset[str]:
         """GPUs whose guarded shares nobody watches at this moment."""
-        return unwatched(self._promised, self._watched if self._sees else ())
+        return unwatched(self._promised, self.watched)
 
     # --- the task ---
 

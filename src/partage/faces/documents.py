@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
+from partage.plan.reconcile.verification import said
+
+Verify = Callable[[DeviceOffer], Guarantee | None]
+"""The guarantee of a share that was seen in force; None where nothing could be seen."""
 
 
-def resource_rows(offer: NodeOffer) -> list[dict[str, Any]]:
-    """One row per resource name: how many, how, with what guarantee, and on which GPUs."""
-    return [_resource_row(resource) for resource in resources_of(offer).values()]
+def resource_rows(offer: NodeOffer, verify: Verify | None = None) -> list[dict[str, Any]]:
+    """One row per resource name: how many, how, with what guarantee, and on which GPUs.
+
+    offer: what is promised. verify: None where the node was not read back.
+    """
+    check = verify or (lambda _share: None)
+    return [_resource_row(resource, check) for resource in resources_of(offer).values()]
 
 
-def _resource_row(resource: Resource) -> dict[str, Any]:
+def _resource_row(resource: Resource, verify: Verify) -> dict[str, Any]:
     by_gpu: dict[int, list[DeviceOffer]] = {}
     for offering in resource.offerings:
         by_gpu.setdefault(offering.gpu_index, []).append(offering)
@@ -23,12 +31,12 @@ def _resource_row(resource: Resource) -> dict[str, Any]:
         "name": str(resource.name),
         "count": resource.count,
         "strategy": _strategy(resource.offerings),
-        "guarantee": str(_weakest(resource.offerings)),
-        "gpus": [_gpu_row(offerings) for offerings in by_gpu.values()],
+        **_guarantees(resource.offerings, verify),
+        "gpus": [_gpu_row(offerings, verify) for offerings in by_gpu.values()],
     }
 
 
-def _gpu_row(offerings: Sequence[DeviceOffer]) -> dict[str, Any]:
+def _gpu_row(offerings: Sequence[DeviceOffer], verify: Verify) -> dict[str, Any]:
     """What one GPU adds to a resource. memoryBytes: of the smallest share, where shares differ."""
     first = offerings[0]
     return {
@@ -36,14 +44,25 @@ def _gpu_row(offerings: Sequence[DeviceOffer]) -> dict[str, Any]:
         "uuid": first.gpu,
         "count": sum(offering.count for offering in offerings),
         "strategy": str(first.strategy),
-        "guarantee": str(_weakest(offerings)),
+        **_guarantees(offerings, verify),
         "memoryBytes": min(offering.memory_bytes for offering in offerings),
         "planned": any(offering.planned for offering in offerings),
-        "devices": [_device_row(offering) for offering in offerings],
+        "devices": [_device_row(offering, verify) for offering in offerings],
     }
 
 
-def _device_row(offering: DeviceOffer) -> dict[str, Any]:
+def _guarantees(offerings: Sequence[DeviceOffer], verify: Verify) -> dict[str, str | None]:
+    """The weakest of several shares. guarantee: the weaker one of promised and verified."""
+    seen = [verify(one) for one in offerings]
+    known = [one for one in seen if one is not None]
+    return {
+        "guarantee": str(weakest(said(one, found) for one, found in zip(offerings, seen, strict=True))),
+        "promised": str(weakest(one.guarantee for one in offerings)),
+        "verified": str(weakest(iter(known))) if len(known) == len(seen) else None,
+    }
+
+
+def _device_row(offering: DeviceOffer, verify: Verify) -> dict[str, Any]:
     """One GPU or MIG device. uuid: None for a device that has still to be made."""
     row: dict[str, Any] = {
         "uuid": None if offering.planned else offering.device,
@@ -54,23 +73,19 @@ def _device_row(offering: DeviceOffer) -> dict[str, Any]:
         "firstShare": offering.first,
         "count": offering.count,
         "memoryBytes": offering.memory_bytes,
-        "guarantee": str(offering.guarantee),
+        **_guarantees([offering], verify),
         "threadsPercent": offering.threads_percent,
         "pipe": offering.pipe or None,
         "interval": None if offering.interval is None else str(offering.interval),
         "oneShareOnly": offering.single,
         "planned": offering.planned,
     }
-    return {key: value for key, value in row.items() if value is not None or key == "uuid"}
+    return {key: value for key, value in row.items() if value is not None or key in ("uuid", "verified")}
 
 
 def _strategy(offerings: Sequence[DeviceOffer]) -> str:
     strategies: set[Strategy] = {offering.strategy for offering in offerings}
     return str(next(iter(strategies))) if len(strategies) == 1 else "mixed"
-
-
-def _weakest(offerings: Sequence[DeviceOffer]) -> Guarantee:
-    return weakest(offering.guarantee for offering in offerings)
 
 
 # --- the node ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, Verify, blast
 from partage.plan.reconcile.blocked import Blocked, Blocker
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan
+from partage.plan.serve.ledger import Entry
 
 
 def step_kind(step: PlannedStep) -> str:
@@ -66,8 +67,15 @@ def gpu_keys(uuid: str, gpu: GpuPlan, plan: NodePlan, inventory: Inventory) -> d
         "reason": gpu.reason or None,
         **mig_keys(plan.mig.of(uuid)),
         **blocked_keys(gpu.blocked, inventory),
+        "waitingFor": [held_row(entry) for entry in gpu.waiting_for],
         "steps": [step_row(step, inventory) for step in gpu.steps],
     }
+
+
+def held_row(entry: Entry) -> dict[str, Any]:
+    """One held share, and which containers hold it."""
+    holders = [f"{one.namespace}/{one.pod}/{one.container}" for one in entry.holders]
+    return {"resource": entry.resource, "id": entry.id, "degree": str(entry.degree), "holders": holders}
 
 
 def mig_keys(mig: GpuMigPlan | Blocked | None) -> dict[str, Any]:

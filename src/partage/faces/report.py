@@ -9,15 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
+
 from partage import __version__
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, Reason, assess
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.edges.kubelet.port import EndpointState
-from partage.faces.documents import node_rows, resource_rows
+from partage.faces.documents import Verify, node_rows, resource_rows
+from partage.faces.reported import PlannedFrom
 from partage.model.health import HealthStatus
 from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan
+from partage.plan.reconcile.verification import verified
 from partage.plan.report import GpuReport, PolicyReport, Report
 from partage.plan.serve.ledger import Entry
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind
@@ -40,7 +44,16 @@ def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> d
         "resources": _resources(report, board.endpoints()),
         "held": [_entry(entry, at) for entry in report.entries],
         "watch": _watch(look, at) if (look := board.look()) is not None else None,
+        "plannedFrom": planned_from(report),
     }
+
+
+def planned_from(report: Report) -> dict[str, Any] | None:
+    """What the planner looked at, whole: ``partage plan`` plans from it as the agent does."""
+    if report.policy_in_force is None or report.snapshot is None:
+        return None
+    plain: dict[str, Any] = to_builtins(PlannedFrom(report.policy_in_force, report.snapshot))
+    return plain
 
 
 def health_document(verdict: Readiness) -> dict[str, Any]:
@@ -184,7 +197,7 @@ def _phase(phase: HealthStatus) -> dict[str, str]:
 
 def _resources(report: Report, endpoints: Iterable[EndpointState]) -> list[dict[str, Any]]:
     """The rows of ``plan``, and how they stand with the kubelet."""
-    offered = {row["name"]: row for row in resource_rows(report.offer)}
+    offered = {row["name"]: row for row in resource_rows(report.offer, verify_of(report))}
     states = {state.resource: state for state in endpoints}
     rows = []
     for resource in report.resources:
@@ -202,6 +215,14 @@ def _resources(report: Report, endpoints: Iterable[EndpointState]) -> list[dict[
             }
         )
     return rows
+
+
+def verify_of(report: Report) -> Verify | None:
+    """What the agent has seen in force."""
+    now = report.snapshot
+    if now is None:
+        return None
+    return lambda share: verified(share, now.observed, report.watched)
 
 
 def _watch(look: WatchObservation, at: _Times) -> dict[str, Any]:

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
+from msgspec import ValidationError, convert, field
 
 from partage.model.ids import ResourceName
-from partage.model.policy import Interval, Strategy
+from partage.model.policy import Interval, Policy, Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.plan.reconcile.node_plan import Snapshot
 from partage.values import Frozen
 
 
@@ -30,7 +31,8 @@ class Reported(Frozen):
 
     at: RFC 3339. policy: its source, empty for none. reasons: why the agent is not well, or degraded.
     troubles: GPU UUID to what is wrong with it. waited_for: rows of GPUs that wait for their holders.
-    pending: GPU UUID to what keeps it from being as the policy wants it.
+    pending: GPU UUID to what keeps it from being as the policy wants it. planned_from: None where the agent
+    has no policy yet, or is of another version.
     """
 
     at: str
@@ -42,6 +44,7 @@ class Reported(Frozen):
     troubles: Mapping[str, str] = field(default_factory=dict)
     waited_for: tuple[Mapping[str, Any], ...] = ()
     pending: Mapping[str, str] = field(default_factory=dict)
+    planned_from: PlannedFrom | None = None
 
     @property
     def pods_by_gpu(self) -> dict[int, list[str]]:
@@ -56,6 +59,13 @@ class Reported(Frozen):
     def holders(self) -> dict[str, str]:
         """Share id to the pods that hold it."""
         return {share.id: " or ".join(_pod(name) for name in share.holders) or "?" for share in self.held}
+
+
+class PlannedFrom(Frozen):
+    """What the agent's planner looked at."""
+
+    policy: Policy
+    snapshot: Snapshot
 
 
 class Unreadable(Frozen):
@@ -92,7 +102,15 @@ def _reported(document: Mapping[str, Any]) -> Reported:
         troubles={row["uuid"]: said for row in gpus if (said := _trouble(row))},
         waited_for=tuple(_waiting(row) for row in gpus if row["phase"] in ("waiting", "withdrawing")),
         pending={row["uuid"]: str(said) for row in gpus if (said := row["reason"])},
+        planned_from=_planned_from(document.get("plannedFrom")),
     )
+
+
+def _planned_from(plain: object) -> PlannedFrom | None:
+    try:
+        return None if plain is None else convert(plain, PlannedFrom)
+    except ValidationError:
+        return None
 
 
 def _offer(resources: list[Any], gpus: list[Any]) -> NodeOffer:

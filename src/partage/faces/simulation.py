@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from partage.faces.documents import node_rows, resource_rows
+from partage.faces.report import verify_of
 from partage.lab.stories.model import Story
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
@@ -22,7 +23,7 @@ def ending_document(story: Story, ending: StoryEnding) -> dict[str, Any]:
         "contradictions": list(ending.contradictions),
         "capacity": dict(ending.snapshot.capacity),
         "allocatable": dict(ending.snapshot.allocatable),
-        "resources": resource_rows(report.offer) if report else [],
+        "resources": resource_rows(report.offer, verify_of(report)) if report else [],
         "node": node_rows(ending.inventory),
         "pods": [_pod(status) for status in ending.snapshot.pods],
     }

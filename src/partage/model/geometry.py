@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partage.model.profile import MigProfile
+from partage.units import MIB
 from partage.values import Frozen
 
 
@@ -75,3 +76,10 @@ class Geometry(Frozen):
     def whole(self) -> ProfileSpec:
         """The profile that takes the whole GPU; its engines are all that the GPU has."""
         return max(self.profiles, key=lambda spec: (spec.compute_slices, not spec.profile.attributes))
+
+
+def instance_memory(spec: ProfileSpec, geometry: Geometry, total_bytes: int) -> int:
+    """Memory of one GPU instance in bytes. Where no source says it: its part of the total, in whole MiB."""
+    if spec.memory_bytes is not None:
+        return spec.memory_bytes
+    return total_bytes * spec.size // geometry.memory_slices // MIB * MIB

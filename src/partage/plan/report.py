@@ -12,11 +12,11 @@ from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
 from partage.model.ids import ResourceName
 from partage.model.mps import DaemonState
-from partage.model.policy import Strategy
+from partage.model.policy import Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.reconcile.node_plan import GpuPlan, Phase
+from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import Entry
 from partage.plan.turn import TurnResult
@@ -112,7 +112,11 @@ class Moment(Frozen):
 
 
 class Report(Frozen):
-    """One turn's outcome."""
+    """One turn's outcome.
+
+    offer: what is promised. policy_in_force, snapshot: what the planner looked at, so that others can plan as
+    the agent does; None: there is no policy yet. watched: UUIDs of GPUs whose use is watched at this moment.
+    """
 
     made: Moment
     node: KnownNode
@@ -122,10 +126,14 @@ class Report(Frozen):
     entries: tuple[Entry, ...]
     policy: PolicyReport
     dependencies: Dependencies
+    policy_in_force: Policy | None = None
+    snapshot: Snapshot | None = None
+    watched: frozenset[str] = frozenset()
 
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""
-        return replace(self, made=Moment(0.0, 0.0, 0, 0.0))
+        snapshot = replace(self.snapshot, now_s=0.0) if self.snapshot else None
+        return replace(self, made=Moment(0.0, 0.0, 0, 0.0), snapshot=snapshot)
 
 
 def gpu_reports(

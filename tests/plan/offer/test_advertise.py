@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.errors import InputError, PartageError, Unsatisfiable
-from partage.model.geometry import ProfileSpec
 from partage.model.gpu import Inventory
 from partage.model.layout import LayoutItem
 from partage.model.placement import Placement
@@ -127,23 +126,18 @@ def test_compute_instances_of_one_gpu_instance_share_its_memory_without_a_guaran
 
 def test_planned_compute_instances_of_one_gpu_instance_have_names_of_their_own() -> None:
     profile = MigProfile.parse("1c.3g.40gb")
-    spec = ProfileSpec(MigProfile.parse("3g.40gb"), 2, 9, 3, 4, (0, 4), (4, 0), 2, memory_bytes=40 * GIB)
-    planned = PlannedDevice(LayoutItem(profile), spec, Placement(4, 4), siblings=2)
+    planned = PlannedDevice(LayoutItem(profile), Placement(4, 4), 40 * GIB, siblings=2)
     two = [replace(target(gpu(0)), mig=planned, strategy=Strategy.MIG)] * 2
     offered = _offer(*two)
     assert len({one.device for one in offered}) == 2
     assert {one.guarantee for one in offered} == {Guarantee.NONE}
 
 
-@pytest.mark.parametrize("known_memory", [None, 40 * GIB - 1])
-def test_a_planned_mig_device_is_offered_without_files(known_memory: int | None) -> None:
-    """Its memory is the catalogue's, or the rounded figure of its name."""
-    profile = MigProfile.parse("3g.40gb")
-    spec = ProfileSpec(profile, 2, 9, 3, 4, (0, 4), (4, 0), 2, memory_bytes=known_memory)
-    planned = PlannedDevice(LayoutItem(profile), spec, Placement(4, 4))
+def test_a_planned_mig_device_is_offered_without_files() -> None:
+    planned = PlannedDevice(LayoutItem(MigProfile.parse("3g.40gb")), Placement(4, 4), 40 * GIB - 1)
     (one,) = _offer(replace(target(gpu(0)), mig=planned, strategy=Strategy.MIG))
     assert (one.planned, one.nodes, one.profile) == (True, (), "3g.40gb")
-    assert one.memory_bytes == (known_memory or 40 * GIB)
+    assert one.memory_bytes == 40 * GIB - 1
     assert one.device == f"{gpu(0).uuid}/3g.40gb@4#0"
 
 

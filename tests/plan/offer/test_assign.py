@@ -694,7 +694,7 @@ def test_mps_that_limits_nothing_beside_mps_that_does_is_a_warning() -> None:
     assert "MPS x 2 without limits on GPU 0; MPS x 2 on GPUs 1-7" in warning.message
 
 
-def test_a_client_whose_name_makes_no_resource_name_is_left_to_who_refuses_it() -> None:
+def test_a_client_whose_name_makes_no_resource_name_is_refused_elsewhere() -> None:
     long = "a" * 40
     clients = f"clients: [{{name: {long}}}, {{name: {long}}}]"
     policy = native(f"{{select: all, name: nvidia.com/{long}, mps: {{{clients}}}}}")

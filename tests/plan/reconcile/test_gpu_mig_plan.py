@@ -50,7 +50,7 @@ H100 = "h100-sxm5-80gb"
 A100 = "a100-40gb"
 
 
-def wish(*names, enabled=True):
+def desired(*names, enabled=True):
     return DesiredMig(tuple(LayoutItem.parse(name) for name in names), enabled)
 
 
@@ -62,7 +62,7 @@ def has_gpu(name="default/train", kind=UseKind.POD):
     return GpuUse("GPU-0", kind, name)
 
 
-def way(*args, **more):
+def plan_of(*args, **more):
     """Either answer: which of the two a test expects, it says by what it reads."""
     return plan_gpu_mig(*args, **more)
 
@@ -74,7 +74,7 @@ def uses_of(card):
 
 def plan(card, wanted, **more):
     uses = more.pop("uses", uses_of(card))
-    return way(card.gpu(), wanted, card.geometry, uses, **more)
+    return plan_of(card.gpu(), wanted, card.geometry, uses, **more)
 
 
 def done(card, wanted, **more):
@@ -99,7 +99,7 @@ def uuid_at(card, start, which=0):
 
 
 def test_on_an_empty_gpu_the_layout_sits_where_the_rule_puts_it():
-    answer = done(Card(H100), wish("1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"))
+    answer = done(Card(H100), desired("1g.10gb", "1g.10gb", "2g.20gb", "3g.40gb"))
     assert answer.layout == ("2g.20gb@0", "1g.10gb@2", "1g.10gb@3", "3g.40gb@4")
     assert words(answer)[:2] == [
         "create a GPU instance 2g.20gb at 0:2",
@@ -111,7 +111,7 @@ def test_on_an_empty_gpu_the_layout_sits_where_the_rule_puts_it():
 @pytest.mark.parametrize("model_id", MODELS)
 def test_on_an_empty_gpu_nothing_is_searched(model_id):
     for multiset in list(oracle.feasible(model_id))[:20]:
-        wanted = wish(*(name for name, many in multiset for _ in range(many)))
+        wanted = desired(*(name for name, many in multiset for _ in range(many)))
         answer = plan(Card(model_id), wanted)
         seats = place(geometry(model_id), wanted.items)
         assert sorted(answer.layout) == sorted(f"{one.item}@{one.placement.start}" for one in seats)
@@ -119,7 +119,7 @@ def test_on_an_empty_gpu_nothing_is_searched(model_id):
 
 def test_what_is_wanted_and_lives_there_already_takes_no_step():
     card = Card(H100).live("3g.40gb", 0).live("1g.10gb", 6)
-    answer = plan(card, wish("1g.10gb", "3g.40gb"))
+    answer = plan(card, desired("1g.10gb", "3g.40gb"))
     assert answer.steps == ()
     assert set(answer.kept) == {device.uuid for device in card.gpu().mig_devices}
 
@@ -127,7 +127,7 @@ def test_what_is_wanted_and_lives_there_already_takes_no_step():
 def test_only_what_is_in_the_way_is_destroyed():
     card = Card(H100).live("3g.40gb", 4).live("1g.10gb", 0).live("1g.10gb", 1)
     kept = uuid_at(card, 4)
-    answer = done(card, wish("3g.40gb", "2g.20gb", "1g.10gb"))
+    answer = done(card, desired("3g.40gb", "2g.20gb", "1g.10gb"))
     assert kept in answer.kept
     assert len(answer.gone) == 1
     assert answer.layout == ("1g.10gb@0", "2g.20gb@2", "3g.40gb@4")
@@ -135,7 +135,7 @@ def test_only_what_is_in_the_way_is_destroyed():
 
 def test_everything_is_destroyed_before_anything_is_created():
     card = Card(H100).live("2g.20gb", 0).live("2g.20gb", 2).live("3g.40gb", 4)
-    steps = done(card, wish("4g.40gb", "1g.10gb", "1g.10gb", "1g.10gb")).steps
+    steps = done(card, desired("4g.40gb", "1g.10gb", "1g.10gb", "1g.10gb")).steps
     kinds = [type(step) for step in steps]
     assert kinds[:6] == [DestroyCompute, DestroyInstance] * 3
     assert kinds[6:] == [CreateInstance, CreateCompute] * 4 + [Verify]
@@ -143,14 +143,14 @@ def test_everything_is_destroyed_before_anything_is_created():
 
 def test_what_an_item_fixes_is_where_it_comes_to_sit():
     card = Card(H100).live("3g.40gb", 0)
-    answer = done(card, wish("3g.40gb@4"))
+    answer = done(card, desired("3g.40gb@4"))
     assert answer.layout == ("3g.40gb@4",)
     assert answer.kept == ()
 
 
 def test_an_empty_gpu_instance_is_adopted_where_it_fits():
     card = Card(H100).live("3g.40gb", 4, computes=[]).live("1g.10gb", 2, computes=[])
-    answer = done(card, wish("3g.40gb", "1g.10gb"))
+    answer = done(card, desired("3g.40gb", "1g.10gb"))
     assert words(answer)[:2] == [
         "create the MIG device 1g.10gb at 2:1",
         "create the MIG device 3g.40gb at 4:4",
@@ -159,50 +159,54 @@ def test_an_empty_gpu_instance_is_adopted_where_it_fits():
 
 def test_an_empty_gpu_instance_that_fits_nowhere_is_destroyed():
     card = Card(H100).live("4g.40gb", 0, computes=[])
-    assert words(done(card, wish("3g.40gb", "3g.40gb")))[0] == "destroy the GPU instance 4g.40gb at 0:4"
+    assert words(done(card, desired("3g.40gb", "3g.40gb")))[0] == "destroy the GPU instance 4g.40gb at 0:4"
 
 
 def test_a_mig_device_stays_rather_than_an_empty_gpu_instance():
     card = Card(H100).live("1g.10gb", 0, computes=[]).live("1g.10gb", 6)
-    assert done(card, wish("1g.10gb")).layout == ("1g.10gb@6",)
+    assert done(card, desired("1g.10gb")).layout == ("1g.10gb@6",)
 
 
 def test_of_two_instances_of_which_one_can_stay_the_larger_one_stays():
     card = Card(H100).live("1g.10gb", 0).live("2g.20gb", 4)
-    assert done(card, wish("3g.40gb", "2g.20gb", "1g.10gb")).layout == ("3g.40gb@0", "2g.20gb@4", "1g.10gb@6")
+    assert done(card, desired("3g.40gb", "2g.20gb", "1g.10gb")).layout == (
+        "3g.40gb@0",
+        "2g.20gb@4",
+        "1g.10gb@6",
+    )
 
 
 def test_nothing_wanted_empties_the_gpu_and_leaves_the_mode_on():
     card = Card(H100).live("3g.40gb", 0).live("1g.10gb", 4, computes=[])
-    done(card, wish())
+    done(card, desired())
     assert (card.mode, card.instances) == ((True, True), {})
 
 
 def test_an_instance_to_be_renewed_is_made_again_in_its_place():
     card = Card(H100).live("3g.40gb", 4, computes=["1c.3g.40gb"])
     gi_id = next(iter(card.instances))
-    answer = done(card, wish("2c.3g.40gb@4", "1c.3g.40gb@4"), renew=[gi_id])
+    answer = done(card, desired("2c.3g.40gb@4", "1c.3g.40gb@4"), renew=[gi_id])
     assert [type(step) for step in answer.steps][:3] == [DestroyCompute, DestroyInstance, CreateInstance]
 
 
 def test_an_instance_in_use_is_not_renewed():
     card = Card(H100).live("3g.40gb", 4)
     card.busy = {uuid_at(card, 4)}
-    assert plan(card, wish("3g.40gb"), renew=list(card.instances)).steps == ()
+    assert plan(card, desired("3g.40gb"), renew=list(card.instances)).steps == ()
 
 
 # --- compute instances ---------------------------------------------------------------------------
 
 
 def test_compute_instances_fill_a_gpu_instance_before_they_open_the_next():
-    answer = done(Card(H100), wish(*["1c.3g.40gb"] * 4))
+    answer = done(Card(H100), desired(*["1c.3g.40gb"] * 4))
     assert [type(step) for step in answer.steps].count(CreateInstance) == 2
     assert Counter(answer.layout) == {"1c.3g.40gb@4": 3, "1c.3g.40gb@0": 1}
 
 
 def test_they_fill_the_gpu_instance_that_lives_before_a_new_one():
     card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"])
-    answer = done(card, wish(*["1c.3g.40gb"] * 3))
+    answer = done(card, desired(*["1c.3g.40gb"] * 3))
     assert [type(step) for step in answer.steps] == [CreateCompute, CreateCompute, Verify]
 
 
@@ -210,25 +214,25 @@ def test_compute_instances_that_are_spread_already_are_left_where_they_are():
     card = (
         Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"]).live("3g.40gb", 4, computes=["1c.3g.40gb"] * 2)
     )
-    assert plan(card, wish(*["1c.3g.40gb"] * 3)).steps == ()
+    assert plan(card, desired(*["1c.3g.40gb"] * 3)).steps == ()
 
 
 def test_a_surplus_compute_instance_is_destroyed_and_its_neighbours_stay():
     card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"] * 3)
-    answer = done(card, wish("1c.3g.40gb"))
+    answer = done(card, desired("1c.3g.40gb"))
     assert [type(step) for step in answer.steps] == [DestroyCompute, DestroyCompute, Verify]
 
 
 def test_of_equal_compute_instances_the_one_in_use_stays():
     card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"] * 3)
     card.busy = {uuid_at(card, 0, 2)}
-    assert done(card, wish("1c.3g.40gb")).kept == tuple(card.busy)
+    assert done(card, desired("1c.3g.40gb")).kept == tuple(card.busy)
 
 
 def test_a_compute_instance_in_use_that_is_not_wanted_is_named():
     card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb", "1c.3g.40gb"])
     card.busy = {uuid_at(card, 0)}
-    answer = plan(card, wish("2c.3g.40gb", "2g.20gb"))
+    answer = plan(card, desired("2c.3g.40gb", "2g.20gb"))
     assert (answer.kind, answer.blockers[0].devices) == (BlockKind.HELD, tuple(card.busy))
 
 
@@ -236,7 +240,7 @@ def test_a_compute_instance_in_use_that_is_not_wanted_is_named():
 
 
 def blocked(card, *names):
-    answer = plan(card, wish(*names))
+    answer = plan(card, desired(*names))
     assert isinstance(answer, Blocked)
     assert answer.kind is BlockKind.HELD
     return answer
@@ -279,7 +283,7 @@ def test_no_more_is_blamed_than_has_to_go():
 
 
 def test_a_layout_that_no_empty_gpu_has_does_not_fit():
-    answer = plan(Card(H100), wish("3g.40gb", "3g.40gb", "1g.10gb"))
+    answer = plan(Card(H100), desired("3g.40gb", "3g.40gb", "1g.10gb"))
     assert (answer.kind, answer.misfit) == (BlockKind.DOES_NOT_FIT, MisfitKind.MEMORY)
     assert answer.reason.startswith("GPU 0: ")
 
@@ -288,68 +292,68 @@ def test_a_process_is_known_by_its_instances():
     card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"] * 2).live("2g.20gb", 4)
     gi_id, other = card.instances
     in_compute = GpuUse("GPU-0", UseKind.PROCESS, "python", 4711, gi_id=gi_id, ci_id=1)
-    answer = plan(card, wish("4g.40gb"), uses=[in_compute])
+    answer = plan(card, desired("4g.40gb"), uses=[in_compute])
     assert answer.blockers[0].devices == (card.instances[gi_id][2][1][1],)
     assert "process python (pid 4711)" in answer.reason
     in_instance = GpuUse("GPU-0", UseKind.PROCESS, "python", 4711, gi_id=gi_id)
-    assert len(plan(card, wish("4g.40gb"), uses=[in_instance]).blockers[0].devices) == 2
+    assert len(plan(card, desired("4g.40gb"), uses=[in_instance]).blockers[0].devices) == 2
     assert isinstance(
-        plan(card, wish(), uses=[GpuUse("GPU-1", UseKind.PROCESS, "x", gi_id=other)]), GpuMigPlan
+        plan(card, desired(), uses=[GpuUse("GPU-1", UseKind.PROCESS, "x", gi_id=other)]), GpuMigPlan
     )
 
 
-def test_one_who_has_the_gpu_as_a_whole_uses_all_its_instances():
+def test_a_use_of_the_whole_gpu_is_a_use_of_all_its_instances():
     card = Card(H100).live("1g.10gb", 6)
-    answer = plan(card, wish(), uses=[has_gpu()])
+    answer = plan(card, desired(), uses=[has_gpu()])
     assert answer.kind is BlockKind.HELD
-    assert isinstance(plan(card, wish("1g.10gb", "2g.20gb"), uses=[has_gpu()]), GpuMigPlan)
+    assert isinstance(plan(card, desired("1g.10gb", "2g.20gb"), uses=[has_gpu()]), GpuMigPlan)
 
 
 def test_a_monitor_is_no_user_of_an_instance():
     card = Card(H100).live("1g.10gb", 6)
-    assert isinstance(plan(card, wish(), uses=[has_gpu("dcgm", UseKind.MONITOR)]), GpuMigPlan)
+    assert isinstance(plan(card, desired(), uses=[has_gpu("dcgm", UseKind.MONITOR)]), GpuMigPlan)
 
 
 def test_the_first_instance_waits_for_an_idle_gpu():
     card = Card(H100)
     card.in_use = True
-    assert plan(card, wish("1g.10gb")).kind is BlockKind.HELD
-    assert plan(card, wish()).steps == ()
+    assert plan(card, desired("1g.10gb")).kind is BlockKind.HELD
+    assert plan(card, desired()).steps == ()
 
 
 def test_without_a_geometry_a_layout_is_not_plannable_unless_it_lives_already():
     card = Card(H100).live("3g.40gb", 4, computes=["1c.3g.40gb"] * 2).live("1g.10gb", 0)
-    live = way(card.gpu(), wish("1g.10gb", *["1c.3g.40gb"] * 2), None)
+    live = plan_of(card.gpu(), desired("1g.10gb", *["1c.3g.40gb"] * 2), None)
     assert (live.steps, len(live.kept)) == ((), 3)
-    assert way(card.gpu(), wish("2g.20gb"), None).kind is BlockKind.UNKNOWN_GEOMETRY
-    assert len(way(card.gpu(), wish(), None).gone) == 3
-    assert len(way(card.gpu(), wish(enabled=False), None).gone) == 3
+    assert plan_of(card.gpu(), desired("2g.20gb"), None).kind is BlockKind.UNKNOWN_GEOMETRY
+    assert len(plan_of(card.gpu(), desired(), None).gone) == 3
+    assert len(plan_of(card.gpu(), desired(enabled=False), None).gone) == 3
 
 
 def test_what_lives_there_is_possible_whatever_the_catalogue_says():
     card = Card(H100).live("3g.40gb", 4).live("1g.10gb", 0)
     less = replace(card.geometry, compute_slices=3)
-    assert way(card.gpu(), wish("3g.40gb", "1g.10gb"), less).steps == ()
-    assert way(Card(H100).gpu(), wish("3g.40gb", "1g.10gb"), less).kind is BlockKind.DOES_NOT_FIT
+    assert plan_of(card.gpu(), desired("3g.40gb", "1g.10gb"), less).steps == ()
+    assert plan_of(Card(H100).gpu(), desired("3g.40gb", "1g.10gb"), less).kind is BlockKind.DOES_NOT_FIT
 
 
 def test_an_empty_instance_in_use_is_not_destroyed():
     card = Card(H100).live("3g.40gb", 0, computes=[]).live("1g.10gb", 6)
     empty = next(iter(card.instances))
     in_use = GpuUse("GPU-0", UseKind.PROCESS, "x", gi_id=empty)
-    assert way(card.gpu(), wish("1g.10gb"), card.geometry, [in_use]).kind is BlockKind.HELD
+    assert plan_of(card.gpu(), desired("1g.10gb"), card.geometry, [in_use]).kind is BlockKind.HELD
 
 
 def test_a_gpu_without_mig_has_no_layout_and_needs_none():
     gpu = replace(Card(H100).gpu(), mig_mode=None)
-    assert way(gpu, wish("1g.10gb"), None).kind is BlockKind.NO_MIG
-    assert way(gpu, wish(enabled=False), None).steps == ()
+    assert plan_of(gpu, desired("1g.10gb"), None).kind is BlockKind.NO_MIG
+    assert plan_of(gpu, desired(enabled=False), None).steps == ()
 
 
 def test_a_named_layout_is_what_it_means_on_this_model():
     assert len(done(Card(H100), DesiredMig(named="all-1g.10gb")).layout) == 7
     assert plan(Card(H100), DesiredMig(named="all-1g.5gb")).kind is BlockKind.DOES_NOT_FIT
-    assert way(Card(H100).gpu(), DesiredMig(named="all-1g.5gb"), None).kind is BlockKind.UNKNOWN_GEOMETRY
+    assert plan_of(Card(H100).gpu(), DesiredMig(named="all-1g.5gb"), None).kind is BlockKind.UNKNOWN_GEOMETRY
 
 
 # --- mode ----------------------------------------------------------------------------------------
@@ -374,16 +378,16 @@ OFF, ON, TO_ON, TO_OFF = (False, False), (True, True), (False, True), (True, Fal
     ],
 )
 def test_the_mode_changes_by_as_little_as_it_takes(model_id, mode, enabled, expected):
-    answer = plan(Card(model_id, mode=mode), wish(enabled=enabled))
+    answer = plan(Card(model_id, mode=mode), desired(enabled=enabled))
     assert [type(step) for step in answer.steps] == ([*expected, Verify] if expected else [])
 
 
 def test_instances_go_before_the_mode_and_come_after_the_reset():
     card = Card(A100).live("3g.20gb", 0)
-    assert [type(step) for step in done(card, wish(enabled=False)).steps] == [
+    assert [type(step) for step in done(card, desired(enabled=False)).steps] == [
         DestroyCompute, DestroyInstance, SetMigMode, Reset, Verify,
     ]  # fmt: skip
-    assert [type(step) for step in done(card, wish("3g.20gb")).steps] == [
+    assert [type(step) for step in done(card, desired("3g.20gb")).steps] == [
         SetMigMode, Reset, CreateInstance, CreateCompute, Verify,
     ]  # fmt: skip
 
@@ -391,7 +395,7 @@ def test_instances_go_before_the_mode_and_come_after_the_reset():
 def test_a_change_that_is_taken_back_keeps_the_instances():
     card = Card(A100, mode=ON).live("3g.20gb", 0)
     card.mode = TO_OFF
-    answer = done(card, wish("3g.20gb"))
+    answer = done(card, desired("3g.20gb"))
     assert words(answer)[0] == "turn MIG mode on"
     assert len(answer.kept) == 1
 
@@ -400,23 +404,23 @@ def test_a_change_that_is_taken_back_keeps_the_instances():
 def test_the_mode_is_not_changed_under_anybody(model_id):
     card = Card(model_id, mode=OFF)
     card.in_use = True
-    assert plan(card, wish("1c.7g.80gb")).kind is BlockKind.HELD
+    assert plan(card, desired("1c.7g.80gb")).kind is BlockKind.HELD
     busy = Card(model_id).live(str(geometry(model_id).profiles[0].profile), 0)
     busy.busy = {uuid_at(busy, 0)}
-    assert "MIG mode is to be off" in plan(busy, wish(enabled=False)).reason
+    assert "MIG mode is to be off" in plan(busy, desired(enabled=False)).reason
 
 
 def test_a_monitor_blocks_a_reset_and_no_other_change_of_mode():
     dcgm = has_gpu("nv-hostengine", UseKind.MONITOR)
-    refused = plan(Card(A100, mode=OFF), wish(), uses=[dcgm])
+    refused = plan(Card(A100, mode=OFF), desired(), uses=[dcgm])
     assert refused.reason == (
         "GPU 0 cannot be reset: it is used by monitor nv-hostengine, and GPU 0 has to be idle"
     )
-    assert isinstance(plan(Card(H100, mode=OFF), wish(), uses=[dcgm]), GpuMigPlan)
+    assert isinstance(plan(Card(H100, mode=OFF), desired(), uses=[dcgm]), GpuMigPlan)
 
 
 def test_whether_a_reset_is_needed_can_be_the_drivers_word():
-    steps = plan(Card(A100, mode=OFF), wish(), resets=lambda gpu: False).steps
+    steps = plan(Card(A100, mode=OFF), desired(), resets=lambda gpu: False).steps
     assert [type(step) for step in steps] == [SetMigMode, Verify]
 
 
@@ -452,7 +456,7 @@ def scenes(draw, models=MODELS):
     card.busy = set(draw(st.lists(st.sampled_from(devices), max_size=3))) if devices else set()
     target = draw(st.permutations(draw(st.sampled_from(layouts(model_id)))))
     names = [f"{name}@{start}" if draw(st.integers(0, 4)) == 0 else name for name, start in target]
-    return card, wish(*names)
+    return card, desired(*names)
 
 
 def best_by_enumeration(card, wanted):
@@ -550,9 +554,9 @@ def test_the_layout_after_a_change_of_mode_is_undone_by_the_mode_and_a_reset(mod
     if card.mode == ON:
         for name, start in data.draw(st.sampled_from(layouts(model_id))):
             card.live(name, start)
-        wanted = wish(enabled=False)
+        wanted = desired(enabled=False)
     else:
-        wanted = wish(*(name for name, _ in data.draw(st.sampled_from(layouts(model_id)))))
+        wanted = desired(*(name for name, _ in data.draw(st.sampled_from(layouts(model_id)))))
     answer = plan(card, wanted)
     before, mode = card.content(), card.mode
     history = []
@@ -586,7 +590,7 @@ def split_scenes(draw):
         for slices in compute_choices(spec.compute_slices)
     ]
     names = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=4))
-    return card, wish(*map(str, names))
+    return card, desired(*map(str, names))
 
 
 @st.composite
@@ -663,8 +667,8 @@ def test_a_mode_of_now_and_one_to_come_are_told_apart():
 
 def test_every_step_crosses_to_the_helper_and_back():
     card = Card(A100, mode=OFF)
-    steps = [*done(card, wish("3g.20gb")).steps, *done(card, wish("1c.3g.20gb")).steps]
-    steps += done(card, wish(enabled=False)).steps
+    steps = [*done(card, desired("3g.20gb")).steps, *done(card, desired("1c.3g.20gb")).steps]
+    steps += done(card, desired(enabled=False)).steps
     steps += [
         SetComputeMode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT),
         SetTimeSlice("GPU-1", Interval.LONG, Interval.DEFAULT),

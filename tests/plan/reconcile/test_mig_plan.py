@@ -33,7 +33,7 @@ A100, A100_PCIE, H100 = "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB", "NVIDI
 OFF = (False, False)
 
 
-def wish(*names, enabled=True):
+def desired(*names, enabled=True):
     return DesiredMig(tuple(LayoutItem.parse(name) for name in names), enabled)
 
 
@@ -50,9 +50,9 @@ def node(cards, nvlinks=12, fabric_manager=None, virtual=None):
     )
 
 
-def plan(cards, wishes, uses=(), renew=NOTHING, **facts):
+def plan(cards, desired_layouts, uses=(), renew=NOTHING, **facts):
     known = {card.gpu().uuid: card.geometry for card in cards}
-    named = {f"GPU-{index}": one for index, one in wishes.items()}
+    named = {f"GPU-{index}": one for index, one in desired_layouts.items()}
     return plan_mig(node(cards, **facts), named, lambda gpu: known[gpu.uuid], uses, renew=renew)
 
 
@@ -73,26 +73,26 @@ def pod(gpu, name="default/train"):
 # --- GPUs by themselves --------------------------------------------------------------------------
 
 
-def test_only_gpus_with_a_wish_are_touched_and_only_where_something_differs():
+def test_only_gpus_with_a_desired_layout_are_touched_and_only_where_something_differs():
     some = cards(H100, 3)
     some[0].live("3g.40gb", 0)
     some[1].live("3g.40gb", 0)
-    answer = plan(some, {0: wish("3g.40gb"), 2: wish("1g.10gb")})
+    answer = plan(some, {0: desired("3g.40gb"), 2: desired("1g.10gb")})
     assert [unit.gpus for unit in answer.transactions] == [("GPU-2",)]
     assert [one.gpu for one in answer.planned] == ["GPU-0", "GPU-2"]
     assert answer.planned[0].steps == ()
 
 
-def test_a_gpu_without_a_way_does_not_keep_the_others_from_theirs():
+def test_a_blocked_gpu_does_not_block_the_others():
     some = cards(H100, 2)
-    answer = plan(some, {0: wish("9g.90gb"), 1: wish("1g.10gb")})
+    answer = plan(some, {0: desired("9g.90gb"), 1: desired("1g.10gb")})
     assert [(one.gpu, one.kind) for one in answer.blocked] == [("GPU-0", BlockKind.DOES_NOT_FIT)]
     assert [unit.gpus for unit in answer.transactions] == [("GPU-1",)]
 
 
 def test_a_gpu_that_needs_no_reset_changes_its_mode_beside_busy_neighbours():
     some = cards(H100, 8, mode=OFF)
-    answer = plan(some, {3: wish("7g.80gb")}, [pod(gpu) for gpu in range(8) if gpu != 3])
+    answer = plan(some, {3: desired("7g.80gb")}, [pod(gpu) for gpu in range(8) if gpu != 3])
     assert [unit.gpus for unit in answer.transactions] == [("GPU-3",)]
     assert SetMigMode in kinds(answer.transactions[0].steps)
     assert Reset not in kinds(answer.transactions[0].steps)
@@ -101,11 +101,11 @@ def test_a_gpu_that_needs_no_reset_changes_its_mode_beside_busy_neighbours():
 # --- GPUs that share a reset ---------------------------------------------------------------------
 
 
-def test_gpus_that_share_a_reset_are_reset_once_between_what_goes_and_what_comes():
+def test_gpus_that_share_a_reset_are_reset_once_after_what_is_destroyed_and_before_what_is_created():
     some = cards(A100, 4, mode=OFF)
     some[2].mode = (True, True)
     some[2].live("3g.20gb", 4)
-    answer = plan(some, {0: wish("7g.40gb"), 1: wish("7g.40gb"), 2: wish("3g.20gb")})
+    answer = plan(some, {0: desired("7g.40gb"), 1: desired("7g.40gb"), 2: desired("3g.20gb")})
     (unit,) = answer.transactions
     assert unit.gpus == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
     counted = (DestroyInstance, SetMigMode, Reset, CreateInstance)
@@ -123,20 +123,20 @@ def test_interrupted_anywhere_a_shared_reset_ends_in_what_is_wanted():
     some = cards(A100, 3, mode=OFF)
     some[2].mode = (True, True)
     some[2].live("3g.20gb", 4)
-    wishes = {0: wish("3g.20gb", "3g.20gb"), 1: wish(), 2: wish("3g.20gb", "1g.5gb")}
-    steps = plan(some, wishes).transactions[0].steps
+    desired_layouts = {0: desired("3g.20gb", "3g.20gb"), 1: desired(), 2: desired("3g.20gb", "1g.5gb")}
+    steps = plan(some, desired_layouts).transactions[0].steps
     for done in range(len(steps) + 1):
         copy = deepcopy(some)
         run(copy, steps[:done])
-        for unit in plan(copy, wishes).transactions:
+        for unit in plan(copy, desired_layouts).transactions:
             run(copy, unit.steps)
-        assert plan(copy, wishes).transactions == ()
+        assert plan(copy, desired_layouts).transactions == ()
         assert [len(card.content()) for card in copy] == [2, 0, 2]
 
 
 def test_a_peer_in_use_keeps_the_set_from_its_reset_and_is_named():
     some = cards(A100, 4, mode=OFF)
-    answer = plan(some, {0: wish("7g.40gb")}, [pod(2), pod(3)])
+    answer = plan(some, {0: desired("7g.40gb")}, [pod(2), pod(3)])
     (refused,) = answer.blocked
     assert (refused.gpu, refused.kind) == ("GPU-0", BlockKind.HELD)
     assert [one.gpu for one in refused.blockers] == ["GPU-2", "GPU-3"]
@@ -144,62 +144,62 @@ def test_a_peer_in_use_keeps_the_set_from_its_reset_and_is_named():
     assert answer.transactions == ()
 
 
-def test_a_peer_that_waits_for_nothing_goes_its_own_way_meanwhile():
+def test_a_peer_that_needs_no_reset_is_planned_by_itself_meanwhile():
     some = cards(A100, 3, mode=OFF)
     some[1].mode = (True, True)
-    answer = plan(some, {0: wish("7g.40gb"), 1: wish("1g.5gb")}, [pod(2)])
+    answer = plan(some, {0: desired("7g.40gb"), 1: desired("1g.5gb")}, [pod(2)])
     assert [one.gpu for one in answer.blocked] == ["GPU-0"]
     assert [unit.gpus for unit in answer.transactions] == [("GPU-1",)]
 
 
 @pytest.mark.parametrize("lost", ["instances", "mode", "empty"])
-def test_a_peer_that_nobody_has_a_wish_for_loses_nothing(lost):
+def test_a_peer_without_a_desired_layout_loses_nothing(lost):
     some = cards(A100, 2, mode=OFF)
     some[1].mode = (False, True) if lost == "mode" else (True, True)
     if lost != "mode":
         some[1].live("3g.20gb", 0, computes=[] if lost == "empty" else None)
-    (refused,) = plan(some, {0: wish("7g.40gb")}).blocked
+    (refused,) = plan(some, {0: desired("7g.40gb")}).blocked
     assert refused.kind is BlockKind.SHARED
     assert refused.reason.startswith("GPU 0 cannot be reset without GPU 1: its ")
 
 
-def test_a_peer_whose_wish_is_impossible_keeps_its_instances():
+def test_a_peer_whose_desired_layout_is_impossible_keeps_its_instances():
     some = cards(A100, 2, mode=OFF)
     some[1].mode = (True, True)
     some[1].live("3g.20gb", 0)
-    answer = plan(some, {0: wish("7g.40gb"), 1: wish("8g.40gb")})
+    answer = plan(some, {0: desired("7g.40gb"), 1: desired("8g.40gb")})
     assert [one.kind for one in answer.blocked] == [BlockKind.SHARED, BlockKind.DOES_NOT_FIT]
 
 
 def test_with_the_fabric_manager_each_gpu_is_reset_by_itself():
-    answer = plan(cards(A100, 4, mode=OFF), {0: wish("7g.40gb")}, [pod(2)], fabric_manager=True)
+    answer = plan(cards(A100, 4, mode=OFF), {0: desired("7g.40gb")}, [pod(2)], fabric_manager=True)
     assert [unit.gpus for unit in answer.transactions] == [("GPU-0",)]
 
 
 def test_a_reset_says_what_it_takes():
-    (unit,) = plan(cards(A100, 4, mode=OFF), {0: wish("7g.40gb")}).transactions
+    (unit,) = plan(cards(A100, 4, mode=OFF), {0: desired("7g.40gb")}).transactions
     assert str(next(step for step in unit.steps if isinstance(step, Reset))) == (
         "reset the GPU, so that its MIG mode takes effect; 3 GPUs that share its NVLinks are reset along "
         "with it; in a virtual machine that may take a reboot"
     )
-    (pair,) = plan(cards(A100, 2, mode=OFF), {0: wish("7g.40gb")}).transactions
+    (pair,) = plan(cards(A100, 2, mode=OFF), {0: desired("7g.40gb")}).transactions
     assert "1 GPU that shares its NVLinks is reset along with it" in " ".join(map(str, pair.steps))
 
 
 @pytest.mark.parametrize(("virtual", "reboot"), [(True, None), (None, None), (False, False)])
 def test_only_where_nothing_is_virtual_a_reset_is_known_to_do_without_a_reboot(virtual, reboot):
-    (unit,) = plan(cards(A100, 1, mode=OFF), {0: wish("7g.40gb")}, virtual=virtual).transactions
+    (unit,) = plan(cards(A100, 1, mode=OFF), {0: desired("7g.40gb")}, virtual=virtual).transactions
     (reset,) = [step for step in unit.steps if isinstance(step, Reset)]
     assert reset.reboot is reboot
 
 
-def test_a_gpu_instance_that_is_to_be_renewed_goes_and_comes_again_on_that_gpu_alone():
+def test_a_gpu_instance_that_is_to_be_renewed_is_destroyed_and_created_on_that_gpu_alone():
     some = cards(H100, 2)
     for card in some:
         card.live("3g.40gb", 4)
     gi_id = some[0].gpu().mig_devices[0].gi_id
-    wishes = {0: wish("3g.40gb@4"), 1: wish("3g.40gb@4")}
-    (unit,) = plan(some, wishes, renew={"GPU-0": {gi_id}}).transactions
+    desired_layouts = {0: desired("3g.40gb@4"), 1: desired("3g.40gb@4")}
+    (unit,) = plan(some, desired_layouts, renew={"GPU-0": {gi_id}}).transactions
     assert unit.gpus == ("GPU-0",)
     assert DestroyInstance in kinds(unit.steps)
     run(some, unit.steps)
@@ -232,12 +232,14 @@ def test_eight_gpus_are_planned_within_fifty_milliseconds(model_id):
     for card in some:
         for name, start in dice.choice(layouts):
             card.live(name, start)
-    wishes = {f"GPU-{index}": wish(*(name for name, _ in dice.choice(layouts))) for index in range(8)}
+    desired_layouts = {
+        f"GPU-{index}": desired(*(name for name, _ in dice.choice(layouts))) for index in range(8)
+    }
     inventory, known = node(some), geometry(model_id)
     spent = []
     for _ in range(5):
         begun = process_time()
-        answer = plan_mig(inventory, wishes, lambda gpu: known)
+        answer = plan_mig(inventory, desired_layouts, lambda gpu: known)
         spent.append(process_time() - begun)
     assert all(isinstance(unit.steps[-1], Verify) for unit in answer.transactions)
     assert min(spent) < 0.05, spent

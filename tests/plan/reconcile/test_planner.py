@@ -16,12 +16,16 @@ from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory, NoDriver
 from partage.model.ids import ResourceName
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonState
+from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.step import (
+    CreateCompute,
+    CreateInstance,
     DestroyCompute,
     GpuUse,
     Reset,
     SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
     StartDaemon,
     StartDaemonAt,
@@ -286,6 +290,26 @@ def test_a_layout_under_mps_announces_one_daemon_for_each_device_and_no_compute_
     kinds = [type(step) for step in first(plan).steps]
     assert kinds.count(StartDaemonAt) == 2
     assert SetComputeMode not in kinds
+
+
+def test_the_daemons_of_a_layout_are_planned_where_its_devices_are_made_and_for_those_that_stay() -> None:
+    """One device stays where it is, so the other is not made where an empty GPU would have it."""
+    hardware = SimulatedHardware(load_machine(HOPPER))
+    gpu = asyncio.run(hardware.observe()).gpus[0]
+    place = Placement(0, 4)
+    asyncio.run(hardware.perform(SetMigMode(gpu.uuid, enabled=True)))
+    asyncio.run(hardware.perform(CreateInstance(gpu.uuid, "3g.40gb", place)))
+    asyncio.run(hardware.perform(CreateCompute(gpu.uuid, "3g.40gb", place, "3g.40gb")))
+    inventory = asyncio.run(hardware.observe())
+    (stays,) = inventory.gpus[0].mig_devices
+    plan = plan_node(desired_of(HALVES_MPS, inventory), snapshot(inventory), geometry_of)
+    (made,) = [step for step in first(plan).steps if isinstance(step, CreateCompute)]
+    daemons = [step for step in first(plan).steps if isinstance(step, (StartDaemon, StartDaemonAt))]
+    kept, new = daemons
+    assert isinstance(kept, StartDaemon)
+    assert isinstance(new, StartDaemonAt)
+    assert (kept.spec.device, kept.spec.limits) == (stays.uuid, new.limits)
+    assert (new.profile, new.placement) == (made.profile, made.placement) == ("3g.40gb", Placement(4, 4))
 
 
 def test_all_gpus_of_a_shared_reset_wait_for_one_of_them() -> None:

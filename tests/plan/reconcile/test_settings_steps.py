@@ -12,8 +12,18 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory
+from partage.model.layout import LayoutItem
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonSpec, DaemonState
-from partage.model.policy import Exclusive, Interval, Mps, MpsClient
+from partage.model.policy import (
+    AllDevices,
+    DesiredMig,
+    Exclusive,
+    GpuEntry,
+    Interval,
+    Mps,
+    MpsClient,
+    Policy,
+)
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, StopDaemon, reverse
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
@@ -26,6 +36,7 @@ from partage.plan.reconcile.settings_steps import (
     slice_steps,
     unusable,
 )
+from partage.sim.node.faults import SetMig
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB
@@ -119,13 +130,13 @@ def test_however_often_it_is_set_the_first_state_comes_back(
     """Set, set otherwise, wanted no more: as it was before anybody set anything, and nothing remembered."""
     card, slices = replace(CARD, compute_mode=mode), {CARD.uuid: first}
     known: dict[str, OriginalSettings] = {}
-    wishes = [
+    desired_layouts = [
         GpuSettings((SPEC,), True, wanted),
         *([GpuSettings((SPEC,), True, Interval.SHORT)] if again else []),
         NO_SETTINGS,
     ]
     standing: list[DaemonState] = []
-    for want in wishes:
+    for want in desired_layouts:
         steps = [*settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).end]
         steps += settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).make
         steps += slice_steps({CARD.uuid: want}, slices, known).values()
@@ -168,3 +179,22 @@ def test_what_a_daemon_allows_is_what_the_share_says() -> None:
         row.device: row.memory_bytes for row in rows
     }
     assert len(setting.daemons) == 2
+
+
+@pytest.mark.parametrize("model", ["h100-sxm5-80gb", "h100-pcie-80gb"])
+def test_a_mig_device_is_planned_with_the_memory_that_it_then_has(model: str) -> None:
+    """Also where the catalogue does not know how much that is: it is a part of the GPU's memory."""
+    hardware = SimulatedHardware(load_machine(model))
+    gpu = asyncio.run(hardware.observe()).gpus[0]
+    geometry = geometry_of(gpu)
+    assert geometry is not None
+    items = (LayoutItem(geometry.profiles[0].profile),)
+    policy = Policy((GpuEntry("gpus[0]", AllDevices(), mig=DesiredMig(items)),))
+
+    def memory() -> list[int]:
+        offer = resolve(policy, asyncio.run(hardware.observe()), geometry_of).offer
+        return [row.memory_bytes for rows in offer.values() for row in rows]
+
+    planned = memory()
+    asyncio.run(hardware.inject(SetMig(0, items)))
+    assert planned == memory()

@@ -205,7 +205,7 @@ def test_the_init_container_and_the_main_container_get_the_same_ids_one_after_th
     assert only(ledger) == Entry(GPU, "a", Degree.OBSERVED, (holder("web"),), 1.1)
 
 
-def test_pre_start_proves_who_starts_and_later_answers_leave_it_proven():
+def test_pre_start_proves_which_container_starts_and_later_answers_leave_it_proven():
     ledger = Ledger()
     ledger.allocated(GPU, ["a", "b"], 1)
     ledger.proven(GPU, ["b", "a"], [says("web", "a", "b")], 2)

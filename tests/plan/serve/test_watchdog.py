@@ -183,7 +183,7 @@ def test_a_mig_device_is_judged_by_its_own_shares() -> None:
     assert only(watched(process(7, used=6 * GIB), offering=mig, entries=entries)).grant is GrantKind.UNKNOWN
 
 
-def test_blindness_is_handed_on_and_who_can_be_seen_is_judged_all_the_same() -> None:
+def test_what_cannot_be_seen_is_reported_and_what_can_be_seen_is_judged_all_the_same() -> None:
     result = watched(process(7, used=30 * GIB), blind="we do not see all")
     assert result.blind == "we do not see all"
     assert len(result.verdicts) == 1

@@ -73,6 +73,17 @@ async def test_what_the_driver_keeps_is_forgotten_with_it_and_what_a_gpu_lacks_i
     await hardware.perform(SetTimeSlice(last, Interval.LONG, Interval.DEFAULT))
 
 
+async def test_a_change_of_mig_mode_ends_compute_mode_and_slice():
+    hardware = SimulatedHardware(parse_machine("1xh100-sxm5-80gb"))
+    (gpu,) = await uuids(hardware)
+    await hardware.perform(SetComputeMode(gpu, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT))
+    await hardware.perform(SetTimeSlice(gpu, Interval.LONG, Interval.DEFAULT))
+    await hardware.perform(SetMigMode(gpu, enabled=True))
+    await hardware.perform(SetMigMode(gpu, enabled=False))
+    assert await intervals(hardware) == [Interval.DEFAULT]
+    assert (await hardware.observe()).gpus[0].compute_mode is ComputeMode.DEFAULT
+
+
 async def test_in_mig_mode_there_is_no_slice_to_set():
     hardware = SimulatedHardware(parse_machine("1xh100-sxm5-80gb"))
     (gpu,) = await uuids(hardware)

@@ -130,12 +130,13 @@ class Drain(Protocol):
 class Applied(Frozen):
     """What became of it.
 
-    first: the node as it was found. plans: the plan then, and those after each round; the last one says what
-    is left. outcomes: in the order in which they were carried out.
+    first: the node as it was found; now: as it was seen last. plans: the plan then, and those after each
+    round; the last one says what is left. outcomes: in the order in which they were carried out.
     """
 
     first: Look
     plans: tuple[NodePlan, ...]
+    now: Look
     outcomes: tuple[TransactionOutcome, ...] = ()
     dry_run: bool = False
 
@@ -203,7 +204,7 @@ class Apply(Struct):
         while True:
             first = await self._look()
             plan = self._plan(first)
-            applied = Applied(first, (plan,), dry_run=self.dry_run)
+            applied = Applied(first, (plan,), first, dry_run=self.dry_run)
             if self.dry_run:
                 return applied
             if not in_the_way(plan):
@@ -239,7 +240,7 @@ class Apply(Struct):
             plans.append(self._plan(found))
         if not outcomes and self.unfinished is not None and self.journal is not None:
             self.journal.conclude()
-        return replace(applied, plans=tuple(plans), outcomes=tuple(outcomes))
+        return replace(applied, plans=tuple(plans), now=found, outcomes=tuple(outcomes))
 
     async def _execute(
         self, batch: Sequence[Transaction], inventory: Inventory

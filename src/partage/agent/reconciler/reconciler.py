@@ -175,11 +175,11 @@ class Reconciler(Struct):
         gpus = outcome.transaction.gpus
         self.endings[str(outcome.ending)] += 1
         if outcome.error is None:
-            log.info("gpu changed", extra={"gpus": list(gpus)})
+            log.info("steps done", extra={"gpus": list(gpus)})
             self.attempts = {gpu: one for gpu, one in self.attempts.items() if gpu not in gpus}
             return
         reason = outcome.reason
-        log.error("gpu not changed", extra={"gpus": list(gpus), "ending": outcome.ending, "reason": reason})
+        log.error("steps failed", extra={"gpus": list(gpus), "ending": outcome.ending, "reason": reason})
         for gpu in gpus:
             self.attempts[gpu] = failed_again(self.attempts.get(gpu), reason, self.clock(), self.retry_s)
 

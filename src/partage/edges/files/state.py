@@ -72,6 +72,23 @@ class NotSaved(Frozen):
     reason: str
 
 
+def is_locked(state_dir: Path) -> bool:
+    """Whether an agent, or ``partage apply``, has the state directory now."""
+    try:
+        lock = os.open(state_dir / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return False
+
+
 class StateDir:
     """The state directory, locked for one agent. All calls block (fsync): call them in a thread.
 

@@ -130,10 +130,33 @@ def command(
         undo=undo,
         run_dir=run_dir,
     )
+    if policy is not None and not dry_run:
+        _leave_it_to_the_agent(policy, config, options)
     with _kept(options) as kept:
         goal = _goal(policy, config, kept.unfinished, undo=undo)
         applied = asyncio.run(_apply(options, goal, kept))
     return _answer(applied, goal, kept.unfinished, output)
+
+
+def _leave_it_to_the_agent(policy: str, config: str | None, options: Options) -> None:
+    """Raises Unsatisfiable where an agent runs: it owns the node. Says what the agent would do."""
+    from partage.edges.files.state import is_locked
+    from partage.errors import Unsatisfiable
+    from partage.faces.cli.plan import make_plan
+
+    if options.state_dir is None or not is_locked(options.state_dir):
+        return
+    plan = make_plan(common.read_policy(policy, config), options.machine, options.run_dir)
+    if plan.report is None:
+        return
+    gpus = [
+        (gpu.index, plan.plan.gpus[gpu.uuid]) for gpu in plan.inventory if gpu.uuid in plan.plan.unsettled
+    ]
+    would = [f"GPU {index}: {'; '.join(map(str, one.steps)) or one.reason}" for index, one in gpus]
+    message = "the agent of this node owns it; with this policy it would do: " + (
+        " | ".join(would) or "nothing"
+    )
+    raise Unsatisfiable(message, "give the policy to the agent, or stop the agent first")
 
 
 class Goal(Frozen):
@@ -371,6 +394,9 @@ def _tell(sentence: str) -> None:
 
 def _answer(applied: Applied, goal: Goal, unfinished: Unfinished | None, output: str) -> int:
     from partage.faces.apply_rows import exit_code, problems, rows
+    from partage.faces.documents import resource_rows
+    from partage.plan.offer.guarantees import promised
+    from partage.plan.reconcile.verification import verified
 
     found = [*applied.first.desired.warnings, *problems(applied)]
     common.print_problems(found)
@@ -380,12 +406,16 @@ def _answer(applied: Applied, goal: Goal, unfinished: Unfinished | None, output:
 
         common.console().print(applied_table(gpus))
         return exit_code(applied)
+    now = applied.now
+    # Without an agent nothing watches what containers use.
+    verify = None if applied.dry_run else lambda share: verified(share, now.now.observed, ())
     policy = None if goal.policy is None else {"source": goal.policy.source, "format": goal.policy.format}
     body = {
         "policy": policy,
         "dryRun": applied.dry_run,
         "resumed": None if unfinished is None else str(unfinished),
         "gpus": gpus,
+        "resources": resource_rows(promised(now.desired.offer, now.desired.watch_of), verify),
         "problems": [common.problem_row(problem) for problem in found],
     }
     common.print_document(common.document("Apply", body), output)

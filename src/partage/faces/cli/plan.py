@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class PolicyOnNode(Frozen):
     """A policy, thought through to the end on one node.
 
-    offer: once everything is done. plan: what has to be done for that. report: of the agent that runs there,
-    None: none.
+    offer: once everything is done. plan: what has to be done for that. report: of the agent for which it is
+    planned, None: no agent runs there.
     """
 
     inventory: Inventory
@@ -78,7 +78,8 @@ def command(
 ) -> int:
     """What a policy would offer, what it would change, and why not.
 
-    Nothing is changed. Without --policy: what a node offers whose GPUs are all exclusive.
+    Nothing is changed. Beside a running agent the steps are those that the agent has still to do, or with
+    another --policy those that it would do. Without an agent and without --policy all GPUs are exclusive.
 
     With --demand: which MIG layouts on which GPUs serve it.
 
@@ -97,7 +98,7 @@ def command(
         raise click.UsageError("--machines and --time-limit go with --demand")
     loaded = common.read_policy(policy, config)
     common.print_problems(loaded.warnings)
-    thought = make_plan(loaded, machine, run_dir)
+    thought = make_plan(loaded, machine, run_dir, named=policy is not None)
     common.print_problems(thought.warnings[len(loaded.warnings) :])
     if output == "table":
         _print(thought, common.console())
@@ -106,25 +107,38 @@ def command(
     return 0
 
 
-def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) -> PolicyOnNode:
-    """Resolve the policy on the node and plan. Raises whatever makes it impossible, with all problems."""
+def make_plan(
+    loaded: LoadedPolicy, machine: str | None, run_dir: str | None, *, named: bool = True
+) -> PolicyOnNode:
+    """Resolve the policy on the node and plan. Raises whatever makes it impossible, with all problems.
+
+    Where an agent runs, the plan is made from what the agent has seen, as the agent does. named: the policy
+    was named; otherwise it is that of the agent.
+    """
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.caveats import caveats
+    from partage.plan.offer.desired import resolve
     from partage.plan.offer.guarantees import promised
     from partage.plan.reconcile.planner import plan_node
 
-    policy = loaded.policy
-    found = common.look_at(machine, policy, run_dir=run_dir)
-    desired, inventory = found.desired, found.inventory
+    report, policy = common.agent_report(machine, run_dir), loaded.policy
+    seen = report.planned_from if report else None
+    if seen is None:
+        found = common.look_at(machine, policy, run_dir=run_dir)
+        desired, now = found.desired, found.now
+    else:
+        policy, now = policy if named else seen.policy, seen.snapshot
+        desired = resolve(policy, common.need_driver(now.observed.node.inventory), geometry_of)
+    inventory = now.observed.node.inventory
     offer = promised(desired.offer, desired.watch_of)
     return PolicyOnNode(
         inventory=inventory,
         policy=policy,
         offer=offer,
-        plan=plan_node(desired, found.now, geometry_of),
+        plan=plan_node(desired, now, geometry_of),
         warnings=(*loaded.warnings, *desired.warnings),
         caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
-        report=common.agent_report(machine, run_dir),
+        report=report if seen is not None else None,
     )
 
 
@@ -142,7 +156,7 @@ def plan_document(thought: PolicyOnNode) -> dict[str, Any]:
             "resources": resource_rows(thought.offer),
             "gpus": gpu_rows(thought.plan, inventory),
             "steps": step_rows(thought.plan, inventory),
-            "waitedFor": [] if report is None else [dict(row) for row in report.waited_for],
+            "agent": None if report is None else {"version": report.version, "at": report.at},
             "caveats": [caveat.sentence for caveat in thought.caveats],
             "problems": [common.problem_row(problem) for problem in thought.warnings],
         },
@@ -151,7 +165,7 @@ def plan_document(thought: PolicyOnNode) -> dict[str, Any]:
 
 def _print(thought: PolicyOnNode, console: Console) -> None:
     from partage.faces.plan_rows import changing_steps
-    from partage.faces.render.rows import unsettled_lines, waiting_lines
+    from partage.faces.render.rows import unsettled_lines
     from partage.faces.render.tables import guarantees_used, resources_table, steps_table
 
     console.print(resources_table(thought.offer))
@@ -160,8 +174,9 @@ def _print(thought: PolicyOnNode, console: Console) -> None:
         console.print()
         console.print(steps_table(steps))
     console.print()
-    for line in waiting_lines(thought.report.waited_for if thought.report else ()):
-        console.print(f"! {line}", style="yellow", markup=False)
+    if thought.report is not None:
+        source = thought.policy.source or "none, every GPU exclusive"
+        console.print(f"for the agent of this node, as it was at {thought.report.at}; policy: {source}")
     for line in unsettled_lines(thought.plan, thought.inventory):
         console.print(f"! {line}", style="yellow", markup=False)
     for caveat in thought.caveats:

@@ -10,7 +10,7 @@ from partage.faces.words import product_word, way
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
-from partage.plan.reconcile.node_plan import NodePlan, Phase
+from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.text import listed, numbers
 from partage.units import format_bytes
 from partage.values import Frozen
@@ -108,8 +108,13 @@ def pending_lines(inventory: Inventory, pending: Mapping[str, str]) -> list[str]
 def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
     """GPUs whose steps cannot be carried out now, and why, a line for each."""
     stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN, Phase.FAILED)
-    reasons = {uuid: one.reason for uuid, one in plan.gpus.items() if one.phase in stuck}
+    reasons = {uuid: _reason(one) for uuid, one in plan.gpus.items() if one.phase in stuck}
     return [f"not now: {line}" for line in pending_lines(inventory, reasons)]
+
+
+def _reason(plan: GpuPlan) -> str:
+    pods = sorted({f"{one.namespace}/{one.pod}" for entry in plan.waiting_for for one in entry.holders})
+    return f"{plan.reason}, by {listed(pods, 4)}" if pods else plan.reason
 
 
 def waiting_lines(waited_for: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -110,12 +110,27 @@ def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def steps_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The steps in their order, equal ones of several GPUs in one row, and how far each reaches."""
     table = plain_table("What would change", "GPUs", "Step", "Must be idle meanwhile")
-    alike: dict[tuple[str, tuple[int, ...]], list[int]] = {}
-    for row in rows:
-        alike.setdefault((row["detail"], tuple(row["idle"])), []).extend(row["gpus"])
-    for (detail, idle), indexes in alike.items():
-        table.add_row(gpus(sorted(set(indexes))), Text(detail), gpus(idle) if idle else "")
+    for detail, changed, idle in _alike(rows):
+        table.add_row(gpus(sorted(changed)), Text(detail), gpus(sorted(idle)) if idle else "")
     return table
+
+
+def _alike(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, set[int], set[int]]]:
+    """Equal steps together, never before a step that comes earlier on the same GPU."""
+    found: list[tuple[str, set[int], set[int]]] = []
+    for row in rows:
+        changed, idle = set(row["gpus"]), set(row["idle"])
+        for detail, earlier, idle_too in reversed(found):
+            if detail == row["detail"]:
+                earlier |= changed
+                idle_too |= idle
+                break
+            if not earlier.isdisjoint(changed):
+                found.append((row["detail"], changed, idle))
+                break
+        else:
+            found.append((row["detail"], changed, idle))
+    return found
 
 
 def gpus_table(lines: Sequence[GpuLine]) -> Table:

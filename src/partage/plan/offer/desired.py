@@ -13,7 +13,7 @@ from partage.model.policy import DesiredMig, Policy, Strategy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.offer.advertise import advertise, advertise_existing
 from partage.plan.offer.assign import GeometryOf, assign
-from partage.plan.offer.settings import GpuSettings, PlannedDaemon, planned_daemons, settings_of
+from partage.plan.offer.settings import GpuSettings, settings_of
 from partage.values import Frozen
 
 
@@ -25,7 +25,7 @@ class DesiredState(Frozen):
     pending: what has still to be done before all of ``offer`` is there, one sentence.
     strategies: of every GPU that answers. layouts: the MIG layout, or none, of GPUs that the policy names;
     others stay as they are. settings, existing_settings: what GPUs have to be set to for ``offer`` and
-    ``existing``. planned_daemons: of MIG devices that have still to be made.
+    ``existing``.
     watch_of: what happens to a container that exceeds its share.
     """
 
@@ -39,7 +39,6 @@ class DesiredState(Frozen):
     layouts: Mapping[str, DesiredMig] = field(default_factory=dict)
     settings: Mapping[str, GpuSettings] = field(default_factory=dict)
     existing_settings: Mapping[str, GpuSettings] = field(default_factory=dict)
-    planned_daemons: Mapping[str, tuple[PlannedDaemon, ...]] = field(default_factory=dict)
     watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
 
 
@@ -60,7 +59,6 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
         layouts=assignment.layouts,
         settings=settings_of(assignment.targets),
         existing_settings=settings_of(assignment.existing),
-        planned_daemons=planned_daemons(assignment.targets),
         watch_of=assignment.watch_of,
     )
 

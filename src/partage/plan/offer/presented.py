@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import Gpu, MigDevice
-from partage.model.layout import DoesNotFit, LayoutItem, matches, place
+from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, matches, place
 from partage.model.named_layouts import resolve_layout
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
-from partage.units import GIB, MIB
+from partage.units import MIB
 from partage.values import Frozen
 
 
 class PlannedDevice(Frozen):
     """A MIG device that a layout asks for and that does not exist yet.
 
-    spec, placement: of its GPU instance. siblings: MIG devices that the GPU instance will have, this one too.
+    placement, memory_bytes: of its GPU instance. siblings: MIG devices that the GPU instance will have, this
+    one too.
     """
 
     item: LayoutItem
-    spec: ProfileSpec
     placement: Placement
+    memory_bytes: int
     siblings: int = 1
 
 
@@ -60,12 +62,12 @@ def device_memory(gpu: Gpu, mig: MigDevice | PlannedDevice | None) -> DeviceMemo
     if mig is None:
         return DeviceMemory(gpu.memory_bytes, alone=True)
     if isinstance(mig, PlannedDevice):
-        memory_bytes, devices = mig.spec.memory_bytes or mig.item.profile.gigabytes * GIB, mig.siblings
+        devices = mig.siblings
     else:
-        memory_bytes, devices = mig.memory_bytes, sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
+        devices = sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
     if devices <= 1:
-        return DeviceMemory(memory_bytes, alone=True)
-    return DeviceMemory(memory_bytes // devices // MIB * MIB, alone=False)
+        return DeviceMemory(mig.memory_bytes, alone=True)
+    return DeviceMemory(mig.memory_bytes // devices // MIB * MIB, alone=False)
 
 
 _WHOLE = Presented((None,), mig=False)
@@ -145,13 +147,23 @@ def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -
         return Presented((), mig=True, pending=_pending(gpu, desired), existing=existing)
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
         raise _not_plannable(gpu)
-    placed = place(geometry, desired.items)
+    devices = _planned(place(geometry, desired.items), geometry, gpu.memory_bytes)
+    return Presented(devices, mig=True, pending=_pending(gpu, desired), existing=existing)
+
+
+def _planned(placed: Sequence[PlacedItem], geometry: Geometry, total_bytes: int) -> tuple[PlannedDevice, ...]:
+    """By placement."""
     siblings = Counter(one.instance for one in placed)
-    devices = sorted(
-        (PlannedDevice(one.item, one.spec, one.placement, siblings[one.instance]) for one in placed),
-        key=lambda device: device.placement,
+    devices = (
+        PlannedDevice(
+            item=one.item,
+            placement=one.placement,
+            memory_bytes=instance_memory(one.spec, geometry, total_bytes),
+            siblings=siblings[one.instance],
+        )
+        for one in placed
     )
-    return Presented(tuple(devices), mig=True, pending=_pending(gpu, desired), existing=existing)
+    return tuple(sorted(devices, key=lambda device: device.placement))
 
 
 def _not_plannable(gpu: Gpu) -> _Impossible:

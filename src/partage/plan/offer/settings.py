@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from partage.model.gpu import MigDevice
-from partage.model.mps import ClientLimits, DaemonSpec
-from partage.model.placement import Placement
+from partage.model.mps import DaemonSpec
 from partage.model.policy import Interval, Mps, TimeSlicing
 from partage.plan.offer.assign import Target
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions
-from partage.plan.offer.presented import PlannedDevice, device_memory
+from partage.plan.offer.presented import device_memory
 from partage.values import Frozen
 
 
@@ -29,14 +28,6 @@ class GpuSettings(Frozen):
 
 
 NO_SETTINGS = GpuSettings()
-
-
-class PlannedDaemon(Frozen):
-    """The MPS daemon of a MIG device that has still to be made. placement: of its GPU instance."""
-
-    profile: str
-    placement: Placement
-    limits: ClientLimits
 
 
 def settings_of(targets: Iterable[Target]) -> dict[str, GpuSettings]:
@@ -67,14 +58,3 @@ def daemon_spec(target: Target, sharing: Mps, device: str) -> DaemonSpec:
     if not limits_clients(gpu) or not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
     return DaemonSpec(gpu.uuid, device, *shares.outside, sharing.multi_user, shares.namespaces)
-
-
-def planned_daemons(targets: Iterable[Target]) -> dict[str, tuple[PlannedDaemon, ...]]:
-    """The daemons that MIG devices need once they are made, by GPU UUID, by placement."""
-    found: dict[str, tuple[PlannedDaemon, ...]] = {}
-    for target in targets:
-        if isinstance(target.sharing, Mps) and isinstance(target.mig, PlannedDevice):
-            limits = daemon_spec(target, target.sharing, target.gpu.uuid).limits
-            one = PlannedDaemon(str(target.mig.item.profile), target.mig.placement, limits)
-            found[target.gpu.uuid] = (*found.get(target.gpu.uuid, ()), one)
-    return found

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 
 from msgspec.structs import replace
 
-from partage.model.gpu import ComputeMode, Gpu, MigMode
+from partage.model.gpu import Gpu
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import (
     GpuUse,
     PlannedStep,
-    Reset,
     SetComputeMode,
-    SetMigMode,
-    SetTimeSlice,
     StartDaemon,
-    StartDaemonAt,
     Step,
     Transaction,
     UseKind,
 )
+from partage.plan.offer.assign import assign
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
-from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
+from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind, held
+from partage.plan.reconcile.gpu_after import gpu_after, steps_after
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.mig_plan import MigPlan, plan_mig
 from partage.plan.reconcile.node_plan import Observed, Phase
@@ -101,7 +100,9 @@ def draft_node(
     lost, uses = observed.node.lost, tuple(uses)
     layouts = {uuid: one for uuid, one in desired.layouts.items() if uuid not in lost}
     mig = plan_mig(desired.inventory, layouts, geometry_of, uses, renew=renew) if layouts else MigPlan()
-    node = _Drafting(desired, observed, served, mig=mig, original=original, uses=uses)
+    node = _Drafting(
+        desired, observed, served, mig=mig, original=original, uses=uses, geometry_of=geometry_of
+    )
     drafts = {gpu.uuid: node.gpu(gpu) for gpu in desired.inventory}
     return NodeDraft(drafts, mig, node.unusable)
 
@@ -118,7 +119,9 @@ class _Drafting:
         mig: MigPlan,
         original: Mapping[str, OriginalSettings],
         uses: Iterable[GpuUse],
+        geometry_of: GeometryOf,
     ) -> None:
+        self._geometry_of = geometry_of
         self._pods = [use for use in uses if use.kind is UseKind.POD]
         self._desired = desired
         self._observed = observed
@@ -158,13 +161,14 @@ class _Drafting:
 
     def _relayout(self, gpu: Gpu, layout: GpuMigPlan | Blocked | None) -> GpuDraft:
         """Its layout is to be made, or it is reset together with a GPU that needs a reset."""
-        uuid, kept, transaction = gpu.uuid, _kept_by(layout), self._transactions[gpu.uuid]
-        ends = tuple(step for one in transaction.gpus for step in self._ends(one))
+        uuid, planned = gpu.uuid, self._transactions[gpu.uuid]
+        ends = tuple(step for one in planned.gpus for step in self._ends(one))
+        transaction = Transaction(planned.gpus, (*ends, *planned.steps))
         return GpuDraft(
-            offer=self._kept(uuid, kept),
+            offer=self._kept(uuid, _kept_by(layout)),
             reason=self._why(uuid, layout),
-            transaction=Transaction(transaction.gpus, (*ends, *transaction.steps)),
-            later=self._after_layout(gpu, kept, transaction),
+            transaction=transaction,
+            later=self._after_layout(gpu, transaction),
         )
 
     def _ends(self, uuid: str) -> tuple[Step, ...]:
@@ -179,25 +183,29 @@ class _Drafting:
             return "it is reset together with others that need it"
         return self._desired.pending.get(uuid, "remains of an earlier layout have to go")
 
-    def _after_layout(
-        self, gpu: Gpu, kept: Collection[str], transaction: Transaction
-    ) -> tuple[PlannedStep, ...]:
+    def _after_layout(self, gpu: Gpu, transaction: Transaction) -> tuple[PlannedStep, ...]:
         """What its shares need once the layout is there."""
-        uuid = gpu.uuid
-        there = [(one.profile, one.placement.start) for one in gpu.mig_devices if one.uuid in kept]
-        later: list[PlannedStep] = []
-        for one in self._desired.planned_daemons.get(uuid, ()):
-            if (place := (one.profile, one.placement.start)) in there:
-                there.remove(place)
-            else:
-                later.append(StartDaemonAt(uuid, one.profile, one.placement, one.limits))
-        whole = self._desired.settings.get(uuid, NO_SETTINGS)
-        if uuid in self._desired.pending and whole != NO_SETTINGS:
-            made = _after(gpu, transaction)
-            later += settle(made, whole, (), OriginalSettings()).make
-            if whole.interval not in (None, Interval.DEFAULT):
-                later.append(SetTimeSlice(uuid, whole.interval, Interval.DEFAULT))
-        return tuple(later)
+        return steps_after(
+            gpu,
+            transaction.steps,
+            self._geometry_of(gpu),
+            self._wanted_after.get(gpu.uuid, NO_SETTINGS),
+            daemons=self._daemons[gpu.uuid],
+            slices=self._observed.slices,
+            original=self._original.get(gpu.uuid, OriginalSettings()),
+        )
+
+    @cached_property
+    def _wanted_after(self) -> Mapping[str, GpuSettings]:
+        """What GPUs have to be set to once all layouts are there."""
+        gpus = (self._gpu_after(gpu) for gpu in self._desired.inventory)
+        inventory = replace(self._desired.inventory, gpus=tuple(gpus))
+        return settings_of(assign(self._desired.policy, inventory, self._geometry_of).targets)
+
+    def _gpu_after(self, gpu: Gpu) -> Gpu:
+        transaction = self._transactions.get(gpu.uuid)
+        steps = transaction.steps if transaction is not None else ()
+        return gpu_after(gpu, steps, self._geometry_of(gpu))
 
     def _kept(self, uuid: str, devices: Collection[str]) -> GpuOffer:
         """What devices that stay are offered as until the layout is there."""
@@ -300,13 +308,3 @@ def _ready_rows(offer: GpuOffer, make: Sequence[Step]) -> GpuOffer:
 
 def _sets_mode(steps: Iterable[Step]) -> bool:
     return any(isinstance(step, SetComputeMode) for step in steps)
-
-
-def _after(gpu: Gpu, transaction: Transaction) -> Gpu:
-    """The GPU as it will be: a change of MIG mode, and a reset, bring the default compute mode."""
-    modes = [one.enabled for one in transaction.steps if isinstance(one, SetMigMode) and one.gpu == gpu.uuid]
-    reset = any(isinstance(one, Reset) and gpu.uuid in one.gpus for one in transaction.steps)
-    if not modes and not reset:
-        return gpu
-    enabled = modes[-1] if modes else gpu.mig_enabled
-    return replace(gpu, mig_mode=MigMode(enabled, enabled), mig_devices=(), compute_mode=ComputeMode.DEFAULT)

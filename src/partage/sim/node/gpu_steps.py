@@ -14,7 +14,7 @@ from partage.model.step import Reset, SetMigMode, Verify
 from partage.plan.reconcile.resets import reset_sets
 from partage.sim.node.observation import inventory_of
 from partage.sim.node.refusals import answering_gpu, in_use
-from partage.sim.node.resets import mode_change_needs_reset, reset_gpu
+from partage.sim.node.resets import mode_change_needs_reset, reset_gpu, without_settings
 from partage.sim.node.state import SimulatedNode, with_gpu
 
 _IN_A_VM = "turn its MIG mode on or off with nvidia-smi -mig, reboot the virtual machine, and try again"
@@ -24,6 +24,8 @@ def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode,
     """The node after the step; an error where the mode is pending because the GPU is in use.
 
     Ampere: the mode is pending until a reset. Later GPUs: at once if nothing has the GPU open, else pending.
+    A change at once ends compute mode and time slice as a reset does: the call "may unbind or reset the
+    device" (nvml.h, nvmlDeviceSetMigMode).
     Raises GpuInUse while MIG instances exist, Unsupported.
     """
     gpu = answering_gpu(state, step.gpu)
@@ -39,7 +41,8 @@ def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode,
         return with_gpu(state, pending), in_use(f"GPU {gpu.index} is in use; its MIG mode is pending", uses)
     if mode_change_needs_reset(gpu):
         return with_gpu(state, pending), None
-    return with_gpu(state, replace(gpu, mig_mode=MigMode(step.enabled, step.enabled))), None
+    changed = with_gpu(state, replace(gpu, mig_mode=MigMode(step.enabled, step.enabled)))
+    return without_settings(changed, gpu.index), None
 
 
 def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:

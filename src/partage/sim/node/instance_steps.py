@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, why_no_geometry
 from partage.errors import GpuInUse, InsufficientResources, NotFound, Unsupported
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, ProfileSpec, instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
 from partage.model.placement import Placement
@@ -21,7 +21,7 @@ from partage.model.step import (
     DestroyInstance,
     GpuUse,
 )
-from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, instance_memory, new_device
+from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
 from partage.sim.node.refusals import gpu_in_mig_mode, in_use
 from partage.sim.node.state import SimulatedNode, with_gpu
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.layout import LayoutItem, PlacedItem, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.node.machine import derived_uuid
-from partage.units import MIB
 
 _CAPS_BEFORE_GPUS = 3
 _CAPS_PER_GPU = 135
@@ -80,13 +79,6 @@ def instance_id(placement: Placement, memory_slices: int) -> int:
     """
     parts = memory_slices // placement.size
     return parts - 1 + placement.start // placement.size
-
-
-def instance_memory(spec: ProfileSpec, geometry: Geometry, total_bytes: int) -> int:
-    """Memory of one GPU instance in bytes. Where no source says it: its part of the total, in whole MiB."""
-    if spec.memory_bytes is not None:
-        return spec.memory_bytes
-    return total_bytes * spec.size // geometry.memory_slices // MIB * MIB
 
 
 def gi_minor(gpu_minor: int, gi: int) -> int:

@@ -21,7 +21,7 @@ def reset_gpu(state: SimulatedNode, gpu: Gpu) -> SimulatedNode:
     """
     mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if gpu.mig_mode else None
     state = with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=()))
-    state = reset_condition(_without_settings(state, gpu.index), gpu.index)
+    state = reset_condition(without_settings(state, gpu.index), gpu.index)
     uses = tuple(use for use in state.uses if use.gpu != gpu.uuid)
     daemons = daemons_in_phase(state, gpu.uuid, DaemonPhase.DEAD)
     return replace(state, lost=without_lost(state.lost, gpu.index), uses=uses, daemons=daemons)
@@ -55,7 +55,7 @@ def reboot(state: SimulatedNode) -> SimulatedNode:
 def load_driver(state: SimulatedNode, driver: Driver) -> SimulatedNode:
     """The node after the driver was replaced. The GPUs are not reset."""
     for index in state.gpus:
-        state = _without_settings(state, index)
+        state = without_settings(state, index)
     return replace(_without_mig(state), driver=driver, last_driver=driver, uses=())
 
 
@@ -78,7 +78,7 @@ def without_lost(lost: Mapping[int, LostGpu], index: int) -> dict[int, LostGpu]:
     return {at: row for at, row in lost.items() if at != index}
 
 
-def _without_settings(state: SimulatedNode, index: int) -> SimulatedNode:
+def without_settings(state: SimulatedNode, index: int) -> SimulatedNode:
     """Compute mode and time slice are kept by the driver and nowhere else."""
     slices = {at: interval for at, interval in state.time_slices.items() if at != index or interval is None}
     gpu = replace(state.gpus[index], compute_mode=ComputeMode.DEFAULT)

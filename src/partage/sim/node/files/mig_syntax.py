@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from partage.codec.fields import Field, Table
 from partage.edges.files.catalogue import geometry_of
+from partage.model.geometry import instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.node.files.identifiers import index_number, uuid
 from partage.sim.node.files.mig_checks import device_problem, layout_problems
 from partage.sim.node.machine import derived_uuid
-from partage.sim.node.mig import ci_minor, gi_minor, instance_memory
+from partage.sim.node.mig import ci_minor, gi_minor
 from partage.units import MIB
 from partage.values import Frozen
 

@@ -1,0 +1,58 @@
+"""Which guarantees were seen in force: what driver and MPS daemons say, against what is promised. Pure.
+
+A promise follows from the policy. It is verified once the node was read back and shows it: the device exists,
+its MPS daemon serves with the limits of the share, the compute mode keeps other processes out, and the
+watchdog sees the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from partage.model.gpu import ComputeMode, Gpu
+from partage.model.mps import DaemonPhase, DaemonState
+from partage.model.policy import Strategy
+from partage.model.share import DeviceOffer, Guarantee, weakest
+from partage.plan.reconcile.node_plan import Observed
+
+
+def verified(share: DeviceOffer, observed: Observed, watched: Collection[str]) -> Guarantee | None:
+    """The guarantee that was seen in force; None where nothing could be seen.
+
+    watched: UUIDs of GPUs whose use is watched at this moment.
+    """
+    gpu = observed.node.inventory.gpu(share.gpu)
+    if gpu is None or share.gpu in observed.node.lost or not _exists(share, gpu):
+        return None
+    if share.shared is not Strategy.MPS:
+        return share.guarantee
+    daemons = observed.daemons or ()
+    daemon = next((one for one in daemons if one.device == share.device), None)
+    if daemon is None or daemon.phase is not DaemonPhase.SERVING:
+        return None
+    if share.guarantee is not Guarantee.GUARDED:
+        return share.guarantee
+    if not _limits(daemon, share):
+        return Guarantee.NONE
+    alone = gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS
+    return Guarantee.GUARDED if alone and share.gpu in watched else Guarantee.ADVISORY
+
+
+def said(share: DeviceOffer, seen: Guarantee | None) -> Guarantee:
+    """What can be said of a share: the weaker one of what is promised and what was seen."""
+    return share.guarantee if seen is None else weakest(iter((share.guarantee, seen)))
+
+
+def _exists(share: DeviceOffer, gpu: Gpu) -> bool:
+    if share.planned:
+        return False
+    if share.profile is None:
+        return share.device == gpu.uuid
+    return any(one.uuid == share.device for one in gpu.mig_devices)
+
+
+def _limits(daemon: DaemonState, share: DeviceOffer) -> bool:
+    """Whether the daemon's own limit of memory is the share's."""
+    limits = {"": daemon.limits.memory_bytes}
+    limits |= {one.name: one.memory_bytes for one in daemon.limits.namespaces}
+    return limits.get(share.pipe.rpartition("/")[2]) == share.memory_bytes

@@ -1,0 +1,124 @@
+"""``plan``, ``apply`` and ``assert`` beside a running agent: one truth, the agent's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.agent.harness import (
+    MACHINE,
+    REPOSITORY,
+    AgentProcess,
+    Place,
+    healthy,
+    ids,
+    native,
+    place,
+    registered,
+    running,
+    simulated_helper,
+    spawn,
+)
+from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, wait_for
+
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+MPS = native("{select: {index: [0]}, mps: {replicas: 4}}")
+PLAIN = native()
+
+
+class Beside:
+    """A node with an agent, and the verbs beside it."""
+
+    def __init__(self, node: Place, kubelet: ScriptedKubelet, agent: AgentProcess) -> None:
+        self.node, self.kubelet, self.agent = node, kubelet, agent
+
+    def verb(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
+        command = [
+            sys.executable,
+            "-m",
+            "partage",
+            verb,
+            f"--machine={MACHINE}",
+            f"--run-dir={self.node.run_dir}",
+        ]
+        return subprocess.run(
+            [*command, *options], capture_output=True, text=True, check=False, cwd=REPOSITORY
+        )
+
+    def plan(self, *options: str) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.verb("plan", "-o", "json", *options).stdout)
+        return document
+
+    def policy(self, text: str) -> str:
+        path = self.node.root / "another.yaml"
+        path.write_text(text)
+        return f"--policy={path}"
+
+    def settled(self) -> None:
+        def phases() -> list[str]:
+            return [gpu["phase"] for gpu in self.agent.report()["gpus"]]
+
+        self.agent.wait(lambda: phases() == ["settled"] * 8, "everything settled")
+
+
+@pytest.fixture
+def beside() -> Iterator[Beside]:
+    with (
+        place() as node,
+        scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
+        simulated_helper(node),
+        running(spawn(node, machine=None, policy=MPS)) as agent,
+    ):
+        wait_for(lambda: len(healthy(kubelet, SHARED)) == 4, what="four shares")
+        found = Beside(node, kubelet, agent)
+        found.settled()
+        wait_for(lambda: found.plan()["agent"] is not None, what="the report file")
+        yield found
+
+
+def acts(plan: dict[str, Any]) -> list[str]:
+    return [step["act"] for step in plan["steps"]]
+
+
+def test_a_settled_agent_has_no_steps_and_its_shares_are_verified(beside: Beside) -> None:
+    plan = beside.plan()
+    assert (acts(plan), {gpu["phase"] for gpu in plan["gpus"]}) == ([], {"settled"})
+    (shared,) = [row for row in beside.agent.report()["resources"] if row["name"] == SHARED]
+    assert (shared["promised"], shared["verified"]) == ("guarded", "guarded")
+
+
+def test_another_policy_says_what_would_come_with_it(beside: Beside) -> None:
+    assert acts(beside.plan(beside.policy(PLAIN))) == ["stop-daemon", "set-compute-mode"]
+    assert acts(beside.plan()) == [], "nothing was changed"
+
+
+def test_apply_leaves_the_node_to_the_agent_and_says_what_it_would_do(beside: Beside) -> None:
+    state = f"--state-dir={beside.node.state_dir}"
+    answer = beside.verb("apply", state, beside.policy(PLAIN))
+    assert answer.returncode == 3
+    assert "the agent of this node owns it" in answer.stderr
+    assert "stop the MPS daemon" in answer.stderr
+    assert acts(beside.plan()) == []
+
+
+def test_steps_that_wait_for_a_pod_stay_in_the_plan_until_it_has_ended(beside: Beside) -> None:
+    calls = registered(beside.kubelet, SHARED).calls
+    assert calls is not None
+    share = ids(beside.kubelet, SHARED)[0]
+    calls.allocate([share])
+    beside.kubelet.pod_resources = held({"default/train": {"main": {SHARED: [share]}}})
+    beside.node.write_policy(PLAIN)
+    beside.agent.wait(lambda: beside.agent.gpu(0)["phase"] == "waiting", "the pod is waited for")
+    wait_for(lambda: beside.plan()["gpus"][0]["waitingFor"], what="the holder in the report file")
+    plan = beside.plan()
+    assert acts(plan) == ["stop-daemon", "set-compute-mode"]
+    assert plan["gpus"][0]["waitingFor"][0]["holders"] == ["default/train/main"]
+    assert [str(step["detail"]) for step in plan["steps"]] == beside.agent.gpu(0)["steps"]
+    beside.kubelet.pod_resources = held({})
+    beside.settled()
+    wait_for(lambda: acts(beside.plan()) == [], what="nothing left")
