@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.edges.files.safeyaml import LIMIT_BYTES, check_size, read_document
+from partage.codec.yaml_document import LIMIT_BYTES, check_size, read_document
 from partage.errors import InputError, Problem
 from partage.faces.manifest import config_texts, is_manifest, objects_of
 from partage.values import Frozen

@@ -137,7 +137,7 @@ def test_a_probation_has_its_full_rest_to_go_after_a_restart(state_dir: StateDir
 def test_the_file_is_readable_json_with_a_version(state_dir: StateDir, tmp_path: Path):
     state_dir.save(STATE, 100)
     plain = json.loads(state_file(tmp_path).read_bytes())
-    assert plain["version"] == "partage-state/1"
+    assert plain["version"] == "partage-state/2"
     assert plain["policy"]["sha256"] == STATE.policy.digest if STATE.policy else None
     assert state_file(tmp_path).stat().st_mode & 0o777 == 0o600
 
@@ -147,12 +147,12 @@ def test_the_file_is_readable_json_with_a_version(state_dir: StateDir, tmp_path:
 UNUSABLE = {
     "empty": b"",
     "binary": bytes(range(256)),
-    "half": b'{"version": "partage-state/1", "bootId": "8f',
-    "another version": b'{"version": "partage-state/2"}',
+    "half": b'{"version": "partage-state/2", "bootId": "8f',
+    "another version": b'{"version": "partage-state/1"}',
     "a list": b"[1, 2]",
     "deep": b"[" * 100_000,
     "a long number": b'{"version": ' + b"9" * 10_000 + b"}",
-    "nothing in it": b'{"version": "partage-state/1"}',
+    "nothing in it": b'{"version": "partage-state/2"}',
     "too long": b" " * (LIMIT_BYTES + 1),
 }
 
@@ -426,3 +426,37 @@ def test_every_life_and_every_text_comes_back(
     # A state that ended before now ends now: nothing that anybody could tell apart.
     fine = GpuCondition("GPU-0", recovery=RecoveryAction.NONE)
     assert next_health(loaded.state.health["GPU-0"], fine, now_s) == next_health(health, fine, now_s)
+
+
+def test_a_state_that_cannot_be_written_as_json_is_not_saved(state_dir: StateDir):
+    state_dir.save(STATE, 100)
+    endless = {"GPU-0": GpuServing((), draining=True, draining_since_s=float("-inf"))}
+    assert isinstance(state_dir.save(SavedState(serving=endless), 100), NotSaved)
+    assert state_dir.load(100) == Loaded(STATE)
+
+
+def test_the_name_of_a_policy_file_may_be_any_bytes(state_dir: StateDir):
+    assert state_dir.save(SavedState(policy=SavedPolicy("", "\udcff.yaml")), 100) is None
+    state = state_dir.load(100).state
+    assert state
+    assert state.policy == SavedPolicy("", "\\udcff.yaml")
+
+
+@pytest.mark.parametrize(
+    ("change", "place"),
+    [
+        (
+            lambda state: state["serving"]["GPU-0"]["offer"][1].update(colour="red"),
+            "$.serving.GPU-0.offer[1]",
+        ),
+        (lambda state: state["health"]["GPU-0"]["gpu"].pop("reason"), "$.health[...].gpu"),
+        (lambda state: state["health"]["GPU-0"]["gpu"].update(forSeconds=-1), "$.health[...].gpu.forSeconds"),
+        (lambda state: state["health"]["GPU-0"]["gpu"].update(probationSeconds=1), "probationSeconds"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_place(state_dir: StateDir, tmp_path: Path, change: Any, place: str):
+    state_dir.save(STATE, 100)
+    plain = json.loads(state_file(tmp_path).read_bytes())
+    change(plain)
+    state_file(tmp_path).write_text(json.dumps(plain))
+    assert place in state_dir.load(100).problems[0]

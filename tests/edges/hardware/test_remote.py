@@ -373,7 +373,7 @@ async def answering(path: Path, *answers: bytes) -> asyncio.Server:
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for answer in answers:
-            await frames.read(reader, frames.MOST_REQUEST_BYTES)
+            await frames.read(reader, frames.Request, frames.MOST_REQUEST_BYTES)
             writer.write(answer)
         await reader.read()
         writer.close()
@@ -391,7 +391,7 @@ HELLO = frames.pack({"id": 1, "result": {"protocol": PROTOCOL, "pid": 4711}})
         [frames.pack({"id": 1, "result": None})],
         [b"\xff\xff\xff\xff"],
         [b"\x00\x00\x00\x02[]"],
-        [HELLO, frames.pack({"id": 2, "result": {"is": "Inventory"}})],
+        [HELLO, frames.pack({"id": 2, "result": {"driver": {"type": "driver"}}})],
         [HELLO, frames.pack({"id": 2, "error": {"type": "SystemExit", "problems": []}})],
         [HELLO, frames.pack({"id": 2})],
     ],

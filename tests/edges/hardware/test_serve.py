@@ -53,7 +53,7 @@ class Peer:
 
     async def hear(self) -> dict[str, Any] | None:
         async with asyncio.timeout(10):
-            return await frames.read(self.reader, frames.MOST_ANSWER_BYTES)
+            return await frames.read(self.reader, dict, frames.MOST_ANSWER_BYTES)
 
     async def ask(self, **message: Any) -> dict[str, Any] | None:
         self.say(**message)
@@ -94,7 +94,7 @@ async def test_a_long_wait_for_events_holds_up_nothing(
 ) -> None:
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
-        peer.say(id=1, verb="events", timeoutS=60)
+        peer.say(id=1, verb="events", arguments=60)
         answer = await peer.ask(id=2, verb="observe")
         assert answer is not None
         assert answer["id"] == 2
@@ -107,7 +107,7 @@ async def test_a_peer_cannot_pile_up_requests_without_end(
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
         for number in range(33):
-            peer.say(id=number, verb="events", timeoutS=60)
+            peer.say(id=number, verb="events", arguments=60)
         answer = await peer.hear()
         assert answer is not None
         assert answer["id"] == 32
@@ -121,7 +121,7 @@ async def test_a_wait_that_is_no_reasonable_number_is_refused(
 ) -> None:
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
-        answer = await peer.ask(id=1, verb="events", timeoutS=timeout_s)
+        answer = await peer.ask(id=1, verb="events", arguments=timeout_s)
         assert answer is not None
         assert answer["error"]["type"] == "InputError"
         await peer.leave()
@@ -133,9 +133,9 @@ async def test_a_wait_that_is_no_reasonable_number_is_refused(
         None,
         "SetMigMode",
         {},
-        {"is": "SetMigMode"},
-        {"is": "GpuUse"},
-        {"is": "SetMigMode", "gpu": ["x"], "enabled": True},
+        {"type": "set-mig-mode"},
+        {"type": "gpu-use"},
+        {"type": "set-mig-mode", "gpu": ["x"], "enabled": True},
     ],
 )
 async def test_what_is_no_act_is_not_performed(
@@ -143,7 +143,7 @@ async def test_what_is_no_act_is_not_performed(
 ) -> None:
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
-        answer = await peer.ask(id=1, verb="perform", step=step)
+        answer = await peer.ask(id=1, verb="perform", arguments=step)
         assert answer is not None
         assert answer["error"]["type"] == "InputError"
         await peer.leave()

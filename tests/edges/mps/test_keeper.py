@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.hardware.codec import decode, encode
+from partage.codec.values import decode, encode
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported

@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import load
-from partage.edges.hardware.codec import decode, encode
 from partage.model.gpu import ComputeMode, MigMode
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec

@@ -8,8 +8,16 @@ from partage.model.gpu import ComputeMode
 from partage.model.policy import Interval
 from partage.model.process import ProcessKind
 from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice
-from partage.sim.node.faults import DriverGone, DriverLoaded, HideProcesses, Occupy, Reboot, ResetGpu, Vacate
-from partage.sim.node.files.fault_syntax import parse_fault
+from partage.sim.node.faults import (
+    DriverGone,
+    DriverLoaded,
+    FailCall,
+    HideProcesses,
+    Occupy,
+    Reboot,
+    ResetGpu,
+    Vacate,
+)
 from partage.sim.node.files.machine_file import read_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
@@ -127,8 +135,8 @@ async def test_a_blind_node_lists_nobody_and_says_why():
 
 async def test_calls_for_processes_and_slices_can_fail_too():
     hardware = simulated()
-    for call in ("processes", "time-slices"):
-        await hardware.inject(parse_fault({"call": call, "fail": "timeout"}))
+    await hardware.inject(FailCall("processes", HardwareTimeout("simulated")))
+    await hardware.inject(FailCall("time-slices", HardwareTimeout("simulated")))
     with pytest.raises(HardwareTimeout):
         await hardware.processes()
     with pytest.raises(HardwareTimeout):

@@ -8,21 +8,18 @@ wanted, what was there before (the way back), and where it stopped.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Literal, cast
 
-from msgspec import field, to_builtins
-from msgspec.structs import asdict
+from msgspec import field
 
-from partage.model.layout import LayoutItem
+from partage.codec.values import decode, encode
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step
-from partage.values import Frozen
+from partage.values import Frozen, Tagged
 
-VERSION = "partage-journal/1"
 LIMIT_BYTES = 16 * 1024 * 1024
 
 
@@ -37,6 +34,37 @@ class JournalHeader(Frozen):
     policy: str
     before: Mapping[str, DesiredMig] = field(default_factory=dict)
     back: bool = False
+    version: Literal["partage-journal/2"] = "partage-journal/2"
+
+
+class DoingStep(Tagged):
+    """This step comes next. number: of the step, from 1. says: the step in words."""
+
+    number: int
+    says: str
+    step: Step
+
+
+class StepDone(Tagged):
+    """The step is done. made: what it created."""
+
+    number: int
+    made: Created | None
+
+
+class StepFailed(Tagged):
+    """The step could not be done, or nobody knows whether it was."""
+
+    number: int
+    reason: str
+
+
+class JournalEnd(Tagged):
+    """All GPUs are as they are wanted, or as they were before."""
+
+
+JournalRow = DoingStep | StepDone | StepFailed | JournalEnd
+"""A line of the journal after the first, which is the header."""
 
 
 class Unfinished(Frozen):
@@ -69,7 +97,7 @@ def read_journal(state_dir: Path) -> Unfinished | UnreadableJournal | None:
         return UnreadableJournal(f"{path} cannot be read: {error.strerror}")
     try:
         return _unfinished(content)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         return UnreadableJournal(f"{path} cannot be used: {error}")
 
 
@@ -87,15 +115,7 @@ class Journal:
         beside = self._path.with_name(f"{self._path.name}.new")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._file, self._number = os.open(beside, flags, 0o600), 0
-        self._write(
-            {
-                "version": VERSION,
-                "bootId": header.boot_id,
-                "policy": header.policy,
-                "back": header.back,
-                "before": {uuid: _wish_to_plain(wish) for uuid, wish in header.before.items()},
-            }
-        )
+        self._write(header)
         beside.replace(self._path)
         directory = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -106,20 +126,19 @@ class Journal:
     def doing(self, step: Step) -> None:
         """This comes next."""
         self._number += 1
-        act = to_builtins(step)
-        self._write({"doing": self._number, "says": str(step), "step": act})
+        self._write(DoingStep(self._number, str(step), step))
 
     def done(self, made: Created | None) -> None:
         """It is done."""
-        self._write({"done": self._number, **({"made": asdict(made)} if made else {})})
+        self._write(StepDone(self._number, made))
 
     def failed(self, reason: str) -> None:
         """It could not be done, or nobody knows whether it was."""
-        self._write({"failed": self._number, "reason": reason})
+        self._write(StepFailed(self._number, reason))
 
     def end(self) -> None:
         """All GPUs are as they are wanted, or as they were before."""
-        self._write({"end": True})
+        self._write(JournalEnd())
         self.close()
 
     def conclude(self) -> None:
@@ -129,7 +148,7 @@ class Journal:
         try:
             written = os.pread(self._file, LIMIT_BYTES, 0)
             os.ftruncate(self._file, written.rfind(b"\n") + 1)  # what was torn off
-            self._write({"end": True})
+            self._write(JournalEnd())
         finally:
             self.close()
 
@@ -139,35 +158,23 @@ class Journal:
             os.close(self._file)
             self._file = None
 
-    def _write(self, row: Mapping[str, Any]) -> None:
+    def _write(self, row: JournalHeader | JournalRow) -> None:
         assert self._file is not None, "a journal begins before anything is written"
-        content = memoryview(json.dumps(row, allow_nan=False).encode("ascii") + b"\n")
+        content = memoryview(encode(row) + b"\n")
         while content:
             content = content[os.write(self._file, content) :]
         os.fsync(self._file)
 
 
 def _unfinished(content: bytes) -> Unfinished | None:
-    """Raises ValueError, KeyError, TypeError or AttributeError for what no journal of this version says."""
+    """Raises ValueError for what no journal of this version says."""
     lines = content.split(b"\n")[:-1]  # what stands behind the last line's end was torn off
     if not lines:
         raise ValueError("it has no first line")
-    rows = [json.loads(line) for line in lines]
-    if rows[0].get("version") != VERSION:
-        raise ValueError(f"its version is {rows[0].get('version')!r}, not {VERSION}")
-    if any("end" in row for row in rows):
+    header = decode(JournalHeader, lines[0])
+    rows = [decode(cast("type[JournalRow]", JournalRow), line) for line in lines[1:]]
+    if any(isinstance(row, JournalEnd) for row in rows):
         return None
-    head = rows[0]
-    before = {str(uuid): _wish_from_plain(plain) for uuid, plain in head["before"].items()}
-    header = JournalHeader(str(head["bootId"]), str(head["policy"]), before, bool(head["back"]))
-    last = rows[-1]
-    done = sum("done" in row for row in rows)
-    return Unfinished(header, done, str(last["says"]) if "doing" in last else "")
-
-
-def _wish_to_plain(wish: DesiredMig) -> dict[str, Any]:
-    return {"enabled": wish.enabled, "layout": [str(item) for item in wish.items]}
-
-
-def _wish_from_plain(plain: Mapping[str, Any]) -> DesiredMig:
-    return DesiredMig(tuple(LayoutItem.parse(item) for item in plain["layout"]), bool(plain["enabled"]))
+    last = rows[-1] if rows else None
+    done = sum(isinstance(row, StepDone) for row in rows)
+    return Unfinished(header, done, last.says if isinstance(last, DoingStep) else "")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from partage.edges.files.fields import Dialect, Field, Notes, Table, nearest
-from partage.edges.files.safeyaml import describe
+from partage.codec.fields import Dialect, Field, Notes, Table, nearest
+from partage.codec.yaml_document import describe
 from partage.model.layout import LayoutItem
 from partage.model.policy import AllDevices, DesiredMig, GpuCriteria, GpuEntry, GpuSelector, Options, Policy
 from partage.model.profile import MigProfile

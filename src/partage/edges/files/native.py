@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from partage.edges.files.fields import Dialect, Field, Notes, Table
+from partage.codec.fields import Dialect, Field, Notes, Table
 from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, read_time_slicing
 from partage.model.ids import parse_resource_name
 from partage.model.pci import parse_pci_address

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from partage.edges.files.fields import Field
+from partage.codec.fields import Field
 from partage.model.ids import parse_resource_name
 from partage.model.layout import LayoutItem
 from partage.model.named_layouts import DISABLED, ENABLED, parse_layout_name

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from partage.edges.files.fields import Dialect, Field, Notes, Place, Table
+from partage.codec.fields import Dialect, Field, Notes, Place, Table
+from partage.codec.yaml_document import describe
 from partage.edges.files.nvidia_flags import FLAGS, GFD, PLUGIN, Flags, read_flags
-from partage.edges.files.safeyaml import describe
 from partage.model.ids import (
     LONGEST_RESOURCE_NAME,
     VENDOR,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from partage.edges.files.fields import Field, Notes, Place, Table
-from partage.edges.files.safeyaml import Value, describe
+from partage.codec.fields import Field, Notes, Place, Table
+from partage.codec.yaml_document import Value, describe
 from partage.model.policy import (
     AllocationPolicy,
     DeviceIdStrategy,

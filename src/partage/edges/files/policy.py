@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from partage.codec.fields import Notes
+from partage.codec.yaml_document import LIMIT_BYTES, Document, Value, check_size, describe, read_document
 from partage.edges.files import migparted, native, nvidia
-from partage.edges.files.fields import Notes
-from partage.edges.files.safeyaml import LIMIT_BYTES, Document, Value, check_size, describe, read_document
 from partage.errors import InputError, Problem
 from partage.model.policy import Policy
 from partage.values import Frozen

@@ -7,33 +7,23 @@ killed at any moment leaves the old or the new one; ``<state-dir>/lock`` keeps a
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
-from msgspec import field
+from msgspec import field, json
 
-from partage.edges.files.state_codec import (
-    before_from_plain,
-    before_to_plain,
-    health_from_plain,
-    health_to_plain,
-    mapping_from_plain,
-    serving_from_plain,
-    serving_to_plain,
-)
+from partage.codec.values import CodecError, decode, encode
+from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
 from partage.errors import InputError
 from partage.model.health import Health
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 from partage.values import Frozen
 
-VERSION = "partage-state/1"
 LIMIT_BYTES = 16 * 1024 * 1024
 """Nothing larger is read or written; 10,000 offerings and a policy of 1 MiB stay below half of it."""
 KEPT_ASIDE = 9
@@ -123,12 +113,15 @@ class StateDir:
             return Loaded(None, (f"cannot read {self._file}: {error.strerror}",))
         try:
             return Loaded(_decode(content, now_s))
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             return Loaded(None, (f"{self._file} cannot be used: {error}; {self._set_aside()}",))
 
     def save(self, state: SavedState, now_s: float) -> NotSaved | None:
         """Replace the state atomically: whatever happens meanwhile, the old or the new one is there."""
-        content = _encode(state, now_s)
+        try:
+            content = _encode(state, now_s)
+        except CodecError as error:
+            return NotSaved(f"the state cannot be written: {error}")
         if len(content) > LIMIT_BYTES:
             return NotSaved(f"the state is {len(content)} bytes long, more than {LIMIT_BYTES}")
         if self.problem is not None and (still := self._open_again()) is not None:
@@ -200,57 +193,43 @@ class StateDir:
 
 
 def _encode(state: SavedState, now_s: float) -> bytes:
+    """Raises CodecError."""
     policy = state.policy
-    plain = {
-        "version": VERSION,
-        "bootId": state.boot_id,
-        "policy": policy
-        and {
-            "text": policy.text,
-            "source": policy.source,
-            "config": policy.config,
-            "sha256": policy.digest,
-        },
-        "before": {gpu: before_to_plain(one, now_s) for gpu, one in state.original.items()},
-        "serving": {gpu: serving_to_plain(one, now_s) for gpu, one in state.serving.items()},
-        "health": {gpu: health_to_plain(one, now_s) for gpu, one in state.health.items()},
-    }
-    return json.dumps(plain, indent=1, allow_nan=False).encode("ascii")
+    document = StateDocument(
+        boot_id=state.boot_id,
+        policy=None if policy is None else _written(policy),
+        original=dict(state.original),
+        serving={gpu: WrittenServing.of(one, now_s) for gpu, one in state.serving.items()},
+        health={gpu: WrittenHealth.of(one, now_s) for gpu, one in state.health.items()},
+    )
+    return json.format(encode(document), indent=1)
 
 
 def _decode(content: bytes, now_s: float) -> SavedState:
     """Raises ValueError for anything that ``_encode`` does not write."""
     if len(content) > LIMIT_BYTES:
         raise ValueError(f"it is longer than {LIMIT_BYTES} bytes")
-    plain = json.loads(content.decode("ascii"))
-    version = plain.get("version") if isinstance(plain, dict) else None
-    if version != VERSION:
-        raise ValueError(f"its version is {version!r}, not {VERSION}")
-    try:
-        return SavedState(
-            boot_id=_text(plain["bootId"]),
-            policy=None if plain["policy"] is None else _policy(plain["policy"]),
-            original=mapping_from_plain(plain.get("before", {}), before_from_plain, now_s),
-            serving=mapping_from_plain(plain["serving"], serving_from_plain, now_s),
-            health=mapping_from_plain(plain["health"], health_from_plain, now_s),
-        )
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"something is missing or of the wrong type: {error}") from error
+    document = decode(StateDocument, content)
+    return SavedState(
+        boot_id=document.boot_id,
+        policy=None if document.policy is None else _policy(document.policy),
+        serving={gpu: one.serving(now_s) for gpu, one in document.serving.items()},
+        health={gpu: one.health(now_s) for gpu, one in document.health.items()},
+        original=document.original,
+    )
 
 
-def _policy(plain: dict[str, Any]) -> SavedPolicy:
-    config = plain["config"]
-    config = None if config is None else _text(config)
-    policy = SavedPolicy(_text(plain["text"]), _text(plain["source"]), config)
-    if plain["sha256"] != policy.digest:
+def _written(policy: SavedPolicy) -> WrittenPolicy:
+    source = policy.source.encode("utf-8", "backslashreplace").decode()  # a file name may be any bytes
+    return WrittenPolicy(policy.text, source, policy.config, policy.digest)
+
+
+def _policy(written: WrittenPolicy) -> SavedPolicy:
+    """Raises ValueError if the text is not what was written."""
+    policy = SavedPolicy(written.text, written.source, written.config)
+    if written.sha256 != policy.digest:
         raise ValueError("the policy in it does not have the digest that was written with it")
     return policy
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{type(value).__name__} instead of a text")
-    return value
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import struct
-from typing import Any
+from typing import TypeVar
+
+from msgspec import Raw
+
+from partage.codec.errors import WrittenError
+from partage.codec.values import CodecError, decode, encode
+from partage.values import Frozen
+
+T = TypeVar("T")
 
 _LENGTH = struct.Struct(">I")
+_NULL = Raw(b"null")
 
 MOST_REQUEST_BYTES = 64 * 1024
 """A request is a verb with few arguments."""
@@ -19,13 +27,36 @@ class FrameError(ValueError):
     """The peer does not use the protocol. Nothing more can be read from the connection."""
 
 
-def pack(message: dict[str, Any]) -> bytes:
+class Request(Frozen, omit_defaults=True, forbid_unknown_fields=True):
+    """What the agent asks. arguments: JSON, read by the verb."""
+
+    id: int
+    verb: str
+    arguments: Raw = _NULL
+
+
+class Answer(Frozen, omit_defaults=True, forbid_unknown_fields=True):
+    """What the helper answers. id: of the request; None if the connection is refused. result: JSON."""
+
+    id: int | None
+    result: Raw = _NULL
+    error: WrittenError | None = None
+
+
+class Greeting(Frozen):
+    """The result of the verb ``hello``."""
+
+    protocol: int
+    pid: int
+
+
+def pack(message: object) -> bytes:
     """One message as bytes."""
-    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    body = encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
-async def read(reader: asyncio.StreamReader, most_bytes: int) -> dict[str, Any] | None:
+async def read(reader: asyncio.StreamReader, kind: type[T], most_bytes: int) -> T | None:
     """The next message; None if the peer has closed the connection. Raises FrameError."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -34,19 +65,12 @@ async def read(reader: asyncio.StreamReader, most_bytes: int) -> dict[str, Any] 
         body = await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return unpack(body)
+    return unpack(kind, body)
 
 
-def unpack(body: bytes) -> dict[str, Any]:
+def unpack(kind: type[T], body: bytes) -> T:
     """One message. Raises FrameError."""
     try:
-        message = json.loads(body, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise FrameError("a message is not JSON") from error
-    if not isinstance(message, dict):
-        raise FrameError("a message is not an object")
-    return message
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+        return decode(kind, body, strict=False)
+    except CodecError as error:
+        raise FrameError(f"a message cannot be read: {error}") from error

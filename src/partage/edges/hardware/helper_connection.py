@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 import os
 from pathlib import Path
-from typing import Any
 
+from msgspec import Raw
+
+from partage.codec.errors import to_error
+from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
-from partage.edges.hardware.codec import CodecError, Json, decode_error
 from partage.edges.hardware.helper_server import PROTOCOL, peer_uid
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, NotPermitted
 
@@ -20,7 +22,7 @@ class HelperConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
-        self._waiting: dict[int, asyncio.Future[Json]] = {}
+        self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._next_id = 1
         self._reading = asyncio.create_task(self._read(), name="hardware-answers")
         self.helper_pid: int | None = None
@@ -45,18 +47,18 @@ class HelperConnection:
     def is_open(self) -> bool:
         return not self._reading.done()
 
-    async def request(self, verb: str, deadline_s: float | None, **arguments: Json) -> Json:
-        """The helper's answer. deadline_s None: no deadline here, the caller has one.
+    async def request(self, verb: str, deadline_s: float | None, arguments: object = None) -> bytes:
+        """The helper's answer, as JSON. deadline_s None: no deadline here, the caller has one.
 
         Raises the helper's error, HardwareTimeout, or the reason why the connection ended.
         """
         if not self.is_open:
             raise _ended()
         number, self._next_id = self._next_id, self._next_id + 1
-        answer: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(frames.pack({"id": number, "verb": verb, **arguments}))
+            self._writer.write(frames.pack(frames.Request(number, verb, Raw(encode(arguments)))))
             async with asyncio.timeout(deadline_s):
                 return await answer
         except TimeoutError as error:
@@ -82,16 +84,20 @@ class HelperConnection:
             raise NotPermitted(
                 f"the socket is served by user {uid}, neither root nor the user of this process"
             )
-        hello: Any = await self.request("hello", deadline_s)
-        if not isinstance(hello, dict) or hello.get("protocol") != PROTOCOL:
+        answer = await self.request("hello", deadline_s)
+        try:
+            hello = decode(frames.Greeting, answer, strict=False)
+        except CodecError:
+            hello = frames.Greeting(0, 0)
+        if hello.protocol != PROTOCOL:
             raise DriverUnavailable("the helper has another version of Partage", "restart the helper")
-        self.helper_pid = hello.get("pid")
+        self.helper_pid = hello.pid
 
     async def _read(self) -> HardwareError:
         """Give each answer to the request that waits for it, until the connection ends."""
         reason: HardwareError = _ended()
         try:
-            while (answer := await frames.read(self._reader, frames.MOST_ANSWER_BYTES)) is not None:
+            while (answer := await self._next_answer()) is not None:
                 self._deliver(answer)
         except (frames.FrameError, CodecError) as error:
             reason = DriverUnavailable(f"the helper's answer cannot be read: {error}")
@@ -103,18 +109,20 @@ class HelperConnection:
                     waiter.set_exception(reason)
         return reason
 
-    def _deliver(self, answer: dict[str, Any]) -> None:
-        error = decode_error(answer["error"]) if "error" in answer else None
-        number = answer.get("id")
-        if number is None and isinstance(error, HardwareError):
+    async def _next_answer(self) -> frames.Answer | None:
+        return await frames.read(self._reader, frames.Answer, frames.MOST_ANSWER_BYTES)
+
+    def _deliver(self, answer: frames.Answer) -> None:
+        error = None if answer.error is None else to_error(answer.error)
+        if answer.id is None and isinstance(error, HardwareError):
             raise error  # the helper refuses this connection
-        waiter = self._waiting.get(number) if type(number) is int else None
+        waiter = None if answer.id is None else self._waiting.get(answer.id)
         if waiter is None or waiter.done():
             return  # the request was cancelled or timed out
         if error is not None:
             waiter.set_exception(error)
         else:
-            waiter.set_result(answer.get("result"))
+            waiter.set_result(answer.result)
 
 
 def _ended() -> HardwareError:

@@ -14,17 +14,20 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, TypeVar, cast
 
+from msgspec import Meta, Raw
+
+from partage.codec.errors import from_error
+from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
-from partage.edges.hardware.codec import CodecError, Json, decode, encode, encode_error
 from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
 from partage.model.paths import check_socket_path
 from partage.model.step import Step
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Agent and helper may have different versions during an upgrade; both sides check this number."""
 
 LONGEST_WAIT_S = 60.0
@@ -33,39 +36,44 @@ _UCRED = struct.Struct("3i")
 
 log = logging.getLogger(__name__)
 
-Request = Mapping[str, Any]
-Verb = Callable[[Hardware, Request], Awaitable[Json]]
+T = TypeVar("T")
+Verb = Callable[[Hardware, bytes], Awaitable[object]]
+"""Answers a request of that kind; the second argument is the request's arguments as JSON."""
+
+Wait = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)]
+"""The argument of the verb ``events``: for how many seconds to wait."""
 
 
-async def _hello(hardware: Hardware, request: Request) -> Json:
-    del hardware, request
-    return {"protocol": PROTOCOL, "pid": os.getpid()}
+async def _hello(hardware: Hardware, arguments: bytes) -> frames.Greeting:
+    del hardware, arguments
+    return frames.Greeting(PROTOCOL, os.getpid())
 
 
 def _query(ask: Callable[[Hardware], Awaitable[object]]) -> Verb:
     """A verb without arguments: one method of the port."""
 
-    async def answer(hardware: Hardware, request: Request) -> Json:
-        del request
-        return encode(await ask(hardware))
+    async def answer(hardware: Hardware, arguments: bytes) -> object:
+        del arguments
+        return await ask(hardware)
 
     return answer
 
 
-async def _events(hardware: Hardware, request: Request) -> Json:
-    timeout_s = request.get("timeoutS")
-    if not isinstance(timeout_s, (int, float)) or not 0 <= timeout_s <= LONGEST_WAIT_S:
-        raise InputError(f"timeoutS is a number of seconds up to {LONGEST_WAIT_S:g}")
-    return encode(await hardware.events(timeout_s))
+async def _events(hardware: Hardware, arguments: bytes) -> object:
+    return await hardware.events(_argument(Wait, arguments, "a time to wait"))
 
 
-async def _perform(hardware: Hardware, request: Request) -> Json:
+async def _perform(hardware: Hardware, arguments: bytes) -> object:
+    # mypy has no type for a union itself.
+    return await hardware.perform(_argument(cast("type[Step]", Step), arguments, "a valid step"))
+
+
+def _argument(kind: type[T], arguments: bytes, what: str) -> T:
+    """Raises InputError if it is something else."""
     try:
-        # mypy has no type for a union itself.
-        step: Step = decode(cast("type[Step]", Step), request.get("step"))
+        return decode(kind, arguments)
     except CodecError as error:
-        raise InputError(f"step is not a valid step: {error}") from error
-    return encode(await hardware.perform(step))
+        raise InputError(f"the argument is not {what}: {error}") from error
 
 
 VERBS: Mapping[str, Verb] = {
@@ -150,44 +158,42 @@ class HelperServer:
         if not self.permits(uid):
             log.warning("peer refused", extra={"uid": uid})
             refusal = NotPermitted(f"user {uid} may not use this helper", "see --allow-uid")
-            writer.write(frames.pack({"id": None, "error": encode_error(refusal)}))
+            writer.write(frames.pack(frames.Answer(None, error=from_error(refusal))))
             return False
         return True
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]
     ) -> None:
-        while (request := await frames.read(reader, frames.MOST_REQUEST_BYTES)) is not None:
-            number, verb = request.get("id"), request.get("verb")
-            if type(number) is not int or not isinstance(verb, str):
-                raise frames.FrameError("a request has an id and a verb")
+        while (request := await frames.read(reader, frames.Request, frames.MOST_REQUEST_BYTES)) is not None:
             if len(requests) >= _MOST_REQUESTS:
-                writer.write(_answer(number, error=Unsupported("too many requests at the same time")))
+                writer.write(_refusal(request.id, Unsupported("too many requests at the same time")))
                 continue
-            task = asyncio.create_task(self._serve(number, verb, request, writer), name=f"helper-{verb[:20]}")
+            task = asyncio.create_task(self._serve(request, writer), name=f"helper-{request.verb[:20]}")
             requests.add(task)
             task.add_done_callback(requests.discard)
             task.add_done_callback(self._settled)
 
-    async def _serve(self, number: int, verb: str, request: Request, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, request: frames.Request, writer: asyncio.StreamWriter) -> None:
         hangs = False
         try:
-            answer = _answer(number, result=await self._call(verb, request))
+            result = Raw(encode(await self._call(request.verb, request.arguments)))
+            answer = frames.pack(frames.Answer(request.id, result))
         except PartageError as error:
             hangs = isinstance(error, HardwareTimeout)
-            answer = _answer(number, error=error)
+            answer = _refusal(request.id, error)
         with contextlib.suppress(ConnectionError):
             writer.write(answer)
             await writer.drain()
         if hangs and self._end is not None and not self._end.done():
             self._end.set_result(False)
 
-    async def _call(self, verb: str, request: Request) -> Json:
+    async def _call(self, verb: str, arguments: bytes) -> object:
         function = VERBS.get(verb)
         if function is None:
             raise Unsupported(f"the helper has no verb {verb[:40]!r}")
         async with self._deadlines.within(verb, LONGEST_WAIT_S if verb == "events" else 0.0):
-            return await function(self._hardware, request)
+            return await function(self._hardware, arguments)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         """An unexpected exception ends the helper."""
@@ -228,9 +234,8 @@ def peer_uid(writer: asyncio.StreamWriter) -> int:
     return int(uid)
 
 
-def _answer(number: int, *, result: Json = None, error: PartageError | None = None) -> bytes:
-    outcome = {"result": result} if error is None else {"error": encode_error(error)}
-    return frames.pack({"id": number, **outcome})
+def _refusal(number: int, error: PartageError) -> bytes:
+    return frames.pack(frames.Answer(number, error=from_error(error)))
 
 
 async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:

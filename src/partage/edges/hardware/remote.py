@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
-from partage.edges.hardware.codec import CodecError, Json, decode, encode
+from partage.codec.values import CodecError, decode
 from partage.edges.hardware.deadlines import PERFORM, CallDeadlines
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.helper_connection import HelperConnection
@@ -77,7 +77,7 @@ class RemoteHardware:
         return await self._ask("conditions", tuple[GpuCondition, ...])
 
     async def perform(self, step: Step) -> Created | None:
-        return await self._ask(PERFORM, cast("type[Created | None]", Created | None), step=encode(step))
+        return await self._ask(PERFORM, cast("type[Created | None]", Created | None), step)
 
     async def uses(self) -> tuple[GpuUse, ...]:
         return await self._ask("uses", tuple[GpuUse, ...])
@@ -106,7 +106,7 @@ class RemoteHardware:
             await asyncio.gather(self._pump, return_exceptions=True)
         await self._supervisor.close()
 
-    async def _ask(self, verb: str, kind: type[T], **arguments: Json) -> T:
+    async def _ask(self, verb: str, kind: type[T], arguments: object = None) -> T:
         connection = await self._supervisor.connection()
         return await self._exchange(connection, verb, kind, arguments)
 
@@ -115,13 +115,13 @@ class RemoteHardware:
         connection: HelperConnection,
         verb: str,
         kind: type[T],
-        arguments: Mapping[str, Json],
+        arguments: object,
         extra_s: float = 0.0,
     ) -> T:
         """One request and its decoded answer. A helper that hangs or sends invalid data is replaced."""
         try:
             async with self._deadlines.within(verb, extra_s):
-                answer = await connection.request(verb, None, **arguments)
+                answer = await connection.request(verb, None, arguments)
             return decode(kind, answer)
         except HardwareTimeout as error:
             self._supervisor.give_up(connection, error)
@@ -139,9 +139,7 @@ class RemoteHardware:
             if connection is None:
                 continue
             try:
-                events = await self._exchange(
-                    connection, "events", Events, {"timeoutS": _EVENTS_WAIT_S}, _EVENTS_WAIT_S
-                )
+                events = await self._exchange(connection, "events", Events, _EVENTS_WAIT_S, _EVENTS_WAIT_S)
             except HardwareError as error:
                 self._mailbox.fail(error)
                 if connection.is_open:

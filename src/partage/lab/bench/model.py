@@ -7,10 +7,11 @@ from enum import StrEnum
 
 import msgspec
 
-from partage.lab.document import LabReport, LabValue
+from partage.lab.document import LabReport
 from partage.lab.place import TenantMode
 from partage.lab.tenant import TenantFailure
 from partage.text import count_of
+from partage.values import Frozen
 
 
 class Experiment(StrEnum):
@@ -33,7 +34,7 @@ _WORDS = {
 }
 
 
-class TenantSample(LabValue, frozen=True, omit_defaults=True):
+class TenantSample(Frozen, omit_defaults=True):
     """One tenant's part in one repeat. Times are seconds after the common start.
 
     value: its estimate of pi. latencies_us: of the first requests; requests: of all of them.
@@ -54,7 +55,7 @@ class TenantSample(LabValue, frozen=True, omit_defaults=True):
         return self.ended_s - self.started_s
 
 
-class Repeat(LabValue, frozen=True):
+class Repeat(Frozen):
     """All tenants once. number: of the pass over all cells that it belongs to, from 1."""
 
     number: int = msgspec.field(name="pass")
@@ -77,7 +78,7 @@ class Repeat(LabValue, frozen=True):
         return max(0.0, together) / self.makespan_s if self.makespan_s else 0.0
 
 
-class CellKey(LabValue, frozen=True):
+class CellKey(Frozen):
     """Which cell: one experiment, in one mode, with a number of processes."""
 
     experiment: Experiment
@@ -127,7 +128,7 @@ class BenchCell(CellKey, frozen=True):
         return tuple(repeat.makespan_s for repeat in self.good)
 
 
-class MemoryTry(LabValue, frozen=True):
+class MemoryTry(Frozen):
     """A tenant that allocates tensors of a third of a limit, one after the other.
 
     limit_bytes: the limit; source: where it comes from, a sentence.
@@ -151,7 +152,7 @@ class MemoryTry(LabValue, frozen=True):
         return "fits" if self.thirds < 3 else "oom"
 
 
-class BenchMachine(LabValue, frozen=True):
+class BenchMachine(Frozen):
     """What was measured on. The fields of a GPU are empty where the CPU was measured.
 
     others: processes that had the GPU open before the first tenant.
@@ -170,7 +171,7 @@ class BenchMachine(LabValue, frozen=True):
     others: int = 0
 
 
-class BenchSettings(LabValue, frozen=True):
+class BenchSettings(Frozen):
     """What was asked for.
 
     seconds: how long one process alone is to compute in each repeat. deadline_s: what a tenant may take
@@ -196,7 +197,7 @@ class BenchSettings(LabValue, frozen=True):
         return self.small_points if experiment is Experiment.SMALL else self.saturating_points
 
 
-class BenchReport(LabReport, frozen=True, kw_only=True):
+class BenchReport(LabReport, kw_only=True):
     """A whole run, with every sample."""
 
     machine: BenchMachine

@@ -10,12 +10,12 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment, Repeat
-from partage.lab.document import LabValue
 from partage.lab.place import TenantMode
 from partage.text import count_of
+from partage.values import Frozen
 
 
-class Spread(LabValue, frozen=True):
+class Spread(Frozen):
     """median, lowest and highest of ``count`` repeats."""
 
     median: float
@@ -24,7 +24,7 @@ class Spread(LabValue, frozen=True):
     count: int
 
 
-class BenchFigure(LabValue, frozen=True):
+class BenchFigure(Frozen):
     """One figure of the summary. unit: ``times``, ``percent``, ``s``, ``ms``."""
 
     name: str

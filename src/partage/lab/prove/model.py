@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from partage.lab.document import LabReport, LabValue
+from partage.lab.document import LabReport
 from partage.model.share import Guarantee
 from partage.values import Frozen
 
@@ -63,7 +63,7 @@ def not_tried(reason: str) -> AttackOutcome:
     return AttackOutcome(ProofVerdict.NOT_TRIED, reason)
 
 
-class AttackedShare(LabValue, frozen=True):
+class AttackedShare(Frozen):
     """The share that was attacked. device: UUID of the GPU or MIG device; memory_bytes: of one share."""
 
     resource: str
@@ -73,7 +73,7 @@ class AttackedShare(LabValue, frozen=True):
     memory_bytes: int
 
 
-class ProofRow(LabValue, frozen=True):
+class ProofRow(Frozen):
     """One attack on one share, or on none where no such share is offered.
 
     attack: its name. guarantee: what the share states. promised, tried, seen: sentences.
@@ -97,14 +97,14 @@ class ProofRow(LabValue, frozen=True):
         return self.seen or self.reason
 
 
-class DriverVersions(LabValue, frozen=True):
+class DriverVersions(Frozen):
     """Of the driver; on a simulated machine its simulated ones."""
 
     version: str
     cuda: str
 
 
-class ProofReport(LabReport, frozen=True, kw_only=True):
+class ProofReport(LabReport, kw_only=True):
     """A whole run.
 
     machine: the name of a simulated machine, empty on a real node.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from partage.edges.files.fields import Field, Table
+from partage.codec.fields import Field, Table
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
 from partage.model.health import HealthState
 

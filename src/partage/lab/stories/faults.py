@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from partage.edges.files.fields import Field
+from partage.codec.fields import Field
 from partage.lab.stories.model import FaultStep
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.sim.node import faults
-from partage.sim.node.files.fault_syntax import parse_fault
+from partage.sim.node.files.fault_syntax import read_fault
 
 
-def read_fault(place: Field) -> FaultStep | None:
+def read_fault_step(place: Field) -> FaultStep | None:
     """The fault that is written there."""
-    if not isinstance(place.value, dict):
-        place.error("has to be a mapping such as {gpu: 2, xid: 79}")
-        return None
-    try:
-        fault = parse_fault(place.value)
-    except ValueError as error:
-        place.error(str(error))
-        return None
-    return FaultStep(fault, sentence(fault))
+    fault = read_fault(place)
+    return FaultStep(fault, sentence(fault)) if fault else None
 
 
 _TURNS = {

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from partage.edges.files.fields import Dialect, Field, Notes, Place, Table
-from partage.edges.files.safeyaml import check_size, read_document
+from partage.codec.fields import Dialect, Field, Notes, Place, Table
+from partage.codec.yaml_document import check_size, read_document
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.lab.stories.expectation import read_expectation
-from partage.lab.stories.faults import read_fault
+from partage.lab.stories.faults import read_fault_step
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
@@ -200,7 +200,7 @@ class StoryReader(Frozen):
         return Later(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
 
     def _fault(self, step: Table) -> StoryStep | None:
-        return _given(step.required("fault"), read_fault, None)
+        return _given(step.required("fault"), read_fault_step, None)
 
     def _expect(self, step: Table) -> StoryStep | None:
         return read_expectation(step)

@@ -2,19 +2,31 @@
 
 import pytest
 
-from partage.edges.files.safeyaml import Value
+from partage.codec.fields import Dialect, Notes
+from partage.codec.yaml_document import Document, Value
+from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.step import UseKind
-from partage.sim.node.faults import HideProcesses, Occupy, SetCondition, Vacate
-from partage.sim.node.files.fault_syntax import parse_fault
+from partage.sim.node.faults import Fault, HideProcesses, Occupy, SetCondition, Vacate
+from partage.sim.node.files.fault_syntax import read_fault
 from partage.units import GIB
+
+
+def fault_of(words: Value) -> Fault:
+    """Raises InputError."""
+    notes = Notes(Document(words, {}), "story.yaml", Dialect())
+    fault = read_fault(notes.top())
+    notes.finish()
+    assert fault is not None
+    return fault
+
 
 UID, CID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10", "3f" * 32
 
 
 @pytest.mark.parametrize("action", RecoveryAction)
 def test_every_recovery_action_has_its_word(action):
-    assert parse_fault({"gpu": 1, "recovery": action.word}) == SetCondition(1, recovery=action)
+    assert fault_of({"gpu": 1, "recovery": action.word}) == SetCondition(1, recovery=action)
 
 
 def test_a_process_is_told_in_words():
@@ -27,18 +39,18 @@ def test_a_process_is_told_in_words():
         "pod": UID,
         "mps": True,
     }
-    assert parse_fault(words) == Occupy(
+    assert fault_of(words) == Occupy(
         1, "train", pid=4711, memory_bytes=8 * GIB, container=CID, pod=UID, mps=True
     )
-    assert parse_fault({"blind": False}) == HideProcesses(on=False)
+    assert fault_of({"blind": False}) == HideProcesses(on=False)
 
 
 @pytest.mark.parametrize(
     ("key", "value"), [("container", "main"), ("pod", "train-0"), ("memory", "much"), ("mps", 1)]
 )
 def test_a_process_that_cannot_be_is_refused(key, value):
-    with pytest.raises(ValueError, match=r"needed|amount"):
-        parse_fault({"gpu": 0, "used-by": "x", "pid": 2, key: value})
+    with pytest.raises(InputError, match=rf"{key}: has to be|{key}: .*amount"):
+        fault_of({"gpu": 0, "used-by": "x", "pid": 2, key: value})
 
 
 @pytest.mark.parametrize(
@@ -54,7 +66,7 @@ def test_a_process_that_cannot_be_is_refused(key, value):
     ],
 )
 def test_uses_can_be_written(words, fault):
-    assert parse_fault(words) == fault
+    assert fault_of(words) == fault
 
 
 @pytest.mark.parametrize(
@@ -69,5 +81,5 @@ def test_uses_can_be_written(words, fault):
     ],
 )
 def test_uses_that_make_no_sense_are_refused(words):
-    with pytest.raises(ValueError, match=r"\w"):
-        parse_fault(words)
+    with pytest.raises(InputError, match=r"\w"):
+        fault_of(words)

@@ -179,7 +179,7 @@ def test_mig_devices_that_cannot_live_are_refused(rows, gpu, path, words):
 @pytest.mark.parametrize("mode", [[1, 1], [0, 1]])
 def test_mig_mode_is_refused_on_a_product_that_has_no_mig(mode):
     found = problems({"gpus": [{"name": "l4", "mig_mode": mode}]})
-    assert found == {"gpus[0].mig_mode": "NVIDIA L4 has no MIG\n"}
+    assert found == {"gpus[0].mig_mode": "line 2: NVIDIA L4 has no MIG\n"}
     assert read({"gpus": [{"name": "l4", "mig_mode": None}]}).inventory.gpus[0].mig_mode is None
 
 
@@ -217,7 +217,7 @@ def test_an_empty_gpu_instance_turns_the_mode_on_and_has_the_size_of_its_profile
         (empty(1, "3g.20gb", 1), {}, "empty_instances[0]", "0, 4 only"),
         (empty(1, "3g.20gb", 0, size=3), {}, "empty_instances[0]", "occupies 4"),
         (empty(1, "1c.3g.20gb", 0), {}, "empty_instances[0].profile", "is a MIG device"),
-        ({"gi": 1, "profile": "3g.20gb"}, {}, "empty_instances[0].start", "is missing"),
+        ({"gi": 1, "profile": "3g.20gb"}, {}, "empty_instances[0]", "'start' is missing"),
         (empty(1, "3g.20gb", 0), {"mig_mode": [0, 0]}, "empty_instances", "only while MIG mode is on"),
         (empty(1, "3g.20gb", 0), {"mig_devices": [(5, 0, "2g.10gb", 2)]}, "mig_devices", "overlap"),
         (empty(1, "3g.20gb", 0), {"mig_devices": [(1, 0, "3g.20gb", 4)]}, "mig_devices", "another one has"),
@@ -288,14 +288,14 @@ def test_two_gpus_share_no_name(key):
     ("document", "path"),
     [
         ({"gpus": []}, "gpus"),
-        ({}, "gpus"),
+        ({}, ""),
         ({"gpus": [{"name": "t4"}] * 65}, "gpus"),
         ({"gpus": {"name": "t4"}}, "gpus"),
         ([1], ""),
         ({"machine": 3}, "machine"),
         ({"version": "partage/v9", "gpus": [{"name": "t4"}]}, "version"),
         ({"version": "partage/v1", "kind": "Story", "gpus": [{"name": "t4"}]}, "kind"),
-        ({"gpus": [{}]}, "gpus[0].name"),
+        ({"gpus": [{}]}, "gpus[0]"),
         ({"gpus": [{"name": "t4", "memory_bytes": 12}]}, "gpus[0].memory_bytes"),
         ({"gpus": [{"name": "t4"}], "device_nodes": ["nvidiactl"]}, "device_nodes[0]"),
         ({"gpus": [{"name": "t4"}], "open_to_env": "yes"}, "open_to_env"),
@@ -314,24 +314,28 @@ def test_an_unknown_key_is_an_error_only_where_the_file_is_ours():
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "place", "message"),
     [
-        ({"gpu": 0}, "what happens"),
-        ({"gpu": 0, "xid": "x"}, "whole number"),
-        ({"gpu": 0, "lost": False}, "lost: true"),
-        ({"lost": True}, "which GPU"),
-        ({"gpu": 0, "reboot": True}, "does not go with"),
-        ({"call": "observe", "fail": "sometimes"}, "one of"),
-        ({"call": "dance", "hang": True}, "one of"),
-        ({"call": "observe", "hang": -1}, "seconds"),
-        ({"gpu": 0, "mig": ["9g.9gb"]}, "no profile"),
-        ({"gpu": 0, "mig": "3g.20gb"}, "list of profiles"),
-        ({"gpu": 0, "xid": 43, "gi": 9}, "no GPU instance 9"),
+        ({"gpu": 0}, "", "what happens"),
+        ({"gpu": 0, "xid": "x"}, ".xid", "has to be a whole number"),
+        ({"gpu": 0, "lost": False}, ".lost", "has to be true or a reason"),
+        ({"lost": True}, "", "'gpu' is missing"),
+        ({"gpu": 2000, "lost": True}, ".gpu", "from 0 to 1023"),
+        ({"gpu": 0, "reboot": True}, "", "does not go with"),
+        ({"call": "observe", "fail": "sometimes"}, ".fail", "has to be driver-unavailable, timeout"),
+        ({"call": "dance", "hang": True}, ".call", "has to be observe, conditions"),
+        ({"call": "observe", "hang": -1}, ".hang", "seconds"),
+        ({"gpu": 0, "mig": ["9g.9gb"]}, "", "no profile"),
+        ({"gpu": 0, "mig": ["banana"]}, ".mig[0]", "not a MIG profile"),
+        ({"gpu": 0, "mig": "3g.20gb"}, ".mig", "list of profiles"),
+        ({"gpu": 0, "xid": 43, "gi": 9}, "", "no GPU instance 9"),
+        ({"gpu": 0, "xid": 43, "after-calls": 1}, "", "one of after-s and after-calls"),
     ],
 )
-def test_a_fault_that_makes_no_sense_is_refused(words, message):
+def test_a_fault_that_makes_no_sense_is_refused(words, place, message):
     found = problems({"gpus": [{"name": "a100-40gb"}], "faults": [{"after-s": 1, **words}]})
-    assert message in found["faults[0]"]
+    assert set(found) == {f"faults[0]{place}"}
+    assert message in found[f"faults[0]{place}"]
 
 
 @pytest.mark.parametrize("data", [b"", b"\0\1\2", b"gpus: [", b"a: &a [*a]", b"[" * 10_000, b"x" * (2 << 20)])

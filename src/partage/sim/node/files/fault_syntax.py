@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import get_args
 
-from partage.edges.files.safeyaml import Value
+from partage.codec.fields import Field, Table
 from partage.errors import (
     DriverUnavailable,
     GpuInUse,
@@ -43,16 +43,7 @@ from partage.sim.node.faults import (
     TimedFault,
     Vacate,
 )
-from partage.sim.node.files.reading import (
-    choice,
-    index_number,
-    matching,
-    seconds,
-    some_text,
-    truth,
-    unlike,
-    whole_number,
-)
+from partage.sim.node.files.identifiers import index_number
 from partage.units import parse_bytes
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
@@ -72,26 +63,29 @@ _PHASES = {
     "hangs": DaemonPhase.SILENT,
     "serves": DaemonPhase.SERVING,
 }
+_USE_KINDS = {kind.value: kind for kind in (UseKind.PROCESS, UseKind.MONITOR)}
 _CONTAINER = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
 _POD = re.compile(r"(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{32})?", re.ASCII)
 
-Syntax = Mapping[str, Value]
-"""A fault as YAML or JSON has it."""
+_WHEN = ("after-s", "after-calls")
 
 
-def parse_timed_fault(words: Syntax) -> TimedFault:
-    """A fault with ``after-s`` (seconds since the first call) or ``after-calls``. Raises ValueError."""
-    when = {key: words[key] for key in ("after-s", "after-calls") if key in words}
-    if len(when) != 1:
-        raise ValueError("a fault of a machine needs one of after-s and after-calls")
-    fault = parse_fault({key: value for key, value in words.items() if key not in when})
-    if "after-s" in when:
-        return TimedFault(fault, after_s=seconds(when["after-s"]))
-    return TimedFault(fault, after_calls=whole_number(when["after-calls"]))
+def read_timed_fault(place: Field) -> TimedFault | None:
+    """A fault with ``after-s`` (seconds since the first call) or ``after-calls``; see ``read_fault``."""
+    before = place.notes.errors
+    words = _words(place, _WHEN)
+    if words is None:
+        return None
+    after_s = words.value("after-s", Field.seconds, None)
+    after_calls = words.value("after-calls", _amount, None)
+    if ("after-s" in words) == ("after-calls" in words):
+        place.error("a fault of a machine needs one of after-s and after-calls")
+    fault = _fault(words)
+    return TimedFault(fault, after_s, after_calls) if place.notes.errors == before else None
 
 
-def parse_fault(words: Syntax) -> Fault:
-    """The fault that ``words`` describe. Raises ValueError with a sentence.
+def read_fault(place: Field) -> Fault | None:
+    """The fault that is written there; None where there is none, and the problems are noted.
 
     Of a GPU: ``{gpu: 2, lost: true | reason}``, ``{gpu: 2, returns: true}``, ``{gpu: 2, reset: true}``,
     ``{gpu: 2, xid: 79, gi: 1, ci: 0}``, ``{gpu: 2, recovery: gpu-reset}``; ``rows-pending``,
@@ -105,151 +99,198 @@ def parse_fault(words: Syntax) -> Fault:
     ``{call: observe, heal: true}``; ``{call: perform, fail: timeout, done: true}``: the step is
     done, and only its answer is lost.
     """
-    kind = next((key for key in _KINDS if key in words), None)
+    before = place.notes.errors
+    words = _words(place, ())
+    fault = _fault(words) if words else None
+    return fault if place.notes.errors == before else None
+
+
+def _words(place: Field, more: Sequence[str]) -> Table | None:
+    """The fault as a table: its kind, the keys that go with it, and ``more``."""
+    written = place.value
+    if not isinstance(written, dict):
+        place.error("has to be a mapping such as {gpu: 2, xid: 79}")
+        return None
+    kind = next((key for key in _KINDS if key in written), None)
     if kind is None:
-        raise ValueError(f"what happens? one of {', '.join(_KINDS)}")
-    parse, companions = _KINDS[kind]
-    strangers = [key for key in words if key != kind and key not in companions]
+        place.error(f"what happens? one of {', '.join(_KINDS)}")
+        return None
+    known = (kind, *_KINDS[kind][1], *more)
+    strangers = [key for key in written if key not in known]
     if strangers:
-        raise ValueError(f"{strangers[0]!r} does not go with {kind!r}")
-    return parse(words)
+        place.error(f"{strangers[0]!r} does not go with {kind!r}")
+        return None
+    return place.table(known)
 
 
-def _gpu(words: Syntax) -> int:
-    if "gpu" not in words:
-        raise ValueError("which GPU? its index, as in gpu: 2")
-    return index_number(words["gpu"])
+def _fault(words: Table) -> Fault:
+    """The fault; where a problem is noted, one that must not be used."""
+    read, _ = _KINDS[words.keys[0]]
+    return read(words)
 
 
-def _yes(words: Syntax, key: str) -> None:
-    if words[key] is not True:
-        raise unlike(f"{key}: true", words[key])
+# --- values ----------------------------------------------------------------------------------------
 
 
-def _call(words: Syntax) -> Call:
-    return _CALLS[choice(words.get("call"), _CALLS)]
+def _gpu(words: Table) -> int:
+    found = words.required("gpu", "its index, as in gpu: 2")
+    return (index_number(found) if found else None) or 0
 
 
-def _lost(words: Syntax) -> Fault:
-    reason = words["lost"]
-    if isinstance(reason, str) and reason:
-        return LoseGpu(_gpu(words), reason)
-    _yes(words, "lost")
-    return LoseGpu(_gpu(words))
+def _amount(field: Field) -> int | None:
+    return field.integer(0)
 
 
-def _returns(words: Syntax) -> Fault:
+def _number(words: Table, key: str) -> int | None:
+    return words.value(key, _amount, None)
+
+
+def _yes(words: Table, key: str) -> None:
+    if words.here(key).value is not True:
+        words.here(key).unfit("true")
+
+
+def _truth(words: Table, key: str) -> bool:
+    return words.needed(key, Field.boolean) is True
+
+
+def _call(words: Table) -> Call:
+    return words.needed("call", lambda field: field.word(_CALLS)) or "observe"
+
+
+# --- kinds -----------------------------------------------------------------------------------------
+
+
+def _lost(words: Table) -> Fault:
+    reason = words.here("lost")
+    if reason.value is True:
+        return LoseGpu(_gpu(words))
+    if not isinstance(reason.value, str):
+        reason.unfit("true or a reason")
+    return LoseGpu(_gpu(words), reason.some_text() or "")
+
+
+def _returns(words: Table) -> Fault:
     _yes(words, "returns")
     return GpuReturns(_gpu(words))
 
 
-def _xid(words: Syntax) -> Fault:
-    gi, ci = (whole_number(words[key]) if key in words else None for key in ("gi", "ci"))
-    return RaiseXid(_gpu(words) if "gpu" in words else None, whole_number(words["xid"]), gi, ci)
+def _xid(words: Table) -> Fault:
+    gpu = _gpu(words) if "gpu" in words else None
+    return RaiseXid(gpu, _number(words, "xid") or 0, _number(words, "gi"), _number(words, "ci"))
 
 
-def _reset(words: Syntax) -> Fault:
+def _reset(words: Table) -> Fault:
     _yes(words, "reset")
     return ResetGpu(_gpu(words))
 
 
-def _recovery(words: Syntax) -> Fault:
+def _recovery(words: Table) -> Fault:
     names = {action.word: action for action in RecoveryAction}
-    return SetCondition(_gpu(words), recovery=names[choice(words["recovery"], names)])
+    return SetCondition(_gpu(words), recovery=words.needed("recovery", lambda field: field.word(names)))
 
 
-def _reboot(words: Syntax) -> Fault:
+def _reboot(words: Table) -> Fault:
     _yes(words, "reboot")
     return Reboot()
 
 
-def _driver(words: Syntax) -> Fault:
-    word = some_text(words["driver"])
+def _driver(words: Table) -> Fault:
+    word = words.needed("driver", Field.some_text) or ""
     if word == "gone":
         return DriverGone()
     return DriverLoaded("" if word == "loaded" else word)
 
 
-def _mig(words: Syntax) -> Fault:
-    layout = words["mig"]
-    if layout == "off" or layout is False:
+def _mig(words: Table) -> Fault:
+    layout = words.here("mig")
+    if layout.value == "off" or layout.value is False:
         return SetMig(_gpu(words), None)
-    if not isinstance(layout, list):
-        raise unlike("mig: a list of profiles, or off,", layout)
-    return SetMig(_gpu(words), tuple(LayoutItem.parse(str(item)) for item in layout))
+    if not isinstance(layout.value, list):
+        layout.unfit("a list of profiles, or off")
+    items = [item.parsed(LayoutItem.parse, "3g.40gb") for item in layout.one_or_many() or ()]
+    return SetMig(_gpu(words), tuple(item for item in items if item))
 
 
-def _used_by(words: Syntax) -> Fault:
-    gi, ci, pid = (whole_number(words[key]) if key in words else None for key in ("gi", "ci", "pid"))
+def _used_by(words: Table) -> Fault:
+    gi, ci, pid = (_number(words, key) for key in ("gi", "ci", "pid"))
     if ci is not None and gi is None:
-        raise ValueError("in which GPU instance? its id, as in gi: 1")
-    kinds = {kind.value: kind for kind in (UseKind.PROCESS, UseKind.MONITOR)}
-    kind = kinds[choice(words.get("kind", "process"), kinds)]
+        words.here("ci").error("in which GPU instance? its id, as in gi: 1")
     return Occupy(
         _gpu(words),
-        some_text(words["used-by"]),
-        kind,
+        words.needed("used-by", Field.some_text) or "",
+        words.value("kind", lambda field: field.word(_USE_KINDS), UseKind.PROCESS),
         gi,
         ci,
         pid,
-        memory_bytes=parse_bytes(str(words["memory"])) if "memory" in words else None,
-        container=matching(words.get("container", ""), _CONTAINER, "a container's id, 64 digits a-f,"),
-        pod=matching(words.get("pod", ""), _POD, "a pod's UID"),
-        mps=truth(words.get("mps", False)),
+        memory_bytes=words.value("memory", _bytes, None),
+        container=words.value("container", _container, ""),
+        pod=words.value("pod", lambda field: field.matching(_POD, "a pod's UID"), ""),
+        mps=words.boolean("mps", default=False),
     )
 
 
-def _left_by(words: Syntax) -> Fault:
-    who = words["left-by"]
-    return Vacate(_gpu(words), None if who is True else some_text(who))
+def _bytes(field: Field) -> int | None:
+    """``8Gi``, or a number of bytes."""
+    return field.integer(0) if type(field.value) is int else field.parsed(parse_bytes, "8Gi")
 
 
-def _times(words: Syntax) -> int | None:
-    return whole_number(words["times"], 1) if "times" in words else 1
+def _container(field: Field) -> str | None:
+    return field.matching(_CONTAINER, "a container's id, 64 digits a-f")
 
 
-def _fail(words: Syntax) -> Fault:
-    error, call = _ERRORS[choice(words["fail"], _ERRORS)], _call(words)
-    done = truth(words["done"]) if "done" in words else False
+def _left_by(words: Table) -> Fault:
+    who = words.here("left-by")
+    return Vacate(_gpu(words), None if who.value is True else who.some_text())
+
+
+def _times(words: Table) -> int | None:
+    return words.nullable("times", lambda field: field.integer(1), 1)
+
+
+def _fail(words: Table) -> Fault:
+    error = words.needed("fail", lambda field: field.word(_ERRORS)) or HardwareTimeout
+    call, done = _call(words), words.boolean("done", default=False)
     return FailCall(call, error(f"simulated: {call} failed"), _times(words), done)
 
 
-def _hang(words: Syntax) -> Fault:
-    duration = None if words["hang"] is True else seconds(words["hang"])
-    return HangCall(_call(words), duration, _times(words))
+def _hang(words: Table) -> Fault:
+    duration = words.here("hang")
+    return HangCall(_call(words), None if duration.value is True else duration.seconds(), _times(words))
 
 
-def _heal(words: Syntax) -> Fault:
+def _heal(words: Table) -> Fault:
     _yes(words, "heal")
     return HealCall(_call(words))
 
 
-def _mps_daemon(words: Syntax) -> Fault:
-    return SetDaemonPhase(_gpu(words), _PHASES[choice(words["mps-daemon"], _PHASES)])
+def _mps_daemon(words: Table) -> Fault:
+    phase = words.needed("mps-daemon", lambda field: field.word(_PHASES))
+    return SetDaemonPhase(_gpu(words), phase or DaemonPhase.DEAD)
 
 
-_KINDS: dict[str, tuple[Callable[[Syntax], Fault], tuple[str, ...]]] = {
+_KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
     "lost": (_lost, ("gpu",)),
     "returns": (_returns, ("gpu",)),
     "xid": (_xid, ("gpu", "gi", "ci")),
     "reset": (_reset, ("gpu",)),
     "recovery": (_recovery, ("gpu",)),
     "rows-pending": (
-        lambda words: SetCondition(_gpu(words), rows_pending=truth(words["rows-pending"])),
+        lambda words: SetCondition(_gpu(words), rows_pending=_truth(words, "rows-pending")),
         ("gpu",),
     ),
     "rows-failed": (
-        lambda words: SetCondition(_gpu(words), rows_failed=truth(words["rows-failed"])),
+        lambda words: SetCondition(_gpu(words), rows_failed=_truth(words, "rows-failed")),
         ("gpu",),
     ),
-    "fabric": (lambda words: SetCondition(_gpu(words), fabric_ok=truth(words["fabric"])), ("gpu",)),
+    "fabric": (lambda words: SetCondition(_gpu(words), fabric_ok=_truth(words, "fabric")), ("gpu",)),
     "mig": (_mig, ("gpu",)),
     "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps")),
     "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),
     "mps-daemon": (_mps_daemon, ("gpu",)),
-    "blind": (lambda words: HideProcesses(truth(words["blind"])), ()),
+    "blind": (lambda words: HideProcesses(_truth(words, "blind")), ()),
     "fail": (_fail, ("call", "times", "done")),
     "hang": (_hang, ("call", "times")),
     "heal": (_heal, ("call",)),

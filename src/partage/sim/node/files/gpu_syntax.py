@@ -6,8 +6,8 @@ import re
 
 from msgspec.structs import replace
 
+from partage.codec.fields import Field, Table
 from partage.edges.files.catalogue import GpuModel, load
-from partage.edges.files.safeyaml import Value
 from partage.model.gpu import (
     ARCHITECTURES,
     UNKNOWN_ARCHITECTURE,
@@ -18,21 +18,12 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.policy import Interval
+from partage.sim.node.files.identifiers import index_number, pci_bus_id, uuid
 from partage.sim.node.files.mig_syntax import read_instances
-from partage.sim.node.files.reading import (
-    MachineField,
-    choice,
-    index_number,
-    matching,
-    optional,
-    some_text,
-    unlike,
-    uuid,
-    whole_number,
-)
 from partage.sim.node.machine import new_gpu
 from partage.sim.node.topology import numa_node
 from partage.units import MIB
+from partage.values import Frozen
 
 GPU_KEYS = (
     "index", "uuid", "minor", "name", "memory_bytes", "pci_bus_id", "pci_device_id", "compute_capability",
@@ -41,42 +32,49 @@ GPU_KEYS = (
 )  # fmt: skip
 
 
-_PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 _PCI_DEVICE_ID = re.compile(r"0x[0-9A-Fa-f]{8}", re.ASCII)
-_NOT_SUPPORTED = "not-supported"
 _UNKNOWN_DEVICE = "0x00000000"
 
 
-def read_gpu(row: MachineField, position: int, count: int, *, strict: bool) -> Gpu | None:
-    """The GPU of one row, the ``position``-th of ``count``; None where problems leave no GPU.
+class _Slice(Frozen):
+    """A time slice of a file. interval: None if the GPU does not support one."""
 
-    strict: an unknown key is a problem.
-    """
-    if strict:
-        row.only(GPU_KEYS)
-    before = len(row.problems)
-    model_gpu = _of_model(row, position, numa_node(position, count))
-    if model_gpu is None:
+    interval: Interval | None
+
+
+_TIME_SLICES = {interval.value: _Slice(interval) for interval in Interval} | {"not-supported": _Slice(None)}
+
+
+class GpuRow(Frozen):
+    """What a row says of a GPU. time_slice: None if the GPU does not support one."""
+
+    gpu: Gpu
+    time_slice: Interval | None
+
+
+def read_gpu(place: Field, position: int, count: int) -> GpuRow | None:
+    """The ``position``-th GPU of ``count``; None where problems leave no GPU."""
+    before = place.notes.errors
+    row = place.table(GPU_KEYS)
+    model_gpu = _of_model(row, position, numa_node(position, count)) if row else None
+    if row is None or model_gpu is None:
         return None
+    time_slice = row.value("time_slice", lambda field: field.word(_TIME_SLICES), _Slice(Interval.DEFAULT))
     gpu = _with_row(row, model_gpu)
-    devices, empty = read_instances(row, gpu, strict=strict) if len(row.problems) == before else ((), ())
-    mode = row.read("mig_mode", _default_mode(gpu, on=bool(devices or empty)), optional(_mode_pair))
+    devices, empty = read_instances(row, gpu) if place.notes.errors == before else ((), ())
+    mode = row.nullable("mig_mode", _mode_pair, _default_mode(gpu, on=bool(devices or empty)))
     if mode and (mode.current or mode.pending) and _lacks_mig(gpu):
-        row.at("mig_mode").wrong(f"{gpu.product} has no MIG")
+        row.here("mig_mode").error(f"{gpu.product} has no MIG")
     if (devices or empty) and not (mode and mode.current):
         key = "mig_devices" if devices else "empty_instances"
-        row.at(key).wrong("MIG instances exist only while MIG mode is on", "mig_mode: [1, 1]")
-    return replace(gpu, mig_mode=mode, mig_devices=devices, empty_instances=empty)
+        row.here(key).error("MIG instances exist only while MIG mode is on", "mig_mode: [1, 1]")
+    gpu = replace(gpu, mig_mode=mode, mig_devices=devices, empty_instances=empty)
+    return GpuRow(gpu, time_slice.interval)
 
 
-def pci_bus_id(value: Value) -> str:
-    """A PCI address. Raises ValueError."""
-    return matching(value, _PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")
-
-
-def _of_model(row: MachineField, position: int, numa: int) -> Gpu | None:
+def _of_model(row: Table, position: int, numa: int) -> Gpu | None:
     """A new GPU of the row's model. For a model that the catalogue lacks, the row must have the memory."""
-    name = row.needed("name", some_text)
+    name = row.needed("name", Field.some_text)
     if name is None:
         return None
     found = load().find(name)
@@ -85,9 +83,10 @@ def _of_model(row: MachineField, position: int, numa: int) -> Gpu | None:
         spelled = product if load().by_id(name) else name
         gpu = new_gpu(position, model, product, numa)
         return replace(gpu, product=spelled, recovery=None)
-    if row.has("memory_bytes"):
+    if "memory_bytes" in row:
         return new_gpu(position, _unknown_model(name), name, numa)
-    row.at("name").wrong(f"the catalogue has no {name!r}, and memory_bytes is not given", load().advice(name))
+    advice = load().advice(name)
+    row.here("name").error(f"the catalogue has no {name!r}, and memory_bytes is not given", advice)
     return None
 
 
@@ -108,22 +107,22 @@ def _unknown_model(name: str) -> GpuModel:
     )
 
 
-def _with_row(row: MachineField, gpu: Gpu) -> Gpu:
+def _with_row(row: Table, gpu: Gpu) -> Gpu:
     """The GPU with the values of its row in place of those of its model."""
-    index = row.read("index", gpu.index, index_number)
+    index = row.value("index", index_number, gpu.index)
     return replace(
         gpu,
         index=index,
-        uuid=row.read("uuid", gpu.uuid, uuid),
-        minor=row.read("minor", index, index_number),
-        architecture=row.read("architecture", gpu.architecture, _architecture),
-        compute_capability=row.read("compute_capability", gpu.compute_capability, _capability),
-        memory_bytes=row.whole("memory_bytes", gpu.memory_bytes, MIB),
-        pci_bus_id=row.read("pci_bus_id", gpu.pci_bus_id, pci_bus_id),
-        pci_device_id=row.read("pci_device_id", gpu.pci_device_id, _pci_device_id),
-        numa_node=row.read("numa_node", gpu.numa_node, optional(_numa)),
-        compute_mode=row.read("compute_mode", ComputeMode.DEFAULT, _compute_mode),
-        recovery=row.read("recovery", gpu.recovery, optional(_recovery)),
+        uuid=row.value("uuid", uuid, gpu.uuid),
+        minor=row.value("minor", index_number, index),
+        architecture=row.value("architecture", _architecture, gpu.architecture),
+        compute_capability=row.value("compute_capability", _capability, gpu.compute_capability),
+        memory_bytes=row.value("memory_bytes", lambda field: field.integer(MIB), gpu.memory_bytes),
+        pci_bus_id=row.value("pci_bus_id", pci_bus_id, gpu.pci_bus_id),
+        pci_device_id=row.value("pci_device_id", _pci_device_id, gpu.pci_device_id),
+        numa_node=_numa(row, gpu.numa_node),
+        compute_mode=row.value("compute_mode", _compute_mode, ComputeMode.DEFAULT),
+        recovery=row.nullable("recovery", _recovery, gpu.recovery),
     )
 
 
@@ -138,44 +137,49 @@ def _default_mode(gpu: Gpu, *, on: bool) -> MigMode | None:
     return MigMode(on, on) if gpu.mig_mode or on else None
 
 
-def _pci_device_id(value: Value) -> str:
-    return matching(value, _PCI_DEVICE_ID, "a device id such as 0x233010de").lower()
+def _pci_device_id(field: Field) -> str | None:
+    found = field.matching(_PCI_DEVICE_ID, "a device id such as 0x233010de")
+    return None if found is None else found.lower()
 
 
-def _numa(value: Value) -> int | None:
+def _numa(row: Table, default: int | None) -> int | None:
     """NUMA node; the kernel's -1 means none."""
-    return None if value == -1 else index_number(value)
+    found = row.get("numa_node")
+    return None if found and found.value == -1 else row.nullable("numa_node", index_number, default)
 
 
-def _architecture(value: Value) -> str:
+def _architecture(field: Field) -> str | None:
     """By name, or by NVML's number."""
-    if isinstance(value, str) and value in (*ARCHITECTURES.values(), UNKNOWN_ARCHITECTURE):
-        return str(value)
-    return architecture_name(whole_number(value))
+    if isinstance(field.value, str):
+        return field.word({name: name for name in (*ARCHITECTURES.values(), UNKNOWN_ARCHITECTURE)})
+    number = field.integer(0)
+    return None if number is None else architecture_name(number)
 
 
-def _capability(value: Value) -> tuple[int, int]:
-    if isinstance(value, list) and len(value) == 2:
-        return whole_number(value[0], 0, 99), whole_number(value[1], 0, 99)
-    raise unlike("two whole numbers as in [9, 0]", value)
+def _capability(field: Field) -> tuple[int, int] | None:
+    numbers = [item.integer(0, 99) for item in field.items(at_most=2) or ()]
+    match numbers:
+        case [int(major), int(minor)]:
+            return major, minor
+        case _:
+            field.error("has to be two whole numbers, as in [9, 0]")
+            return None
 
 
-def read_time_slice(row: MachineField) -> Interval | None:
-    """``default``, ``short``, ``medium``, ``long``; None for ``not-supported``."""
-    intervals: dict[str, Interval | None] = {interval.value: interval for interval in Interval}
-    intervals[_NOT_SUPPORTED] = None
-    return intervals[row.read("time_slice", Interval.DEFAULT.value, lambda value: choice(value, intervals))]
+def _compute_mode(field: Field) -> ComputeMode | None:
+    number = field.integer(0, max(ComputeMode))
+    return None if number is None else ComputeMode(number)
 
 
-def _compute_mode(value: Value) -> ComputeMode:
-    return ComputeMode(whole_number(value, 0, max(ComputeMode)))
+def _recovery(field: Field) -> RecoveryAction | None:
+    number = field.integer(0, max(RecoveryAction))
+    return None if number is None else RecoveryAction(number)
 
 
-def _recovery(value: Value) -> RecoveryAction:
-    return RecoveryAction(whole_number(value, 0, max(RecoveryAction)))
-
-
-def _mode_pair(value: Value) -> MigMode:
-    if isinstance(value, list) and len(value) == 2 and all(word in (0, 1) for word in value):
-        return MigMode(bool(value[0]), bool(value[1]))
-    raise unlike("the current and the pending mode as in [1, 1]", value)
+def _mode_pair(field: Field) -> MigMode | None:
+    match field.value:
+        case [0 | 1 as current, 0 | 1 as pending]:
+            return MigMode(bool(current), bool(pending))
+        case _:
+            field.unfit("the current and the pending mode, as in [1, 1]")
+            return None

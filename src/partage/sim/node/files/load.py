@@ -14,7 +14,7 @@ def load_machine(text: str) -> Machine:
     if is_name(text):
         return parse_machine(text)
     # Here and not above: a machine by name needs no YAML, which takes 30 ms to import.
-    from partage.edges.files.safeyaml import LIMIT_BYTES
+    from partage.codec.yaml_document import LIMIT_BYTES
     from partage.sim.node.files.machine_file import read_machine
 
     try:

@@ -7,27 +7,19 @@ out follows from the GPU's model: a file may be as short as ``gpus: [{name: NVID
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
-from partage.edges.files.safeyaml import LIMIT_PROBLEMS, Value, describe, read_document
-from partage.errors import InputError, Problem
+from partage.codec.fields import Dialect, Field, Notes, Table
+from partage.codec.yaml_document import Document, describe, read_document
+from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver, cuda_version
 from partage.model.policy import Interval
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
-from partage.sim.node.files.fault_syntax import parse_timed_fault
-from partage.sim.node.files.gpu_syntax import pci_bus_id, read_gpu, read_time_slice
-from partage.sim.node.files.reading import (
-    MachineField,
-    any_text,
-    choice,
-    index_number,
-    optional,
-    truth,
-    unlike,
-    uuid,
-    whole_number,
-)
+from partage.sim.node.files.fault_syntax import read_timed_fault
+from partage.sim.node.files.gpu_syntax import GpuRow, read_gpu
+from partage.sim.node.files.identifiers import index_number, pci_bus_id, uuid
 from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node.state import power_on
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -39,126 +31,121 @@ _KEYS = (
 )  # fmt: skip
 _LINK_PATHS = {path.word: path for path in LinkPath}
 _MOST_NVLINKS = 64
+_LOST_KEYS = ("index", "uuid", "pci_bus_id", "reason")
+_LINK_KEYS = ("a", "b", "path", "nvlinks")
+_DEVICE_FILE = re.compile(r"/[^\x00-\x1f]{0,1023}")
 
 
 def read_machine(data: bytes, name: str) -> Machine:
     """The machine that a file describes. Raises InputError with all problems."""
-    top = MachineField(name, read_document(data, name).value)
-    place = top.at("machine") if top.has("machine") else top
-    machine = _machine(place, name) if place.is_mapping() else None
-    if top.problems or machine is None:
-        raise InputError(_first(top.problems, name))
+    place = _machine_field(read_document(data, name), name)
+    top = place.table(_KEYS)
+    machine = _machine(top, name) if top else None
+    place.notes.finish()
+    assert machine is not None, "a machine that is no mapping has been noted"
     return machine
 
 
-def _first(problems: list[Problem], name: str) -> list[Problem]:
-    """The first problems, and how many more there are."""
-    more = len(problems) - LIMIT_PROBLEMS
-    rest = [Problem(name, "", "error", f"and {more} more problems")] if more > 0 else []
-    return problems[:LIMIT_PROBLEMS] + rest
+def _machine_field(document: Document, name: str) -> Field:
+    """The machine in a document. An unknown key is an error only in a file with a version."""
+    value, key = document.value, "machine"
+    wrapped = isinstance(value, dict) and key in value
+    inner = value[key] if isinstance(value, dict) and wrapped else value
+    ours = isinstance(inner, dict) and "version" in inner
+    whole = Notes(document, name, Dialect(unknown="error" if ours else None)).top()
+    return whole.member(key, inner) if wrapped else whole
 
 
-def _machine(place: MachineField, name: str) -> Machine:
-    if place.has("version"):
-        _header(place)
-    gpus = _gpus(place)
-    lost = _lost_gpus(place)
-    _nothing_twice(place, gpus, lost)
+def _machine(top: Table, name: str) -> Machine:
+    if "version" in top:
+        _header(top)
+    rows = _gpus(top)
+    gpus = tuple(row.gpu for row in rows)
+    lost = _lost_gpus(top)
+    _nothing_twice(top, gpus, lost)
     nvswitch: bool | None = has_nvswitch(gpus)
-    virtual: bool | None = False
     inventory = Inventory(
-        driver=_driver(place),
+        driver=_driver(top),
         gpus=gpus,
         lost=lost,
-        links=_links(place, {gpu.index: gpu for gpu in gpus}) if place.has("links") else links_between(gpus),
-        control_nodes=tuple(_device_nodes(place)),
-        boot_id=place.read("boot_id", derived_uuid("", "boot", 0), any_text),
-        open_to_env=place.read("open_to_env", None, optional(truth)),
-        fabric_manager=place.read("fabric_manager", nvswitch, optional(truth)),
-        virtual=place.read("virtual", virtual, optional(truth)),
+        links=_links(top, {gpu.index: gpu for gpu in gpus}) if "links" in top else links_between(gpus),
+        control_nodes=tuple(_device_nodes(top)),
+        boot_id=top.text("boot_id", derived_uuid("", "boot", 0)),
+        open_to_env=top.nullable("open_to_env", Field.boolean, None),
+        fabric_manager=top.nullable("fabric_manager", Field.boolean, nvswitch),
+        virtual=top.nullable("virtual", Field.boolean, False),
         simulated=True,
     )
-    faults = _faults(place, inventory)
-    return Machine(name, inventory, tuple(faults), place.at("recorded").text("date", ""), _time_slices(place))
+    faults = _faults(top, inventory)
+    slices = {row.gpu.index: row.time_slice for row in rows if row.time_slice is not Interval.DEFAULT}
+    return Machine(name, inventory, tuple(faults), _recorded(top), slices)
 
 
-def _header(place: MachineField) -> None:
+def _header(top: Table) -> None:
     for key, word in (("version", VERSION), ("kind", KIND)):
-        value = place.at(key).value
-        if place.has(key) and value != word:
-            place.at(key).wrong(f"{describe(value)} is not the {key} of a machine", f"write {key}: {word}")
-    place.only(_KEYS)
+        found = top.get(key)
+        if found and found.value != word:
+            found.error(f"{describe(found.value)} is not the {key} of a machine", f"write {key}: {word}")
 
 
-def _driver(place: MachineField) -> Driver | NoDriver:
-    if not place.has("no_driver"):
-        return Driver(place.text("driver", DRIVER.version), place.read("cuda_driver", DRIVER.cuda, _cuda))
-    row = place.at("no_driver")
-    row.is_mapping()
-    kind, reason = row.text("kind", "driver-missing"), row.text("reason", "there is no driver")
-    return NoDriver(kind, reason, row.read("hint", "", any_text))
+def _recorded(top: Table) -> str:
+    """The date of the recording; empty if there is none."""
+    row = top.value("recorded", lambda field: field.table(("date", "driver")), None)
+    return row.text("date", "") if row else ""
 
 
-def _cuda(value: Value) -> str:
+def _driver(top: Table) -> Driver | NoDriver:
+    absent = top.get("no_driver")
+    if absent is None:
+        version = top.value("driver", Field.some_text, DRIVER.version)
+        return Driver(version, top.value("cuda_driver", _cuda, DRIVER.cuda))
+    row = absent.table(("kind", "reason", "hint"))
+    if row is None:
+        return NoDriver("", "")
+    kind = row.value("kind", Field.some_text, "driver-missing")
+    return NoDriver(kind, row.value("reason", Field.some_text, "there is no driver"), row.text("hint", ""))
+
+
+def _cuda(field: Field) -> str | None:
     """``12.4``, as text or as the driver's 12040."""
-    if isinstance(value, str) and value:
-        return str(value)
-    return cuda_version(whole_number(value, 1000))
+    if isinstance(field.value, str):
+        return field.some_text()
+    number = field.integer(1000)
+    return None if number is None else cuda_version(number)
 
 
-def _device_nodes(place: MachineField) -> list[str]:
-    nodes = []
-    for row in place.at("device_nodes").items():
-        if isinstance(row.value, str) and row.value.startswith("/"):
-            nodes.append(str(row.value))
-        else:
-            row.wrong(str(unlike("the path of a device file", row.value)))
-    return nodes
+def _device_nodes(top: Table) -> Iterator[str]:
+    for place in top.value("device_nodes", Field.items, []):
+        node = place.matching(_DEVICE_FILE, "the path of a device file")
+        if node is not None:
+            yield node
 
 
-def _gpus(place: MachineField) -> tuple[Gpu, ...]:
-    rows = list(place.at("gpus").items())
-    if len(rows) > MOST_GPUS:
-        place.at("gpus").wrong(f"{len(rows)} GPUs; a simulated node has at most {MOST_GPUS}")
-        return ()
-    if not rows and not (place.has("lost") or place.has("no_driver")):
-        place.at("gpus").wrong("a machine needs at least one GPU")
-    strict = place.has("version")
-    gpus = [
-        read_gpu(row, position, len(rows), strict=strict)
-        for position, row in enumerate(rows)
-        if row.is_mapping()
-    ]
-    return tuple(sorted((gpu for gpu in gpus if gpu), key=lambda gpu: gpu.index))
+def _gpus(top: Table) -> tuple[GpuRow, ...]:
+    places = top.value("gpus", lambda field: field.items(at_most=MOST_GPUS), None)
+    if not places and not ("lost" in top or "no_driver" in top):
+        top.here("gpus").error("a machine needs at least one GPU")
+    places = places or []
+    rows = [read_gpu(place, position, len(places)) for position, place in enumerate(places)]
+    return tuple(sorted((row for row in rows if row), key=lambda row: row.gpu.index))
 
 
-def _time_slices(place: MachineField) -> dict[int, Interval | None]:
-    """Time slices that are not the default, by index. Other readers report bad lists, rows and indexes."""
-    rows = place.at("gpus").value
-    time_slices: dict[int, Interval | None] = {}
-    for position in range(len(rows) if isinstance(rows, list) else 0):
-        row = place.at("gpus").at(position)
-        interval = read_time_slice(row)
-        index = row.value.get("index", position) if isinstance(row.value, dict) else None
-        if interval is not Interval.DEFAULT and isinstance(index, int):
-            time_slices[index] = interval
-    return time_slices
-
-
-def _lost_gpus(place: MachineField) -> tuple[LostGpu, ...]:
+def _lost_gpus(top: Table) -> tuple[LostGpu, ...]:
+    rows = [place.table(_LOST_KEYS) for place in top.value("lost", Field.items, [])]
     lost = [
         LostGpu(
             index=row.needed("index", index_number) or 0,
-            uuid=row.read("uuid", None, optional(uuid)),
-            pci_bus_id=row.read("pci_bus_id", None, optional(pci_bus_id)),
-            reason=row.text("reason", "GPU is lost"),
+            uuid=row.nullable("uuid", uuid, None),
+            pci_bus_id=row.nullable("pci_bus_id", pci_bus_id, None),
+            reason=row.value("reason", Field.some_text, "GPU is lost"),
         )
-        for row in place.at("lost").rows()
+        for row in rows
+        if row
     ]
-    return tuple(sorted(lost, key=lambda row: row.index))
+    return tuple(sorted(lost, key=lambda one: one.index))
 
 
-def _nothing_twice(place: MachineField, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> None:
+def _nothing_twice(top: Table, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> None:
     """Report every index, UUID, minor and PCI address that two things have."""
     uuids = [uuid for gpu in gpus for uuid in (gpu.uuid, *(device.uuid for device in gpu.mig_devices))]
     names: Mapping[str, list[object]] = {
@@ -170,40 +157,37 @@ def _nothing_twice(place: MachineField, gpus: Sequence[Gpu], lost: Sequence[Lost
     for key, values in names.items():
         twice = sorted({str(value) for value in values if values.count(value) > 1})
         if twice:
-            place.at("gpus").wrong(f"{key} {twice[0]} occurs twice")
+            top.here("gpus").error(f"{key} {twice[0]} occurs twice")
 
 
-def _links(place: MachineField, gpus: Mapping[int, Gpu]) -> tuple[Link, ...]:
+def _links(top: Table, gpus: Mapping[int, Gpu]) -> tuple[Link, ...]:
     links: dict[frozenset[int], Link] = {}
-    for row in place.at("links").rows():
-        a, b = row.needed("a", index_number), row.needed("b", index_number)
-        path = row.read("path", LinkPath.CROSS_CPU, _link_path)
-        nvlinks = row.whole("nvlinks", 0, 0, _MOST_NVLINKS)
-        if a is None or b is None:
+    for row in (place.table(_LINK_KEYS) for place in top.value("links", Field.items, [])):
+        a, b = (row.needed("a", index_number), row.needed("b", index_number)) if row else (None, None)
+        if row is None or a is None or b is None:
             continue
+        path = row.value("path", lambda field: field.word(_LINK_PATHS), LinkPath.CROSS_CPU)
+        nvlinks = row.value("nvlinks", lambda field: field.integer(0, _MOST_NVLINKS), 0)
         pair = frozenset({a, b})
         if a == b or pair in links or not pair <= gpus.keys():
-            row.wrong(f"a link joins two GPUs of the machine, and every pair once; this one {a} and {b}")
+            row.whole.error(
+                f"a link joins two GPUs of the machine, and every pair once; this one {a} and {b}"
+            )
             continue
         links[pair] = Link(gpus[a].uuid, gpus[b].uuid, path, nvlinks)
     return tuple(links.values())
 
 
-def _link_path(value: Value) -> LinkPath:
-    return _LINK_PATHS[choice(value, _LINK_PATHS)]
-
-
-def _faults(place: MachineField, inventory: Inventory) -> list[TimedFault]:
+def _faults(top: Table, inventory: Inventory) -> Iterator[TimedFault]:
     """The faults, in the order of the file. Each has to be possible on the node if it is the only one."""
     state = power_on(Machine("", inventory))
-    faults = []
-    for row in place.at("faults").rows():
-        assert isinstance(row.value, dict)
+    for place in top.value("faults", Field.items, []):
+        timed = read_timed_fault(place)
+        if timed is None:
+            continue
         try:
-            timed = parse_timed_fault(row.value)
             apply_fault(state, timed.fault)
         except (ValueError, InputError) as error:
-            row.wrong(str(error))
+            place.error(str(error))
         else:
-            faults.append(timed)
-    return faults
+            yield timed

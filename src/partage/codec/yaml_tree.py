@@ -11,7 +11,7 @@ from typing import NoReturn
 import yaml
 from msgspec import Struct, field
 
-from partage.edges.files.scalars import BadScalar, Value, collection_tag_fits, describe, scalar
+from partage.codec.yaml_scalars import BadScalar, Value, collection_tag_fits, describe, scalar
 from partage.errors import InputError, Problem
 from partage.values import Frozen
 
@@ -156,7 +156,7 @@ class Builder:
             )
             return _BAD_KEY
         self.lines[id(frame.value), value] = _line(event)
-        return value
+        return str(value)
 
     def _put(self, frame: _Open, value: Value, event: yaml.Event) -> None:
         assert isinstance(frame.value, dict)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from partage.edges.files import safeyaml
-from partage.edges.files.safeyaml import LIMIT_BYTES, LIMIT_VALUES, OldBool, join, read_document
+from partage.codec import yaml_document
+from partage.codec.yaml_document import LIMIT_BYTES, LIMIT_VALUES, OldBool, join, read_document
 from partage.errors import InputError
 
 
@@ -189,7 +189,7 @@ def test_any_file_of_any_size_is_judged_in_half_a_second(text: str) -> None:
 def test_the_fallback_without_libyaml_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a: &x {b: [1, yes, 'c']}\nd: *x\n"
     with_libyaml = read(text)
-    monkeypatch.setattr(safeyaml, "HAS_LIBYAML", False)
+    monkeypatch.setattr(yaml_document, "HAS_LIBYAML", False)
     assert read(text) == with_libyaml
     assert "duplicate key" in refusal("a: 1\na: 2")
     assert "not YAML" in refusal("a: [")

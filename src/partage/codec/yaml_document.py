@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from partage.edges.files.scalars import OldBool, Value, describe
-from partage.edges.files.yamltree import HAS_LIBYAML, LIMIT_PROBLEMS, LIMIT_VALUES, Builder, join
+from partage.codec.yaml_scalars import OldBool, Value, describe
+from partage.codec.yaml_tree import HAS_LIBYAML, LIMIT_PROBLEMS, LIMIT_VALUES, Builder, join
 from partage.errors import InputError, Problem
 from partage.values import Frozen
 

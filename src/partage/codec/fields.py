@@ -13,11 +13,12 @@ from typing import TypeVar
 
 from msgspec import field
 
-from partage.edges.files.safeyaml import LIMIT_PROBLEMS, Document, OldBool, Value, describe, join
+from partage.codec.yaml_document import LIMIT_PROBLEMS, Document, OldBool, Value, describe, join
 from partage.errors import InputError, Problem, Severity
 from partage.values import Frozen
 
 T = TypeVar("T")
+D = TypeVar("D")
 E = TypeVar("E", bound=StrEnum)
 
 LONGEST_TEXT = 1024
@@ -30,19 +31,19 @@ class Dialect(Frozen):
     """How strict a file format is.
 
     fold_case:      keys match in any case, and an unquoted ``yes`` is a boolean (NVIDIA's format, as in Go).
-    unknown:        what an unknown key is.
+    unknown:        what an unknown key is; None: it is passed over.
     null_is_absent: ``key:`` without a value stands for no key.
     homes:          key to the place where it belongs, for keys that people put somewhere else.
     """
 
     fold_case: bool = False
-    unknown: Severity = "error"
+    unknown: Severity | None = "error"
     null_is_absent: bool = False
     homes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Notes:
-    """What is wrong or doubtful in one file, so far."""
+    """What is wrong or doubtful in one file, so far. errors: how many errors."""
 
     def __init__(self, document: Document, file: str, dialect: Dialect) -> None:
         self.document = document
@@ -50,9 +51,11 @@ class Notes:
         self.dialect = dialect
         self._problems: list[Problem] = []
         self._unlisted = 0
+        self.errors = 0
 
     def note(self, place: Place, severity: Severity, message: str, hint: str = "") -> None:
         """Something about one place; beyond LIMIT_PROBLEMS only counted."""
+        self.errors += severity == "error"
         if self.full:
             self._unlisted += severity == "error"
             return
@@ -101,7 +104,8 @@ class Field(Frozen):
         """Note a doubt here."""
         self.notes.note(self.place, "warning", message, hint)
 
-    def _unfit(self, wanted: str, hint: str = "") -> None:
+    def unfit(self, wanted: str, hint: str = "") -> None:
+        """Note that something else was expected here. wanted: ``a whole number``."""
         if self.value is None:
             self.error(f"has no value, and has to be {wanted}", hint or "give it one, or remove the key")
         else:
@@ -114,30 +118,56 @@ class Field(Frozen):
         if isinstance(self.value, OldBool) and self.notes.dialect.fold_case:
             return self.value.lower() in _OLD_TRUE
         quoted = isinstance(self.value, str) and self.value.lower() in ("true", "false")
-        self._unfit("true or false", "remove the quotes" if quoted else "")
+        self.unfit("true or false", "remove the quotes" if quoted else "")
         return None
 
-    def integer(self, at_least: int | None = None) -> int | None:
+    def integer(self, at_least: int | None = None, at_most: int | None = None) -> int | None:
         """A whole number."""
         if type(self.value) is not int:
             quoted = isinstance(self.value, str) and self.value.isdecimal()
-            self._unfit("a whole number", "remove the quotes" if quoted else "")
+            self.unfit("a whole number", "remove the quotes" if quoted else "")
             return None
-        if at_least is not None and self.value < at_least:
-            self.error(f"has to be {at_least} or more, not {self.value}")
+        too_small = at_least is not None and self.value < at_least
+        too_large = at_most is not None and self.value > at_most
+        if too_small or too_large:
+            bounds = (
+                f"{at_least} or more" if at_most is None else f"a whole number from {at_least} to {at_most}"
+            )
+            self.error(f"has to be {bounds}, not {self.value}")
             return None
         return self.value
+
+    def seconds(self) -> float | None:
+        """A number of seconds, 0 or more."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or self.value < 0:
+            self.unfit("a number of seconds")
+            return None
+        return float(self.value)
 
     def text(self, like: str = "") -> str | None:
         """Text without control characters; may be empty. like: an example, for the message."""
         if not isinstance(self.value, str):
             number = isinstance(self.value, int | float) and not like
-            self._unfit(f"text such as {like}" if like else "text", "put it in quotes" if number else "")
+            self.unfit(f"text such as {like}" if like else "text", "put it in quotes" if number else "")
             return None
         if len(self.value) > LONGEST_TEXT or _CONTROL.search(self.value):
             self.error(f"has to be one line of at most {LONGEST_TEXT} characters")
             return None
-        return self.value
+        return str(self.value)
+
+    def some_text(self) -> str | None:
+        """Text that is not empty."""
+        if self.value == "":
+            self.unfit("text")
+            return None
+        return self.text()
+
+    def matching(self, pattern: re.Pattern[str], wanted: str) -> str | None:
+        """Text of that pattern. wanted: what it is, for the message."""
+        if not isinstance(self.value, str) or not pattern.fullmatch(self.value):
+            self.unfit(wanted)
+            return None
+        return str(self.value)
 
     def parsed(self, parse: Callable[[str], T], like: str = "") -> T | None:
         """Text that ``parse`` understands (it raises ValueError for the rest). like: an example."""
@@ -152,32 +182,36 @@ class Field(Frozen):
 
     def choice(self, kind: type[E]) -> E | None:
         """One of the values of ``kind``."""
-        values = [member.value for member in kind]
-        wanted = " or ".join(filter(None, (", ".join(values[:-1]), values[-1])))
-        if self.value not in values or not isinstance(self.value, str):
-            near = nearest(self.value, values) if isinstance(self.value, str) else None
-            self._unfit(wanted, f"did you mean {near!r}?" if near else "")
-            return None
-        return kind(self.value)
+        return self.word({member.value: member for member in kind})
+
+    def word(self, words: Mapping[str, T]) -> T | None:
+        """What one of these words stands for."""
+        if isinstance(self.value, str) and self.value in words:
+            return words[self.value]
+        names = list(words)
+        near = nearest(self.value, names) if isinstance(self.value, str) else None
+        wanted = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        self.unfit(wanted, f"did you mean {near!r}?" if near else "")
+        return None
 
     def table(self, keys: Sequence[str]) -> Table | None:
         """A mapping in which ``keys`` may stand."""
         if not isinstance(self.value, dict):
-            self._unfit("a mapping", "write {} for an empty one" if self.value is None else "")
+            self.unfit("a mapping", "write {} for an empty one" if self.value is None else "")
             return None
         return Table(self, self.value, keys)
 
     def mapping(self) -> dict[str, Field] | None:
         """A mapping with keys of the operator's choice."""
         if not isinstance(self.value, dict):
-            self._unfit("a mapping")
+            self.unfit("a mapping")
             return None
         return {key: self.member(key, value) for key, value in self.value.items()}
 
     def items(self, at_most: int | None = None) -> list[Field] | None:
         """The items of a list."""
         if not isinstance(self.value, list):
-            self._unfit("a list")
+            self.unfit("a list")
             return None
         if at_most is not None and len(self.value) > at_most:
             self.error(f"has {len(self.value)} items, and at most {at_most} are read")
@@ -197,11 +231,14 @@ class Field(Frozen):
 
 
 class Table:
-    """A mapping whose keys are known. Unknown ones are noted at once. whole: the mapping as a field."""
+    """A mapping whose keys are known. Unknown ones are noted at once.
+
+    whole: the mapping as a field. keys: the known keys.
+    """
 
     def __init__(self, whole: Field, value: dict[str, Value], keys: Sequence[str]) -> None:
         self.whole = whole
-        self._keys = keys
+        self.keys = keys
         self._members: dict[str, Field] = {}
         known = {self._fold(key): key for key in keys}
         for written, inner in value.items():
@@ -219,18 +256,20 @@ class Table:
 
     def _unknown(self, written: str, member: Field) -> None:
         notes = self.whole.notes
+        if notes.dialect.unknown is None:
+            return
         hint = "" if notes.full else self._advice(written)
         notes.note(member.place, notes.dialect.unknown, "unknown key", hint)
 
     def _advice(self, written: str) -> str:
-        near = nearest(written, self._keys)
+        near = nearest(written, self.keys)
         homes = self.whole.notes.dialect.homes
         elsewhere = nearest(written, list(homes))
         if elsewhere is not None and (near is None or _plain(elsewhere) == _plain(written) != _plain(near)):
             return f"{elsewhere!r} belongs under {homes[elsewhere]}"
         if near is not None:
             return f"did you mean {near!r}?"
-        return f"known here: {', '.join(self._keys)}" if self._keys else "nothing can stand here"
+        return f"known here: {', '.join(self.keys)}" if self.keys else "nothing can stand here"
 
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None
@@ -243,7 +282,7 @@ class Table:
 
     def given(self, key: str) -> Field | None:
         """As ``get``, with a null that counts."""
-        assert key in self._keys, key
+        assert key in self.keys, key
         return self._members.get(key)
 
     def here(self, key: str) -> Field:
@@ -257,23 +296,33 @@ class Table:
             self.whole.error(f"{key!r} is missing", what)
         return found
 
+    def value(self, key: str, read: Callable[[Field], T | None], default: D) -> T | D:
+        """What ``read`` makes of the value; the default where the key is absent or wrong."""
+        found = self.get(key)
+        value = read(found) if found else None
+        return default if value is None else value
+
+    def nullable(self, key: str, read: Callable[[Field], T | None], default: D) -> T | D | None:
+        """As ``value``, for a key whose null is None."""
+        found = self.given(key)
+        return None if found and found.value is None else self.value(key, read, default)
+
+    def needed(self, key: str, read: Callable[[Field], T | None]) -> T | None:
+        """As ``value``; its absence is an error."""
+        found = self.required(key)
+        return read(found) if found else None
+
     def boolean(self, key: str, *, default: bool) -> bool:
         """True or false; the default where the key is absent or wrong."""
-        found = self.get(key)
-        value = found.boolean() if found else None
-        return default if value is None else value
+        return self.value(key, Field.boolean, default)
 
     def choice(self, key: str, default: E) -> E:
         """One of the values of the default's kind."""
-        found = self.get(key)
-        value = found.choice(type(default)) if found else None
-        return default if value is None else value
+        return self.value(key, lambda found: found.choice(type(default)), default)
 
     def text(self, key: str, default: str) -> str:
         """Text."""
-        found = self.get(key)
-        value = found.text() if found else None
-        return default if value is None else value
+        return self.value(key, Field.text, default)
 
 
 def _plain(key: str) -> str:

@@ -1,0 +1,1 @@
+"""Values as JSON and YAML, and back. Bytes and plain values only; no I/O."""

@@ -1,0 +1,106 @@
+"""Values to JSON and back, checked by their types: what comes back is a value, or there is a CodecError.
+
+A Struct becomes an object with camelCase keys, a tuple a list, an enum its value. A ``Tagged`` Struct has the
+key ``type``. What a value may be is read from its annotations; there is no second description.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from math import isfinite
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+T = TypeVar("T")
+
+_ENCODER = msgspec.json.Encoder()
+_NEVER_FLOAT = frozenset({bool, int, str, type(None)})
+
+
+class CodecError(ValueError):
+    """The data is not of the expected type, or a value cannot be written. The message has the path."""
+
+
+def encode(value: object) -> bytes:
+    """The JSON of a value. Raises CodecError for NaN, infinity and text that is not Unicode."""
+    try:
+        content = _ENCODER.encode(value)
+    except UnicodeEncodeError as error:
+        raise CodecError(f"{error.object[:60]!r} is not Unicode text") from error
+    if b"null" in content:  # as which msgspec writes a number that is not finite
+        _refuse_not_finite(value)
+    return content
+
+
+def to_plain(value: object) -> Any:  # noqa: ANN401 - JSON has no better type
+    """A value as dicts, lists and scalars. Raises CodecError for NaN and infinity."""
+    _refuse_not_finite(value)
+    return msgspec.to_builtins(value, str_keys=True)
+
+
+def decode(kind: type[T], data: bytes, *, strict: bool = True) -> T:
+    """Inverse of ``encode``. strict: keys that ``kind`` lacks are refused, and so are keys that are missing
+    although they have a default. Raises CodecError.
+    """
+    try:
+        value: T = _decoder(cast("Any", kind)).decode(data)
+        if strict and (written := _ENCODER.encode(value)) != data:
+            _refuse_other_keys(msgspec.json.decode(data), msgspec.json.decode(written), "$")
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise CodecError(str(error)) from error
+    return value
+
+
+def from_plain(kind: type[T], plain: object, *, strict: bool = True) -> T:
+    """Inverse of ``to_plain``. strict: as in ``decode``. Raises CodecError."""
+    try:
+        value = msgspec.convert(plain, kind, str_keys=True)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise CodecError(str(error)) from error
+    if strict:
+        _refuse_other_keys(plain, to_plain(value), "$")
+    return value
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:  # noqa: ANN401 - a type or a union of types
+    return msgspec.json.Decoder(kind)
+
+
+def _refuse_not_finite(value: object) -> None:
+    place = _not_finite(value)
+    if place is not None:
+        raise CodecError(f"a number that is not finite cannot be written - at `${place}`")
+
+
+def _not_finite(value: object) -> str | None:
+    """Where in a value there is NaN or infinity; None if nowhere."""
+    if isinstance(value, float):
+        return None if isfinite(value) else ""
+    for key, inner in _members(value):
+        if type(inner) not in _NEVER_FLOAT and (place := _not_finite(inner)) is not None:
+            return f"[{key}]{place}" if isinstance(key, int) else f".{key}{place}"
+    return None
+
+
+def _members(value: object) -> Iterable[tuple[object, object]]:
+    if isinstance(value, msgspec.Struct):
+        return ((name, getattr(value, name)) for name in value.__struct_fields__)
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else ()
+
+
+def _refuse_other_keys(plain: object, written: object, path: str) -> None:
+    """written: what the value that was read from ``plain`` is written as."""
+    if isinstance(plain, dict) and isinstance(written, dict):
+        for key in sorted(plain.keys() ^ written.keys()):
+            what = "unknown" if key in plain else "missing"
+            raise CodecError(f"Object has the {what} field {key[:60]!r} - at `{path}`")
+        for key, inner in plain.items():
+            _refuse_other_keys(inner, written[key], f"{path}.{key}")
+    elif isinstance(plain, list | tuple) and isinstance(written, list | tuple):
+        for index, (inner, other) in enumerate(zip(plain, written, strict=True)):
+            _refuse_other_keys(inner, other, f"{path}[{index}]")
