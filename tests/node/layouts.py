@@ -13,7 +13,7 @@ from partage.edges.files.journal import Unfinished, read_journal
 from partage.model.gpu import Gpu
 from partage.model.step import Created, Step
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.node.faults import Fault, HealCall, ResetGpu, Vacate
+from partage.sim.node.faults import Fault, ResetGpu, Vacate
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import Machine
 from partage.sim.node.state import SimulatedNode
@@ -163,8 +163,6 @@ class LayoutWorld(World):
 
     async def heal(self) -> None:
         """Nobody is in the way any more either. A GPU with MIG devices is reset later."""
-        for call in ("perform", "uses"):
-            await self.fault(HealCall(call))
         for index in self.hardware.state.gpus:
             await self.fault(Vacate(index))
         await super(LayoutWorld, self).heal()

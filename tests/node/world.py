@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Self, get_args
 
 from msgspec.structs import replace
 
@@ -24,6 +24,7 @@ from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus
 from partage.sim.node.faults import (
+    Call,
     DriverLoaded,
     Fault,
     GpuReturns,
@@ -299,7 +300,7 @@ class World:
 
     async def heal(self) -> None:
         """All faults of the hardware stop: somebody resets what has to be reset."""
-        faults: list[Fault] = [HealCall(call) for call in ("observe", "conditions", "events")]
+        faults: list[Fault] = [HealCall(call) for call in get_args(Call)]
         faults += [DriverLoaded()]
         for index in self.hardware.state.gpus:
             well = SetCondition(index, rows_failed=False, rows_pending=False)

@@ -134,7 +134,8 @@ class Journal:
 
     def failed(self, reason: str) -> None:
         """It could not be done, or nobody knows whether it was."""
-        self._write(StepFailed(self._number, reason))
+        # The reason may quote a file name that is not Unicode text; the journal must not fail for that.
+        self._write(StepFailed(self._number, reason.encode(errors="backslashreplace").decode()))
 
     def end(self) -> None:
         """All GPUs are as they are wanted, or as they were before."""
