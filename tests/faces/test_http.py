@@ -40,11 +40,11 @@ from partage.plan.reconcile.known_node import UNSEEN, recognise
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.report import (
-    Dependencies,
-    Moment,
+    DependencyProblems,
     PolicyReport,
     PolicyState,
     Report,
+    ReportTime,
     gpu_reports,
     resource_reports,
 )
@@ -114,14 +114,14 @@ def a_report(now_s: float) -> Report:
     seen = TurnInput(now, desired, xids=(Xid(uuids[3], 79),), held_version=ledger.version)
     done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
     return Report(
-        made=Moment(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
+        made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
         node=node,
         offer=done.view.offer,
         gpus=gpu_reports(node, done, desired, ledger.entries()),
         resources=resource_reports(done.view.by_resource, ledger.entries()),
         entries=ledger.entries(),
         policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
-        dependencies=Dependencies(),
+        dependencies=DependencyProblems(),
     )
 
 
@@ -152,7 +152,10 @@ def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
         (lambda agent: _unregister(agent, attempts=0, since=999.0), "not-registered"),
         (lambda agent: _unregister(agent, attempts=3, since=900.0), "kubelet-silent"),
         (lambda agent: agent.states.clear(), "not-registered"),
-        (lambda agent: agent.say(dependencies=Dependencies(hardware="the helper is away")), "helper-down"),
+        (
+            lambda agent: agent.say(dependencies=DependencyProblems(hardware="the helper is away")),
+            "helper-down",
+        ),
         (lambda agent: setattr(agent.board, "helper_trouble", lambda: "it has ended"), "helper-down"),
         (lambda agent: agent.say(node=UNSEEN), "helper-down"),
         (lambda agent: agent.say(node=without_driver(agent)), "driver-missing"),
@@ -190,7 +193,7 @@ def without_driver(agent: Agent) -> Any:
 
 
 def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
-    agent.say(dependencies=Dependencies(hardware="away"))
+    agent.say(dependencies=DependencyProblems(hardware="away"))
     assert agent.get("/livez")[0] == 200
     agent.clock.now_s += INTERVALS.stalled_s + 1
     assert agent.get("/livez")[0] == 503
@@ -292,7 +295,7 @@ def test_the_report_file_is_written_when_it_says_something_new(agent: Agent, tmp
     assert file.renew() == ""
     first = path.stat().st_mtime_ns, path.stat().st_ino
     made = agent.report.made
-    agent.say(made=Moment(made.at_s + 5, made.clock_s + 5, 13, 0.001))
+    agent.say(made=ReportTime(made.at_s + 5, made.clock_s + 5, 13, 0.001))
     assert file.renew() == ""
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == first
     agent.states[0] = replace(agent.states[0], registered=False)

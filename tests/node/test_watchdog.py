@@ -17,7 +17,7 @@ from partage.faces.report import report_document
 from partage.model.process import Processes
 from partage.model.share import Guarantee
 from partage.plan.serve.ledger import Holder
-from partage.plan.serve.watchdog import Concern
+from partage.plan.serve.watchdog import ViolationKind
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import FailCall, HealCall, HideProcesses, Vacate
@@ -126,7 +126,7 @@ def test_two_processes_that_each_keep_to_the_limit_and_exceed_the_share_together
         await admitted(world, "train", "notebook")
         await works_on(world, 11, 12)
         await works_on(world, 21, container=NOTEBOOK)
-        (verdict,) = (await looks_again(world)).watched.verdicts
+        (verdict,) = (await looks_again(world)).watched.violations
         assert verdict.usage.holder == NAMES[TRAIN]
         assert all((row.used_bytes or 0) < verdict.usage.granted_bytes for row in verdict.usage.processes)
         assert await running(world) == {11, 12, 21}, "one look is not enough"
@@ -134,7 +134,7 @@ def test_two_processes_that_each_keep_to_the_limit_and_exceed_the_share_together
         await until(lambda: board(world).counts.kills)
         assert await running(world) == {21}
         assert dict(board(world).counts.kills) == {(verdict.usage.gpu, "client"): 2}
-        assert (await looks_again(world)).watched.verdicts == ()
+        assert (await looks_again(world)).watched.violations == ()
 
     with one_gpu(KILLED) as play:
         play(story)
@@ -158,10 +158,10 @@ def test_who_exceeds_his_share_at_every_other_look_is_named_and_lives() -> None:
         await looks_again(world)
         for _ in range(4):
             await works_on(world, 11, each=30)
-            assert len((await looks_again(world)).watched.verdicts) == 1
+            assert len((await looks_again(world)).watched.violations) == 1
             await world.fault(Vacate(0))
             await works_on(world, 11, each=10)
-            assert (await looks_again(world)).watched.verdicts == ()
+            assert (await looks_again(world)).watched.violations == ()
             await world.fault(Vacate(0))
         assert not board(world).counts.kills
 
@@ -206,8 +206,8 @@ def test_who_holds_no_share_is_named_and_never_ended() -> None:
     async def story(world: World) -> None:
         await admitted(world, "train")
         await works_on(world, 21, each=30, container=NOTEBOOK)
-        (verdict,) = (await looks_again(world, 4)).watched.verdicts
-        assert verdict.concern is Concern.UNGRANTED
+        (verdict,) = (await looks_again(world, 4)).watched.violations
+        assert verdict.concern is ViolationKind.UNGRANTED
         assert await running(world) == {21}
         assert not board(world).counts.not_killed, "nobody tried"
 
@@ -222,10 +222,10 @@ def test_while_the_kubelet_does_not_say_who_holds_what_nobody_is_said_to_hold_no
         await until(lambda: (report := board(world).report) and report.dependencies.pod_resources)
         await works_on(world, 21, container=NOTEBOOK)
         await works_on(world, 11, each=30)
-        (verdict,) = (await looks_again(world)).watched.verdicts
-        assert (verdict.concern, verdict.usage.holder) == (Concern.OVER, NAMES[TRAIN])
+        (verdict,) = (await looks_again(world)).watched.violations
+        assert (verdict.concern, verdict.usage.holder) == (ViolationKind.OVER, NAMES[TRAIN])
         world.behave(pod_resources=PodResourcesMode.SERVES)
-        await until(lambda: len(look(world).watched.verdicts) == 2)
+        await until(lambda: len(look(world).watched.violations) == 2)
 
     with one_gpu(WARNED) as play:
         play(story)
@@ -236,7 +236,7 @@ def test_a_container_that_the_kubelet_does_not_name_is_nobodys() -> None:
         await admitted(world, "train")
         await works_on(world, 31, each=30, container="ee" * 32)
         found = (await looks_again(world, 4)).watched
-        assert found.verdicts == ()
+        assert found.violations == ()
         assert [usage.holder for usage in found.usages] == [None]
         assert await running(world) == {31}
 
@@ -350,7 +350,7 @@ def test_who_is_seen_by_chance_is_named_and_not_ended() -> None:
         await works_on(world, 11, each=30)
         found = await looks_again(world, 4)
         assert found.blind == "of some processes we know"
-        assert [one.concern for one in found.watched.verdicts] == [Concern.OVER]
+        assert [one.concern for one in found.watched.violations] == [ViolationKind.OVER]
         assert await running(world) == {11}
 
     with one_gpu(KILLED, OneEyed) as play:

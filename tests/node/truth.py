@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from partage.plan.report import Report
-from partage.plan.serve.ledger import Degree, Entry
+from partage.plan.serve.ledger import Certainty, LedgerEntry
 from partage.sim.kubelet.pod import Container, Pod, PodPhase
 from tests.node.sharing import Share, Terms
 from tests.node.world import Held, World
@@ -79,7 +79,7 @@ class Truth:
             if entry is None or report.made.clock_s <= self._changed_s[share]:
                 continue
             named = [(f"{one.namespace}/{one.pod}", one.container) for one in entry.holders]
-            assert entry.degree is Degree.TENTATIVE or holder in named, f"{holder} has {share}: {entry}"
+            assert entry.certainty is Certainty.TENTATIVE or holder in named, f"{holder} has {share}: {entry}"
 
     def _ledger_says_everything(self, in_use: list[Held]) -> None:
         """Once all have had time to speak, it is exact; in doubt only where ended pods are named, too."""
@@ -97,13 +97,13 @@ class Truth:
                 continue
             entry = entries.get(one.share)
             assert entry is not None, f"{one} is not in the ledger"
-            assert entry.degree is not Degree.TENTATIVE, f"{one} has no name: {entry}"
+            assert entry.certainty is not Certainty.TENTATIVE, f"{one} has no name: {entry}"
             if not world.kubelet.behaviour.lists_ended_pods:
                 assert entry.holder is not None, f"{one} is doubtful: {entry}"
         if not world.kubelet.behaviour.lists_ended_pods:
             known = {one.share for one in world.held()}
             for share, entry in entries.items():
-                assert share in known or entry.degree is Degree.TENTATIVE, f"nobody holds {entry}"
+                assert share in known or entry.certainty is Certainty.TENTATIVE, f"nobody holds {entry}"
 
     # --- once faults have stopped ---
 
@@ -222,7 +222,7 @@ def _kind(share: Share) -> str:
     return "clients" if resource in ("gpu.big", "gpu.small") else resource
 
 
-def _entries(report: Report) -> dict[Share, Entry]:
+def _entries(report: Report) -> dict[Share, LedgerEntry]:
     return {(entry.resource, entry.id): entry for entry in report.entries}
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
-from partage.agent.endpoints.resource_plugin import Hooks, ResourcePlugin
-from partage.agent.loop import Loop, Parts, Requests
+from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
+from partage.agent.loop import Loop, LoopParts, TurnRequests
 from partage.agent.observers.hardware import HardwareObserver
-from partage.agent.observers.pod_resources import OurNames, PodResourcesPoller
+from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
 from partage.agent.options import AgentOptions
@@ -100,7 +100,7 @@ class _Agent:
         self._options = options
         self._status = status
         self._state_writer = state_writer
-        self._requests = Requests()
+        self._requests = TurnRequests()
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
         self._endpoints: list[ResourceEndpoint] = []
@@ -120,7 +120,7 @@ class _Agent:
             checkpoint=lambda: held_in_checkpoint(options.kubelet_dir),
             there=options.pod_resources.exists,
         )
-        hooks = Hooks(self._ledger, clock, self._pod_resources.question, self._pod_resources.soon)
+        hooks = PluginHooks(self._ledger, clock, self._pod_resources.question, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
         self._policies = PolicyObserver(options, geometry_of, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
@@ -194,7 +194,7 @@ class _Agent:
     def _loop_of(self) -> Loop:
         environ = self._options.environ
         disabled, enabled = (environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
-        parts = Parts(
+        parts = LoopParts(
             options=self._options,
             clock=self._status.clock,
             status=self._status,
@@ -223,9 +223,9 @@ class _Agent:
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "pod resources": self._pod_resources.run(),
             "pulse": self._loop.pulse(),
-            "observe": self._hardware.observe_for_ever(),
-            "conditions": self._hardware.conditions_for_ever(),
-            "events": self._hardware.events_for_ever(),
+            "observe": self._hardware.observe_forever(),
+            "conditions": self._hardware.conditions_forever(),
+            "events": self._hardware.events_forever(),
             "policy": self._policies.watch(),
             "reconciler": self._reconciler.run(),
             "state": self._state_writer.run(),
@@ -238,7 +238,7 @@ class _Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_WORD_S):
                     await self._pod_resources.asked_once.wait()
-                    await self._watchdog.looked_once.wait()
+                    await self._watchdog.first_look_done.wait()
             await self._loop.turn()
             self._tasks.append(group.create_task(self._loop.run(), name="turns"))
             if beside is not None:
@@ -266,11 +266,11 @@ class _Agent:
         self._endpoints.append(endpoint)
         self._tasks.append(self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}"))
 
-    def _names(self) -> OurNames:
+    def _names(self) -> NodeNames:
         node = self._hardware.node
         gpus = node.known.values() if node else ()
         devices = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
-        return OurNames(self._plugins.by_name.keys(), devices | self._served_before)
+        return NodeNames(self._plugins.by_name.keys(), devices | self._served_before)
 
     def _cdi_dir(self, inventory: Inventory) -> Path:
         """A simulated node's specs shall not reach a real container runtime."""

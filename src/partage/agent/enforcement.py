@@ -24,56 +24,56 @@ _AT_ONCE = 8
 """Each may take the time from SIGTERM to SIGKILL. The helper takes 32 requests at a time, not only ours."""
 
 
-class How(StrEnum):
+class EndMethod(StrEnum):
     """How a process's work on a GPU was ended: by the MPS daemon, or with the process itself."""
 
     CLIENT = "client"
     PROCESS = "process"
 
 
-class Ended(Frozen):
+class EndResult(Frozen):
     """how: by pid, of those that we ended. failed: why others go on, a sentence each. Who has gone by himself
     is in neither."""
 
-    how: Mapping[int, How]
+    how: Mapping[int, EndMethod]
     failed: tuple[str, ...] = ()
 
 
-async def end(hardware: Hardware, verdict: Violation) -> Ended:
+async def end(hardware: Hardware, violation: Violation) -> EndResult:
     """End what the verdict names, one container's processes on one device."""
     several = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(row: GpuProcess) -> How | HardwareError | DaemonError | None:
+    async def one(row: GpuProcess) -> EndMethod | HardwareError | DaemonError | None:
         async with several:
             try:
-                return await _end_one(hardware, row, verdict)
+                return await _end_one(hardware, row, violation)
             except NotFound:
                 return None
             except (HardwareError, DaemonError) as error:
                 return error
 
-    rows = verdict.usage.processes
+    rows = violation.usage.processes
     outcomes = dict(zip(rows, await asyncio.gather(*map(one, rows)), strict=True))
-    return Ended(
-        {row.pid: how for row, how in outcomes.items() if isinstance(how, How)},
+    return EndResult(
+        {row.pid: how for row, how in outcomes.items() if isinstance(how, EndMethod)},
         tuple(str(error) for error in outcomes.values() if isinstance(error, HardwareError | DaemonError)),
     )
 
 
-async def _end_one(hardware: Hardware, row: GpuProcess, verdict: Violation) -> How:
+async def _end_one(hardware: Hardware, row: GpuProcess, violation: Violation) -> EndMethod:
     """Raises NotFound where it has gone, other HardwareErrors and DaemonError where it goes on."""
-    if row.pid in verdict.clients:
+    if row.pid in violation.clients:
         return await _end_client(hardware, row)
-    for step in verdict.ends:
+    for step in violation.ends:
         if step.pid == row.pid:
             await hardware.perform(step)
-            return How.PROCESS
+            return EndMethod.PROCESS
     if row.kind is ProcessKind.MPS_SERVER:
         raise Unsupported(f"process {row.pid} is called a server of MPS, and may have clients")
     raise Unsupported(f"/proc does not say when process {row.pid} began: another may have its pid by now")
 
 
-async def _end_client(hardware: Hardware, row: GpuProcess) -> How:
+async def _end_client(hardware: Hardware, row: GpuProcess) -> EndMethod:
     """By its daemon. Where the process then works on the GPU past the daemon, the process itself is ended."""
     daemons = await hardware.daemons()
     step = _end_of(row, daemons)
@@ -86,9 +86,9 @@ async def _end_client(hardware: Hardware, row: GpuProcess) -> How:
         raise DaemonError(f"MPS client {row.pid} was told to end, and goes on")
     left = await _again(hardware, row)
     if left is None or left.start is None or left.kind is ProcessKind.MPS_CLIENT:
-        return How.CLIENT
+        return EndMethod.CLIENT
     await hardware.perform(EndProcess(left.gpu, left.pid, left.start, parse_cgroup(left.cgroups).container))
-    return How.PROCESS
+    return EndMethod.PROCESS
 
 
 def _end_of(row: GpuProcess, daemons: Iterable[DaemonState]) -> EndClient | None:

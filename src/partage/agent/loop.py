@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
-from partage.agent.endpoints.plugin_set import AnswerTerms, PluginSet
+from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.observers.hardware import HardwareObserver, Observation
 from partage.agent.observers.pod_resources import PodResourcesPoller
@@ -31,7 +31,7 @@ from partage.plan.offer.guarantees import believed
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
-from partage.plan.report import Dependencies, Moment, Report, gpu_reports, resource_reports
+from partage.plan.report import DependencyProblems, Report, ReportTime, gpu_reports, resource_reports
 from partage.plan.report_events import diff_reports
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
@@ -40,7 +40,7 @@ from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 log = logging.getLogger(__name__)
 
 
-class Requests:
+class TurnRequests:
     """Turns that were asked for."""
 
     def __init__(self) -> None:
@@ -60,13 +60,13 @@ class Requests:
         self._asked.clear()
 
 
-class Parts(Struct):
+class LoopParts(Struct):
     """What the loop turns: everything that it reads and writes."""
 
     options: AgentOptions
     clock: Callable[[], float]
     status: AgentStatus
-    requests: Requests
+    requests: TurnRequests
     ledger: Ledger
     hardware: HardwareObserver
     settings: SettingsObserver
@@ -90,11 +90,11 @@ class Loop(Struct):
     boot_id: of the boot in which the node was last seen, also by the agent before us; empty where unknown.
     """
 
-    parts: Parts
+    parts: LoopParts
     state: NodeState = field(default_factory=NodeState)
     view: KubeletView = EMPTY_VIEW
     boot_id: str = ""
-    _terms: AnswerTerms | None = None
+    _terms: AllocateContext | None = None
     _due_s: float | None = None
     _number: int = 0
     _policy: Policy | None = None
@@ -162,7 +162,7 @@ class Loop(Struct):
         parts = self.parts
         news = parts.hardware.take()
         parts.policies.resolve_on(news.node)
-        parts.state_writer.has_seen(news.node)
+        parts.state_writer.note_boot(news.node)
         booted = self._has_booted(news)
         if booted:
             parts.originals.forget()
@@ -202,7 +202,9 @@ class Loop(Struct):
             parts.guard.want(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unwatched = parts.watchdog.unwatched
-            self._terms = AnswerTerms(inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched)
+            self._terms = AllocateContext(
+                inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched
+            )
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.serve(plugin)
@@ -214,7 +216,7 @@ class Loop(Struct):
         listed = {name: plugin.devices().rows for name, plugin in parts.plugins.by_name.items()}
         now_s = parts.clock()
         report = Report(
-            made=Moment(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
+            made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=believed(done.view.offer, parts.watchdog.unwatched),
             gpus=gpu_reports(seen.node, done, seen.desired, entries, parts.settings.daemons or ()),
@@ -230,9 +232,9 @@ class Loop(Struct):
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed
         parts.status.publish(report)
 
-    def _dependencies(self) -> Dependencies:
+    def _dependencies(self) -> DependencyProblems:
         parts = self.parts
-        return Dependencies(
+        return DependencyProblems(
             hardware=parts.hardware.trouble,
             pod_resources=parts.pod_resources.trouble,
             state_dir=parts.state_writer.trouble,

@@ -54,7 +54,7 @@ class StateWriter(Struct):
             self._note(self.directory.problem)
         return loaded.state or SavedState()
 
-    def has_seen(self, node: KnownNode | None) -> None:
+    def note_boot(self, node: KnownNode | None) -> None:
         """Which boot of the node this is."""
         if node is not None and node.inventory.boot_id:
             self._boot_id = node.inventory.boot_id

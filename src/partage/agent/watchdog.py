@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from partage.agent.enforcement import end
 from partage.agent.options import Intervals
-from partage.agent.status.status import Counts, WatchObservation
+from partage.agent.status.status import AgentCounts, WatchObservation
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
@@ -26,7 +26,7 @@ from partage.model.share import NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.guarantees import to_watch, unwatched
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.watchdog import Concern, Violation, WatchResult, grants, watch
+from partage.plan.serve.watchdog import Violation, ViolationKind, WatchResult, grants, watch
 from partage.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -36,14 +36,14 @@ PATIENCE = 2
 a worker that ends and the next one that has begun, or meet a ledger that is a moment behind. As many have to
 fail before nobody watches: a helper that is replaced misses one."""
 
-_Key = tuple[Concern, str, str]
+_Key = tuple[ViolationKind, str, str]
 """What is wrong, on which device, with which container."""
 
 
 class _Case(Struct):
     """A container of which something is wrong. looks: in a row. failed: why it could not be ended."""
 
-    verdict: Violation
+    violation: Violation
     looks: int = 0
     ending: bool = False
     failed: tuple[str, ...] = ()
@@ -63,9 +63,9 @@ class Watchdog(Struct):
     clock: Callable[[], float]
     ask: Callable[[], None]
     intervals: Intervals
-    counts: Counts
+    counts: AgentCounts
     look: WatchObservation | None = None
-    looked_once: asyncio.Event = field(default_factory=asyncio.Event)
+    first_look_done: asyncio.Event = field(default_factory=asyncio.Event)
     _offer: NodeOffer = field(default_factory=dict)
     _promised: NodeOffer = field(default_factory=dict)
     _watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Watchdog(Struct):
                     await self._look(group)
                 else:
                     self._rest()
-                self.looked_once.set()
+                self.first_look_done.set()
                 await self._pause()
 
     async def _pause(self) -> None:
@@ -135,7 +135,7 @@ class Watchdog(Struct):
         for case in self._cases.values():
             if self._is_due(case):
                 case.ending = True
-                group.create_task(self._end(case), name=f"end {case.verdict.usage.container[:12]}")
+                group.create_task(self._end(case), name=f"end {case.violation.usage.container[:12]}")
 
     async def _judged(self, seen: Processes) -> WatchResult:
         names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
@@ -143,7 +143,9 @@ class Watchdog(Struct):
         if self.holders_known():
             return found
         # Whom the kubelet has not named yet may hold a share all the same.
-        return replace(found, verdicts=tuple(one for one in found.verdicts if one.concern is Concern.OVER))
+        return replace(
+            found, violations=tuple(one for one in found.violations if one.concern is ViolationKind.OVER)
+        )
 
     def _miss(self, reason: str) -> None:
         """Nobody answered. What was seen last is not said for ever."""
@@ -168,56 +170,56 @@ class Watchdog(Struct):
 
     def _note(self, found: WatchResult) -> None:
         """Keep the cases, each told when it begins and when it ends."""
-        now = {(one.concern, one.usage.device, one.usage.container): one for one in found.verdicts}
+        now = {(one.concern, one.usage.device, one.usage.container): one for one in found.violations}
         for key in self._cases.keys() - now.keys():
-            log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).verdict))
-        for key, verdict in now.items():
+            log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).violation))
+        for key, violation in now.items():
             if key not in self._cases:
-                log.warning(_BEGUN[key[0]], extra=_who(verdict) | _figures(verdict))
-            case = self._cases.setdefault(key, _Case(verdict))
-            case.verdict, case.looks = verdict, case.looks + 1
+                log.warning(_BEGUN[key[0]], extra=_who(violation) | _figures(violation))
+            case = self._cases.setdefault(key, _Case(violation))
+            case.violation, case.looks = violation, case.looks + 1
 
     # --- what is done ---
 
     def _is_due(self, case: _Case) -> bool:
         """Where we are blind, the pids that we see may be numbered otherwise than the MPS daemon's."""
-        wanted = self._watch_of.get(case.verdict.usage.gpu, WatchAction.WARN)
-        over = case.verdict.concern is Concern.OVER and wanted is WatchAction.KILL
+        wanted = self._watch_of.get(case.violation.usage.gpu, WatchAction.WARN)
+        over = case.violation.concern is ViolationKind.OVER and wanted is WatchAction.KILL
         return over and self._sees and case.looks >= PATIENCE and not case.ending
 
     async def _end(self, case: _Case) -> None:
         """End the container's processes; then it gets as many looks again."""
-        verdict = case.verdict
-        outcome = await end(self.hardware, verdict)
+        violation = case.violation
+        outcome = await end(self.hardware, violation)
         if outcome.how:
             pids = {str(pid): str(how) for pid, how in outcome.how.items()}
-            log.warning("container ended", extra=_who(verdict) | _figures(verdict) | {"pids": pids})
-        self.counts.kills.update((verdict.usage.gpu, str(how)) for how in outcome.how.values())
-        self.counts.not_killed[verdict.usage.gpu] += len(outcome.failed)
+            log.warning("container ended", extra=_who(violation) | _figures(violation) | {"pids": pids})
+        self.counts.kills.update((violation.usage.gpu, str(how)) for how in outcome.how.values())
+        self.counts.not_killed[violation.usage.gpu] += len(outcome.failed)
         if outcome.failed and outcome.failed != case.failed:
-            log.error("container not ended", extra=_who(verdict) | {"reason": "; ".join(outcome.failed)})
+            log.error("container not ended", extra=_who(violation) | {"reason": "; ".join(outcome.failed)})
         case.failed, case.looks, case.ending = outcome.failed, 0, False
 
 
 _BEGUN = {
-    Concern.OVER: "container exceeds its share",
-    Concern.UNGRANTED: "container uses a gpu without a share",
+    ViolationKind.OVER: "container exceeds its share",
+    ViolationKind.UNGRANTED: "container uses a gpu without a share",
 }
 _OVER = {
-    Concern.OVER: "container exceeds its share no more",
-    Concern.UNGRANTED: "container uses the gpu without a share no more",
+    ViolationKind.OVER: "container exceeds its share no more",
+    ViolationKind.UNGRANTED: "container uses the gpu without a share no more",
 }
 
 
-def _who(verdict: Violation) -> dict[str, object]:
-    usage = verdict.usage
+def _who(violation: Violation) -> dict[str, object]:
+    usage = violation.usage
     holder = usage.holder
     named = {"pod": f"{holder.namespace}/{holder.pod}", "container": holder.container} if holder else {}
     return {**named, "id": usage.container[:12], "gpu": usage.gpu, "device": usage.device}
 
 
-def _figures(verdict: Violation) -> dict[str, object]:
-    usage = verdict.usage
+def _figures(violation: Violation) -> dict[str, object]:
+    usage = violation.usage
     return {
         "used": format_bytes(usage.used_bytes),
         "share": format_bytes(usage.granted_bytes),

@@ -11,7 +11,7 @@ from typing import Any
 
 from partage import __version__
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import Readiness, Reason, assess
+from partage.agent.status.readiness import Readiness, ReadinessReason, assess
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.edges.kubelet.port import EndpointState
 from partage.faces.documents import node_rows, resource_rows
@@ -19,11 +19,11 @@ from partage.model.health import HealthStatus
 from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan
 from partage.plan.report import GpuReport, PolicyReport, Report
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind
 
 
-def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> dict[str, Any]:
+def report_document(report: Report, board: AgentStatus, violation: Readiness) -> dict[str, Any]:
     """Everything that the agent knows, as one document."""
     at = _Times(report)
     return {
@@ -31,9 +31,9 @@ def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> d
         "kind": "Report",
         "at": at.said(report.made.clock_s),
         "agent": {"version": __version__, "pid": os.getpid(), "turns": report.made.number},
-        "healthy": not verdict.not_well,
-        "reasons": _reasons(verdict.not_well),
-        "degraded": _reasons(verdict.degraded),
+        "healthy": not violation.not_well,
+        "reasons": _reasons(violation.not_well),
+        "degraded": _reasons(violation.degraded),
         "policy": _policy(report.policy),
         "node": node_rows(report.node.inventory),
         "gpus": [_gpu(gpu, at) for gpu in report.gpus],
@@ -43,14 +43,14 @@ def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> d
     }
 
 
-def health_document(verdict: Readiness) -> dict[str, Any]:
+def health_document(violation: Readiness) -> dict[str, Any]:
     """What a probe is told."""
     return {
         "apiVersion": "partage/v1",
         "kind": "Health",
-        "healthy": not verdict.not_well,
-        "reasons": _reasons(verdict.not_well),
-        "degraded": _reasons(verdict.degraded),
+        "healthy": not violation.not_well,
+        "reasons": _reasons(violation.not_well),
+        "degraded": _reasons(violation.degraded),
     }
 
 
@@ -68,9 +68,9 @@ class ReportFile:
         report = self._board.report
         if report is None:
             return ""
-        verdict = assess(self._board, self._intervals)
+        violation = assess(self._board, self._intervals)
         endpoints = self._board.endpoints()
-        codes = [reason.code for reason in verdict.not_well]
+        codes = [reason.code for reason in violation.not_well]
         says = (
             report.without_moment(),
             codes,
@@ -80,7 +80,7 @@ class ReportFile:
         if says == self._said:
             return ""
         try:
-            _replace(self._path, report_document(report, self._board, verdict))
+            _replace(self._path, report_document(report, self._board, violation))
         except OSError as error:
             return f"{self._path}: {error.strerror or error}"
         self._said = says
@@ -110,11 +110,11 @@ def _watched(look: WatchObservation | None) -> object:
     """What makes a look news for the file: figures change with every look, and are left to the metrics."""
     if look is None:
         return None
-    verdicts = look.watched.verdicts
-    return look.blind, [(one.concern, one.usage.device, one.usage.container) for one in verdicts]
+    violations = look.watched.violations
+    return look.blind, [(one.concern, one.usage.device, one.usage.container) for one in violations]
 
 
-def _reasons(reasons: Iterable[Reason]) -> list[dict[str, str]]:
+def _reasons(reasons: Iterable[ReadinessReason]) -> list[dict[str, str]]:
     return [{"code": reason.code, "message": reason.message} for reason in reasons]
 
 
@@ -213,7 +213,7 @@ def _watch(look: WatchObservation, at: _Times) -> dict[str, Any]:
         "containers": [_usage(usage) for usage in watched.usages if usage.grant is GrantKind.HELD],
         "concerns": [
             {**_usage(one.usage), "concern": str(one.concern), "reason": one.reason}
-            for one in watched.verdicts
+            for one in watched.violations
         ],
     }
 
@@ -236,11 +236,11 @@ def _usage(usage: ContainerUsage) -> dict[str, Any]:
     }
 
 
-def _entry(entry: Entry, at: _Times) -> dict[str, Any]:
+def _entry(entry: LedgerEntry, at: _Times) -> dict[str, Any]:
     return {
         "resource": entry.resource,
         "id": entry.id,
-        "degree": str(entry.degree),
+        "degree": str(entry.certainty),
         "holders": [
             {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container}
             for holder in entry.holders

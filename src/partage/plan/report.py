@@ -18,7 +18,7 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Frozen
 
@@ -84,7 +84,7 @@ class ResourceReport(Frozen):
     held: int
 
 
-class Dependencies(Frozen):
+class DependencyProblems(Frozen):
     """Why something that the agent depends on does not answer; empty where it does.
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. state_dir: the state directory.
@@ -98,7 +98,7 @@ class Dependencies(Frozen):
     guard: str = ""
 
 
-class Moment(Frozen):
+class ReportTime(Frozen):
     """When a report was made.
 
     at_s: seconds since 1970; clock_s: the same on the agent's clock, on which all other times are.
@@ -114,25 +114,25 @@ class Moment(Frozen):
 class Report(Frozen):
     """One turn's outcome."""
 
-    made: Moment
+    made: ReportTime
     node: KnownNode
     offer: NodeOffer
     gpus: tuple[GpuReport, ...]
     resources: tuple[ResourceReport, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
     policy: PolicyReport
-    dependencies: Dependencies
+    dependencies: DependencyProblems
 
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""
-        return replace(self, made=Moment(0.0, 0.0, 0, 0.0))
+        return replace(self, made=ReportTime(0.0, 0.0, 0, 0.0))
 
 
 def gpu_reports(
     node: KnownNode,
     done: TurnResult,
     desired: DesiredState | None,
-    entries: Sequence[Entry],
+    entries: Sequence[LedgerEntry],
     daemons: Sequence[DaemonState] = (),
 ) -> tuple[GpuReport, ...]:
     """One per GPU that is known or served, ordered by index."""
@@ -165,7 +165,7 @@ def gpu_reports(
     return tuple(sorted(reports, key=lambda report: report.index))
 
 
-def _held_by_gpu(entries: Sequence[Entry], done: TurnResult) -> Counter[str]:
+def _held_by_gpu(entries: Sequence[LedgerEntry], done: TurnResult) -> Counter[str]:
     gpu_of = dict(done.view.gpu_of)
     for devices in done.view.offer.values():
         gpu_of |= {one.device: one.gpu for one in devices}
@@ -174,7 +174,7 @@ def _held_by_gpu(entries: Sequence[Entry], done: TurnResult) -> Counter[str]:
 
 
 def resource_reports(
-    rows: Mapping[ResourceName, Sequence[DeviceRow]], entries: Sequence[Entry]
+    rows: Mapping[ResourceName, Sequence[DeviceRow]], entries: Sequence[LedgerEntry]
 ) -> tuple[ResourceReport, ...]:
     """One per resource that is or was offered."""
     held = Counter(entry.resource for entry in entries)

@@ -14,9 +14,9 @@ from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused, ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName
 from partage.model.share import DeviceRow
-from partage.plan.serve.allocate import PreferredAllocator
-from partage.plan.serve.answer import AllocateResponder
+from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -33,13 +33,13 @@ class ServedResource(Frozen):
     """
 
     rows: tuple[DeviceRow, ...]
-    chooser: PreferredAllocator
-    answerer: AllocateResponder
+    allocator: PreferredAllocator
+    responder: AllocateResponder
     late: Mapping[str, float] = field(default_factory=dict)
     pre_start: bool = False
 
 
-class Hooks(Frozen):
+class PluginHooks(Frozen):
     """What a plugin needs of the rest of the agent.
 
     holders: asks PodResources. allocated: an Allocate was answered.
@@ -54,7 +54,7 @@ class Hooks(Frozen):
 class ResourcePlugin:
     """A ``PluginHandler`` of one name. It outlives its last device: then its list is empty."""
 
-    def __init__(self, resource: ResourceName, served: ServedResource, hooks: Hooks) -> None:
+    def __init__(self, resource: ResourceName, served: ServedResource, hooks: PluginHooks) -> None:
         self.resource = resource
         self._served = served
         self._hooks = hooks
@@ -105,14 +105,14 @@ class ResourcePlugin:
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
         """Which ids to take. Nobody holds what the kubelet calls available."""
         self._hooks.ledger.offered_as_free(self.resource, available, self._hooks.clock(), must_include)
-        return self._served.chooser.prefer(available, must_include, size)
+        return self._served.allocator.prefer(available, must_include, size)
 
     def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
         """What a container gets; the ledger remembers it."""
         now_s = self._hooks.clock()
         try:
             self._must_be_served(ids, now_s)
-            answer = self._served.answerer.answer(ids)
+            answer = self._served.responder.answer(ids)
         except AllocationRefused as refusal:
             self._refusals += 1
             log.warning("allocation refused", extra={"resource": self.resource, "reason": str(refusal)})

@@ -73,7 +73,7 @@ class HardwareObserver(Struct):
 
     # --- the three questions, each a task ---
 
-    async def observe_for_ever(self) -> None:
+    async def observe_forever(self) -> None:
         """The whole node: every observe_s, when something changed, and soon again while it cannot be seen."""
         while True:
             blind = self.trouble or self.no_driver
@@ -103,7 +103,7 @@ class HardwareObserver(Struct):
                 return self.node.inventory
             await asyncio.sleep(self.intervals.retry_s)
 
-    async def conditions_for_ever(self) -> None:
+    async def conditions_forever(self) -> None:
         """The driver's word on health: every conditions_s, and at once after an XID.
 
         The first time at once, too: a reset is proven by what was counted before the fault.
@@ -135,7 +135,7 @@ class HardwareObserver(Struct):
         answered = {gpu.uuid for gpu in self.node.inventory} - set(self.node.lost)
         return answering != answered
 
-    async def events_for_ever(self) -> None:
+    async def events_forever(self) -> None:
         """XIDs and changes, as they come."""
         while True:
             try:

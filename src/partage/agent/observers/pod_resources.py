@@ -13,13 +13,13 @@ from partage.edges.kubelet.port import PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName, ShareId
-from partage.plan.serve.ledger import Degree, Ledger
+from partage.plan.serve.ledger import Certainty, Ledger
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
 
-class OurNames(Frozen):
+class NodeNames(Frozen):
     """What is ours: resources by name, and the node's GPUs and MIG devices by UUID."""
 
     resources: Collection[str]
@@ -45,7 +45,7 @@ class PodResourcesPoller(Struct):
     clock: Callable[[], float]
     ask: Callable[[], None]
     intervals: Intervals
-    names: Callable[[], OurNames]
+    names: Callable[[], NodeNames]
     checkpoint: Callable[[], Mapping[ResourceName, Collection[str]] | None]
     there: Callable[[], bool]
     known: bool = False
@@ -101,7 +101,7 @@ class PodResourcesPoller(Struct):
                 self._pause_s = min(max(self._pause_s, 0.5) * 2, self.intervals.holders_longest_s)
                 continue
             self.asked_once.set()
-            unnamed = any(entry.degree is Degree.TENTATIVE for entry in self.ledger.entries())
+            unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
             longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
             soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
             self._pause_s = min(soon_s, longest_s) if unnamed else longest_s

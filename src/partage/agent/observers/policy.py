@@ -74,13 +74,13 @@ class PolicyObserver(Struct):
     ask: asks for a turn.
     """
 
-    settings: AgentOptions
+    options: AgentOptions
     geometry_of: GeometryOf
     ask: Callable[[], None]
     fallback: SavedPolicy | None = None
     good: LoadedPolicy | None = None
     desired: DesiredState | None = None
-    stands_in: bool = False
+    uses_last_good: bool = False
     problems: tuple[Problem, ...] = ()
     misfit: tuple[Problem, ...] = ()
     reloads_ok: int = 0
@@ -94,15 +94,15 @@ class PolicyObserver(Struct):
 
     def start(self) -> None:
         """Read what the command line names. Raises InputError where it is wrong and nothing stands in."""
-        settings = self.settings
-        if settings.policy is None:
-            if settings.config is not None:
+        options = self.options
+        if options.policy is None:
+            if options.config is not None:
                 raise InputError(
                     "--config names a configuration of a policy file", "say which with --policy FILE"
                 )
             self._newest = BUILT_IN
             return
-        self._file = PolicyFile(settings.policy, settings.config, settings.environ)
+        self._file = PolicyFile(options.policy, options.config, options.environ)
         self._file.changed()
         try:
             self._newest = self._file.read()
@@ -114,7 +114,7 @@ class PolicyObserver(Struct):
     async def watch(self) -> None:
         """Look at the file every policy_s, for ever. A wrong one changes nothing."""
         while True:
-            await asyncio.sleep(self.settings.intervals.policy_s)
+            await asyncio.sleep(self.options.intervals.policy_s)
             if self._file is not None and self._file.changed():
                 await self._reload(self._file)
 
@@ -154,7 +154,7 @@ class PolicyObserver(Struct):
         if self.good is not None:
             self._resolve_again(self.good, node)
         elif (last := self._last_good()) is not None:
-            self._stand_in(last, node)
+            self._use_last_good(last, node)
 
     def must_hold(self) -> None:
         """Raises InputError or Unsatisfiable where the policy was refused and nothing stands in."""
@@ -171,7 +171,7 @@ class PolicyObserver(Struct):
             return False
         if loaded is not self.good:
             self._adopted(loaded, desired)
-        self.good, self.desired, self.stands_in = loaded, desired, False
+        self.good, self.desired, self.uses_last_good = loaded, desired, False
         self.problems = self.misfit = ()
         return True
 
@@ -188,24 +188,24 @@ class PolicyObserver(Struct):
         if saved is None:
             return None
         try:
-            return parse_policy(saved.text, saved.source, saved.config, self.settings.environ)
+            return parse_policy(saved.text, saved.source, saved.config, self.options.environ)
         except InputError as error:
             log.warning("last good policy is of no use", extra={"problem": str(error)})
             self.fallback = None
             return None
 
-    def _stand_in(self, last: LoadedPolicy, node: KnownNode) -> None:
+    def _use_last_good(self, last: LoadedPolicy, node: KnownNode) -> None:
         try:
             self.desired = self._resolve(last, node)
         except (InputError, Unsatisfiable) as error:
             log.warning("last good policy does not fit either", extra={"problem": str(error)})
             return
-        self.good, self.stands_in = last, True
+        self.good, self.uses_last_good = last, True
         log.warning("last good policy holds", extra={"source": last.policy.source})
 
     def _resolve_again(self, loaded: LoadedPolicy, node: KnownNode) -> None:
         """The node has changed. Where the policy no longer fits, what it wanted before is still wanted."""
-        self.stands_in = loaded is not self._newest
+        self.uses_last_good = loaded is not self._newest
         try:
             self.desired = self._resolve(loaded, node)
         except (InputError, Unsatisfiable) as error:
@@ -216,9 +216,9 @@ class PolicyObserver(Struct):
         self.misfit = ()
 
     def _resolve(self, loaded: LoadedPolicy, node: KnownNode) -> DesiredState:
-        policy = with_driver_root(loaded.policy, self.settings.driver_root)
+        policy = with_driver_root(loaded.policy, self.options.driver_root)
         desired = resolve(policy, node.inventory, self.geometry_of)
-        check_plugin_sockets(self.settings.kubelet_dir, resources_of(desired.offer))
+        check_plugin_sockets(self.options.kubelet_dir, resources_of(desired.offer))
         return desired
 
     # --- telling ---
@@ -234,7 +234,7 @@ class PolicyObserver(Struct):
             return self.fallback
         if not self.good.text:
             return None
-        config = self.fallback.config if self.stands_in and self.fallback else self.settings.config
+        config = self.fallback.config if self.uses_last_good and self.fallback else self.options.config
         return SavedPolicy(self.good.text, self.good.policy.source, config)
 
     @property
@@ -244,7 +244,7 @@ class PolicyObserver(Struct):
         return PolicyReport(
             state=self._state(),
             source=loaded.policy.source if loaded else "",
-            config=self.settings.config,
+            config=self.options.config,
             digest=loaded.digest if loaded else "",
             problems=(*self.problems, *self.misfit),
             warnings=(*(loaded.warnings if loaded else ()), *(desired.warnings if desired else ())),
@@ -253,6 +253,6 @@ class PolicyObserver(Struct):
     def _state(self) -> PolicyState:
         if self.good is None:
             return PolicyState.NONE
-        if self.stands_in or self.problems:
+        if self.uses_last_good or self.problems:
             return PolicyState.LAST_GOOD
         return PolicyState.FILE if self._file is not None else PolicyState.BUILT_IN

@@ -20,7 +20,7 @@ from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step, Transaction, undo
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.gpu_mig_plan import as_found
+from partage.plan.reconcile.gpu_mig_plan import live_layout
 from partage.plan.reconcile.live_instances import to_renew
 from partage.plan.reconcile.mig_plan import plan_mig
 from partage.values import Frozen
@@ -204,7 +204,7 @@ def layouts_before(inventory: Inventory, transactions: Iterable[Transaction]) ->
     """The MIG layouts of the GPUs that the transactions touch, to bring them back."""
     gpus = dict.fromkeys(uuid for one in transactions for uuid in one.gpus)
     found = ((uuid, inventory.gpu(uuid)) for uuid in gpus)
-    return {uuid: as_found(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
+    return {uuid: live_layout(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
 
 
 def _differing(inventory: Inventory, was: Mapping[str, DesiredMig]) -> str:
@@ -225,4 +225,4 @@ def _differing(inventory: Inventory, was: Mapping[str, DesiredMig]) -> str:
 def _is_as(gpu: Gpu, wish: DesiredMig) -> bool:
     """An empty GPU instance counts as a difference: it may be what a creation left that was said to fail."""
     settled = gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending
-    return settled and not gpu.empty_instances and as_found(gpu) == wish
+    return settled and not gpu.empty_instances and live_layout(gpu) == wish

@@ -29,13 +29,13 @@ from partage.model.step import GpuUse, Transaction
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.attempts import FailedAttempt
-from partage.plan.reconcile.holders import entry_uses
 from partage.plan.reconcile.known_node import recognise
 from partage.plan.reconcile.live_instances import to_renew
 from partage.plan.reconcile.node_plan import NodePlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
+from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
-from partage.plan.serve.ledger import Entry, Ledger
+from partage.plan.serve.ledger import Ledger, LedgerEntry
 from partage.values import Frozen
 
 Resolve = Callable[[Inventory], DesiredState]
@@ -46,7 +46,7 @@ _MOST_ROUNDS = 8
 """Plans that are carried out one after the other: layout, daemons, time slices, a second attempt."""
 
 
-class Look(Frozen):
+class PlanInput(Frozen):
     """A node at one moment, and what is wanted of it."""
 
     desired: DesiredState
@@ -64,7 +64,7 @@ async def look(
     pod_resources: PodResources | None = None,
     original: Mapping[str, OriginalSettings] | None = None,
     attempts: Mapping[str, FailedAttempt] = _NO_ATTEMPTS,
-) -> Look:
+) -> PlanInput:
     """Observe a node on which no agent runs.
 
     pod_resources: None: nothing is known of pods. Raises HardwareError, what ``resolve`` raises, and
@@ -88,10 +88,10 @@ async def look(
     modes = {gpu.uuid: gpu.compute_mode for gpu in inventory}
     needed = needed_originals(original, desired.settings, modes, observed.slices)
     now = Snapshot(time.monotonic(), observed, entries=entries, original=needed, attempts=attempts)
-    return Look(desired, now)
+    return PlanInput(desired, now)
 
 
-async def _entries(pod_resources: PodResources) -> tuple[Entry, ...]:
+async def _entries(pod_resources: PodResources) -> tuple[LedgerEntry, ...]:
     """Who holds what, of all device plugins: without an agent, shares may be another plugin's."""
     ledger = Ledger()
     ledger.observed(await pod_resources.held(), 0.0)
@@ -114,7 +114,7 @@ class NodeAccess(Frozen):
         return inventory, (*uses, *entry_uses(entries, inventory))
 
 
-def as_before(inventory: Inventory, layouts: Mapping[str, DesiredMig]) -> DesiredState:
+def desired_for_undo(inventory: Inventory, layouts: Mapping[str, DesiredMig]) -> DesiredState:
     """The desired state that brings MIG layouts back and touches nothing else (``apply --undo``)."""
     return DesiredState(ALL_EXCLUSIVE, inventory, offer={}, layouts=layouts)
 
@@ -127,14 +127,14 @@ class Drain(Protocol):
         ...
 
 
-class Applied(Frozen):
+class ApplyResult(Frozen):
     """What became of it.
 
     first: the node as it was found. plans: the plan then, and those after each round; the last one says what
     is left. outcomes: in the order in which they were carried out.
     """
 
-    first: Look
+    first: PlanInput
     plans: tuple[NodePlan, ...]
     outcomes: tuple[TransactionOutcome, ...] = ()
     dry_run: bool = False
@@ -171,7 +171,7 @@ class Applied(Frozen):
         return tuple(one for gpus, one in last.items() if one.error is not None and refused.isdisjoint(gpus))
 
 
-class Apply(Struct):
+class ApplyRun(Struct):
     """One run of ``partage apply``.
 
     journal: None where nothing outlives this process. original: how GPUs were set before Partage changed
@@ -197,13 +197,13 @@ class Apply(Struct):
     _attempts: dict[str, FailedAttempt] = field(default_factory=dict)
     _before: dict[str, DesiredMig] = field(default_factory=dict)
 
-    async def run(self) -> Applied:
+    async def run(self) -> ApplyResult:
         """Do it, or say what is in the way. Raises whatever makes the policy wrong or impossible."""
         until = self.clock() + self.timeout_s
         while True:
             first = await self._look()
             plan = self._plan(first)
-            applied = Applied(first, (plan,), dry_run=self.dry_run)
+            applied = ApplyResult(first, (plan,), dry_run=self.dry_run)
             if self.dry_run:
                 return applied
             if not in_the_way(plan):
@@ -213,19 +213,19 @@ class Apply(Struct):
                 return applied
             await self.drain(plan, first.inventory, left_s)
 
-    async def _look(self) -> Look:
+    async def _look(self) -> PlanInput:
         found = await look(
             self.hardware, self.resolve, self.pod_resources, self.original, dict(self._attempts)
         )
         if not self.only_layouts:
             return found
         observed = replace(found.now.observed, daemons=())
-        return Look(found.desired, replace(found.now, observed=observed, original={}))
+        return PlanInput(found.desired, replace(found.now, observed=observed, original={}))
 
-    def _plan(self, found: Look) -> NodePlan:
+    def _plan(self, found: PlanInput) -> NodePlan:
         return plan_node(found.desired, found.now, self.geometry_of)
 
-    async def _carry_out(self, applied: Applied) -> Applied:
+    async def _carry_out(self, applied: ApplyResult) -> ApplyResult:
         """Plan and carry out until nothing is left that can be done."""
         outcomes: list[TransactionOutcome] = []
         plans, found = list(applied.plans), applied.first
@@ -285,7 +285,7 @@ def in_the_way(plan: NodePlan) -> list[str]:
     return [gpu for gpu, one in plan.gpus.items() if one.phase in stuck]
 
 
-def _may_pass(applied: Applied) -> bool:
+def _may_pass(applied: ApplyResult) -> bool:
     """Whether what is in the way can go away by itself, and nothing else is wrong."""
     phases = {one.phase for one in applied.last.gpus.values()}
     if Phase.BLOCKED in phases:

@@ -23,7 +23,7 @@ from partage.model.mps import DaemonPhase
 from partage.model.policy import Strategy
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import PolicyState, Report
-from partage.plan.serve.ledger import Degree
+from partage.plan.serve.ledger import Certainty
 from partage.plan.serve.watchdog import GrantKind
 
 HelperOf = Callable[[], HelperState]
@@ -260,13 +260,17 @@ def _shares(report: Report) -> Iterator[Metric]:
         rows.append(((resource.name, "unhealthy"), resource.listed - resource.healthy))
     yield _gauge("devices", "Shares that are listed to the kubelet.", ("resource", "health"), rows)
     names = [resource.name for resource in report.resources]
-    held = Counter((entry.resource, entry.degree) for entry in report.entries)
+    held = Counter((entry.resource, entry.certainty) for entry in report.entries)
     names += [name for name, _ in held if name not in names]
     yield _gauge(
         "shares_held",
         "Shares that are held, by how sure it is who holds them.",
         ("resource", "degree"),
-        [((name, str(degree)), held[name, degree]) for name in dict.fromkeys(names) for degree in Degree],
+        [
+            ((name, str(certainty)), held[name, certainty])
+            for name in dict.fromkeys(names)
+            for certainty in Certainty
+        ],
     )
 
 

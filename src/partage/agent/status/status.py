@@ -22,7 +22,7 @@ class RequestCounts(Frozen):
     pre_starts: int = 0
 
 
-class Counts(Struct):
+class AgentCounts(Struct):
     """What happened since the start. Written by the loop only.
 
     asked: by resource. xids: by GPU (empty: unknown) and code. changes: units of steps, by their ending.
@@ -60,7 +60,7 @@ class AgentStatus(Struct):
     clock: Callable[[], float]
     report: Report | None = None
     pulse_s: float = 0.0
-    counts: Counts = field(default_factory=Counts)
+    counts: AgentCounts = field(default_factory=AgentCounts)
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
     helper_trouble: Callable[[], str] = str
     look: Callable[[], WatchObservation | None] = lambda: None

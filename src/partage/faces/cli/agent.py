@@ -78,7 +78,7 @@ def command(
         raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
     if machine is not None and hardware_socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
-    settings = AgentOptions(
+    options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
         pod_resources=(pod_resources or kubelet_dir.parent / "pod-resources" / "kubelet.sock").absolute(),
         state_dir=state_dir.absolute(),
@@ -90,28 +90,28 @@ def command(
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
     )
-    helper = Helper(settings, machine, hardware_socket)
+    helper = HelperProcess(options, machine, hardware_socket)
     gc.disable()  # nothing of what is imported now is garbage; faces.agent lets it begin
     try:
         from partage.faces.agent import serve  # while the helper imports what it needs
 
-        serve(settings, helper.hardware, http, log_level)
+        serve(options, helper.hardware, http, log_level)
     finally:
         gc.enable()
 
 
-class Helper:
+class HelperProcess:
     """The helper: ours, which begins here, or somebody else's."""
 
-    def __init__(self, settings: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
+    def __init__(self, options: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
         self.argv: list[str] | None = None
         self.first: subprocess.Popen[bytes] | None = None
-        self.path = socket_path.absolute() if socket_path else settings.run_dir / "hardware.sock"
+        self.path = socket_path.absolute() if socket_path else options.run_dir / "hardware.sock"
         check_socket_path(self.path, "choose a shorter --run-dir")
         if socket_path is None:
-            driver_root, run_dir = settings.driver_root or "/", settings.run_dir
+            driver_root, run_dir = options.driver_root or "/", options.run_dir
             self.argv = helper_argv(self.path, machine=machine, driver_root=driver_root, run_dir=run_dir)
-            self.first = self._begin(settings.run_dir, self.argv)
+            self.first = self._begin(options.run_dir, self.argv)
 
     def _begin(self, run_dir: Path, argv: list[str]) -> subprocess.Popen[bytes]:
         try:

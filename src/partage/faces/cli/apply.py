@@ -20,7 +20,7 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.agent.reconciler.executor import StepStatus
-    from partage.agent.reconciler.one_shot import Applied, Resolve
+    from partage.agent.reconciler.one_shot import ApplyResult, Resolve
     from partage.edges.files.journal import Journal, Unfinished
     from partage.edges.files.state import SavedState, StateDir
     from partage.edges.hardware.port import Hardware
@@ -37,7 +37,7 @@ AGAIN_S = 2.0
 """Between two looks at holders that were asked to go: the kubelet limits how often it is asked."""
 
 
-class Options(Frozen):
+class ApplyOptions(Frozen):
     """What was said on the command line. state_dir: None: there is nothing to remember."""
 
     machine: str | None
@@ -118,7 +118,7 @@ def command(
         raise InputError(
             "apply needs either --policy or --undo", "say with --policy what the node has to become"
         )
-    options = Options(
+    options = ApplyOptions(
         machine=machine,
         hardware_socket=hardware_socket,
         pod_resources=pod_resources_socket(pod_resources, machine),
@@ -130,13 +130,13 @@ def command(
         undo=undo,
         run_dir=run_dir,
     )
-    with _kept(options) as kept:
-        goal = _goal(policy, config, kept.unfinished, undo=undo)
-        applied = asyncio.run(_apply(options, goal, kept))
-    return _answer(applied, goal, kept.unfinished, output)
+    with _kept(options) as state:
+        goal = _goal(policy, config, state.unfinished, undo=undo)
+        applied = asyncio.run(_apply(options, goal, state))
+    return _answer(applied, goal, state.unfinished, output)
 
 
-class Goal(Frozen):
+class ApplyGoal(Frozen):
     """What the node has to become. policy: None with ``--undo``. digest: of the policy's text."""
 
     resolve: Resolve
@@ -144,7 +144,7 @@ class Goal(Frozen):
     digest: str = ""
 
 
-class Kept(Frozen):
+class ApplyState(Frozen):
     """What outlives the process: nothing of it on a simulated node.
 
     journal: None where nothing is written. unfinished: what the last run left undone. directory, saved: the
@@ -157,8 +157,8 @@ class Kept(Frozen):
     saved: SavedState | None = None
 
 
-def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> Goal:
-    from partage.agent.reconciler.one_shot import as_before
+def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> ApplyGoal:
+    from partage.agent.reconciler.one_shot import desired_for_undo
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
@@ -166,7 +166,7 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
         loaded = common.read_policy(policy, config)
         common.print_problems(loaded.warnings)
         wanted = loaded.policy
-        return Goal(
+        return ApplyGoal(
             lambda found: resolve(wanted, common.need_driver(found), geometry_of), wanted, loaded.digest
         )
     if config is not None:
@@ -174,7 +174,7 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
     if unfinished is None:
         click.echo("nothing to undo: the last run came to its end", err=True)
     layouts = {} if unfinished is None else unfinished.header.before
-    return Goal(lambda found: as_before(common.need_driver(found), layouts))
+    return ApplyGoal(lambda found: desired_for_undo(common.need_driver(found), layouts))
 
 
 def _command(drain: str | None) -> str | None:
@@ -198,17 +198,17 @@ def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
 
 
 @contextmanager
-def _kept(options: Options) -> Iterator[Kept]:
+def _kept(options: ApplyOptions) -> Iterator[ApplyState]:
     """The journal, and what the last one left undone. The state directory is locked meanwhile."""
     from partage.edges.files.journal import Journal, UnreadableJournal, read_journal
     from partage.edges.files.state import StateDir
 
     if options.state_dir is None:
-        yield Kept()
+        yield ApplyState()
         return
     if options.dry_run:
         last = read_journal(options.state_dir)
-        yield Kept(unfinished=None if isinstance(last, UnreadableJournal) else last)
+        yield ApplyState(unfinished=None if isinstance(last, UnreadableJournal) else last)
         return
     try:
         state = StateDir(options.state_dir)
@@ -228,7 +228,7 @@ def _kept(options: Options) -> Iterator[Kept]:
             common.print_problems([Problem("", "", "warning", f"{last}; going on from what is there now")])
         loaded = state.load(0.0)
         common.print_problems(Problem("", "", "warning", problem) for problem in loaded.problems)
-        yield Kept(Journal(options.state_dir), last, state, loaded.state)
+        yield ApplyState(Journal(options.state_dir), last, state, loaded.state)
     finally:
         state.close()
 
@@ -236,27 +236,27 @@ def _kept(options: Options) -> Iterator[Kept]:
 # --- doing it ------------------------------------------------------------------------------------
 
 
-async def _apply(options: Options, goal: Goal, kept: Kept) -> Applied:
-    from partage.agent.reconciler.one_shot import Apply
+async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> ApplyResult:
+    from partage.agent.reconciler.one_shot import ApplyRun
     from partage.edges.files.catalogue import geometry_of
 
     hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
     pods = _pods(options.pod_resources)
-    originals = _Originals(kept)
+    originals = _Originals(state)
     try:
         boot_id = (await hardware.observe()).boot_id
-        return await Apply(
+        return await ApplyRun(
             hardware=hardware,
             resolve=goal.resolve,
             geometry_of=geometry_of,
             progress=_progress,
             pod_resources=pods,
-            journal=kept.journal,
-            unfinished=kept.unfinished,
+            journal=state.journal,
+            unfinished=state.unfinished,
             digest=goal.digest,
             original=originals.of(boot_id),
             save=originals.save,
-            drain=None if options.drain is None else Command(options.drain),
+            drain=None if options.drain is None else DrainCommand(options.drain),
             timeout_s=options.timeout_s,
             dry_run=options.dry_run,
             only_layouts=options.undo,
@@ -272,9 +272,9 @@ async def _apply(options: Options, goal: Goal, kept: Kept) -> Applied:
 class _Originals:
     """How GPUs were set before Partage changed them, in the state that is shared with the agent."""
 
-    def __init__(self, kept: Kept) -> None:
-        self._directory = kept.directory
-        self._saved = kept.saved
+    def __init__(self, state: ApplyState) -> None:
+        self._directory = state.directory
+        self._saved = state.saved
         self._boot_id = ""
 
     def of(self, boot_id: str) -> Mapping[str, OriginalSettings]:
@@ -326,7 +326,7 @@ async def _write(hardware: Hardware, path: str) -> None:
     common.write_file(path, text)
 
 
-class Command(Frozen):
+class DrainCommand(Frozen):
     """``--drain``: a command that is told the holders, and then some time to see whether they went."""
 
     line: str
@@ -369,7 +369,7 @@ def _tell(sentence: str) -> None:
 # --- the answer ----------------------------------------------------------------------------------
 
 
-def _answer(applied: Applied, goal: Goal, unfinished: Unfinished | None, output: str) -> int:
+def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None, output: str) -> int:
     from partage.faces.apply_rows import exit_code, problems, rows
 
     found = [*applied.first.desired.warnings, *problems(applied)]

@@ -11,7 +11,7 @@ import click
 from partage.faces.cli import common
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.one_shot import Look
+    from partage.agent.reconciler.one_shot import PlanInput
     from partage.model.gpu import Gpu
     from partage.plan.reconcile.node_plan import NodePlan
 
@@ -57,7 +57,7 @@ def command(
     return _FALSE if rows else 0
 
 
-def _differences(found: Look, plan: NodePlan) -> Iterator[dict[str, Any]]:
+def _differences(found: PlanInput, plan: NodePlan) -> Iterator[dict[str, Any]]:
     from partage.faces.plan_rows import step_row
 
     for gpu in found.inventory:
@@ -70,15 +70,15 @@ def _differences(found: Look, plan: NodePlan) -> Iterator[dict[str, Any]]:
         yield {"index": gpu.index, "uuid": gpu.uuid, **layout, "detail": detail, "steps": steps}
 
 
-def _layout(gpu: Gpu, found: Look, plan: NodePlan) -> dict[str, Any]:
+def _layout(gpu: Gpu, found: PlanInput, plan: NodePlan) -> dict[str, Any]:
     """How its MIG layout differs; nothing where it does not."""
     from partage.plan.reconcile.blocked import Blocked
-    from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found
+    from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 
     desired, mig = found.desired.layouts.get(gpu.uuid), plan.mig.of(gpu.uuid)
     if desired is None or mig is None or (isinstance(mig, GpuMigPlan) and not mig.steps):
         return {}
-    live = as_found(gpu)
+    live = live_layout(gpu)
     layout = [str(item) for item in live.items]
     wanted = [str(item) for item in desired.items] if isinstance(mig, Blocked) else list(mig.layout)
     return {

@@ -14,8 +14,8 @@ from partage.faces.manifest import CheckedProblem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.faces.input_files import ManifestInput
     from partage.faces.manifest import Resources
-    from partage.faces.paper import Manifest
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
 
@@ -97,21 +97,27 @@ def _context(policy: str | None, config: str | None, machine: str | None) -> Che
 
 def judge(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """All problems of one file, whatever it is."""
-    from partage.faces.paper import MachinePaper, Manifest, PolicyPaper, StoryPaper, read_paper
+    from partage.faces.input_files import (
+        MachineInput,
+        ManifestInput,
+        PolicyInput,
+        StoryInput,
+        read_input_file,
+    )
 
     try:
-        paper = read_paper(file)
+        paper = read_input_file(file)
     except InputError as error:
         yield from (CheckedProblem(problem) for problem in error.problems)
         return
     match paper:
-        case Manifest():
+        case ManifestInput():
             yield from _manifest(paper, context)
-        case StoryPaper():
+        case StoryInput():
             yield from _story(paper.file)
-        case MachinePaper():
+        case MachineInput():
             yield from _machine(paper.content, paper.file)
-        case PolicyPaper():
+        case PolicyInput():
             yield from _policy(paper.content, file, context)
 
 
@@ -121,7 +127,7 @@ def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[Checke
     A file of many configurations serves many kinds of nodes: those that a machine cannot have are none of its
     errors, as long as it can have one.
     """
-    from partage.faces.paper import configurations
+    from partage.faces.input_files import configurations
 
     named = configurations(content, file) if context.config is None else []
     names: list[str | None] = list(named) if named else [context.config]
@@ -165,7 +171,7 @@ def _configuration(
 
 def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.paper import named
+    from partage.faces.input_files import named
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
     from partage.plan.offer.caveats import caveats
@@ -188,9 +194,9 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
             yield CheckedProblem(Problem(file, "", "warning", caveat.sentence))
 
 
-def _manifest(paper: Manifest, context: CheckContext) -> Iterator[CheckedProblem]:
+def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
+    from partage.faces.input_files import configs_of, objects
     from partage.faces.manifest import findings
-    from partage.faces.paper import configs_of, objects
 
     for path, document in objects(paper):
         yield from findings(document, paper.file, path, context.offered)

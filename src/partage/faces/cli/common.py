@@ -19,7 +19,7 @@ from partage.errors import Problem
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partage.agent.reconciler.one_shot import Look
+    from partage.agent.reconciler.one_shot import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
     from partage.faces.reported import Reported
@@ -226,7 +226,7 @@ def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tu
 
 def look_at(
     machine: str | None, policy: Policy, socket: Path | None = None, run_dir: str | None = None
-) -> Look:
+) -> PlanInput:
     """One look at the node and at what the policy wants of it. Raises whatever makes that impossible."""
     import asyncio
 
@@ -234,7 +234,7 @@ def look_at(
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
-    async def once() -> Look:
+    async def once() -> PlanInput:
         hardware = open_hardware(machine, socket, run_dir=run_dir)
         try:
             return await look(hardware, lambda found: resolve(policy, need_driver(found), geometry_of))

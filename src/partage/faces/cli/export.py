@@ -20,7 +20,7 @@ def command(machine: str | None, hardware_socket: Path | None, output: str) -> i
     Applied to the same node it changes nothing; applied later, it brings back what is there now. How GPUs are
     shared beside MIG is not to be seen on them, and not in it.
     """
-    from partage.faces.exported import left_out, policy_of
+    from partage.faces.live_policy import left_out, policy_of
 
     inventory, _ = common.look(machine, hardware_socket)
     common.need_driver(inventory)

@@ -43,7 +43,7 @@ _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
 
-class Verbs(click.Group):
+class VerbGroup(click.Group):
     """The group of all verbs, none of them imported before it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -81,7 +81,7 @@ def _nearest(name: str) -> str:
 
 
 @click.group(
-    cls=Verbs,
+    cls=VerbGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="VERB [OPTIONS]",
     epilog="--machine puts a simulated node in place of the real one, for every verb: "

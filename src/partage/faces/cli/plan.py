@@ -97,12 +97,12 @@ def command(
         raise click.UsageError("--machines and --time-limit go with --demand")
     loaded = common.read_policy(policy, config)
     common.print_problems(loaded.warnings)
-    thought = make_plan(loaded, machine, run_dir)
-    common.print_problems(thought.warnings[len(loaded.warnings) :])
+    planned = make_plan(loaded, machine, run_dir)
+    common.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
-        _print(thought, common.console())
+        _print(planned, common.console())
     else:
-        common.print_document(plan_document(thought), output)
+        common.print_document(plan_document(planned), output)
     return 0
 
 
@@ -128,41 +128,41 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
     )
 
 
-def plan_document(thought: PolicyOnNode) -> dict[str, Any]:
+def plan_document(planned: PolicyOnNode) -> dict[str, Any]:
     """The JSON answer."""
     from partage.faces.documents import driver_row, resource_rows
     from partage.faces.plan_rows import gpu_rows, step_rows
 
-    report, inventory = thought.report, thought.inventory
+    report, inventory = planned.report, planned.inventory
     return common.document(
         "Plan",
         {
-            "policy": {"source": thought.policy.source, "format": thought.policy.format},
+            "policy": {"source": planned.policy.source, "format": planned.policy.format},
             "driver": driver_row(inventory),
-            "resources": resource_rows(thought.offer),
-            "gpus": gpu_rows(thought.plan, inventory),
-            "steps": step_rows(thought.plan, inventory),
+            "resources": resource_rows(planned.offer),
+            "gpus": gpu_rows(planned.plan, inventory),
+            "steps": step_rows(planned.plan, inventory),
             "waitedFor": [] if report is None else [dict(row) for row in report.waited_for],
-            "caveats": [caveat.sentence for caveat in thought.caveats],
-            "problems": [common.problem_row(problem) for problem in thought.warnings],
+            "caveats": [caveat.sentence for caveat in planned.caveats],
+            "problems": [common.problem_row(problem) for problem in planned.warnings],
         },
     )
 
 
-def _print(thought: PolicyOnNode, console: Console) -> None:
+def _print(planned: PolicyOnNode, console: Console) -> None:
     from partage.faces.plan_rows import changing_steps
     from partage.faces.render.rows import unsettled_lines, waiting_lines
     from partage.faces.render.tables import guarantees_used, resources_table, steps_table
 
-    console.print(resources_table(thought.offer))
-    console.print(guarantees_used(thought.offer))
-    if steps := changing_steps(thought.plan, thought.inventory):
+    console.print(resources_table(planned.offer))
+    console.print(guarantees_used(planned.offer))
+    if steps := changing_steps(planned.plan, planned.inventory):
         console.print()
         console.print(steps_table(steps))
     console.print()
-    for line in waiting_lines(thought.report.waited_for if thought.report else ()):
+    for line in waiting_lines(planned.report.waited_for if planned.report else ()):
         console.print(f"! {line}", style="yellow", markup=False)
-    for line in unsettled_lines(thought.plan, thought.inventory):
+    for line in unsettled_lines(planned.plan, planned.inventory):
         console.print(f"! {line}", style="yellow", markup=False)
-    for caveat in thought.caveats:
+    for caveat in planned.caveats:
         console.print(f"! {caveat.sentence}", style="yellow", markup=False)

@@ -58,7 +58,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     _log(verbose=verbose)
     ending = _print_play(read, seed) if output == "table" else _play(read, seed, lambda _: None)
     if output != "table":
-        from partage.faces.simulation import ending_document
+        from partage.faces.story_document import ending_document
 
         common.print_document(common.document("Simulation", ending_document(read, ending)), output)
     return 0 if ending.good else FALSE
@@ -102,7 +102,7 @@ def _print_ending(ending: StoryEnding, console: Console) -> None:
     from partage.faces.render.cards import cards_of
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.stories import container_lines, describe_node, verdict
-    from partage.faces.simulation import holders_of, troubles_of
+    from partage.faces.story_document import holders_of, troubles_of
 
     report = ending.snapshot.report
     offer = report.offer if report else {}

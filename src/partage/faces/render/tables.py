@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
-from partage.faces.words import guarantee_words
+from partage.faces.wording import guarantee_words
 from partage.model.share import Guarantee, NodeOffer
 from partage.text import gpus
 
@@ -67,7 +67,7 @@ def resources_table(offer: NodeOffer) -> Table:
             line.name,
             str(line.count),
             line.gpus,
-            line.way,
+            line.sharing_text,
             line.share,
             Text(str(line.guarantee), style=style),
         )

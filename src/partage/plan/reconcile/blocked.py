@@ -60,7 +60,9 @@ class Blocked(Frozen):
 
 def held(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocked:
     """GPU 3 ``what`` (cannot be reset): because of these."""
-    return Blocked(gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} {what}: {_told(blockers)}", tuple(blockers))
+    return Blocked(
+        gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} {what}: {_sentences(blockers)}", tuple(blockers)
+    )
 
 
 def reset_blockers(gpus: Sequence[Gpu], uses: Iterable[GpuUse]) -> tuple[Blocker, ...]:
@@ -80,9 +82,9 @@ def reset_blockers(gpus: Sequence[Gpu], uses: Iterable[GpuUse]) -> tuple[Blocker
     return tuple(blockers)
 
 
-def in_the_way(
+def users_in_the_way(
     gpu: Gpu,
-    wish: DesiredMig,
+    desired: DesiredMig,
     mode: SetMigMode | None,
     live: Sequence[LiveInstance],
     uses: Iterable[GpuUse],
@@ -92,11 +94,11 @@ def in_the_way(
     """Those in whose use the GPU, or all that lives on it, would be taken away."""
     assert gpu.mig_mode is not None
     if all_go and any(one.busy for one in live):
-        why = "all instances have to go" if wish.enabled else "MIG mode is to be off"
+        why = "all instances have to go" if desired.enabled else "MIG mode is to be off"
         blockers = [_blocker(gpu, one, why) for one in live if one.busy]
         return held(gpu, "cannot be changed", blockers)
-    turned = mode is not None and gpu.mig_mode.current != wish.enabled
-    first = wish.enabled and gpu.mig_mode.current and not live and (wish.items or wish.named)
+    turned = mode is not None and gpu.mig_mode.current != desired.enabled
+    first = desired.enabled and gpu.mig_mode.current and not live and (desired.items or desired.named)
     tenants = tuple(
         use for use in uses if use.gpu == gpu.uuid and use.whole and use.kind is not UseKind.MONITOR
     )
@@ -106,25 +108,25 @@ def in_the_way(
     return None
 
 
-def blocked(gpu: Gpu, found: PlacedLayout, live: Sequence[LiveInstance]) -> Blocked:
-    """What is in use, and has no place in the best seating: as little as possible."""
-    seats = {seat.live.gi_id: seat for seat in found.seats if seat.live}
+def blocked(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInstance]) -> Blocked:
+    """Who uses instances that have no place in the best placement, which loses as few users as possible."""
+    instances = {instance.live.gi_id: instance for instance in layout.instances if instance.live}
     blockers = []
     for one in live:
-        seat = seats.get(one.gi_id)
-        if seat is None and one.busy:
-            blockers.append(_blocker(gpu, one, _why(one, found.seats, live)))
-        elif seat is not None and (lost := [compute for compute in seat.goes if compute.users]):
+        instance = instances.get(one.gi_id)
+        if instance is None and one.busy:
+            blockers.append(_blocker(gpu, one, _why(one, layout.instances, live)))
+        elif instance is not None and (lost := [compute for compute in instance.removed if compute.users]):
             part = replace(one, computes=tuple(lost), users=())
             blockers.append(_blocker(gpu, part, "the wanted layout has no such MIG device in its place"))
-    wanted = Counter(str(device) for seat in found.seats for device in seat.devices)
-    layout = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
-    kept = tuple(one.uuid for seat in found.seats for one in seat.stays)
-    return replace(held(gpu, f"cannot have {layout}", blockers), kept=kept)
+    wanted = Counter(str(device) for instance in layout.instances for device in instance.devices)
+    names = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
+    kept = tuple(one.uuid for instance in layout.instances for one in instance.kept)
+    return replace(held(gpu, f"cannot have {names}", blockers), kept=kept)
 
 
-def _why(lost: LiveInstance, seats: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> str:
-    wanted = [seat.bundle for seat in seats if seat.bundle.spec.profile == lost.profile]
+def _why(lost: LiveInstance, instances: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> str:
+    wanted = [instance.wanted for instance in instances if instance.wanted.spec.profile == lost.profile]
     if not wanted:
         return f"the wanted layout has no {lost.profile}"
     if sum(one.profile == lost.profile and one.busy > 0 for one in live) > len(wanted):
@@ -139,7 +141,7 @@ def _blocker(gpu: Gpu, one: LiveInstance, why: str) -> Blocker:
     return Blocker(gpu.uuid, one.all_users, why, devices, str(one.profile), one.placement)
 
 
-def _told(blockers: Iterable[Blocker]) -> str:
+def _sentences(blockers: Iterable[Blocker]) -> str:
     return "; ".join(
         f"{_thing(one)} is used by {', '.join(map(str, one.users))}, and {one.why}" for one in blockers
     )

@@ -39,7 +39,7 @@ from partage.plan.reconcile.node_plan import Observed, Phase
 from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
     SettingsSteps,
-    settle,
+    settings_steps,
     slice_steps,
     unusable,
 )
@@ -194,7 +194,7 @@ class _Drafting:
         whole = self._desired.settings.get(uuid, NO_SETTINGS)
         if uuid in self._desired.pending and whole != NO_SETTINGS:
             made = _after(gpu, transaction)
-            later += settle(made, whole, (), OriginalSettings()).make
+            later += settings_steps(made, whole, (), OriginalSettings()).make
             if whole.interval not in (None, Interval.DEFAULT):
                 later.append(SetTimeSlice(uuid, whole.interval, Interval.DEFAULT))
         return tuple(later)
@@ -220,7 +220,7 @@ class _Drafting:
             return SettingsSteps(), unknown
         daemons = self._daemons.get(gpu.uuid, ())
         self.unusable |= unusable(want, daemons)
-        return settle(gpu, want, daemons, self._original.get(gpu.uuid, OriginalSettings())), ""
+        return settings_steps(gpu, want, daemons, self._original.get(gpu.uuid, OriginalSettings())), ""
 
     def _settle_stuck(self, gpu: Gpu, layout: Blocked, stuck: Phase) -> GpuDraft:
         """Its layout has to wait. What the shares need that are in use is done all the same."""

@@ -32,13 +32,13 @@ from partage.plan.reconcile.blocked import (
     BlockKind,
     blocked,
     held,
-    in_the_way,
     reset_blockers,
+    users_in_the_way,
 )
-from partage.plan.reconcile.bundles import Bundle
 from partage.plan.reconcile.live_instances import LiveInstance, live_instances
-from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, seating
+from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, best_placement
 from partage.plan.reconcile.resets import needs_reset
+from partage.plan.reconcile.wanted_instances import WantedInstance
 from partage.values import Frozen
 
 
@@ -56,11 +56,11 @@ class GpuMigPlan(Frozen):
     layout: tuple[str, ...] = ()
 
 
-class GpuMigWork(Frozen):
+class GpuMigSteps(Frozen):
     """The steps of one GPU by phase, so that several GPUs can share a reset. reset: it needs one."""
 
     gpu: Gpu
-    seats: tuple[PlannedInstance, ...]
+    instances: tuple[PlannedInstance, ...]
     destroys: tuple[Step, ...] = ()
     mode: SetMigMode | None = None
     reset: bool = False
@@ -74,14 +74,14 @@ class GpuMigWork(Frozen):
 
     def planned(self, steps: Sequence[Step]) -> GpuMigPlan:
         """The answer, with these steps."""
-        kept = [one.uuid for seat in self.seats for one in seat.stays]
+        kept = [one.uuid for instance in self.instances for one in instance.kept]
         gone = tuple(device.uuid for device in self.gpu.mig_devices if device.uuid not in kept)
-        return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.seats))
+        return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.instances))
 
 
 def plan_gpu_mig(
     gpu: Gpu,
-    wish: DesiredMig,
+    desired: DesiredMig,
     geometry: Geometry | None,
     uses: Iterable[GpuUse] = (),
     *,
@@ -97,15 +97,17 @@ def plan_gpu_mig(
     instance. reboot: as in ``Reset``.
     """
     uses = tuple(uses)
-    work = work_of(gpu, wish, geometry, uses, resets=resets, renew=renew)
+    work = gpu_mig_steps(gpu, desired, geometry, uses, resets=resets, renew=renew)
     if isinstance(work, Blocked):
         return work
     if work.reset and (blockers := reset_blockers([gpu], uses)):
         return held(gpu, "cannot be reset", blockers)
-    return work.planned(in_order([work], [gpu.uuid], reboot))
+    return work.planned(ordered_steps([work], [gpu.uuid], reboot))
 
 
-def in_order(works: Sequence[GpuMigWork], reset: Sequence[str], reboot: bool | None) -> tuple[Step, ...]:
+def ordered_steps(
+    works: Sequence[GpuMigSteps], reset: Sequence[str], reboot: bool | None
+) -> tuple[Step, ...]:
     """The steps of GPUs that go together. reset: UUIDs of all that share the reset, if there is one."""
     steps: list[Step] = [step for work in works for step in work.destroys]
     steps += [work.mode for work in works if work.mode]
@@ -116,7 +118,7 @@ def in_order(works: Sequence[GpuMigWork], reset: Sequence[str], reboot: bool | N
     return (*steps, *(work.verify for work in works if work.verify and not work.idle))
 
 
-def as_found(gpu: Gpu) -> DesiredMig:
+def live_layout(gpu: Gpu) -> DesiredMig:
     """What lives on the GPU as a wish, with fixed starts: the way back. Empty GPU instances are not in it."""
     devices = sorted(gpu.mig_devices, key=lambda one: (one.placement, one.ci_id))
     items = tuple(LayoutItem(MigProfile.parse(one.profile), one.placement.start) for one in devices)
@@ -126,31 +128,31 @@ def as_found(gpu: Gpu) -> DesiredMig:
 # --- one GPU, by phase ---------------------------------------------------------------------------
 
 
-def work_of(
+def gpu_mig_steps(
     gpu: Gpu,
-    wish: DesiredMig,
+    desired: DesiredMig,
     geometry: Geometry | None,
     uses: Sequence[GpuUse],
     *,
     resets: Callable[[Gpu], bool] = needs_reset,
     renew: Collection[int] = (),
-    swept: bool = False,
-) -> GpuMigWork | Blocked:
+    reset_with_others: bool = False,
+) -> GpuMigSteps | Blocked:
     """What has to be done on one GPU; who uses the GPUs that a reset takes along is not looked at.
 
     swept: the GPU is reset for another's sake, and so everything on it goes.
     """
     if gpu.mig_mode is None:
-        if not wish.enabled:
-            return GpuMigWork(gpu, ())
+        if not desired.enabled:
+            return GpuMigSteps(gpu, ())
         return Blocked(gpu.uuid, BlockKind.NO_MIG, f"GPU {gpu.index}: {gpu.product} has no MIG")
-    mode, reset = _mode(gpu, wish.enabled, resets)
-    all_go = swept or reset or not wish.enabled or not gpu.mig_mode.current
+    mode, reset = _mode(gpu, desired.enabled, resets)
+    all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
-    if refusal := in_the_way(gpu, wish, mode, live, uses, all_go=all_go):
+    if refusal := users_in_the_way(gpu, desired, mode, live, uses, all_go=all_go):
         return refusal
     try:
-        found = _seating(gpu, wish, geometry, () if all_go else live)
+        found = _placement(gpu, desired, geometry, () if all_go else live)
     except DoesNotFit as misfit:
         reason = f"GPU {gpu.index}: {misfit}"
         return Blocked(gpu.uuid, BlockKind.DOES_NOT_FIT, reason, misfit=misfit.kind)
@@ -159,11 +161,15 @@ def work_of(
         return Blocked(gpu.uuid, BlockKind.UNKNOWN_GEOMETRY, reason)
     if found.lost:
         return blocked(gpu, found, live)
-    if crowded := [seat for seat in found.seats if seat.live and seat.live.renew and seat.missing]:
+    if crowded := [
+        instance for instance in found.instances if instance.live and instance.live.renew and instance.missing
+    ]:
         return _crowded(gpu, crowded)
-    creates = tuple(step for seat in found.seats for step in _creates(gpu, seat))
-    verify = Verify(gpu.uuid, wish.enabled, _listing(found.seats))
-    return GpuMigWork(gpu, found.seats, _destroys(gpu, found.seats, live), mode, reset, creates, verify)
+    creates = tuple(step for instance in found.instances for step in _creates(gpu, instance))
+    verify = Verify(gpu.uuid, desired.enabled, _listing(found.instances))
+    return GpuMigSteps(
+        gpu, found.instances, _destroys(gpu, found.instances, live), mode, reset, creates, verify
+    )
 
 
 def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMigMode | None, bool]:
@@ -175,31 +181,31 @@ def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMi
     return change, change is None or resets(gpu)
 
 
-def _seating(
-    gpu: Gpu, wish: DesiredMig, geometry: Geometry | None, live: Sequence[LiveInstance]
+def _placement(
+    gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, live: Sequence[LiveInstance]
 ) -> PlacedLayout | None:
     """Where all comes to sit; None where nobody knows what the GPU allows. Raises DoesNotFit."""
-    if not wish.enabled:
+    if not desired.enabled:
         return PlacedLayout(())
-    if geometry is None and wish.named is not None:
+    if geometry is None and desired.named is not None:
         return None
-    items = resolve_layout(geometry, wish.items, wish.named).items if geometry else wish.items
+    items = resolve_layout(geometry, desired.items, desired.named).items if geometry else desired.items
     as_wanted = live and not any(one.renew for one in live) and matches(gpu.mig_devices, items)
     if as_wanted or not items:
         stay = [one for one in live if one.computes and items]
         return PlacedLayout(tuple(map(_as_it_is, stay)), sum(one.busy for one in live if one not in stay))
     plannable = geometry is not None and any(spec.starts for spec in geometry.profiles)
-    return seating(geometry, items, live) if geometry and plannable else None
+    return best_placement(geometry, items, live) if geometry and plannable else None
 
 
-def _crowded(gpu: Gpu, seats: Sequence[PlannedInstance]) -> Blocked:
+def _crowded(gpu: Gpu, instances: Sequence[PlannedInstance]) -> Blocked:
     """GPU instances that would have to be made anew, and somebody uses a part of them."""
     blockers = []
-    for live in (seat.live for seat in seats if seat.live):
+    for live in (instance.live for instance in instances if instance.live):
         devices = tuple(one.uuid for one in live.computes if one.users)
         place = (str(live.profile), live.placement)
         blockers.append(Blocker(gpu.uuid, live.all_users, "in it the driver has no room", devices, *place))
-    missing = ", ".join(str(profile) for seat in seats for profile in seat.missing)
+    missing = ", ".join(str(profile) for instance in instances for profile in instance.missing)
     return held(gpu, f"cannot have {missing} as well", blockers)
 
 
@@ -208,28 +214,34 @@ def _as_it_is(live: LiveInstance) -> PlannedInstance:
     start, size = live.placement.start, live.placement.size
     spec = ProfileSpec(live.profile, -1, -1, live.profile.gpu_slices, size, (start,), (start,), 1)
     computes = sorted((one.profile.compute_slices for one in live.computes), reverse=True)
-    return PlannedInstance(Bundle(spec, tuple(computes)), live.placement, live)
+    return PlannedInstance(WantedInstance(spec, tuple(computes)), live.placement, live)
 
 
-def _destroys(gpu: Gpu, seats: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> tuple[Step, ...]:
-    reused = {seat.live.gi_id: seat for seat in seats if seat.live}
+def _destroys(
+    gpu: Gpu, instances: Sequence[PlannedInstance], live: Sequence[LiveInstance]
+) -> tuple[Step, ...]:
+    reused = {instance.live.gi_id: instance for instance in instances if instance.live}
     steps: list[Step] = []
     for one in live:
-        seat = reused.get(one.gi_id)
+        instance = reused.get(one.gi_id)
         place = (str(one.profile), one.placement)
-        for compute in sorted(seat.goes if seat else one.computes, key=lambda compute: -compute.ci_id):
+        for compute in sorted(
+            instance.removed if instance else one.computes, key=lambda compute: -compute.ci_id
+        ):
             name, ci_id, uuid = str(compute.profile), compute.ci_id, compute.uuid
             steps.append(DestroyCompute(gpu.uuid, *place, name, one.gi_id, ci_id, uuid))
-        if seat is None:
+        if instance is None:
             steps.append(DestroyInstance(gpu.uuid, *place, one.gi_id))
     return tuple(steps)
 
 
-def _creates(gpu: Gpu, seat: PlannedInstance) -> tuple[Step, ...]:
-    place = (str(seat.bundle.spec.profile), seat.placement)
-    new = () if seat.live else (CreateInstance(gpu.uuid, *place),)
-    return (*new, *(CreateCompute(gpu.uuid, *place, str(profile)) for profile in seat.missing))
+def _creates(gpu: Gpu, instance: PlannedInstance) -> tuple[Step, ...]:
+    place = (str(instance.wanted.spec.profile), instance.placement)
+    new = () if instance.live else (CreateInstance(gpu.uuid, *place),)
+    return (*new, *(CreateCompute(gpu.uuid, *place, str(profile)) for profile in instance.missing))
 
 
-def _listing(seats: Iterable[PlannedInstance]) -> tuple[str, ...]:
-    return tuple(str(LayoutItem(one, seat.placement.start)) for seat in seats for one in seat.devices)
+def _listing(instances: Iterable[PlannedInstance]) -> tuple[str, ...]:
+    return tuple(
+        str(LayoutItem(one, instance.placement.start)) for instance in instances for one in instance.devices
+    )

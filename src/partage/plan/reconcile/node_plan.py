@@ -21,7 +21,7 @@ from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import Entry, Held
+from partage.plan.serve.ledger import HeldIds, LedgerEntry
 from partage.values import Frozen
 
 
@@ -77,8 +77,8 @@ class Snapshot(Frozen):
     now_s: float
     observed: Observed
     served: Mapping[str, GpuServing] = field(default_factory=dict)
-    held: Held = field(default_factory=Held)
-    entries: tuple[Entry, ...] = ()
+    held: HeldIds = field(default_factory=HeldIds)
+    entries: tuple[LedgerEntry, ...] = ()
     unknown: frozenset[str] = frozenset()
     original: Mapping[str, OriginalSettings] = field(default_factory=dict)
     attempts: Mapping[str, FailedAttempt] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class GpuPlan(Frozen):
     reason: str = ""
     steps: tuple[PlannedStep, ...] = ()
     offer: GpuOffer = ()
-    waiting_for: tuple[Entry, ...] = ()
+    waiting_for: tuple[LedgerEntry, ...] = ()
     blocked: Blocked | None = None
     again_s: float | None = None
 
@@ -117,7 +117,7 @@ class NodePlan(Frozen):
     transactions: tuple[Transaction, ...] = ()
     ready: tuple[Transaction, ...] = ()
     serving: Mapping[str, GpuServing] = field(default_factory=dict)
-    waiting: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
+    waiting: Mapping[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
     mig: MigPlan = field(default_factory=MigPlan)
     due_s: float | None = None

@@ -15,11 +15,11 @@ from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node
-from partage.plan.reconcile.holders import entry_uses
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
+from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.transition import GpuServing, due_s, transition, waiting
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 
 SETTLE_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
@@ -142,7 +142,7 @@ def _next_serving(
 
 
 def _gpu_plan(
-    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[Entry, ...]]
+    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[LedgerEntry, ...]]
 ) -> GpuPlan:
     steps = () if draft.transaction is None else _steps_of(uuid, draft.transaction)
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
@@ -163,7 +163,7 @@ def _steps_of(uuid: str, transaction: Transaction) -> tuple[Step, ...]:
 
 
 def _phase(
-    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[Entry, ...]]
+    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[LedgerEntry, ...]]
 ) -> tuple[Phase, str]:
     """The first that applies, and why."""
     waits = waiting_gpus.get(uuid)

@@ -43,25 +43,25 @@ class SettingsSteps(Frozen):
         return not (self.end or self.make)
 
 
-def settle(
+def settings_steps(
     gpu: Gpu, want: GpuSettings, daemons: Sequence[DaemonState], before: OriginalSettings
 ) -> SettingsSteps:
     """The way of one GPU to ``want``. daemons: those of ours on it, dead ones too. Time slices aside."""
     end: list[Step] = []
     make: list[Step] = []
     wanted = {spec.device: spec for spec in want.daemons}
-    standing = {one.device: one for one in daemons}
-    for device, one in standing.items():
-        if device not in wanted or not _is_as_asked(one, wanted[device]):
+    running = {one.device: one for one in daemons}
+    for device, one in running.items():
+        if device not in wanted or not _is_as_wanted(one, wanted[device]):
             end.append(StopDaemon(gpu.uuid, device, _spec(one)))
-    going = {step.device for step in end if isinstance(step, StopDaemon)}
+    stopping = {step.device for step in end if isinstance(step, StopDaemon)}
     if want.exclusive_process and gpu.compute_mode is not _EXCLUSIVE:
         make.append(SetComputeMode(gpu.uuid, _EXCLUSIVE, gpu.compute_mode))
     elif not want.exclusive_process and _is_ours(gpu, before):
         assert before.mode is not None
         end.append(SetComputeMode(gpu.uuid, before.mode, gpu.compute_mode))
     for device, spec in wanted.items():
-        if device in going or not _stands(standing.get(device)):
+        if device in stopping or not _is_running(running.get(device)):
             make.append(StartDaemon(gpu.uuid, spec))
     return SettingsSteps(tuple(end), tuple(make))
 
@@ -71,7 +71,7 @@ def _is_ours(gpu: Gpu, before: OriginalSettings) -> bool:
     return before.mode not in (None, _EXCLUSIVE) and gpu.compute_mode is _EXCLUSIVE
 
 
-def _is_as_asked(one: DaemonState, spec: DaemonSpec) -> bool:
+def _is_as_wanted(one: DaemonState, spec: DaemonSpec) -> bool:
     """A daemon that does not run, or does not say, is made anew as it is wanted."""
     if one.phase in (DaemonPhase.DEAD, DaemonPhase.STARTING, DaemonPhase.SILENT):
         return True
@@ -79,7 +79,7 @@ def _is_as_asked(one: DaemonState, spec: DaemonSpec) -> bool:
     return users and one.limits == spec.limits
 
 
-def _stands(one: DaemonState | None) -> bool:
+def _is_running(one: DaemonState | None) -> bool:
     """Nothing has to be started. One that is silent runs: its clients may be working."""
     return one is not None and one.phase not in (DaemonPhase.DEAD, DaemonPhase.STARTING)
 
@@ -97,10 +97,10 @@ def _spec(one: DaemonState) -> DaemonSpec | None:
 
 def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str]:
     """Devices whose daemon takes no clients at this moment, and why."""
-    standing = {one.device: one for one in daemons}
+    running = {one.device: one for one in daemons}
     said = {}
     for spec in want.daemons:
-        one = standing.get(spec.device)
+        one = running.get(spec.device)
         if one is None:
             said[spec.device] = "its MPS daemon has not been started yet"
         elif one.phase is not DaemonPhase.SERVING:
@@ -109,7 +109,9 @@ def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str
 
 
 def slice_steps(
-    wants: Mapping[str, GpuSettings], slices: Mapping[str, Interval], befores: Mapping[str, OriginalSettings]
+    wants: Mapping[str, GpuSettings],
+    slices: Mapping[str, Interval],
+    originals: Mapping[str, OriginalSettings],
 ) -> dict[str, SetTimeSlice]:
     """Slices to be set, and those to be set back, by GPU UUID.
 
@@ -119,17 +121,17 @@ def slice_steps(
     for gpu, now in slices.items():
         want = wants.get(gpu, NO_SETTINGS).interval
         if want is None:
-            want = befores.get(gpu, OriginalSettings()).interval
+            want = originals.get(gpu, OriginalSettings()).interval
         if want is not None and want is not now:
             steps[gpu] = SetTimeSlice(gpu, want, now)
     return steps
 
 
 def note_originals(
-    steps: Iterable[Step], befores: Mapping[str, OriginalSettings]
+    steps: Iterable[Step], originals: Mapping[str, OriginalSettings]
 ) -> dict[str, OriginalSettings]:
     """What has to be known before these steps are begun: how the GPUs were before we ever changed them."""
-    known = dict(befores)
+    known = dict(originals)
     for step in steps:
         if isinstance(step, SetComputeMode) and step.mode is _EXCLUSIVE:
             now = known.get(step.gpu, OriginalSettings())
@@ -141,7 +143,7 @@ def note_originals(
 
 
 def needed_originals(
-    befores: Mapping[str, OriginalSettings],
+    originals: Mapping[str, OriginalSettings],
     wants: Mapping[str, GpuSettings],
     modes: Mapping[str, ComputeMode],
     slices: Mapping[str, Interval],
@@ -151,7 +153,7 @@ def needed_originals(
     modes, slices: what GPUs have now; of a GPU that is not among them all is remembered.
     """
     kept = {}
-    for gpu, before in befores.items():
+    for gpu, before in originals.items():
         want = wants.get(gpu, NO_SETTINGS)
         mode, interval = before.mode, before.interval
         if not want.exclusive_process and modes.get(gpu, _EXCLUSIVE) is not _EXCLUSIVE:

@@ -6,7 +6,7 @@ strategy some may come and go while the others stay as they are: they are isolat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -14,21 +14,8 @@ from msgspec import Struct, field
 from partage.model.ids import ResourceName, ShareId
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
-from partage.plan.serve.ledger import Entry, Held
+from partage.plan.serve.ledger import HeldIds, LedgerEntry
 from partage.values import Frozen
-
-__all__ = [
-    "GpuServing",
-    "Held",
-    "ListedShare",
-    "answerable",
-    "due_s",
-    "foreign_holds",
-    "listed",
-    "transition",
-    "waiting",
-    "with_lost",
-]
 
 
 class GpuServing(Frozen):
@@ -77,7 +64,7 @@ class _Load(Struct):
 def transition(
     serving: Mapping[str, GpuServing],
     wanted: NodeOffer,
-    held: Held,
+    held: HeldIds,
     now_s: float,
     settle_s: float,
     *,
@@ -102,7 +89,7 @@ def transition(
 
 
 def foreign_holds(
-    serving: Mapping[str, GpuServing], held: Held, gpu_of: Mapping[str, str] | None = None
+    serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
 ) -> dict[str, list[tuple[ResourceName, str]]]:
     """GPU UUID to held ids on it that belong to nothing it serves; key ``""``: on no GPU that is known."""
     loads = _loads(answerable(serving), held, gpu_of or {})
@@ -110,7 +97,7 @@ def foreign_holds(
 
 
 def listed(
-    serving: Mapping[str, GpuServing], held: Held, gpu_of: Mapping[str, str] | None = None
+    serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
 ) -> dict[ResourceName, list[ListedShare]]:
     """The rows to publish, per resource in the order of ``resources_of``; foreign holds last.
 
@@ -135,8 +122,8 @@ def answerable(serving: Mapping[str, GpuServing]) -> NodeOffer:
 
 
 def waiting(
-    serving: Mapping[str, GpuServing], entries: Iterable[Entry], gpu_of: Mapping[str, str] | None = None
-) -> dict[str, tuple[Entry, ...]]:
+    serving: Mapping[str, GpuServing], entries: Iterable[LedgerEntry], gpu_of: Mapping[str, str] | None = None
+) -> dict[str, tuple[LedgerEntry, ...]]:
     """For every GPU that waits to change: the held ids, with holders, that it waits for.
 
     Empty tuple: nobody holds one any more, and it waits for settle_s.
@@ -148,7 +135,7 @@ def waiting(
     ids: dict[ResourceName, set[str]] = {}
     for resource, share in by_hold:
         ids.setdefault(resource, set()).add(share)
-    held = Held({resource: frozenset(some) for resource, some in ids.items()})
+    held = HeldIds({resource: frozenset(some) for resource, some in ids.items()})
     loads = _loads(answerable(serving), held, gpu_of or {})
     return {
         gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _Load()))))
@@ -162,12 +149,6 @@ def due_s(serving: Mapping[str, GpuServing], settle_s: float) -> float | None:
         (now.empty_since_s + settle_s for now in serving.values() if now.empty_since_s is not None),
         default=None,
     )
-
-
-def with_lost(wanted: NodeOffer, serving: Mapping[str, GpuServing], lost: Collection[str]) -> NodeOffer:
-    """``wanted``, and what GPUs that do not answer offered before: they stay listed, as unhealthy."""
-    kept = {gpu: serving[gpu].offer for gpu in lost if gpu in serving and gpu not in wanted}
-    return {**wanted, **kept}
 
 
 # --- one GPU -----------------------------------------------------------------------------------
@@ -244,7 +225,7 @@ def _terms(offer: GpuOffer) -> dict[str, set[tuple[object, ...]]]:
 # --- which id belongs to what --------------------------------------------------------------------
 
 
-def _loads(offers: NodeOffer, held: Held, gpu_of: Mapping[str, str]) -> dict[str, _Load]:
+def _loads(offers: NodeOffer, held: HeldIds, gpu_of: Mapping[str, str]) -> dict[str, _Load]:
     """What is held on each GPU. Costs what the held ids cost, not what all ids cost."""
     by_device: dict[str, list[DeviceOffer]] = {}
     for offer in offers.values():

@@ -12,7 +12,7 @@ from partage.model.health import Health
 from partage.model.ids import ResourceName
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable, listed
-from partage.plan.serve.ledger import Held
+from partage.plan.serve.ledger import HeldIds
 from partage.values import Frozen
 
 _Key = tuple[Mapping[str, GpuServing], int, Mapping[str, bool]]
@@ -51,7 +51,7 @@ class ShareHealth(Frozen):
 def kubelet_view(
     serving: Mapping[str, GpuServing],
     condition: ShareHealth,
-    held: Held,
+    held: HeldIds,
     held_version: int,
     before: KubeletView,
     *,
@@ -90,19 +90,19 @@ def _late(
     An id may be withdrawn long after its GPU began to wait: when its holder gave it back. The kubelet may be
     giving it to the next pod at that moment.
     """
-    moving = [now for now in serving.values() if now.draining or now.leaving]
-    if not moving:
+    changing = [now for now in serving.values() if now.draining or now.leaving]
+    if not changing:
         return {}
-    told = {row.id for resource_rows in rows.values() for row in resource_rows}
-    told_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
+    listed_now = {row.id for resource_rows in rows.values() for row in resource_rows}
+    listed_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
     late: dict[str, float] = {}
-    for now in moving:
+    for now in changing:
         began_s = math.inf if now.draining_since_s is None else now.draining_since_s
-        going = (*now.offer, *now.leaving) if now.draining else now.leaving
-        for offering in going:
+        withdrawn = (*now.offer, *now.leaving) if now.draining else now.leaving
+        for offering in withdrawn:
             for share in offering.share_ids:
-                if share not in told:
-                    withdrawn_s = max(began_s, now_s) if share in told_before else began_s
+                if share not in listed_now:
+                    withdrawn_s = max(began_s, now_s) if share in listed_before else began_s
                     late[share] = max(withdrawn_s + settle_s, before.late.get(share, 0.0))
     return late
 

@@ -31,7 +31,7 @@ def guarantee_words(guarantee: Guarantee) -> str:
     return f"{guarantee}: {GUARANTEES[guarantee]}"
 
 
-def way(strategy: Strategy, shared: Strategy, replicas: int) -> str:
+def sharing_text(strategy: Strategy, shared: Strategy, replicas: int) -> str:
     """How a device is shared: ``MPS x 4``, ``MIG``, ``MIG, time-slicing x 4``."""
     if shared is Strategy.EXCLUSIVE:
         return strategy_word(strategy)

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from partage.model.gpu import Inventory
 from partage.model.ids import ShareId
 from partage.model.step import GpuUse, UseKind
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 
 NOT_NAMED = "(not named yet)"
 """A pod that was given a share, and of which the kubelet has not yet said which it is."""
 
 
-def entry_uses(entries: Iterable[Entry], inventory: Inventory) -> tuple[GpuUse, ...]:
+def entry_uses(entries: Iterable[LedgerEntry], inventory: Inventory) -> tuple[GpuUse, ...]:
     """The same of what a ledger says. Several names for one id: it is held by one of them."""
     named = (
         (" or ".join(f"{one.namespace}/{one.pod}" for one in entry.holders) or NOT_NAMED, entry.id)

@@ -7,7 +7,7 @@ from typing import Any
 
 from partage.model.gpu import Gpu, Inventory
 from partage.model.named_layouts import DISABLED, ENABLED
-from partage.plan.reconcile.gpu_mig_plan import as_found
+from partage.plan.reconcile.gpu_mig_plan import live_layout
 
 
 def policy_of(inventory: Inventory) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def left_out(inventory: Inventory) -> list[str]:
 def _strategy(gpu: Gpu) -> dict[str, Any]:
     if gpu.mig_mode is None:
         return {"exclusive": {}}
-    found = as_found(gpu)
+    found = live_layout(gpu)
     if not found.enabled:
         return {"mig": {"layout": DISABLED}}
     return {"mig": {"layout": [str(item) for item in found.items] or ENABLED}}
