@@ -1,4 +1,4 @@
-"""Why no way leads from what lives on a GPU to what is wanted: who is in the way, in words and as values."""
+"""Why a MIG layout cannot be made on a GPU: what is in use and by whom, as values and as a sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partage.values import Frozen
 
 
 class BlockKind(StrEnum):
-    """Why there is no way. Only HELD passes by itself, and SHARED where it comes from HELD."""
+    """Why there are no steps. Only HELD can end by itself, and SHARED if it comes from HELD."""
 
     NO_MIG = "no-mig"
     UNKNOWN_GEOMETRY = "unknown-geometry"
@@ -29,11 +29,11 @@ class BlockKind(StrEnum):
 
 
 class Blocker(Frozen):
-    """Something in use that the way leads over.
+    """Something in use that the steps would take away.
 
     gpu: its UUID. devices: UUIDs of MIG devices; empty where it is the GPU as a whole. profile, placement:
-    of the GPU instance. users: who has to give it up. why: half a sentence, ``the wanted layout has no
-    3g.40gb``.
+    of the GPU instance. users: pods and processes that must release it. why: half a sentence, ``the wanted
+    layout has no 3g.40gb``.
     """
 
     gpu: str
@@ -47,7 +47,7 @@ class Blocker(Frozen):
 class Blocked(Frozen):
     """No steps for this GPU. reason: one sentence for the operator. misfit: for DOES_NOT_FIT.
 
-    kept: UUIDs of MIG devices that go on living once those that are in the way are gone; for HELD.
+    kept: UUIDs of MIG devices that stay when those in the way are gone; for HELD.
     """
 
     gpu: str
@@ -58,31 +58,31 @@ class Blocked(Frozen):
     kept: tuple[str, ...] = ()
 
 
-def held(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocked:
-    """GPU 3 ``what`` (cannot be reset): because of these."""
+def blocked_by_users(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocked:
+    """The result for a GPU in use. what: what cannot be done, ``cannot be reset``."""
     return Blocked(
         gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} {what}: {_sentences(blockers)}", tuple(blockers)
     )
 
 
 def reset_blockers(gpus: Sequence[Gpu], uses: Iterable[GpuUse]) -> tuple[Blocker, ...]:
-    """Who has to let go before these GPUs can be reset together: everybody, monitors too."""
+    """All users that must end before these GPUs can be reset together, monitors included."""
     by_gpu: dict[str, list[GpuUse]] = {gpu.uuid: [] for gpu in gpus}
     for use in uses:
         by_gpu.get(use.gpu, []).append(use)
-    spans = Counter((use.kind, use.name, use.pid, use.gpu) for some in by_gpu.values() for use in some)
-    wide = Counter((kind, name, pid) for kind, name, pid, _ in spans)
+    per_gpu = Counter((use.kind, use.name, use.pid, use.gpu) for some in by_gpu.values() for use in some)
+    gpus_used = Counter((kind, name, pid) for kind, name, pid, _ in per_gpu)
     blockers = []
     for gpu in gpus:
         some = tuple(by_gpu[gpu.uuid])
         if some:
-            most = max(wide[use.kind, use.name, use.pid] for use in some)
-            span = f", by one that spans {most} of the GPUs to be reset" if most > 1 else ""
+            most = max(gpus_used[use.kind, use.name, use.pid] for use in some)
+            span = f"; one user spans {most} of the GPUs to be reset" if most > 1 else ""
             blockers.append(Blocker(gpu.uuid, some, f"GPU {gpu.index} has to be idle{span}"))
     return tuple(blockers)
 
 
-def users_in_the_way(
+def check_users(
     gpu: Gpu,
     desired: DesiredMig,
     mode: SetMigMode | None,
@@ -91,12 +91,12 @@ def users_in_the_way(
     *,
     all_go: bool,
 ) -> Blocked | None:
-    """Those in whose use the GPU, or all that lives on it, would be taken away."""
+    """Users of the GPU, or of instances on it, if the change would take them away; None: no one is."""
     assert gpu.mig_mode is not None
     if all_go and any(one.busy for one in live):
         why = "all instances have to go" if desired.enabled else "MIG mode is to be off"
         blockers = [_blocker(gpu, one, why) for one in live if one.busy]
-        return held(gpu, "cannot be changed", blockers)
+        return blocked_by_users(gpu, "cannot be changed", blockers)
     turned = mode is not None and gpu.mig_mode.current != desired.enabled
     first = desired.enabled and gpu.mig_mode.current and not live and (desired.items or desired.named)
     tenants = tuple(
@@ -104,11 +104,11 @@ def users_in_the_way(
     )
     if tenants and (turned or first):
         blocker = Blocker(gpu.uuid, tenants, "the GPU as a whole has to be idle")
-        return held(gpu, "cannot be changed", [blocker])
+        return blocked_by_users(gpu, "cannot be changed", [blocker])
     return None
 
 
-def blocked(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInstance]) -> Blocked:
+def blocked_by_instances(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInstance]) -> Blocked:
     """Who uses instances that have no place in the best placement, which loses as few users as possible."""
     instances = {instance.live.gi_id: instance for instance in layout.instances if instance.live}
     blockers = []
@@ -122,7 +122,7 @@ def blocked(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInstance]) -> Blo
     wanted = Counter(str(device) for instance in layout.instances for device in instance.devices)
     names = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
     kept = tuple(one.uuid for instance in layout.instances for one in instance.kept)
-    return replace(held(gpu, f"cannot have {names}", blockers), kept=kept)
+    return replace(blocked_by_users(gpu, f"cannot have {names}", blockers), kept=kept)
 
 
 def _why(lost: LiveInstance, instances: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> str:

@@ -1,8 +1,8 @@
-"""The steps from what lives on a GPU to what is wanted on it: as few as possible, nobody disturbed.
+"""The steps from the live MIG layout of one GPU to the desired one: as few as possible, no user disturbed.
 
-Destroyed is only what is in the way and in nobody's use; then the mode changes, then the rest is made, each
-compute instance right after its GPU instance. Planned again after any step, the rest of the way comes out.
-``plan.reconcile.mig_plan`` puts the GPUs of a node together, which matters where they share a reset.
+Order: destroy instances that are in the way and not in use, change the MIG mode, create the rest, each
+compute instance right after its GPU instance. Planning again after any step gives the remaining steps.
+``plan.reconcile.mig_plan`` combines the GPUs of a node, which matters if they share a reset.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from partage.plan.reconcile.blocked import (
     Blocked,
     Blocker,
     BlockKind,
-    blocked,
-    held,
+    blocked_by_instances,
+    blocked_by_users,
+    check_users,
     reset_blockers,
-    users_in_the_way,
 )
 from partage.plan.reconcile.live_instances import LiveInstance, live_instances
 from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, best_placement
@@ -43,10 +43,10 @@ from partage.values import Frozen
 
 
 class GpuMigPlan(Frozen):
-    """The way for one GPU.
+    """The MIG steps of one GPU.
 
-    steps: empty where all is as wanted. kept, gone: UUIDs of MIG devices that go on living, and that do not.
-    layout: what will live there, ``3g.40gb@4``, by first memory slice.
+    steps: empty if the layout matches. kept, gone: UUIDs of MIG devices that stay, and that do not.
+    layout: the resulting MIG devices, ``3g.40gb@4``, by first memory slice.
     """
 
     gpu: str
@@ -57,7 +57,7 @@ class GpuMigPlan(Frozen):
 
 
 class GpuMigSteps(Frozen):
-    """The steps of one GPU by phase, so that several GPUs can share a reset. reset: it needs one."""
+    """The steps of one GPU by kind, so that several GPUs can share a reset. reset: it needs one."""
 
     gpu: Gpu
     instances: tuple[PlannedInstance, ...]
@@ -73,7 +73,7 @@ class GpuMigSteps(Frozen):
         return not (self.destroys or self.mode or self.reset or self.creates)
 
     def planned(self, steps: Sequence[Step]) -> GpuMigPlan:
-        """The answer, with these steps."""
+        """The plan with these steps."""
         kept = [one.uuid for instance in self.instances for one in instance.kept]
         gone = tuple(device.uuid for device in self.gpu.mig_devices if device.uuid not in kept)
         return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.instances))
@@ -89,26 +89,25 @@ def plan_gpu_mig(
     renew: Collection[int] = (),
     reboot: bool | None = None,
 ) -> GpuMigPlan | Blocked:
-    """The way of one GPU that shares its resets with nobody.
+    """The plan for one GPU that is reset by itself.
 
-    geometry: None where it is not known. uses: who holds what, of this GPU or of all. resets: whether a
-    change of MIG mode takes a reset (the driver's word, where it has one). renew: ids of GPU instances that
-    are destroyed and made again if nobody uses them: those in which the driver could not place a compute
-    instance. reboot: as in ``Reset``.
+    geometry: None if not known. uses: of this GPU or of all. resets: whether a change of MIG mode needs a
+    reset (from the driver, if it says so). renew: ids of GPU instances that are destroyed and made again if
+    not in use: the driver could not place a compute instance in them. reboot: as in ``Reset``.
     """
     uses = tuple(uses)
     work = gpu_mig_steps(gpu, desired, geometry, uses, resets=resets, renew=renew)
     if isinstance(work, Blocked):
         return work
     if work.reset and (blockers := reset_blockers([gpu], uses)):
-        return held(gpu, "cannot be reset", blockers)
+        return blocked_by_users(gpu, "cannot be reset", blockers)
     return work.planned(ordered_steps([work], [gpu.uuid], reboot))
 
 
 def ordered_steps(
     works: Sequence[GpuMigSteps], reset: Sequence[str], reboot: bool | None
 ) -> tuple[Step, ...]:
-    """The steps of GPUs that go together. reset: UUIDs of all that share the reset, if there is one."""
+    """The steps of GPUs that change together. reset: UUIDs of all GPUs that share the reset, if any."""
     steps: list[Step] = [step for work in works for step in work.destroys]
     steps += [work.mode for work in works if work.mode]
     pending = tuple(work.gpu.uuid for work in works if work.reset)
@@ -119,7 +118,7 @@ def ordered_steps(
 
 
 def live_layout(gpu: Gpu) -> DesiredMig:
-    """What lives on the GPU as a wish, with fixed starts: the way back. Empty GPU instances are not in it."""
+    """The live layout as a desired one, with fixed starts, for undo. Empty GPU instances are left out."""
     devices = sorted(gpu.mig_devices, key=lambda one: (one.placement, one.ci_id))
     items = tuple(LayoutItem(MigProfile.parse(one.profile), one.placement.start) for one in devices)
     return DesiredMig(items, enabled=gpu.mig_enabled)
@@ -138,9 +137,9 @@ def gpu_mig_steps(
     renew: Collection[int] = (),
     reset_with_others: bool = False,
 ) -> GpuMigSteps | Blocked:
-    """What has to be done on one GPU; who uses the GPUs that a reset takes along is not looked at.
+    """The steps of one GPU. Users of other GPUs that share its reset are not checked.
 
-    swept: the GPU is reset for another's sake, and so everything on it goes.
+    reset_with_others: the GPU is reset because another GPU needs it, so all its instances are lost.
     """
     if gpu.mig_mode is None:
         if not desired.enabled:
@@ -149,7 +148,7 @@ def gpu_mig_steps(
     mode, reset = _mode(gpu, desired.enabled, resets)
     all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
-    if refusal := users_in_the_way(gpu, desired, mode, live, uses, all_go=all_go):
+    if refusal := check_users(gpu, desired, mode, live, uses, all_go=all_go):
         return refusal
     try:
         found = _placement(gpu, desired, geometry, () if all_go else live)
@@ -160,7 +159,7 @@ def gpu_mig_steps(
         reason = f"GPU {gpu.index}: not plannable: no MIG placements are known for {gpu.product}"
         return Blocked(gpu.uuid, BlockKind.UNKNOWN_GEOMETRY, reason)
     if found.lost:
-        return blocked(gpu, found, live)
+        return blocked_by_instances(gpu, found, live)
     if crowded := [
         instance for instance in found.instances if instance.live and instance.live.renew and instance.missing
     ]:
@@ -173,7 +172,7 @@ def gpu_mig_steps(
 
 
 def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMigMode | None, bool]:
-    """The change of mode, and whether a reset follows. To take a pending change back needs none."""
+    """The change of MIG mode, and whether a reset follows. Cancelling a pending change needs no reset."""
     assert gpu.mig_mode is not None
     change = None if gpu.mig_mode.pending == enabled else SetMigMode(gpu.uuid, enabled)
     if gpu.mig_mode.current == enabled:
@@ -184,7 +183,7 @@ def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMi
 def _placement(
     gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, live: Sequence[LiveInstance]
 ) -> PlacedLayout | None:
-    """Where all comes to sit; None where nobody knows what the GPU allows. Raises DoesNotFit."""
+    """The place of every instance; None if it is not known what the GPU allows. Raises DoesNotFit."""
     if not desired.enabled:
         return PlacedLayout(())
     if geometry is None and desired.named is not None:
@@ -199,18 +198,18 @@ def _placement(
 
 
 def _crowded(gpu: Gpu, instances: Sequence[PlannedInstance]) -> Blocked:
-    """GPU instances that would have to be made anew, and somebody uses a part of them."""
+    """GPU instances that would have to be made again, but a part of them is in use."""
     blockers = []
     for live in (instance.live for instance in instances if instance.live):
         devices = tuple(one.uuid for one in live.computes if one.users)
         place = (str(live.profile), live.placement)
-        blockers.append(Blocker(gpu.uuid, live.all_users, "in it the driver has no room", devices, *place))
+        blockers.append(Blocker(gpu.uuid, live.all_users, "the driver has no room in it", devices, *place))
     missing = ", ".join(str(profile) for instance in instances for profile in instance.missing)
-    return held(gpu, f"cannot have {missing} as well", blockers)
+    return blocked_by_users(gpu, f"cannot have {missing} as well", blockers)
 
 
 def _as_it_is(live: LiveInstance) -> PlannedInstance:
-    """A seat for what lives where it is wanted, whatever the catalogue says of it."""
+    """The plan entry of a live instance that stays, also if the catalogue does not know its profile."""
     start, size = live.placement.start, live.placement.size
     spec = ProfileSpec(live.profile, -1, -1, live.profile.gpu_slices, size, (start,), (start,), 1)
     computes = sorted((one.profile.compute_slices for one in live.computes), reverse=True)

@@ -1,8 +1,8 @@
-"""The steps for a node: each GPU by itself, but for those whose MIG mode takes a reset that they share.
+"""The MIG steps of a node: each GPU by itself, except GPUs that share a reset.
 
-Only GPUs whose mode is pending are reset, and with them those that the hardware takes along. These have to
-be idle, too. Instances on them are lost, so each of them needs a wish that says what it shall have
-afterwards; one that nobody has a wish for goes along only while it has nothing to lose.
+Only GPUs with a pending change of MIG mode are reset, and those that the hardware resets with them. All of
+these must be idle. They lose their instances, so each needs a desired layout for afterwards; a GPU without
+one is included only if it has no instances.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.policy import DesiredMig
 from partage.model.step import GpuUse, Transaction, gpus_of
-from partage.plan.reconcile.blocked import Blocked, BlockKind, held, reset_blockers
+from partage.plan.reconcile.blocked import Blocked, BlockKind, blocked_by_users, reset_blockers
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigSteps, gpu_mig_steps, ordered_steps
 from partage.plan.reconcile.resets import needs_reset, reset_sets
 from partage.values import Frozen
@@ -22,10 +22,10 @@ NOTHING: Mapping[str, Collection[int]] = {}
 
 
 class MigPlan(Frozen):
-    """The steps under MIG for a node.
+    """The MIG steps of a node.
 
-    transactions: what has to be done, by the lowest index. planned: one for each GPU whose layout can be
-    made, without steps where it matches. blocked: one for each of the others; they keep nobody else waiting.
+    transactions: by lowest GPU index. planned: one entry for each GPU whose layout can be made, without
+    steps if it matches. blocked: one entry for each other GPU; other GPUs do not wait for it.
     """
 
     transactions: tuple[Transaction, ...] = ()
@@ -33,7 +33,7 @@ class MigPlan(Frozen):
     blocked: tuple[Blocked, ...] = ()
 
     def of(self, gpu: str) -> GpuMigPlan | Blocked | None:
-        """What is said of one GPU; None: the policy asks for no layout there."""
+        """The result for one GPU; None: the policy asks for no layout there."""
         found: tuple[GpuMigPlan | Blocked, ...] = (*self.planned, *self.blocked)
         return next((one for one in found if one.gpu == gpu), None)
 
@@ -47,9 +47,9 @@ def plan_mig(
     resets: Callable[[Gpu], bool] = needs_reset,
     renew: Mapping[str, Collection[int]] = NOTHING,
 ) -> MigPlan:
-    """The way from what lives on a node to ``wishes``: by GPU UUID; GPUs without one are left alone.
+    """The steps from the live layouts to ``layouts`` (by GPU UUID); GPUs without one are not changed.
 
-    uses: who holds what on all GPUs. resets, renew: as in ``plan_gpu_mig``, renew by GPU UUID.
+    uses: of all GPUs. resets, renew: as in ``plan_gpu_mig``, renew by GPU UUID.
     """
     node = _Node(inventory, layouts, geometry_of, tuple(uses), resets, renew)
     separate = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in layouts}
@@ -61,12 +61,12 @@ def plan_mig(
         outcome |= reset_with_others
         if all(isinstance(work, GpuMigSteps) for work in reset_with_others.values()):
             together |= dict.fromkeys(group, group)
-    # Without virtualisation nothing but the driver stands in the way of a reset.
+    # Without virtualisation only the driver can refuse a reset.
     return _plan(outcome, together, reboot=False if inventory.virtual is False else None)
 
 
 class _Node(Frozen):
-    """What is known of the node."""
+    """The arguments of ``plan_mig``."""
 
     inventory: Inventory
     layouts: Mapping[str, DesiredMig]
@@ -91,12 +91,12 @@ class _Node(Frozen):
     def reset_with_others(
         self, group: Sequence[str], separate: Mapping[str, GpuMigSteps | Blocked]
     ) -> Mapping[str, GpuMigSteps] | Mapping[str, Blocked]:
-        """What changes for GPUs because they share a reset: work for all, or refusals for those that need
-        it."""
+        """The results of GPUs that share a reset: steps for all, or refusals for those that need the
+        reset."""
         members = [gpu for gpu in self.inventory if gpu.uuid in group]
         pending = [gpu for gpu in members if _is_reset(separate.get(gpu.uuid))]
         if blockers := reset_blockers(members, self.uses):
-            return {gpu.uuid: held(gpu, "cannot be reset", blockers) for gpu in pending}
+            return {gpu.uuid: blocked_by_users(gpu, "cannot be reset", blockers) for gpu in pending}
         works: dict[str, GpuMigSteps] = {}
         for gpu in members:
             work = self.work(gpu, reset_with_others=True) if gpu.uuid in self.layouts else None
@@ -132,8 +132,8 @@ def _is_reset(work: GpuMigSteps | Blocked | None) -> bool:
 
 
 def _loss(gpu: Gpu, refused: Blocked | None) -> str:
-    """What a GPU for which there are no steps would lose by a reset, in words; empty: nothing."""
-    why = "nothing says what it shall have afterwards" if refused is None else refused.reason
+    """What a GPU without steps would lose by a reset, as a sentence; empty: nothing."""
+    why = "no layout is desired for it afterwards" if refused is None else refused.reason
     if gpu.mig_devices or gpu.empty_instances:
         return f"its instances would be lost, and {why}"
     if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:

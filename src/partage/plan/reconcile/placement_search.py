@@ -1,10 +1,10 @@
-"""Where a layout comes to sit on a GPU that has instances already, so that most of them stay.
+"""The best placement of a layout on a GPU that has instances already, so that most of them stay.
 
-What counts, in this order: no instance in use is lost; most MIG devices stay; as few GPU instances as
-possible are needed; most memory slices stay under devices that stay; most GPU instances are reused (empty
-ones among them); lowest starts. The search is complete. It walks along the memory slices: at each one the
-instance that lives there stays, or another begins there, or nothing does. What can come after depends only on
-the slice and on what has still to be seated, so each such state is solved once.
+Priorities, in this order: no instance in use is lost; most MIG devices stay; fewest GPU instances; most
+memory slices below devices that stay; most GPU instances reused (empty ones included); lowest starts. The
+search is complete. It goes along the memory slices: at each one the live instance stays, another one
+begins, or none begins. What can follow depends only on the slice and on the instances still to place, so
+each such state is solved once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from partage.values import Frozen
 
 
 class PlannedInstance(Frozen):
-    """A GPU instance of the layout and its place. live: the one that is reused, None: a new one."""
+    """A GPU instance of the layout and its place. live: the reused instance; None: a new one."""
 
     wanted: WantedInstance
     placement: Placement
@@ -34,18 +34,18 @@ class PlannedInstance(Frozen):
 
     @property
     def kept(self) -> tuple[LiveCompute, ...]:
-        """Compute instances that go on living; those in use come first, then the lowest ids."""
+        """Compute instances that stay; those in use first, then the lowest ids."""
         return _kept(self.live, self.wanted) if self.live else ()
 
     @property
     def removed(self) -> tuple[LiveCompute, ...]:
-        """Compute instances of the reused GPU instance that the layout has no place for."""
+        """Compute instances of the reused GPU instance that must be destroyed."""
         kept = {one.ci_id for one in self.kept}
         return tuple(one for one in self.live.computes if one.ci_id not in kept) if self.live else ()
 
     @property
     def missing(self) -> tuple[MigProfile, ...]:
-        """Compute instances to be made, largest first: so they find room within the GPU instance."""
+        """Compute instances to create, largest first, so that each finds room in the GPU instance."""
         left = list(self.devices)
         for one in self.kept:
             left.remove(_named(self.wanted, one.profile.compute_slices))
@@ -58,12 +58,12 @@ class PlannedInstance(Frozen):
 
 
 def _named(one: WantedInstance, slices: int) -> MigProfile:
-    """A compute instance with so many slices. A spec's compute slices are the ``g`` of its profile."""
+    """The profile of a compute instance with this many slices (the ``g`` of a profile)."""
     return replace(one.spec.profile, compute_slices=slices)
 
 
 class PlacedLayout(Frozen):
-    """A layout with its places, by first memory slice. lost: users of instances that it leaves no place."""
+    """A placed layout, by first memory slice. lost: number of users that lose their instance."""
 
     instances: tuple[PlannedInstance, ...]
     lost: int = 0
@@ -72,7 +72,7 @@ class PlacedLayout(Frozen):
 def best_placement(
     geometry: Geometry, items: Sequence[LayoutItem], live: Sequence[LiveInstance]
 ) -> PlacedLayout:
-    """The best places for ``items``. Raises DoesNotFit where not even an empty GPU has room for them."""
+    """The best placement of ``items``. Raises DoesNotFit if even an empty GPU has no room for them."""
     placed = place(geometry, items)
     if not live:
         starts = {one.instance: one.placement for one in placed}
@@ -94,7 +94,7 @@ Score = tuple[int, int, int, int]
 
 
 class _Partial(NamedTuple):
-    """The best way on from some slice; the greatest is the best.
+    """The best placement from one slice on; the greatest is the best.
 
     starts: of the GPU instances, negative, as the lowest win. kinds: minus the number of the kind, and the
     position of the live instance that is reused or -1, for each of them.
@@ -109,7 +109,7 @@ _DONE = _Partial((0, 0, 0, 0), (), ())
 
 
 class _PlacementSearch:
-    """The search for one bundling."""
+    """The search for one grouping of compute instances."""
 
     def __init__(
         self, geometry: Geometry, bundles: Sequence[WantedInstance], live: Sequence[LiveInstance]
@@ -125,11 +125,11 @@ class _PlacementSearch:
         self._offers: dict[int, list[tuple[Score, int] | None]] = {}
 
     def best(self) -> _Partial | None:
-        """None: the GPU instances cannot sit side by side."""
+        """None: the GPU instances do not fit side by side."""
         return self._from(0, self._wanted)
 
     def instances(self, answer: _Partial) -> tuple[PlannedInstance, ...]:
-        """What the answer says."""
+        """The planned instances of an answer."""
         return tuple(
             PlannedInstance(kind, Placement(-start, kind.spec.size), self._live[live] if live >= 0 else None)
             for start, (number, live) in zip(answer.starts, answer.kinds, strict=True)
@@ -166,7 +166,7 @@ class _PlacementSearch:
         return rest._replace(score=_sum(rest.score, (-lost, 0, 0, 0))) if rest and lost else rest
 
     def _options(self, at: int) -> list[tuple[Score, int] | None]:
-        """For each kind that begins at a slice: what it scores, and which live instance serves, or -1."""
+        """For each kind that begins at a slice: its score, and the live instance that is reused, or -1."""
         if at not in self._offers:
             self._offers[at] = [self._option(kind, at) for kind in self._kinds]
         return self._offers[at]
@@ -189,7 +189,7 @@ def _sum(a: Score, b: Score) -> Score:
 
 
 def _first(score: Score, instances: int) -> tuple[int, ...]:
-    """The score of a whole seating, with the number of its GPU instances in its place."""
+    """The score of a whole placement, with the number of its GPU instances at third position."""
     return (score[0], score[1], -instances, score[2], score[3])
 
 

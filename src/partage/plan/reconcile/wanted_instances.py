@@ -1,8 +1,8 @@
-"""Which GPU instances a layout asks for: its compute instances, bundled.
+"""The GPU instances that a layout needs: its compute instances, grouped.
 
-Usually there is one answer: an instance for every item, and those with few compute slices (``1c.3g.40gb``)
-fill one instance before they open the next. Where instances live already that hold such items, other
-bundles may let more of them stay; then all are offered.
+Usually there is one grouping: a GPU instance for every item; items with few compute slices (``1c.3g.40gb``)
+fill one instance before the next is opened. If such instances exist already, another grouping may let more of
+them stay; then all groupings are returned.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from partage.model.profile import MigProfile
 from partage.values import Frozen
 
 _MOST = 200
-"""Bundlings looked at. More than any GPU has: six 1c in two 3g are 4, six in three 2g are 1."""
+"""Groupings that are tried. More than any GPU has: six 1c in two 3g are 4, six in three 2g are 1."""
 
 
 class WantedInstance(Frozen):
-    """A GPU instance to be.
+    """A GPU instance that a layout needs.
 
-    computes: slices of its compute instances, descending. start: its first memory slice where it is fixed.
+    computes: slices of its compute instances, descending. start: its first memory slice, if fixed.
     """
 
     spec: ProfileSpec
@@ -32,7 +32,7 @@ class WantedInstance(Frozen):
 
 
 def wanted_instances(placed: Iterable[PlacedItem]) -> tuple[WantedInstance, ...]:
-    """The bundles as ``place`` makes them."""
+    """The grouping that ``place`` makes."""
     members: dict[int, list[PlacedItem]] = defaultdict(list)
     for one in placed:
         members[one.instance].append(one)
@@ -49,10 +49,10 @@ def wanted_instances(placed: Iterable[PlacedItem]) -> tuple[WantedInstance, ...]
 def groupings(
     geometry: Geometry, placed: Sequence[PlacedItem], live: Collection[MigProfile]
 ) -> Iterator[tuple[WantedInstance, ...]]:
-    """All ways to bundle; first that of ``place``.
+    """All groupings; first that of ``place``.
 
     placed: its answer for the whole layout. live: profiles of the GPU instances that exist; only for those
-    can another way be worth something.
+    can another grouping be better.
     """
     usual = wanted_instances(placed)
     yield usual
@@ -82,7 +82,7 @@ def _possible(geometry: Geometry, bundles: Iterable[WantedInstance]) -> bool:
 
 
 def _fillings(items: Sequence[PlacedItem]) -> Iterator[tuple[WantedInstance, ...]]:
-    """Every way to spread the items of one GPU instance profile, fewest instances first."""
+    """All groupings of the items of one GPU instance profile, fewest instances first."""
     spec = items[0].spec
     fixed: dict[int, list[int]] = defaultdict(list)
     loose: list[int] = []
