@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.enforcement import EndMethod, EndResult, end
+from partage.agent.enforcement import EndMethod, EndResult, end_processes
 from partage.errors import HardwareTimeout
 from partage.model.mps import DaemonSpec
 from partage.model.policy import WatchAction
@@ -62,14 +62,17 @@ async def test_all_processes_of_the_container_are_ended_and_nobody_elses(mps: bo
     hardware = await node(mps=mps)
     mine = [works(pid, 12 * GIB, mps=mps) for pid in (11, 12)]
     await occupied(hardware, *mine, works(21, 12 * GIB, NOTEBOOK, mps=mps), works(13, GIB, gpu=1, mps=mps))
-    assert await end(hardware, await verdict(hardware)) == EndResult({11: how, 12: how})
+    assert await end_processes(hardware, await verdict(hardware)) == EndResult({11: how, 12: how})
     assert await pids(hardware) == {21, 13}
 
 
 async def test_a_client_of_mps_and_a_process_past_it_are_each_ended_their_own_way() -> None:
     hardware = await node(mps=True)
     await occupied(hardware, works(11, 15 * GIB, mps=True), works(12, 15 * GIB, mps=False))
-    assert (await end(hardware, await verdict(hardware))).how == {11: EndMethod.CLIENT, 12: EndMethod.PROCESS}
+    assert (await end_processes(hardware, await verdict(hardware))).how == {
+        11: EndMethod.CLIENT,
+        12: EndMethod.PROCESS,
+    }
     assert await pids(hardware) == set()
 
 
@@ -80,7 +83,7 @@ async def test_who_has_the_pid_by_now_is_left_alone(mps: bool) -> None:
     judged = await verdict(hardware)
     await hardware.inject(Vacate(0))
     await occupied(hardware, works(11, 10 * GIB, NOTEBOOK, mps=mps))
-    assert await end(hardware, judged) == EndResult({})
+    assert await end_processes(hardware, judged) == EndResult({})
     assert await pids(hardware) == {11}
 
 
@@ -90,13 +93,13 @@ async def test_who_has_gone_by_himself_is_no_failure(mps: bool) -> None:
     await occupied(hardware, works(11, 30 * GIB, mps=mps))
     judged = await verdict(hardware)
     await hardware.inject(Vacate(0))
-    assert await end(hardware, judged) == EndResult({})
+    assert await end_processes(hardware, judged) == EndResult({})
 
 
 async def test_a_client_of_a_daemon_that_is_not_ours_goes_on_and_that_is_said() -> None:
     hardware = await node(mps=False)
     await occupied(hardware, works(11, 30 * GIB, mps=True))
-    outcome = await end(hardware, await verdict(hardware))
+    outcome = await end_processes(hardware, await verdict(hardware))
     assert outcome == EndResult({}, ("no MPS daemon of ours has process 11 for a client",))
     assert await pids(hardware) == {11}
 
@@ -106,7 +109,7 @@ async def test_hardware_that_fails_is_said_and_the_others_are_ended(mps: bool) -
     hardware = await node(mps=mps)
     await occupied(hardware, works(11, 15 * GIB, mps=mps), works(12, 15 * GIB, mps=mps))
     await hardware.inject(FailCall("perform", HardwareTimeout("no answer")))
-    outcome = await end(hardware, await verdict(hardware))
+    outcome = await end_processes(hardware, await verdict(hardware))
     assert outcome.failed == ("no answer",)
     assert len(outcome.how) == 1
     assert len(await pids(hardware)) == 1
@@ -123,8 +126,8 @@ async def test_a_client_that_goes_on_is_not_said_to_be_ended_and_not_signalled()
     """NVIDIA: to end a busy client by a signal may hang the server for everybody."""
     hardware = await node(Deaf, mps=True)
     await occupied(hardware, works(11, 30 * GIB, mps=True))
-    outcome = await end(hardware, await verdict(hardware))
-    assert outcome == EndResult({}, ("MPS client 11 was told to end, and goes on",))
+    outcome = await end_processes(hardware, await verdict(hardware))
+    assert outcome == EndResult({}, ("MPS client 11 was told to end, and still runs",))
     assert await pids(hardware) == {11}
 
 
@@ -141,5 +144,5 @@ class Turncoat(SimulatedHardware):
 async def test_a_client_that_then_works_past_its_daemon_is_ended_with_its_process() -> None:
     hardware = await node(Turncoat, mps=True)
     await occupied(hardware, works(11, 30 * GIB, mps=True))
-    assert await end(hardware, await verdict(hardware)) == EndResult({11: EndMethod.PROCESS})
+    assert await end_processes(hardware, await verdict(hardware)) == EndResult({11: EndMethod.PROCESS})
     assert await pids(hardware) == set()

@@ -148,7 +148,7 @@ async def test_who_uses_a_part_of_it_is_named_and_stays():
     assert (exit_code(applied), applied.failed) == (3, ())
     (problem,) = problems(applied)
     assert "cannot have 2c.3g.40gb as well" in problem.message
-    assert "process python (pid 4711), and in it the driver has no room" in problem.message
+    assert "process python (pid 4711), and the driver has no room in it" in problem.message
     assert await hardware.observe() == before
 
 

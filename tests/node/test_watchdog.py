@@ -195,7 +195,7 @@ def test_with_warn_it_is_said_once_when_it_begins_and_once_when_it_ends(
         }
         await world.fault(Vacate(0))
         await looks_again(world, 2)
-        assert said() == ["container exceeds its share", "container exceeds its share no more"]
+        assert said() == ["container exceeds its share", "container no longer exceeds its share"]
         assert not board(world).counts.kills
 
     with caplog.at_level("INFO", logger="partage.agent.watchdog"), one_gpu(WARNED) as play:

@@ -1,4 +1,4 @@
-"""The composition root: who is wired to whom. Every task of the agent is started here."""
+"""The composition root: connects the agent's parts and starts all its tasks."""
 
 from __future__ import annotations
 
@@ -46,14 +46,15 @@ from partage.plan.turn import NodeState, after_restart
 
 log = logging.getLogger(__name__)
 
-FIRST_WORD_S = 0.3
-"""How long the start waits for PodResources' first answer, and for the watchdog's first look. Who holds what,
-and whether anybody watches, is better known before anything is offered; whoever is slow to say it shall not
-keep the node's GPUs from being offered."""
+FIRST_ANSWER_S = 0.3
+"""How long the start waits for the first answer of PodResources and the first check of the watchdog, in
+seconds. It is better to know holders and usage before anything is offered; but a slow answer must not delay
+the offer."""
 
 FIRST_LOOK_S = 5.0
-"""How long the start waits for the first look at the node: a policy that does not fit it ends the agent.
-A helper that takes longer hangs; then the agent runs, says so, and offers what it sees once it sees it."""
+"""How long the start waits for the first observation of the node: a policy that does not fit it ends the
+agent. A helper that takes longer hangs; then the agent starts, reports it, and offers GPUs once it observes
+them."""
 
 Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
@@ -68,12 +69,12 @@ async def run(
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
-    status: where reports are published, for those who want to watch. beside: a task of the caller's, run
-    along; it ends with the agent. The hardware is the caller's to close.
+    status: where reports are published. beside: a task of the caller that runs with the agent and ends with
+    it. The caller closes the hardware.
 
-    Raises InputError or Unsatisfiable, with nothing registered, where the policy cannot hold and no last good
-    one stands in; InputError for a socket's path that is too long, where another agent has the state
-    directory, and where the helper refuses what it was started with.
+    Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
+    is no last good one; InputError for a socket path that is too long, if another agent has locked the
+    state directory, or if the helper refuses its options.
     """
     status = status or AgentStatus(time.monotonic)
     _check_paths(options)
@@ -92,7 +93,7 @@ def _check_paths(options: AgentOptions) -> None:
 
 
 class _Agent:
-    """The parts, wired."""
+    """The connected parts."""
 
     def __init__(
         self, options: AgentOptions, hardware: Hardware, status: AgentStatus, state_writer: StateWriter
@@ -120,11 +121,11 @@ class _Agent:
             checkpoint=lambda: held_in_checkpoint(options.kubelet_dir),
             there=options.pod_resources.exists,
         )
-        hooks = PluginHooks(self._ledger, clock, self._pod_resources.question, self._pod_resources.soon)
+        hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
         self._policies = PolicyObserver(options, geometry_of, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
-        self._originals = Originals(state_writer.keep)
+        self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
         port = NodePort(
             hardware=self._hardware,
@@ -167,8 +168,8 @@ class _Agent:
             if look.done():
                 look.result()
             self._policies.resolve_on(self._hardware.node)
-            self._policies.must_hold()
-            self._watchdog.stand(self._policies.desired, answerable(saved.serving))
+            self._policies.check_in_force()
+            self._watchdog.update(self._policies.desired, answerable(saved.serving))
             async with self._running(beside):
                 await stopped
             log.info("stopped")
@@ -179,7 +180,7 @@ class _Agent:
         await asyncio.to_thread(self._state_writer.save)
 
     def _restore(self) -> SavedState:
-        """Take over from the agent before us."""
+        """Load the state of the agent that ran before."""
         saved = self._state_writer.load()
         self._policies.fallback = saved.policy
         self._originals.by_gpu = saved.original
@@ -219,7 +220,7 @@ class _Agent:
 
     @contextlib.asynccontextmanager
     async def _running(self, beside: Beside | None) -> AsyncIterator[None]:
-        """All tasks, for the length of a block. A task that fails has a bug, and ends the agent."""
+        """Run all tasks during the block. A task that fails has a bug, and ends the agent."""
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "pod resources": self._pod_resources.run(),
             "pulse": self._loop.pulse(),
@@ -236,7 +237,7 @@ class _Agent:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_WORD_S):
+                async with asyncio.timeout(FIRST_ANSWER_S):
                     await self._pod_resources.asked_once.wait()
                     await self._watchdog.first_look_done.wait()
             await self._loop.turn()
@@ -258,7 +259,7 @@ class _Agent:
         try:
             endpoint = ResourceEndpoint(plugin, self._options.kubelet_dir, clock=self._status.clock)
         except InputError as error:
-            # Only a name that an earlier policy or another plugin gave; those of ours were checked before.
+            # Only a name from an earlier policy or another plugin; names of this policy were checked before.
             log.warning(
                 "resource cannot be served", extra={"resource": plugin.resource, "reason": str(error)}
             )
@@ -273,5 +274,5 @@ class _Agent:
         return NodeNames(self._plugins.by_name.keys(), devices | self._served_before)
 
     def _cdi_dir(self, inventory: Inventory) -> Path:
-        """A simulated node's specs shall not reach a real container runtime."""
+        """Specs of a simulated node must not reach a real container runtime."""
         return self._options.run_dir / "cdi" if inventory.simulated else self._options.cdi_dir

@@ -1,4 +1,4 @@
-"""When to turn. Outside events do not act, they ask for a turn; many requests, one turn."""
+"""The agent's loop: one turn after another. Events only ask for a turn; many requests make one turn."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class TurnRequests:
-    """Turns that were asked for."""
+    """Requests for a turn."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -51,7 +51,7 @@ class TurnRequests:
         self._asked.set()
 
     async def wait(self, longest_s: float | None) -> None:
-        """Wait until a turn is asked for, at most so long; all requests until now are taken."""
+        """Wait until a turn is asked for, at most longest_s seconds; all requests so far are taken."""
         try:
             async with asyncio.timeout(longest_s):
                 await self._asked.wait()
@@ -61,7 +61,7 @@ class TurnRequests:
 
 
 class LoopParts(Struct):
-    """What the loop turns: everything that it reads and writes."""
+    """Everything that the loop reads and writes."""
 
     options: AgentOptions
     clock: Callable[[], float]
@@ -85,9 +85,9 @@ class LoopParts(Struct):
 
 
 class Loop(Struct):
-    """Turns, and keeps what lies between two turns.
+    """Makes turns, and keeps the state between two turns.
 
-    boot_id: of the boot in which the node was last seen, also by the agent before us; empty where unknown.
+    boot_id: of the boot in which the node was last observed, also by an earlier agent; empty if unknown.
     """
 
     parts: LoopParts
@@ -100,7 +100,7 @@ class Loop(Struct):
     _policy: Policy | None = None
 
     async def run(self) -> None:
-        """Turn whenever it is asked for or due, for ever."""
+        """Make a turn whenever one is asked for or due."""
         intervals = self.parts.options.intervals
         while True:
             await self.parts.requests.wait(self._pause_s())
@@ -108,7 +108,7 @@ class Loop(Struct):
             await asyncio.sleep(intervals.turn_gap_s)
 
     async def pulse(self) -> None:
-        """Say that the loop is alive, for ever; a thread looks whether this is recent."""
+        """Note regularly that the event loop is alive; the HTTP thread checks how old the note is."""
         while True:
             self.parts.status.pulse_s = self.parts.clock()
             await asyncio.sleep(self.parts.options.intervals.policy_s)
@@ -116,8 +116,8 @@ class Loop(Struct):
     async def turn(self) -> None:
         """One turn: observe, decide, save, publish, report.
 
-        Shares that are new are on disk before they can be allocated: the next agent has to know what a held
-        id was a share of, and the kubelet cannot tell it.
+        New shares are on disk before they can be allocated: the next agent must know the offer of a held id,
+        and the kubelet does not know it.
         """
         parts, began_s = self.parts, self.parts.clock()
         seen = self._seen()
@@ -125,16 +125,16 @@ class Loop(Struct):
         is_new = _shares(done.state) != _shares(self.state)
         self.state, self.view, self._due_s = done.state, done.view, done.plan.due_s
         parts.pod_resources.waited_for(waited=any(done.plan.waiting.values()))
-        parts.state_writer.remember(self.state, parts.policies.saved, parts.originals.by_gpu)
+        parts.state_writer.update(self.state, parts.policies.saved, parts.originals.by_gpu)
         if is_new:
             await parts.state_writer.written()
-        parts.watchdog.stand(parts.policies.desired, self.view.offer)
+        parts.watchdog.update(parts.policies.desired, self.view.offer)
         self._publish(seen.node)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)
 
     def snapshot(self) -> Snapshot:
-        """The node at this moment, as the planner looks at it."""
+        """The planner's input at this moment."""
         parts = self.parts
         observed = parts.settings.observed(parts.hardware.node or UNSEEN)
         if parts.policies.desired is not None:
@@ -180,13 +180,14 @@ class Loop(Struct):
         )
 
     def _has_booted(self, news: Observation) -> bool:
-        """Whether the node has booted since it was last seen. A simulated one may do so while we run."""
+        """Whether the node has booted since the last turn. A simulated node may do so while the agent
+        runs."""
         boot_id = news.node.inventory.boot_id if news.node else ""
         before, self.boot_id = self.boot_id, boot_id or self.boot_id
         return bool(before) and before != self.boot_id
 
     def _note_policy(self) -> None:
-        """What failed under another policy is tried at once."""
+        """After a change of policy, what failed is retried at once."""
         desired = self.parts.policies.desired
         if desired is not None and desired.policy != self._policy:
             self._policy = desired.policy
@@ -194,7 +195,7 @@ class Loop(Struct):
             self.parts.settings.slices_changed()
 
     def _publish(self, node: KnownNode) -> None:
-        """Serve the new rows. Without a driver, answers stay what they were when there was one."""
+        """Serve the new rows. Without a driver, answers stay as they were."""
         parts, desired = self.parts, self.parts.policies.desired
         if desired and not isinstance(node.inventory.driver, NoDriver):
             inventory, options = node.inventory, desired.policy.options
@@ -244,5 +245,5 @@ class Loop(Struct):
 
 
 def _shares(state: NodeState) -> dict[str, GpuOffer]:
-    """What containers can have, or have, by GPU."""
+    """The offers of all shares that are or can be held, by GPU."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in state.serving.items()}

@@ -1,7 +1,8 @@
-"""Looks again and again who uses how much of the shared GPUs; says so, and ends whom the policy wants ended.
+"""Checks regularly how much of the shared GPUs each container uses; reports violations, and ends processes if
+the policy says so.
 
-Outside events do not act, they ask for a turn: here the only one is that sight is lost or found again, for
-then containers are promised less or more. What is offered and held never changes for it (docs/adr/0054).
+It asks for a turn only when processes become visible or invisible, because then the guarantee of containers
+changes. What is offered and held does not change for it (docs/adr/0054).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.enforcement import end
+from partage.agent.enforcement import end_processes
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentCounts, WatchObservation
 from partage.edges.hardware.port import Hardware
@@ -32,19 +33,19 @@ from partage.units import format_bytes
 log = logging.getLogger(__name__)
 
 PATIENCE = 2
-"""Looks in a row at which a container has to be over its share before it is ended. One look may fall between
-a worker that ends and the next one that has begun, or meet a ledger that is a moment behind. As many have to
-fail before nobody watches: a helper that is replaced misses one."""
+"""Checks in a row in which a container must exceed its share before it is ended. A single check may see a
+worker that ends together with the next one that began, or a ledger that is not up to date yet. The same
+number of checks must fail before GPUs count as unwatched: a helper that is restarted misses one."""
 
 _Key = tuple[ViolationKind, str, str]
 """What is wrong, on which device, with which container."""
 
 
 class _Case(Struct):
-    """A container of which something is wrong. looks: in a row. failed: why it could not be ended."""
+    """A container with a violation. checks: in a row. failed: why it could not be ended."""
 
     violation: Violation
-    looks: int = 0
+    checks: int = 0
     ending: bool = False
     failed: tuple[str, ...] = ()
 
@@ -77,8 +78,8 @@ class Watchdog(Struct):
 
     # --- the loop's side ---
 
-    def stand(self, desired: DesiredState | None, offer: NodeOffer) -> None:
-        """What is wanted, and what can be held now. What is about to be offered is watched already."""
+    def update(self, desired: DesiredState | None, offer: NodeOffer) -> None:
+        """Take the desired state, and what can be held now. What will be offered soon is watched already."""
         if desired is not None:
             self._watch_of = desired.watch_of
         wanted = desired.offer if desired else {}
@@ -91,13 +92,13 @@ class Watchdog(Struct):
 
     @property
     def unwatched(self) -> frozenset[str]:
-        """GPUs whose guarded shares nobody watches at this moment."""
+        """GPUs with guarded shares that are not watched now."""
         return unwatched(self._promised, self._watched if self._sees else ())
 
     # --- the task ---
 
     async def run(self) -> None:
-        """Look every watch_s while there is something to watch, for ever."""
+        """Check every watch_s seconds while there is something to watch."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
@@ -127,7 +128,7 @@ class Watchdog(Struct):
             return
         watched = self._watched
         seen = replace(seen, rows=tuple(row for row in seen.rows if row.gpu in watched))
-        found = await self._judged(seen)
+        found = await self._check(seen)
         self._missed = 0
         self._note_sight(found.blind)
         self.look = WatchObservation(self.clock(), found, found.blind)
@@ -137,26 +138,26 @@ class Watchdog(Struct):
                 case.ending = True
                 group.create_task(self._end(case), name=f"end {case.violation.usage.container[:12]}")
 
-    async def _judged(self, seen: Processes) -> WatchResult:
+    async def _check(self, seen: Processes) -> WatchResult:
         names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
         found = watch(seen, names, grants(self.ledger.entries(), self._offer), self._watch_of)
         if self.holders_known():
             return found
-        # Whom the kubelet has not named yet may hold a share all the same.
+        # A container that the kubelet has not named yet may hold a share.
         return replace(
             found, violations=tuple(one for one in found.violations if one.concern is ViolationKind.OVER)
         )
 
     def _miss(self, reason: str) -> None:
-        """Nobody answered. What was seen last is not said for ever."""
+        """The helper did not answer. After PATIENCE misses the last observation is dropped."""
         self._missed += 1
         for case in self._cases.values():
-            case.looks = 0
+            case.checks = 0
         if self._missed >= PATIENCE:
             self._note_sight(reason)
             self.look = WatchObservation(self.clock(), WatchResult(), reason)
 
-    # --- what is said ---
+    # --- log ---
 
     def _note_sight(self, blind: str) -> None:
         before = self.look.blind if self.look else ""
@@ -169,7 +170,7 @@ class Watchdog(Struct):
             self.ask()
 
     def _note(self, found: WatchResult) -> None:
-        """Keep the cases, each told when it begins and when it ends."""
+        """Update the cases; each is logged when it begins and when it ends."""
         now = {(one.concern, one.usage.device, one.usage.container): one for one in found.violations}
         for key in self._cases.keys() - now.keys():
             log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).violation))
@@ -177,20 +178,20 @@ class Watchdog(Struct):
             if key not in self._cases:
                 log.warning(_BEGUN[key[0]], extra=_who(violation) | _figures(violation))
             case = self._cases.setdefault(key, _Case(violation))
-            case.violation, case.looks = violation, case.looks + 1
+            case.violation, case.checks = violation, case.checks + 1
 
-    # --- what is done ---
+    # --- ending processes ---
 
     def _is_due(self, case: _Case) -> bool:
-        """Where we are blind, the pids that we see may be numbered otherwise than the MPS daemon's."""
+        """While processes may be hidden, the pids may differ from those of the MPS daemon."""
         wanted = self._watch_of.get(case.violation.usage.gpu, WatchAction.WARN)
         over = case.violation.concern is ViolationKind.OVER and wanted is WatchAction.KILL
-        return over and self._sees and case.looks >= PATIENCE and not case.ending
+        return over and self._sees and case.checks >= PATIENCE and not case.ending
 
     async def _end(self, case: _Case) -> None:
-        """End the container's processes; then it gets as many looks again."""
+        """End the container's processes; then it gets as many checks again."""
         violation = case.violation
-        outcome = await end(self.hardware, violation)
+        outcome = await end_processes(self.hardware, violation)
         if outcome.how:
             pids = {str(pid): str(how) for pid, how in outcome.how.items()}
             log.warning("container ended", extra=_who(violation) | _figures(violation) | {"pids": pids})
@@ -198,7 +199,7 @@ class Watchdog(Struct):
         self.counts.not_killed[violation.usage.gpu] += len(outcome.failed)
         if outcome.failed and outcome.failed != case.failed:
             log.error("container not ended", extra=_who(violation) | {"reason": "; ".join(outcome.failed)})
-        case.failed, case.looks, case.ending = outcome.failed, 0, False
+        case.failed, case.checks, case.ending = outcome.failed, 0, False
 
 
 _BEGUN = {
@@ -206,8 +207,8 @@ _BEGUN = {
     ViolationKind.UNGRANTED: "container uses a gpu without a share",
 }
 _OVER = {
-    ViolationKind.OVER: "container exceeds its share no more",
-    ViolationKind.UNGRANTED: "container uses the gpu without a share no more",
+    ViolationKind.OVER: "container no longer exceeds its share",
+    ViolationKind.UNGRANTED: "container no longer uses the gpu without a share",
 }
 
 

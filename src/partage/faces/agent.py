@@ -1,4 +1,4 @@
-"""The agent with its faces: signals, HTTP, the report file. Imported while the helper begins."""
+"""The agent with signals, HTTP and the report file. Imported while the helper starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def serve(
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket. Raises InputError for an address that is none, or is taken."""
+    """A listening socket. Raises InputError for an address that is wrong or in use."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InputError(
@@ -75,7 +75,7 @@ async def _run(
 async def _faces(
     status: AgentStatus, options: AgentOptions, hardware: RemoteHardware, listening: socket.socket | None
 ) -> None:
-    """HTTP and the report file, once the kubelet knows us: it shall not wait for them."""
+    """HTTP and the report file, after the first registration, which must not wait for them."""
     status.helper_trouble = lambda: hardware.state.trouble
     if listening is not None:
         say_url(*listening.getsockname()[:2])
@@ -84,8 +84,8 @@ async def _faces(
     try:
         if listening is not None:
             http = await asyncio.to_thread(_http, listening, status, options, hardware)
-        _set_aside_what_stays()
-        await _keep_report_file(status, options)
+        _freeze_imports()
+        await _write_report_file(status, options)
     finally:
         if http is not None:
             http.close()
@@ -96,7 +96,7 @@ def say_url(host: str, port: int) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     try:
         click.echo(url)
-    except OSError as error:  # whoever read us has gone; the node needs its agent all the same
+    except OSError as error:  # stdout is closed; the agent runs all the same
         log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})
 
 
@@ -115,16 +115,16 @@ def _http(
     return HttpFace(listening, agent_pages(status, options.intervals, lambda: hardware.state))
 
 
-def _set_aside_what_stays() -> None:
-    """Everything that was imported and built until now stays: the garbage collector need not look through it
-    again. In the middle of fifty starting pods that took 20 ms, in which no pod is answered."""
+def _freeze_imports() -> None:
+    """Exclude all objects so far from garbage collection: a collection took 20 ms, in which no pod is
+    served."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
-async def _keep_report_file(status: AgentStatus, options: AgentOptions) -> None:
-    """Write the report when it says something new, for ever. Where it cannot be, a warning says so."""
+async def _write_report_file(status: AgentStatus, options: AgentOptions) -> None:
+    """Write the report whenever it changes; log a warning if that fails."""
     from partage.faces.report import ReportFile
 
     file = ReportFile(status, options.intervals, options.report_file)

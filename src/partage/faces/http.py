@@ -106,7 +106,7 @@ class HttpFace:
         self._thread.start()
 
     def _serve(self) -> None:
-        # Not serve_forever: that wakes up to see whether it should stop. This blocks until somebody connects.
+        # Not serve_forever, which wakes up regularly to check whether to stop. This waits for a client.
         while not self._closing.is_set():
             self._server.handle_request()
 
@@ -141,13 +141,13 @@ def agent_pages(
         return json_answer(report_document(report, status, assess(status, intervals)))
 
     def health_page() -> Answer:
-        verdict = assess(status, intervals)
-        return json_answer(health_document(verdict), _status(well=not verdict.not_well))
+        readiness = assess(status, intervals)
+        return json_answer(health_document(readiness), _status(well=not readiness.not_well))
 
     def life_page() -> Answer:
         reason = stalled(status, intervals)
-        verdict = Readiness((reason,) if reason else (), ())
-        return json_answer(health_document(verdict), _status(well=reason is None))
+        readiness = Readiness((reason,) if reason else (), ())
+        return json_answer(health_document(readiness), _status(well=reason is None))
 
     return {
         "/metrics": metrics_page,

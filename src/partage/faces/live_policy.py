@@ -1,5 +1,5 @@
-"""The live node as a policy of our own format: layouts with explicit starts, so that applying it changes
-nothing, and brings back what was there."""
+"""The live node as a policy in Partage's format: layouts with explicit starts, so that applying it changes
+nothing, or restores the present layout later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def policy_of(inventory: Inventory) -> dict[str, Any]:
 
 
 def left_out(inventory: Inventory) -> list[str]:
-    """What the policy cannot say, in sentences."""
+    """What a policy cannot contain, in sentences."""
     said = [f"GPU {lost.index} is lost: {lost.reason}" for lost in inventory.lost]
     for gpu in inventory:
         said += [

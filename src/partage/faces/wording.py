@@ -1,4 +1,4 @@
-"""How the answers say it to people: guarantees, strategies, lists of GPUs. Text only."""
+"""The wording of answers: guarantees, strategies, products. Text only."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def abridge(text: str, width: int) -> str:
-    """At most ``width`` characters; the last one stays, for it tells copies apart: ``not…3``."""
+    """At most ``width`` characters; the last one stays, to tell copies apart: ``not…3``."""
     if len(text) <= width or width < 3:
         return text[: max(width, 0)]
     return f"{text[: width - 2]}…{text[-1]}"

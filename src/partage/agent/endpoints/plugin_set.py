@@ -1,4 +1,4 @@
-"""From the rows of a turn to the plugins that serve them. What did not change stays the same object."""
+"""The device plugins of all resources, updated after each turn."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from partage.values import Frozen
 
 
 class AllocateContext(Frozen):
-    """What an answer depends on beside its resource.
+    """What an Allocate response depends on, besides its resource.
 
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
-    unwatched: GPUs whose guarded shares nobody watches: containers are told less.
+    unwatched: GPUs with guarded shares that are not watched: their containers get a weaker guarantee.
     """
 
     inventory: Inventory
@@ -33,7 +33,7 @@ class AllocateContext(Frozen):
 
 
 class _Made(Frozen):
-    """What a plugin's chooser and answerer were made of."""
+    """The inputs of a plugin's allocator and responder."""
 
     resource: Resource
     terms: AllocateContext
@@ -54,11 +54,11 @@ class PluginSet:
         return self._plugins
 
     def asked(self) -> dict[str, RequestCounts]:
-        """What the kubelet has asked of each since the start."""
+        """The kubelet's requests for each resource since the start."""
         return {str(name): plugin.asked for name, plugin in list(self._plugins.items())}
 
     def publish(self, rows: KubeletView, terms: AllocateContext) -> list[ResourcePlugin]:
-        """Serve these rows. Returns plugins that are new; the others are told."""
+        """Serve these rows. Returns plugins that are new; the others are updated."""
         if self._last is not None and self._last[0] is rows and self._last[1] == terms:
             return []
         self._last = rows, terms

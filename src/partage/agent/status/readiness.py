@@ -1,7 +1,7 @@
-"""Is all well? What a probe is told, with reasons. Judged when it is asked: it holds when the loop hangs.
+"""The answer to a readiness probe, with reasons. Computed at each request, so it works while the loop hangs.
 
-``not_well``: the node does not get its GPUs now, or nobody would notice a fault: 503. ``degraded``: for
-people; the node goes on, and a restart would change nothing: 200.
+``not_well``: the node's GPUs are not offered now, or a fault would not be noticed: 503. ``degraded``: for
+people; the node works, and a restart would not help: 200.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from partage.values import Frozen
 
 
 class ReadinessReason(Frozen):
-    """code: stable, for machines. message: a sentence."""
+    """One reason. code: stable, for programs. message: a sentence."""
 
     code: str
     message: str
 
 
 class Readiness(Frozen):
-    """not_well, degraded: see the module."""
+    """All reasons. not_well, degraded: see the module."""
 
     not_well: tuple[ReadinessReason, ...]
     degraded: tuple[ReadinessReason, ...]
 
 
 def stalled(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
-    """Whether the loop's pulse is too old: the one thing that a restart of the agent mends."""
+    """The reason if the loop's pulse is too old, the only case in which a restart of the agent helps."""
     age_s = status.clock() - status.pulse_s
     if age_s <= intervals.stalled_s:
         return None

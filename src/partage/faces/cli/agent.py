@@ -1,6 +1,6 @@
 """``partage agent``: run the node.
 
-Quick to register: the helper begins before the agent imports itself, HTTP comes after the first registration.
+For a quick registration the helper is started before the agent is imported, and HTTP after it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ def _directory(
 @_directory(
     "--pod-resources", None, "The kubelet's PodResources socket (<kubelet-dir>/../pod-resources/kubelet.sock)"
 )
-@_directory("--state-dir", STATE_DIR, "Survives a reboot: last good policy, what GPUs serve, health")
-@_directory("--run-dir", RUN_DIR, "Does not: the helper's socket, the report")
+@_directory("--state-dir", STATE_DIR, "State that survives a reboot: last good policy, offers, health")
+@_directory("--run-dir", RUN_DIR, "Files that need not survive a reboot: the helper's socket, the report")
 @_directory("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
-@_directory("--container-logs", LOGS, "Where the kubelet names containers by their ids, for the watchdog")
-@_directory("--driver-root", None, "Where the driver is installed; overrules the policy")
-@_directory("--hardware-socket", None, "A helper that somebody else runs, in place of one of our own")
+@_directory(
+    "--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog"
+)
+@_directory("--driver-root", None, "Where the driver is installed; overrides the policy")
+@_directory("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
 @click.option(
-    "--http", metavar="HOST:PORT", help="Serve /metrics, /healthz, /livez and /report.json; port 0: any."
+    "--http",
+    metavar="HOST:PORT",
+    help="Serve /metrics, /healthz, /livez and /report.json; port 0: any free port.",
 )
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 def command(
@@ -91,7 +95,7 @@ def command(
         driver_root=str(driver_root) if driver_root is not None else None,
     )
     helper = HelperProcess(options, machine, hardware_socket)
-    gc.disable()  # nothing of what is imported now is garbage; faces.agent lets it begin
+    gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
         from partage.faces.agent import serve  # while the helper imports what it needs
 
@@ -101,7 +105,7 @@ def command(
 
 
 class HelperProcess:
-    """The helper: ours, which begins here, or somebody else's."""
+    """The helper process: started here, or already running."""
 
     def __init__(self, options: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
         self.argv: list[str] | None = None
@@ -121,7 +125,7 @@ class HelperProcess:
             raise InputError(f"cannot start the helper in --run-dir {run_dir}: {error.strerror}") from error
 
     def hardware(self) -> RemoteHardware:
-        """Its port. Call it in a running loop."""
+        """The helper as hardware port. Call it in a running event loop."""
         from partage.edges.hardware.remote import RemoteHardware
 
         return RemoteHardware(self.path, self.argv, first=self.first)

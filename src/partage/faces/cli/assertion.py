@@ -1,4 +1,4 @@
-"""``partage assert``: whether the node is as its policy wants it."""
+"""``partage assert``: check whether the node is as the policy wants it."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def command(
     Nothing is changed.
 
     Exit code 0: all GPUs are as the policy wants them; 1: some are not, and what differs is printed; 2: the
-    policy is wrong; 3: this node can never be so; 4: no usable driver.
+    policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.reconcile.planner import plan_node
 
     loaded = common.read_policy(policy, config)
-    found = common.look_at(machine, loaded.policy, hardware_socket, run_dir)
+    found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir)
     common.print_problems([*loaded.warnings, *found.desired.warnings])
     rows = list(_differences(found, plan_node(found.desired, found.now, geometry_of)))
     if output == "table":
@@ -71,7 +71,7 @@ def _differences(found: PlanInput, plan: NodePlan) -> Iterator[dict[str, Any]]:
 
 
 def _layout(gpu: Gpu, found: PlanInput, plan: NodePlan) -> dict[str, Any]:
-    """How its MIG layout differs; nothing where it does not."""
+    """How its MIG layout differs; empty if it matches."""
     from partage.plan.reconcile.blocked import Blocked
     from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 
@@ -84,11 +84,11 @@ def _layout(gpu: Gpu, found: PlanInput, plan: NodePlan) -> dict[str, Any]:
     return {
         "wanted": {"mig": desired.enabled, "layout": wanted},
         "found": {"mig": live.enabled, "layout": layout},
-        "detail": _told(gpu, wanted, layout, enabled=desired.enabled),
+        "detail": _difference(gpu, wanted, layout, enabled=desired.enabled),
     }
 
 
-def _told(gpu: Gpu, wanted: list[str], live: list[str], *, enabled: bool) -> str:
+def _difference(gpu: Gpu, wanted: list[str], live: list[str], *, enabled: bool) -> str:
     assert gpu.mig_mode is not None
     if gpu.mig_mode.current != enabled:
         mode, now = ("on", "off") if enabled else ("off", "on")

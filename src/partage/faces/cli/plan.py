@@ -1,4 +1,4 @@
-"""``partage plan``: what a policy would offer on a node, what it would change, and what stands in the way."""
+"""``partage plan``: what a policy would offer on a node, the steps it needs, and what blocks them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
 
 
 class PolicyOnNode(Frozen):
-    """A policy, thought through to the end on one node.
+    """A policy and its plan on one node.
 
-    offer: once everything is done. plan: what has to be done for that. report: of the agent that runs there,
-    None: none.
+    offer: once all steps are done. report: of the agent on this node; None: no agent.
     """
 
     inventory: Inventory
@@ -45,21 +44,21 @@ class PolicyOnNode(Frozen):
 @click.option(
     "--demand",
     metavar="3g.40gb=2,1g.10gb=9",
-    help="In place of a policy: MIG devices that are wanted. The answer is on which GPUs, in which layouts, "
-    "with the fewest GPUs and then the fewest live instances destroyed, and the proof.",
+    help="Instead of a policy: the MIG devices that are wanted. Shows which GPUs and layouts provide them, "
+    "with the fewest GPUs, then the fewest live instances destroyed, and a proof.",
 )
 @click.option(
     "--machines",
     multiple=True,
     metavar="NAME|FILE...",
-    help="With --demand: several nodes, one after the other; 125*8xh100-sxm5-80gb is 125 of them.",
+    help="With --demand: several nodes; 125*8xh100-sxm5-80gb is 125 nodes.",
 )
 @click.option(
     "--time-limit",
     "time_limit_s",
     type=click.FloatRange(0.1, 86400),
     metavar="SECONDS",
-    help="With --demand: when to stop looking for something better and say how far it could be. Default: 6.",
+    help="With --demand: when to stop the search; the answer says how much better it could be. Default: 6.",
 )
 @common.run_dir_option
 @common.output_option("table", "json", "yaml")
@@ -76,13 +75,13 @@ def command(
     output: str,
     more_machines: tuple[str, ...],
 ) -> int:
-    """What a policy would offer, what it would change, and why not.
+    """Show what a policy would offer, which steps it needs, and what blocks them.
 
-    Nothing is changed. Without --policy: what a node offers whose GPUs are all exclusive.
+    Nothing is changed. Without --policy: what the node offers if all GPUs are exclusive.
 
-    With --demand: which MIG layouts on which GPUs serve it.
+    With --demand: which MIG layouts on which GPUs provide the wanted devices.
 
-    Exit code 2: the policy is wrong; 3: this node cannot do it; 4: no usable driver.
+    Exit code 2: the policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
     if more_machines and not machines:
         raise click.UsageError(f"unexpected argument {more_machines[0]!r}")
@@ -114,7 +113,7 @@ def make_plan(loaded: LoadedPolicy, machine: str | None, run_dir: str | None) ->
     from partage.plan.reconcile.planner import plan_node
 
     policy = loaded.policy
-    found = common.look_at(machine, policy, run_dir=run_dir)
+    found = common.plan_input(machine, policy, run_dir=run_dir)
     desired, inventory = found.desired, found.inventory
     offer = promised(desired.offer, desired.watch_of)
     return PolicyOnNode(

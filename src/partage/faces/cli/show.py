@@ -1,4 +1,4 @@
-"""``partage show``: the node, what it offers, who holds it, and a picture."""
+"""``partage show``: the node, what it offers, who holds the shares, and a picture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ShownNode(Frozen):
-    """What there is to show. report: of the agent whose offer this is, None: a policy would offer it."""
+    """What is shown. report: of the agent whose offer this is; None: a policy would offer it."""
 
     inventory: Inventory
     offer: NodeOffer
@@ -31,7 +31,7 @@ class ShownNode(Frozen):
 @common.policy_options
 @common.machine_option
 @common.run_dir_option
-@click.option("--picture", metavar="FILE", help="Draw the cards into a file, too: .svg, or .png.")
+@click.option("--picture", metavar="FILE", help="Also draw the GPUs to a file: .svg or .png.")
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     policy: str | None,
@@ -41,12 +41,12 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     picture: str | None,
     output: str,
 ) -> None:
-    """The node: its GPUs, what they offer, who holds it, and a picture.
+    """Show the node: its GPUs, what they offer, who holds the shares, and a picture.
 
-    Where an agent runs, what it offers and who holds it comes from its report. With --policy: what that
-    policy would offer. Without either: what a node offers whose GPUs are all exclusive.
+    If an agent runs, offers and holders come from its report. With --policy: what that policy would offer.
+    Without either: what the node offers if all GPUs are exclusive.
 
-    Exit code 4: there is no usable driver; the message says what to do.
+    Exit code 4: no usable driver; the message says what to do.
     """
     if picture is not None:
         from partage.faces.render.picture_files import check_picture_name
@@ -142,7 +142,7 @@ def _print(node: ShownNode, console: Console) -> None:
     from partage.model.gpu import Driver
 
     inventory, report = node.inventory, node.report
-    assert isinstance(inventory.driver, Driver), "need_driver has seen to it"
+    assert isinstance(inventory.driver, Driver), "checked by need_driver"
     console.print(
         f"Driver {inventory.driver.version}, CUDA {inventory.driver.cuda}"
         + (", simulated" if inventory.simulated else "")

@@ -24,7 +24,7 @@ class SliceUse(StrEnum):
     """What a compute slice is for.
 
     runs:  a MIG device has it. idle: its memory slices are taken by an instance that has no use for it.
-    uncut: nobody has it. absent: there is none beside these memory slices.
+    uncut: not in any instance. absent: there is none beside these memory slices.
     """
 
     RUNS = "runs"

@@ -96,7 +96,7 @@ class WatchResult(Frozen):
     """usages: of every container on every device, ordered by GPU, device and container.
 
     unattributed: processes that belong to no container: of the host, of a Slurm job, of an MPS server.
-    verdicts: the violations, unless the policy turns watching off. blind: why processes may be missing;
+    violations: none where the policy turns watching off. blind: why processes may be missing;
     empty: none.
     """
 
