@@ -22,6 +22,7 @@ from partage.agent.originals import Originals
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
+from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
 from partage.model.gpu import NoDriver
 from partage.model.policy import Policy
@@ -52,11 +53,7 @@ class TurnRequests:
 
     async def wait(self, longest_s: float | None) -> None:
         """Wait until a turn is asked for, at most longest_s seconds; all requests so far are taken."""
-        try:
-            async with asyncio.timeout(longest_s):
-                await self._asked.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(self._asked, longest_s)
         self._asked.clear()
 
 

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from partage.agent.waiting import wait_at_most
 from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.settings_steps import OriginalSettings
@@ -86,11 +87,7 @@ class StateWriter(Struct):
     async def run(self) -> None:
         """Write when something changed; retry after a failure."""
         while True:
-            try:
-                async with asyncio.timeout(RETRY_S if self.trouble else None):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._changed, RETRY_S if self.trouble else None)
             self._changed.clear()
             asked = self._asked
             await asyncio.to_thread(self.save)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from partage.agent.enforcement import end_processes
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentCounts, WatchObservation
+from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
@@ -110,11 +111,7 @@ class Watchdog(Struct):
                 await self._pause()
 
     async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self.intervals.watch_s if self._watched else None):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(self._news, self.intervals.watch_s if self._watched else None)
 
     def _rest(self) -> None:
         self.look, self._sees, self._missed = None, False, 0

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partage.agent.waiting import wait_at_most
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
@@ -70,11 +71,7 @@ class CdiSpecs:
     async def run(self) -> None:
         """Update on changes and every LOOK_S: a file may be gone, or nvidia-ctk may work now."""
         while True:
-            try:
-                async with asyncio.timeout(LOOK_S if self._wanted else None):
-                    await self._renew.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._renew, LOOK_S if self._wanted else None)
             self._renew.clear()
             if (wanted := self._wanted) is not None:
                 await self._write(*wanted)

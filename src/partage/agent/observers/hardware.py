@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
+from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
@@ -185,9 +186,5 @@ class HardwareObserver(Struct):
 
 async def _either(event: asyncio.Event, longest_s: float) -> None:
     """Wait until the event is set, at most so long; it is unset afterwards."""
-    try:
-        async with asyncio.timeout(longest_s):
-            await event.wait()
-    except TimeoutError:
-        pass
+    await wait_at_most(event, longest_s)
     event.clear()

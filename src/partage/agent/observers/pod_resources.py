@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
+from partage.agent.waiting import wait_at_most
 from partage.edges.kubelet.port import PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
@@ -121,12 +122,8 @@ class PodResourcesPoller(Struct):
 
     async def _rest(self) -> None:
         """Pause; an Allocate shortens the pause to holders_first_s, which the kubelet needs."""
-        if not self._soon.is_set():
-            try:
-                async with asyncio.timeout(self._pause_s):
-                    await self._soon.wait()
-            except TimeoutError:
-                return
+        if not await wait_at_most(self._soon, self._pause_s):
+            return
         self._soon.clear()
         await asyncio.sleep(self.intervals.holders_first_s)
 

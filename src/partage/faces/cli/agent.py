@@ -45,7 +45,7 @@ def _directory(
     "--pod-resources", None, "The kubelet's PodResources socket (<kubelet-dir>/../pod-resources/kubelet.sock)"
 )
 @_directory("--state-dir", STATE_DIR, "State that survives a reboot: last good policy, offers, health")
-@_directory("--run-dir", RUN_DIR, "Files that need not survive a reboot: the helper's socket, the report")
+@_directory("--run-dir", RUN_DIR, "Files that do not survive a reboot: the helper's socket, the report")
 @_directory("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
 @_directory(
     "--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog"

@@ -96,7 +96,7 @@ def run_dir_option(command: Command) -> Command:
     return click.option(
         "--run-dir",
         metavar="DIR",
-        help=f"Where a running agent writes its report ({DEFAULT_RUN_DIR}; not read with --machine).",
+        help=f"Where a running agent writes its report ({DEFAULT_RUN_DIR}; with --machine: none).",
     )(command)
 
 
