@@ -20,8 +20,8 @@ from partage.model.policy import Policy
 from partage.model.share import Resource, resources_of
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
-from partage.plan.serve.allocate import PreferredAllocator
-from partage.plan.serve.answer import AllocateResponder
+from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.sim.node.machine_names import parse_machine
 
 CALLS = 2000

@@ -9,7 +9,7 @@ import pytest
 from partage.edges.files.catalogue import load
 from partage.edges.files.policy import load_policy
 from partage.faces.cli.main import run
-from partage.faces.paper import configurations
+from partage.faces.input_files import configurations
 from partage.lab.stories.read import read_story
 from partage.model.named_layouts import named_layouts
 from partage.model.policy import GpuCriteria, GpuEntry

@@ -53,7 +53,8 @@ def test_a_pod_gets_a_share_and_the_ledger_learns_whose_it_is(node: Place, kubel
         assert answer.envs["PARTAGE_STRATEGY"] == "time-slicing"
         kubelet.pod_resources = held({"default/pod": {"main": {SHARED: share}}})
         agent.wait(
-            lambda: [row["degree"] for row in agent.report()["held"]] == ["observed"], "the holder observed"
+            lambda: [row["certainty"] for row in agent.report()["held"]] == ["observed"],
+            "the holder observed",
         )
         assert agent.report()["held"][0]["holders"] == [
             {"namespace": "default", "pod": "pod", "container": "main"}
@@ -202,7 +203,7 @@ def test_pod_resources_that_refuses_every_call_costs_names_and_nothing_else(
             calls.allocate([share])
         agent.wait(lambda: "holders-unknown" in agent.degraded(), "the refusals told")
         agent.wait(
-            lambda: agent.metric(f'partage_shares_held{{degree="tentative",resource="{SHARED}"}}') == 3.0
+            lambda: agent.metric(f'partage_shares_held{{certainty="tentative",resource="{SHARED}"}}') == 3.0
         )
         assert agent.health()[0] == 200
         assert kubelet.list_calls < 8

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.enforcement import Ended, How, end
+from partage.agent.enforcement import EndMethod, EndResult, end_processes
 from partage.errors import HardwareTimeout
 from partage.model.mps import DaemonSpec
 from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
 from partage.model.step import Created, EndClient, StartDaemon, Step
-from partage.plan.serve.ledger import Degree, Entry
-from partage.plan.serve.watchdog import Concern, Violation, grants, watch
+from partage.plan.serve.ledger import Certainty, LedgerEntry
+from partage.plan.serve.watchdog import Violation, ViolationKind, grants, watch
 from partage.sim.node.faults import FailCall, Occupy, Vacate
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -44,10 +44,10 @@ async def verdict(hardware: SimulatedHardware) -> Violation:
         offering(0, 4), device=gpu, gpu=gpu, memory_bytes=SHARE_BYTES, guarantee=Guarantee.GUARDED
     )
     held = ((f"{gpu}::{number}", HOLDERS[who]) for number, who in enumerate((TRAIN, NOTEBOOK)))
-    entries = [Entry(NAME, identity, Degree.OBSERVED, (holder,), 0) for identity, holder in held]
+    entries = [LedgerEntry(NAME, identity, Certainty.OBSERVED, (holder,), 0) for identity, holder in held]
     granted = grants(entries, {gpu: (share,)})
     found = watch(await hardware.processes(), HOLDERS, granted, {gpu: WatchAction.KILL})
-    (one,) = (one for one in found.verdicts if one.concern is Concern.OVER)
+    (one,) = (one for one in found.violations if one.concern is ViolationKind.OVER)
     assert one.usage.container == TRAIN
     return one
 
@@ -57,19 +57,22 @@ async def pids(hardware: SimulatedHardware) -> set[int]:
     return {row.pid for row in (await hardware.processes()).rows if row.pid < 900_000}
 
 
-@pytest.mark.parametrize(("mps", "how"), [(True, How.CLIENT), (False, How.PROCESS)])
-async def test_all_processes_of_the_container_are_ended_and_nobody_elses(mps: bool, how: How) -> None:
+@pytest.mark.parametrize(("mps", "how"), [(True, EndMethod.CLIENT), (False, EndMethod.PROCESS)])
+async def test_all_processes_of_the_container_are_ended_and_nobody_elses(mps: bool, how: EndMethod) -> None:
     hardware = await node(mps=mps)
     mine = [works(pid, 12 * GIB, mps=mps) for pid in (11, 12)]
     await occupied(hardware, *mine, works(21, 12 * GIB, NOTEBOOK, mps=mps), works(13, GIB, gpu=1, mps=mps))
-    assert await end(hardware, await verdict(hardware)) == Ended({11: how, 12: how})
+    assert await end_processes(hardware, await verdict(hardware)) == EndResult({11: how, 12: how})
     assert await pids(hardware) == {21, 13}
 
 
 async def test_a_client_of_mps_and_a_process_past_it_are_each_ended_their_own_way() -> None:
     hardware = await node(mps=True)
     await occupied(hardware, works(11, 15 * GIB, mps=True), works(12, 15 * GIB, mps=False))
-    assert (await end(hardware, await verdict(hardware))).how == {11: How.CLIENT, 12: How.PROCESS}
+    assert (await end_processes(hardware, await verdict(hardware))).how == {
+        11: EndMethod.CLIENT,
+        12: EndMethod.PROCESS,
+    }
     assert await pids(hardware) == set()
 
 
@@ -80,7 +83,7 @@ async def test_who_has_the_pid_by_now_is_left_alone(mps: bool) -> None:
     judged = await verdict(hardware)
     await hardware.inject(Vacate(0))
     await occupied(hardware, works(11, 10 * GIB, NOTEBOOK, mps=mps))
-    assert await end(hardware, judged) == Ended({})
+    assert await end_processes(hardware, judged) == EndResult({})
     assert await pids(hardware) == {11}
 
 
@@ -90,14 +93,14 @@ async def test_who_has_gone_by_himself_is_no_failure(mps: bool) -> None:
     await occupied(hardware, works(11, 30 * GIB, mps=mps))
     judged = await verdict(hardware)
     await hardware.inject(Vacate(0))
-    assert await end(hardware, judged) == Ended({})
+    assert await end_processes(hardware, judged) == EndResult({})
 
 
 async def test_a_client_of_a_daemon_that_is_not_ours_goes_on_and_that_is_said() -> None:
     hardware = await node(mps=False)
     await occupied(hardware, works(11, 30 * GIB, mps=True))
-    outcome = await end(hardware, await verdict(hardware))
-    assert outcome == Ended({}, ("no MPS daemon of ours has process 11 for a client",))
+    outcome = await end_processes(hardware, await verdict(hardware))
+    assert outcome == EndResult({}, ("no MPS daemon of ours has process 11 for a client",))
     assert await pids(hardware) == {11}
 
 
@@ -106,7 +109,7 @@ async def test_hardware_that_fails_is_said_and_the_others_are_ended(mps: bool) -
     hardware = await node(mps=mps)
     await occupied(hardware, works(11, 15 * GIB, mps=mps), works(12, 15 * GIB, mps=mps))
     await hardware.inject(FailCall("perform", HardwareTimeout("no answer")))
-    outcome = await end(hardware, await verdict(hardware))
+    outcome = await end_processes(hardware, await verdict(hardware))
     assert outcome.failed == ("no answer",)
     assert len(outcome.how) == 1
     assert len(await pids(hardware)) == 1
@@ -123,8 +126,8 @@ async def test_a_client_that_goes_on_is_not_said_to_be_ended_and_not_signalled()
     """NVIDIA: to end a busy client by a signal may hang the server for everybody."""
     hardware = await node(Deaf, mps=True)
     await occupied(hardware, works(11, 30 * GIB, mps=True))
-    outcome = await end(hardware, await verdict(hardware))
-    assert outcome == Ended({}, ("MPS client 11 was told to end, and goes on",))
+    outcome = await end_processes(hardware, await verdict(hardware))
+    assert outcome == EndResult({}, ("MPS client 11 was told to end, and still runs",))
     assert await pids(hardware) == {11}
 
 
@@ -141,5 +144,5 @@ class Turncoat(SimulatedHardware):
 async def test_a_client_that_then_works_past_its_daemon_is_ended_with_its_process() -> None:
     hardware = await node(Turncoat, mps=True)
     await occupied(hardware, works(11, 30 * GIB, mps=True))
-    assert await end(hardware, await verdict(hardware)) == Ended({11: How.PROCESS})
+    assert await end_processes(hardware, await verdict(hardware)) == EndResult({11: EndMethod.PROCESS})
     assert await pids(hardware) == set()

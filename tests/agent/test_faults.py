@@ -155,7 +155,7 @@ async def fast_agent(
     node: Place, hardware: SimulatedHardware, **intervals: float
 ) -> AsyncIterator[AgentStatus]:
     """An agent in this loop whose clock runs fast."""
-    board = AgentStatus(lambda: time.monotonic() * FAST)
+    status = AgentStatus(lambda: time.monotonic() * FAST)
     settings = AgentOptions(
         kubelet_dir=node.kubelet_dir,
         pod_resources=node.pod_resources,
@@ -164,9 +164,9 @@ async def fast_agent(
         intervals=Intervals(conditions_s=0.05, observe_s=0.5, retry_s=0.05, **intervals),
     )
     stop = asyncio.Event()
-    agent = asyncio.create_task(run(settings, hardware, stop=stop, status=board))
+    agent = asyncio.create_task(run(settings, hardware, stop=stop, status=status))
     try:
-        yield board
+        yield status
     finally:
         stop.set()
         await agent
@@ -182,14 +182,14 @@ async def test_a_gpu_comes_back_after_a_proven_reset_and_its_probation(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     hardware = SimulatedHardware(load_machine(MACHINE))
-    async with fast_agent(node, hardware) as board:
+    async with fast_agent(node, hardware) as status:
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
         await hardware.inject(RaiseXid(3, 79))
         await hardware.inject(LoseGpu(3))
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 7)
         await hardware.inject(GpuReturns(3))
         await hardware.inject(ResetGpu(3))
-        await board.until(lambda report: report.gpus[3].health.state is HealthState.PROBATION)
+        await status.until(lambda report: report.gpus[3].health.state is HealthState.PROBATION)
         assert sum(row.healthy for row in rows(kubelet)) == 7
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
 
@@ -198,16 +198,16 @@ async def test_a_gpu_that_answers_again_without_a_reset_stays_away(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     hardware = SimulatedHardware(load_machine(MACHINE))
-    async with fast_agent(node, hardware) as board:
+    async with fast_agent(node, hardware) as status:
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 8)
         await hardware.inject(RaiseXid(3, 79))
         await hardware.inject(LoseGpu(3))
         await until(lambda: sum(row.healthy for row in rows(kubelet)) == 7)
         await hardware.inject(GpuReturns(3))
-        lost = board.report
+        lost = status.report
         assert lost is not None
         later_s = lost.made.clock_s + 120
-        await board.until(lambda report: report.made.clock_s > later_s and not report.gpus[3].lost)
+        await status.until(lambda report: report.made.clock_s > later_s and not report.gpus[3].lost)
         assert sum(row.healthy for row in rows(kubelet)) == 7
 
 

@@ -22,7 +22,7 @@ def senses(machine: str = "2xa100-40gb") -> tuple[SimulatedHardware, HardwareObs
 
 async def test_health_is_asked_for_at_once_so_that_a_reset_can_be_told_from_what_was_before() -> None:
     hardware, sense, asked = senses()
-    task = asyncio.create_task(sense.conditions_for_ever())
+    task = asyncio.create_task(sense.conditions_forever())
     async with asyncio.timeout(5.0):
         await asked.wait()
     first = sense.take().conditions

@@ -8,14 +8,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partage.agent.reconciler.executor import TransactionEnd
-from partage.agent.reconciler.one_shot import Applied, Apply, as_before
+from partage.agent.reconciler.one_shot import ApplyResult, ApplyRun, desired_for_undo
 from partage.edges.files.catalogue import geometry_of, load
 from partage.errors import GpuInUse, InsufficientResources
 from partage.faces.apply_rows import exit_code, problems, rows
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, plan_gpu_mig
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout, plan_gpu_mig
 from partage.sim.node.faults import FailCall, Occupy
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -47,9 +47,11 @@ def _quiet(_inventory):
     return lambda step, status, reason: None
 
 
-async def _apply(hardware, layouts) -> Applied:
+async def _apply(hardware, layouts) -> ApplyResult:
     """These layouts, and nothing else."""
-    apply = Apply(hardware, lambda found: as_before(found, layouts), geometry_of, _quiet, only_layouts=True)
+    apply = ApplyRun(
+        hardware, lambda found: desired_for_undo(found, layouts), geometry_of, _quiet, only_layouts=True
+    )
     return await apply.run()
 
 
@@ -88,7 +90,7 @@ async def _play(data):
             assert isinstance(plan, GpuMigPlan)
             assert plan.steps == ()
         else:
-            assert as_found(now) == as_found(was)
+            assert live_layout(now) == live_layout(was)
     if not applied.plan.unsettled and not applied.failed:
         assert (await _apply(hardware, second)).plan.transactions == ()
 
@@ -146,7 +148,7 @@ async def test_who_uses_a_part_of_it_is_named_and_stays():
     assert (exit_code(applied), applied.failed) == (3, ())
     (problem,) = problems(applied)
     assert "cannot have 2c.3g.40gb as well" in problem.message
-    assert "process python (pid 4711), and in it the driver has no room" in problem.message
+    assert "process python (pid 4711), and the driver has no room in it" in problem.message
     assert await hardware.observe() == before
 
 
@@ -159,7 +161,7 @@ async def test_what_was_there_comes_back_even_where_its_gpu_instance_has_no_room
     applied = await _apply(hardware, {uuid: _desired("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
     (outcome,) = applied.outcomes
     assert (outcome.ending, exit_code(applied)) == (TransactionEnd.BACK, 3)
-    assert as_found((await hardware.observe()).gpus[0]) == as_found(before.gpus[0])
+    assert live_layout((await hardware.observe()).gpus[0]) == live_layout(before.gpus[0])
 
 
 class Full(SimulatedHardware):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.agent.reconciler.executor import Progress
-from partage.agent.reconciler.one_shot import Apply, look
+from partage.agent.reconciler.one_shot import ApplyRun, observe_input
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Unsatisfiable
@@ -170,7 +170,7 @@ async def _one_policy_after_the_other(data: st.DataObject) -> None:
     await settings_of_an_administrator(hardware, data)
     first = await _settings(hardware)
     reset: set[str] = set()
-    apply = Apply(hardware, lambda found: resolve(Policy(), found, geometry_of), geometry_of, _quiet)
+    apply = ApplyRun(hardware, lambda found: resolve(Policy(), found, geometry_of), geometry_of, _quiet)
     for _ in range(data.draw(st.integers(1, 4))):
         inventory = await hardware.begin()
         policy = data.draw(policies(inventory))
@@ -190,7 +190,7 @@ async def _one_policy_after_the_other(data: st.DataObject) -> None:
     }
 
 
-async def _applied_as_planned(hardware: RecordingHardware, apply: Apply, policy: Policy) -> None:
+async def _applied_as_planned(hardware: RecordingHardware, apply: ApplyRun, policy: Policy) -> None:
     apply.resolve = lambda inventory: resolve(policy, inventory, geometry_of)
     apply._attempts.clear()
     applied = await apply.run()
@@ -272,5 +272,7 @@ async def _agent_does_as_planned(world: World, hardware: RecordingHardware, text
 async def _planned(
     hardware: SimulatedHardware, policy: Policy, original: Mapping[str, OriginalSettings]
 ) -> dict[str, tuple[PlannedStep, ...]]:
-    found = await look(hardware, lambda inventory: resolve(policy, inventory, geometry_of), None, original)
+    found = await observe_input(
+        hardware, lambda inventory: resolve(policy, inventory, geometry_of), None, original
+    )
     return _steps(plan_node(found.desired, found.now, geometry_of))

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
-from partage.agent.observers.pod_resources import OurNames, PodResourcesPoller
+from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName
-from partage.plan.serve.ledger import Degree, Ledger
+from partage.plan.serve.ledger import Certainty, Ledger
 from tests.kubelet_script import until
 
 GPU = ResourceName("nvidia.com/gpu")
@@ -42,7 +42,7 @@ def questions(
         clock=lambda: asyncio.get_running_loop().time(),
         ask=lambda: None,
         intervals=QUICK,
-        names=lambda: OurNames({GPU}, {"GPU-a"}),
+        names=lambda: NodeNames({GPU}, {"GPU-a"}),
         checkpoint=lambda: checkpoint,
         there=lambda: there,
     )
@@ -68,7 +68,7 @@ async def test_an_allocate_is_followed_by_questions_until_its_pod_is_named() -> 
         one.soon()
         await until(lambda: kubelet.asked >= 3)
         kubelet.says = (ContainerHold("default", "pod", "main", GPU, ("GPU-a",)),)
-        await until(lambda: [entry.degree for entry in one.ledger.entries()] == [Degree.OBSERVED])
+        await until(lambda: [entry.certainty for entry in one.ledger.entries()] == [Certainty.OBSERVED])
 
 
 async def test_many_allocates_ask_one_question() -> None:
@@ -116,7 +116,9 @@ async def test_the_checkpoint_stands_in_for_a_first_answer() -> None:
     )
     async with asking(one):
         assert one.known
-        assert [(entry.id, entry.degree) for entry in one.ledger.entries()] == [("GPU-a", Degree.TENTATIVE)]
+        assert [(entry.id, entry.certainty) for entry in one.ledger.entries()] == [
+            ("GPU-a", Certainty.TENTATIVE)
+        ]
 
 
 async def test_what_the_checkpoint_has_and_nobody_names_yet_is_held_from_the_start() -> None:
@@ -124,12 +126,12 @@ async def test_what_the_checkpoint_has_and_nobody_names_yet_is_held_from_the_sta
     kubelet = Kubelet()
     one = questions(kubelet, checkpoint={GPU: frozenset({"GPU-a", "GPU-b"})})
     async with asking(one):
-        assert {entry.id: entry.degree for entry in one.ledger.entries()} == dict.fromkeys(
-            ("GPU-a", "GPU-b"), Degree.TENTATIVE
+        assert {entry.id: entry.certainty for entry in one.ledger.entries()} == dict.fromkeys(
+            ("GPU-a", "GPU-b"), Certainty.TENTATIVE
         )
         asked = kubelet.asked
         kubelet.says = (ContainerHold("default", "pod", "main", GPU, ("GPU-a",)),)
-        await until(lambda: one.ledger.entries()[0].degree is Degree.OBSERVED)
+        await until(lambda: one.ledger.entries()[0].certainty is Certainty.OBSERVED)
         assert kubelet.asked - asked < 5, "PodResources is rate limited"
 
 

@@ -136,7 +136,7 @@ def test_a_file_that_does_not_fit_the_node_is_an_error_at_the_start(path: Path) 
     one.start()
     one.resolve_on(node_of())
     with pytest.raises(InputError, match="3"):
-        one.must_hold()
+        one.check_in_force()
 
 
 @pytest.mark.parametrize("text", [WRONG, NOT_HERE])
@@ -145,7 +145,7 @@ def test_the_last_good_policy_stands_in(path: Path, text: str) -> None:
     one = policies(path, SavedPolicy(GOOD, "old.yaml"))
     one.start()
     one.resolve_on(node_of())
-    one.must_hold()
+    one.check_in_force()
     assert state(one) is PolicyState.LAST_GOOD
     assert one.report.problems
     assert one.saved == SavedPolicy(GOOD, "old.yaml")
@@ -163,7 +163,7 @@ def test_a_last_good_policy_that_does_not_fit_leaves_the_files_error(path: Path)
     one.start()
     one.resolve_on(node_of())
     with pytest.raises(Unsatisfiable):
-        one.must_hold()
+        one.check_in_force()
 
 
 def test_nothing_is_judged_without_a_driver(path: Path) -> None:
@@ -171,7 +171,7 @@ def test_nothing_is_judged_without_a_driver(path: Path) -> None:
     one = policies(path)
     one.start()
     one.resolve_on(NOBODY)
-    one.must_hold()
+    one.check_in_force()
     assert state(one) is PolicyState.NONE
     one.resolve_on(node_of())
     assert state(one) is PolicyState.NONE

@@ -30,7 +30,7 @@ async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
     async with memory(tmp_path) as one:
         for number in range(3):
             serving = {f"GPU-{n}": GpuServing(()) for n in range(number)}
-            one.remember(NodeState(serving), None)
+            one.update(NodeState(serving), None)
             await one.written()
             loaded = one.load()
             assert loaded.serving == serving
@@ -39,7 +39,7 @@ async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
 async def test_a_directory_that_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with memory(tmp_path / "file" / "state") as one:
-        one.remember(NodeState({"GPU-0": GpuServing(())}), None)
+        one.update(NodeState({"GPU-0": GpuServing(())}), None)
         async with asyncio.timeout(1.0):
             await one.written()
         assert "cannot make the state directory" in one.trouble
@@ -47,8 +47,8 @@ async def test_a_directory_that_cannot_be_written_keeps_nobody_waiting(tmp_path:
 
 async def test_nothing_new_is_nothing_to_wait_for(tmp_path: Path) -> None:
     async with memory(tmp_path) as one:
-        one.remember(NodeState(), None)
+        one.update(NodeState(), None)
         await one.written()
-        one.remember(NodeState(), None)
+        one.update(NodeState(), None)
         async with asyncio.timeout(0.1):
             await one.written()

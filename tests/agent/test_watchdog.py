@@ -60,11 +60,15 @@ async def looking_often(node: Place) -> AsyncIterator[AgentStatus]:
         policy=node.policy,
         intervals=Intervals(watch_s=0.1, holders_s=0.1),
     )
-    hardware, stop, board = RemoteHardware(node.hardware_socket), asyncio.Event(), AgentStatus(time.monotonic)
+    hardware, stop, status = (
+        RemoteHardware(node.hardware_socket),
+        asyncio.Event(),
+        AgentStatus(time.monotonic),
+    )
     hardware.start()
-    agent = asyncio.create_task(run(settings, hardware, stop=stop, status=board))
+    agent = asyncio.create_task(run(settings, hardware, stop=stop, status=status))
     try:
-        yield board
+        yield status
     finally:
         stop.set()
         await agent
@@ -124,12 +128,12 @@ async def test_a_container_that_is_ended_through_the_helper_is_counted_and_its_n
     )
     gpu = load_machine(MACHINE).inventory.gpus[0].uuid
     with simulated_helper(node, MACHINE) as helper:
-        async with looking_often(node) as board:
+        async with looking_often(node) as status:
             await until(lambda: kubelet.last(SHARED) and f"{gpu}::1" in ids(kubelet, SHARED))
             kubelet.pod_resources = pods(train=[f"{gpu}::0"], notebook=[f"{gpu}::1"])
             mine = [works(pid, 15 * GIB, mps=mps) for pid in (11, 12)]
             await asyncio.to_thread(helper.inject, *mine, works(21, 15 * GIB, NOTEBOOK, mps=mps))
-            await until(lambda: board.counts.kills)
-        assert board.counts.kills == {(gpu, "client" if mps else "process"): 2}
+            await until(lambda: status.counts.kills)
+        assert status.counts.kills == {(gpu, "client" if mps else "process"): 2}
         assert helper.hardware is not None
         assert [use.pid for use in helper.hardware.state.uses] == [21]

@@ -183,4 +183,4 @@ def test_standard_input_is_a_file_too(capsys, monkeypatch, file):
 
 def test_the_table_ends_in_a_count(capsys, file):
     assert run(["check", file(GOOD)]) == 0
-    assert capsys.readouterr().out == "1 file: nothing to complain about\n"
+    assert capsys.readouterr().out == "1 file: no problems\n"

@@ -13,7 +13,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.faces.cli.main import run
 from partage.faces.render.cards import cards_of
 from partage.faces.render.drawing import Box, Label, draw
-from partage.faces.render.paper import png, svg
+from partage.faces.render.picture_files import png, svg
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, node, offering
 
 _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))

@@ -40,11 +40,11 @@ from partage.plan.reconcile.known_node import UNSEEN, recognise
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.report import (
-    Dependencies,
-    Moment,
+    DependencyProblems,
     PolicyReport,
     PolicyState,
     Report,
+    ReportTime,
     gpu_reports,
     resource_reports,
 )
@@ -70,22 +70,22 @@ class Clock:
 
 @dataclass
 class Agent:
-    """A board as the loop of an agent leaves it, and the pages over it."""
+    """A status as the loop of an agent leaves it, and the pages over it."""
 
     clock: Clock = field(default_factory=Clock)
     helper: HelperState = field(default_factory=lambda: HelperState(up=True, restarts=2, pid=7))
 
     def __post_init__(self) -> None:
-        self.board = AgentStatus(self.clock, pulse_s=self.clock.now_s)
-        self.pages = agent_pages(self.board, INTERVALS, lambda: self.helper)
+        self.status = AgentStatus(self.clock, pulse_s=self.clock.now_s)
+        self.pages = agent_pages(self.status, INTERVALS, lambda: self.helper)
         self.states = [EndpointState(name, serving=True, registered=True) for name in (SHARED, GPU)]
-        self.board.endpoints = lambda: self.states
-        self.board.counts.asked = lambda: {SHARED: RequestCounts(3, 1, 0)}
+        self.status.endpoints = lambda: self.states
+        self.status.counts.asked = lambda: {SHARED: RequestCounts(3, 1, 0)}
         self.report = a_report(self.clock.now_s)
-        self.board.publish(self.report)
+        self.status.publish(self.report)
 
     def say(self, **changes: Any) -> None:
-        self.board.publish(replace(self.report, **changes))
+        self.status.publish(replace(self.report, **changes))
 
     def get(self, path: str) -> tuple[int, Any]:
         status, _, body = self.pages[path]()
@@ -114,14 +114,14 @@ def a_report(now_s: float) -> Report:
     seen = TurnInput(now, desired, xids=(Xid(uuids[3], 79),), held_version=ledger.version)
     done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
     return Report(
-        made=Moment(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
+        made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
         node=node,
         offer=done.view.offer,
         gpus=gpu_reports(node, done, desired, ledger.entries()),
         resources=resource_reports(done.view.by_resource, ledger.entries()),
         entries=ledger.entries(),
         policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
-        dependencies=Dependencies(),
+        dependencies=DependencyProblems(),
     )
 
 
@@ -152,12 +152,15 @@ def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
         (lambda agent: _unregister(agent, attempts=0, since=999.0), "not-registered"),
         (lambda agent: _unregister(agent, attempts=3, since=900.0), "kubelet-silent"),
         (lambda agent: agent.states.clear(), "not-registered"),
-        (lambda agent: agent.say(dependencies=Dependencies(hardware="the helper is away")), "helper-down"),
-        (lambda agent: setattr(agent.board, "helper_trouble", lambda: "it has ended"), "helper-down"),
+        (
+            lambda agent: agent.say(dependencies=DependencyProblems(hardware="the helper is away")),
+            "helper-down",
+        ),
+        (lambda agent: setattr(agent.status, "helper_trouble", lambda: "it has ended"), "helper-down"),
         (lambda agent: agent.say(node=UNSEEN), "helper-down"),
         (lambda agent: agent.say(node=without_driver(agent)), "driver-missing"),
         (lambda agent: setattr(agent.clock, "now_s", 1016.0), "loop-stalled"),
-        (lambda agent: setattr(agent.board, "report", None), "starting"),
+        (lambda agent: setattr(agent.status, "report", None), "starting"),
     ],
     ids=[
         "not yet registered",
@@ -190,7 +193,7 @@ def without_driver(agent: Agent) -> Any:
 
 
 def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
-    agent.say(dependencies=Dependencies(hardware="away"))
+    agent.say(dependencies=DependencyProblems(hardware="away"))
     assert agent.get("/livez")[0] == 200
     agent.clock.now_s += INTERVALS.stalled_s + 1
     assert agent.get("/livez")[0] == 503
@@ -209,7 +212,7 @@ def test_a_refused_policy_is_for_people_not_for_probes(agent: Agent) -> None:
 
 
 def test_metrics_are_what_the_official_parser_reads(agent: Agent) -> None:
-    agent.board.counts.xids.update([("GPU-x", 79), ("", 13)])
+    agent.status.counts.xids.update([("GPU-x", 79), ("", 13)])
     samples = agent.samples()
     assert samples["partage_devices"] == {
         ("healthy", GPU): 1.0,
@@ -242,7 +245,7 @@ def test_each_gpu_is_in_one_state_of_health_and_serves_one_strategy(agent: Agent
 
 
 def test_metrics_can_be_had_before_the_first_turn(agent: Agent) -> None:
-    agent.board.report = None
+    agent.status.report = None
     samples = agent.samples()
     assert samples["partage_healthy"] == {(): 0.0}
     assert "partage_devices" not in samples
@@ -269,7 +272,7 @@ def test_the_report_says_everything_in_camel_case(agent: Agent) -> None:
     assert document["held"][0] == {
         "resource": SHARED,
         "id": f"{agent.report.gpus[0].uuid}::0",
-        "degree": "observed",
+        "certainty": "observed",
         "holders": [{"namespace": "default", "pod": "pod", "container": "main"}],
         "since": "2023-11-14T22:13:10.000Z",
     }
@@ -288,11 +291,11 @@ def _keys(value: Any) -> Iterator[str]:
 
 def test_the_report_file_is_written_when_it_says_something_new(agent: Agent, tmp_path: Path) -> None:
     path = tmp_path / "run" / "report.json"
-    file = ReportFile(agent.board, INTERVALS, path)
+    file = ReportFile(agent.status, INTERVALS, path)
     assert file.renew() == ""
     first = path.stat().st_mtime_ns, path.stat().st_ino
     made = agent.report.made
-    agent.say(made=Moment(made.at_s + 5, made.clock_s + 5, 13, 0.001))
+    agent.say(made=ReportTime(made.at_s + 5, made.clock_s + 5, 13, 0.001))
     assert file.renew() == ""
     assert (path.stat().st_mtime_ns, path.stat().st_ino) == first
     agent.states[0] = replace(agent.states[0], registered=False)
@@ -305,7 +308,7 @@ def test_a_report_file_that_cannot_be_written_says_why(agent: Agent, tmp_path: P
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert (
         "Not a directory"
-        in ReportFile(agent.board, INTERVALS, tmp_path / "file" / "run" / "report.json").renew()
+        in ReportFile(agent.status, INTERVALS, tmp_path / "file" / "run" / "report.json").renew()
     )
 
 

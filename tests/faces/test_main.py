@@ -90,7 +90,7 @@ def test_ctrl_c_ends_with_130(monkeypatch):
     def interrupted(*_arguments, **_named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partage.faces.cli.common.look_at", interrupted)
+    monkeypatch.setattr("partage.faces.cli.common.plan_input", interrupted)
     assert _partage("plan") == 130
 
 

@@ -35,8 +35,8 @@ PODS = (
 
 
 def _report(stage: StoryStage) -> Report:
-    assert stage.board.report is not None
-    return stage.board.report
+    assert stage.agent_status.report is not None
+    return stage.agent_status.report
 
 
 async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
@@ -53,7 +53,7 @@ async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
         if drain:
             stage.write_policy(PolicyText("p.yaml", b"version: partage/v1"))
             assert await stage.eventually(lambda: any(gpu.waits for gpu in _report(stage).gpus))
-        return report_document(_report(stage), stage.board, assess(stage.board, INTERVALS))
+        return report_document(_report(stage), stage.agent_status, assess(stage.agent_status, INTERVALS))
     finally:
         await stage.close()
 

@@ -30,9 +30,9 @@ from partage.model.policy import Policy
 from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
-from partage.plan.serve.allocate import PreferredAllocator
-from partage.plan.serve.answer import AllocateResponder
-from partage.plan.serve.linked import pair_score
+from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.linked_gpus import pair_score
+from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.sim.node.files.machine_file import read_machine
 
 Json = Any

@@ -227,7 +227,7 @@ class LayoutTruth(Truth):
         if any(one.gpu == gpu for one in held):
             return []
         agent = self._node.agent
-        said = agent.board.report.gpus if agent and agent.board.report else ()
+        said = agent.status.report.gpus if agent and agent.status.report else ()
         why = [f"{one.plan}" for one in said if one.uuid == gpu]
         return [f"{gpu} has not its layout, and nobody is in the way: {why}"]
 
@@ -235,9 +235,9 @@ class LayoutTruth(Truth):
         """All that was changed is written down as done."""
         complaints = super()._restless()
         agent = self._node.agent
-        if agent is not None and agent.board.report is not None:
+        if agent is not None and agent.status.report is not None:
             complaints += [
-                f"unsettled: {one.plan}" for one in agent.board.report.gpus if one.plan and one.plan.reason
+                f"unsettled: {one.plan}" for one in agent.status.report.gpus if one.plan and one.plan.reason
             ]
         return complaints + self._unfinished()
 

@@ -18,7 +18,7 @@ from partage.model.process import Processes
 from partage.model.share import Guarantee
 from partage.plan.reconcile.verification import said, verified
 from partage.plan.serve.ledger import Holder
-from partage.plan.serve.watchdog import Concern
+from partage.plan.serve.watchdog import ViolationKind
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import FailCall, HealCall, HideProcesses, Vacate
@@ -72,14 +72,14 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.01)
 
 
-def board(world: World) -> AgentStatus:
+def status_of(world: World) -> AgentStatus:
     assert world.agent is not None
-    return world.agent.board
+    return world.agent.status
 
 
 def look(world: World) -> WatchObservation:
     """The last one."""
-    found = board(world).look()
+    found = status_of(world).look()
     assert found is not None
     return found
 
@@ -96,9 +96,9 @@ async def admitted(world: World, *names: str) -> dict[str, str]:
     """Pods with a share each, until the agent knows who they are; the last one's environment."""
     for name in names:
         await world.admit(Pod("default", name, (Container("main", {SHARED: 1}),)), bound=True, patience_s=5.0)
-    report = board(world).report
+    report = status_of(world).report
     assert report is not None
-    await board(world).until(
+    await status_of(world).until(
         lambda report: set(names) <= {who.pod for entry in report.entries if (who := entry.holder)}
     )
     (status,) = (status for status in world.kubelet.pods() if status.pod.name == names[-1])
@@ -127,15 +127,15 @@ def test_two_processes_that_each_keep_to_the_limit_and_exceed_the_share_together
         await admitted(world, "train", "notebook")
         await works_on(world, 11, 12)
         await works_on(world, 21, container=NOTEBOOK)
-        (verdict,) = (await looks_again(world)).watched.verdicts
+        (verdict,) = (await looks_again(world)).watched.violations
         assert verdict.usage.holder == NAMES[TRAIN]
         assert all((row.used_bytes or 0) < verdict.usage.granted_bytes for row in verdict.usage.processes)
         assert await running(world) == {11, 12, 21}, "one look is not enough"
         await looks_again(world)
-        await until(lambda: board(world).counts.kills)
+        await until(lambda: status_of(world).counts.kills)
         assert await running(world) == {21}
-        assert dict(board(world).counts.kills) == {(verdict.usage.gpu, "client"): 2}
-        assert (await looks_again(world)).watched.verdicts == ()
+        assert dict(status_of(world).counts.kills) == {(verdict.usage.gpu, "client"): 2}
+        assert (await looks_again(world)).watched.violations == ()
 
     with one_gpu(KILLED) as play:
         play(story)
@@ -145,9 +145,9 @@ def test_without_mps_the_process_itself_is_ended() -> None:
     async def story(world: World) -> None:
         await admitted(world, "train")
         await works_on(world, 11, each=30, mps=False)
-        await until(lambda: board(world).counts.kills)
+        await until(lambda: status_of(world).counts.kills)
         assert await running(world) == set()
-        assert [how for _, how in board(world).counts.kills] == ["process"]
+        assert [how for _, how in status_of(world).counts.kills] == ["process"]
 
     with one_gpu(SLICED) as play:
         play(story)
@@ -159,12 +159,12 @@ def test_who_exceeds_his_share_at_every_other_look_is_named_and_lives() -> None:
         await looks_again(world)
         for _ in range(4):
             await works_on(world, 11, each=30)
-            assert len((await looks_again(world)).watched.verdicts) == 1
+            assert len((await looks_again(world)).watched.violations) == 1
             await world.fault(Vacate(0))
             await works_on(world, 11, each=10)
-            assert (await looks_again(world)).watched.verdicts == ()
+            assert (await looks_again(world)).watched.violations == ()
             await world.fault(Vacate(0))
-        assert not board(world).counts.kills
+        assert not status_of(world).counts.kills
 
     with one_gpu(KILLED) as play:
         play(story)
@@ -196,8 +196,8 @@ def test_with_warn_it_is_said_once_when_it_begins_and_once_when_it_ends(
         }
         await world.fault(Vacate(0))
         await looks_again(world, 2)
-        assert said() == ["container exceeds its share", "container exceeds its share no more"]
-        assert not board(world).counts.kills
+        assert said() == ["container exceeds its share", "container no longer exceeds its share"]
+        assert not status_of(world).counts.kills
 
     with caplog.at_level("INFO", logger="partage.agent.watchdog"), one_gpu(WARNED) as play:
         play(story)
@@ -207,10 +207,10 @@ def test_who_holds_no_share_is_named_and_never_ended() -> None:
     async def story(world: World) -> None:
         await admitted(world, "train")
         await works_on(world, 21, each=30, container=NOTEBOOK)
-        (verdict,) = (await looks_again(world, 4)).watched.verdicts
-        assert verdict.concern is Concern.UNGRANTED
+        (verdict,) = (await looks_again(world, 4)).watched.violations
+        assert verdict.concern is ViolationKind.UNGRANTED
         assert await running(world) == {21}
-        assert not board(world).counts.not_killed, "nobody tried"
+        assert not status_of(world).counts.not_killed, "nobody tried"
 
     with one_gpu(KILLED) as play:
         play(story)
@@ -220,13 +220,13 @@ def test_while_the_kubelet_does_not_say_who_holds_what_nobody_is_said_to_hold_no
     async def story(world: World) -> None:
         await admitted(world, "train")
         world.behave(pod_resources=PodResourcesMode.REFUSES)
-        await until(lambda: (report := board(world).report) and report.dependencies.pod_resources)
+        await until(lambda: (report := status_of(world).report) and report.dependencies.pod_resources)
         await works_on(world, 21, container=NOTEBOOK)
         await works_on(world, 11, each=30)
-        (verdict,) = (await looks_again(world)).watched.verdicts
-        assert (verdict.concern, verdict.usage.holder) == (Concern.OVER, NAMES[TRAIN])
+        (verdict,) = (await looks_again(world)).watched.violations
+        assert (verdict.concern, verdict.usage.holder) == (ViolationKind.OVER, NAMES[TRAIN])
         world.behave(pod_resources=PodResourcesMode.SERVES)
-        await until(lambda: len(look(world).watched.verdicts) == 2)
+        await until(lambda: len(look(world).watched.violations) == 2)
 
     with one_gpu(WARNED) as play:
         play(story)
@@ -237,7 +237,7 @@ def test_a_container_that_the_kubelet_does_not_name_is_nobodys() -> None:
         await admitted(world, "train")
         await works_on(world, 31, each=30, container="ee" * 32)
         found = (await looks_again(world, 4)).watched
-        assert found.verdicts == ()
+        assert found.violations == ()
         assert [usage.holder for usage in found.usages] == [None]
         assert await running(world) == {31}
 
@@ -256,9 +256,9 @@ def test_who_cannot_be_ended_is_tried_again_and_the_log_says_why_once(
         await looks_again(world, 6)
         assert await running(world) == {11}
         gpu = look(world).watched.usages[0].gpu
-        assert board(world).counts.not_killed[gpu] >= 2
+        assert status_of(world).counts.not_killed[gpu] >= 2
         await world.fault(HealCall("perform"))
-        await until(lambda: board(world).counts.kills)
+        await until(lambda: status_of(world).counts.kills)
         errors = [record for record in caplog.records if record.levelname == "ERROR"]
         assert [(one.message, one.reason) for one in errors] == [("container not ended", "no answer")]  # type: ignore[attr-defined]
 
@@ -271,7 +271,7 @@ def test_who_cannot_be_ended_is_tried_again_and_the_log_says_why_once(
 
 def told(world: World) -> set[Guarantee]:
     """What the report says that the shares guarantee."""
-    report = board(world).report
+    report = status_of(world).report
     assert report is not None
     now = report.snapshot
     assert now is not None
@@ -281,7 +281,7 @@ def told(world: World) -> set[Guarantee]:
 
 def undisturbed(world: World) -> bool:
     """Nothing is withdrawn, and no GPU waits for its holders."""
-    report = board(world).report
+    report = status_of(world).report
     assert report is not None
     return world.kubelet.allocatable() == {SHARED: 2} and not any(gpu.waits for gpu in report.gpus)
 
@@ -291,13 +291,13 @@ def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_i
         assert (await admitted(world, "train"))["PARTAGE_GUARANTEE"] == "guarded"
         await world.fault(HideProcesses())
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        assert [reason.code for reason in assess(board(world), Intervals()).degraded] == ["watch-blind"]
+        assert [reason.code for reason in assess(status_of(world), Intervals()).degraded] == ["watch-blind"]
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await asyncio.sleep(10.0)
         assert undisturbed(world)
         await world.fault(HideProcesses(on=False))
         await until(lambda: told(world) == {Guarantee.GUARDED})
-        assert assess(board(world), Intervals()).degraded == ()
+        assert assess(status_of(world), Intervals()).degraded == ()
         assert undisturbed(world)
 
     with one_gpu(WARNED) as play:
@@ -309,12 +309,12 @@ def test_a_policy_that_stops_watching_promises_less_and_withdraws_nothing() -> N
         await admitted(world, "train")
         world.write_policy([IGNORED])
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        assert board(world).look() is None
+        assert status_of(world).look() is None
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await works_on(world, 11, each=40)
         await asyncio.sleep(10.0)
         assert undisturbed(world)
-        assert board(world).look() is None
+        assert status_of(world).look() is None
         world.write_policy([KILLED])
         await until(lambda: told(world) == {Guarantee.GUARDED})
         assert undisturbed(world)
@@ -354,7 +354,7 @@ def test_who_is_seen_by_chance_is_named_and_not_ended() -> None:
         await works_on(world, 11, each=30)
         found = await looks_again(world, 4)
         assert found.blind == "of some processes we know"
-        assert [one.concern for one in found.watched.verdicts] == [Concern.OVER]
+        assert [one.concern for one in found.watched.violations] == [ViolationKind.OVER]
         assert await running(world) == {11}
 
     with one_gpu(KILLED, OneEyed) as play:
@@ -384,9 +384,9 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
         await looks_again(world)
 
         def section() -> object:
-            report = board(world).report
+            report = status_of(world).report
             assert report is not None
-            return report_document(report, board(world), assess(board(world), Intervals()))["watch"]
+            return report_document(report, status_of(world), assess(status_of(world), Intervals()))["watch"]
 
         said = section()
         assert isinstance(said, dict)

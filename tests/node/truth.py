@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from partage.plan.report import Report
-from partage.plan.serve.ledger import Degree, Entry
+from partage.plan.serve.ledger import Certainty, LedgerEntry
 from partage.sim.kubelet.pod import Container, Pod, PodPhase
 from tests.node.sharing import Share, Terms
 from tests.node.world import Held, World
@@ -70,23 +70,23 @@ class Truth:
             if now.get(share) != self._holder.get(share):
                 self._changed_s[share] = self._world.loop.time()
         self._holder = now
-        if agent is None or agent.board.report is None:
+        if agent is None or agent.status.report is None:
             return
-        report = agent.board.report
+        report = agent.status.report
         entries = _entries(report)
         for share, holder in now.items():
             entry = entries.get(share)
             if entry is None or report.made.clock_s <= self._changed_s[share]:
                 continue
             named = [(f"{one.namespace}/{one.pod}", one.container) for one in entry.holders]
-            assert entry.degree is Degree.TENTATIVE or holder in named, f"{holder} has {share}: {entry}"
+            assert entry.certainty is Certainty.TENTATIVE or holder in named, f"{holder} has {share}: {entry}"
 
     def _ledger_says_everything(self, in_use: list[Held]) -> None:
         """Once all have had time to speak, it is exact; in doubt only where ended pods are named, too."""
         world = self._world
         if world.agent is None or not world.kubelet_runs or world.admissions:
             return
-        report = world.agent.board.report
+        report = world.agent.status.report
         assert report is not None, "the agent says nothing"
         if world.loop.time() - world.agent.since_s < QUIET_S:
             return
@@ -97,13 +97,13 @@ class Truth:
                 continue
             entry = entries.get(one.share)
             assert entry is not None, f"{one} is not in the ledger"
-            assert entry.degree is not Degree.TENTATIVE, f"{one} has no name: {entry}"
+            assert entry.certainty is not Certainty.TENTATIVE, f"{one} has no name: {entry}"
             if not world.kubelet.behaviour.lists_ended_pods:
                 assert entry.holder is not None, f"{one} is doubtful: {entry}"
         if not world.kubelet.behaviour.lists_ended_pods:
             known = {one.share for one in world.held()}
             for share, entry in entries.items():
-                assert share in known or entry.degree is Degree.TENTATIVE, f"nobody holds {entry}"
+                assert share in known or entry.certainty is Certainty.TENTATIVE, f"nobody holds {entry}"
 
     # --- once faults have stopped ---
 
@@ -135,17 +135,17 @@ class Truth:
         agent = self._world.agent
         if agent is None:
             return []
-        if agent.board.report is None:
+        if agent.status.report is None:
             return ["the agent says nothing"]
-        states = (state for state in agent.board.endpoints() if not state.registered)
+        states = (state for state in agent.status.endpoints() if not state.registered)
         return [f"{state.resource} is not registered: {state.last_error}" for state in states]
 
     def _waits(self, gpu: str, should: bool) -> list[str]:
         """What the agent says of it, where we hear it."""
         agent = self._world.agent
-        if agent is None or agent.board.report is None:
+        if agent is None or agent.status.report is None:
             return []
-        does = any(one.uuid == gpu and one.waits for one in agent.board.report.gpus)
+        does = any(one.uuid == gpu and one.waits for one in agent.status.report.gpus)
         return [] if does is should else [f"{gpu} {'waits' if does else 'does not wait'}"]
 
     async def comes_to_rest(self) -> None:
@@ -160,8 +160,8 @@ class Truth:
     def _restless(self) -> list[str]:
         world = self._world
         complaints = self._unsettled()
-        if world.agent is not None and world.agent.board.report is not None:
-            complaints += [f"held: {entry}" for entry in world.agent.board.report.entries]
+        if world.agent is not None and world.agent.status.report is not None:
+            complaints += [f"held: {entry}" for entry in world.agent.status.report.entries]
         wanted = {share for shares in world.wanted().values() for share in shares}
         return complaints + _differ("the node", set(world.offered()), wanted)
 
@@ -222,7 +222,7 @@ def _kind(share: Share) -> str:
     return "clients" if resource in ("gpu.big", "gpu.small") else resource
 
 
-def _entries(report: Report) -> dict[Share, Entry]:
+def _entries(report: Report) -> dict[Share, LedgerEntry]:
     return {(entry.resource, entry.id): entry for entry in report.entries}
 
 

@@ -65,7 +65,7 @@ class Agent:
 
     task: asyncio.Task[None]
     stop: asyncio.Event
-    board: AgentStatus
+    status: AgentStatus
     since_s: float
 
 
@@ -151,9 +151,9 @@ class World:
             container_logs=self.place.container_logs,
             policy=self.place.policy,
         )
-        stop, board = asyncio.Event(), AgentStatus(self.loop.time)
-        task = self.loop.create_task(run(settings, self.hardware, stop=stop, status=board))
-        self.agent = Agent(task, stop, board, self.loop.time())
+        stop, status = asyncio.Event(), AgentStatus(self.loop.time)
+        task = self.loop.create_task(run(settings, self.hardware, stop=stop, status=status))
+        self.agent = Agent(task, stop, status, self.loop.time())
 
     async def stop_agent(self) -> None:
         """It is asked to stop, and stops."""
@@ -192,7 +192,7 @@ class World:
         try:
             agent.task.result()
         except (InputError, Unsatisfiable):
-            if not self.may_refuse or agent.board.report is not None:
+            if not self.may_refuse or agent.status.report is not None:
                 raise
 
     async def agent_turns(self) -> None:
@@ -201,7 +201,7 @@ class World:
             if self.agent is None:
                 self.start_agent()
             async with asyncio.timeout(LONG_S):
-                while self.agent is not None and self.agent.board.report is None:
+                while self.agent is not None and self.agent.status.report is None:
                     await asyncio.sleep(0.1)
                     self.notice_agent()
         assert self.agent is not None, "the agent does not start"

@@ -10,16 +10,16 @@ from partage.model.policy import Strategy
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import (
-    Dependencies,
+    DependencyProblems,
     GpuReport,
-    Moment,
     PolicyReport,
     PolicyState,
     Report,
+    ReportTime,
     ResourceReport,
 )
 from partage.plan.report_events import diff_reports
-from partage.plan.serve.ledger import Degree, Entry, Holder
+from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
 
 GPU = ResourceName("nvidia.com/gpu")
 ONE = GpuReport(
@@ -36,14 +36,14 @@ ONE = GpuReport(
     held=0,
 )
 FIRST = Report(
-    made=Moment(at_s=0.0, clock_s=0.0, number=1, took_s=0.0),
+    made=ReportTime(at_s=0.0, clock_s=0.0, number=1, took_s=0.0),
     node=UNSEEN,
     offer={},
     gpus=(ONE,),
     resources=(ResourceReport(GPU, 1, 1, 0),),
     entries=(),
     policy=PolicyReport(PolicyState.BUILT_IN),
-    dependencies=Dependencies(),
+    dependencies=DependencyProblems(),
 )
 
 
@@ -56,7 +56,7 @@ def test_the_first_report_tells_what_is_offered() -> None:
 
 
 def test_a_report_that_says_the_same_is_no_event() -> None:
-    assert events(FIRST, replace(FIRST, made=Moment(5.0, 5.0, 2, 0.0))) == []
+    assert events(FIRST, replace(FIRST, made=ReportTime(5.0, 5.0, 2, 0.0))) == []
 
 
 def test_a_fault_is_grave_and_a_recovery_is_not() -> None:
@@ -66,12 +66,12 @@ def test_a_fault_is_grave_and_a_recovery_is_not() -> None:
 
 
 def test_a_gpu_that_waits_names_the_pods_once() -> None:
-    entry = Entry(GPU, "GPU-a", Degree.OBSERVED, (Holder("default", "trainer", "main"),), 0.0)
+    entry = LedgerEntry(GPU, "GPU-a", Certainty.OBSERVED, (Holder("default", "trainer", "main"),), 0.0)
     waits = replace(FIRST, gpus=(replace(ONE, plan=GpuPlan(Phase.WAITING, waiting_for=(entry,)), held=1),))
     [one] = diff_reports(FIRST, waits)
     assert one.event == "gpu waits"
     assert one.facts["for"] == ["default/trainer"]
-    assert events(waits, replace(waits, made=Moment(5.0, 5.0, 3, 0.0))) == []
+    assert events(waits, replace(waits, made=ReportTime(5.0, 5.0, 3, 0.0))) == []
 
 
 def test_a_gpu_that_waits_for_nobody_is_no_news() -> None:

@@ -1,4 +1,4 @@
-"""The composition root: who is wired to whom. Every task of the agent is started here."""
+"""The composition root: connects the agent's parts and starts all its tasks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
-from partage.agent.endpoints.resource_plugin import Hooks, ResourcePlugin
-from partage.agent.loop import Loop, Parts, Requests
+from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
+from partage.agent.loop import Loop, LoopParts, TurnRequests
 from partage.agent.observers.hardware import HardwareObserver
-from partage.agent.observers.pod_resources import OurNames, PodResourcesPoller
+from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
 from partage.agent.options import AgentOptions
@@ -46,14 +46,15 @@ from partage.plan.turn import NodeState, after_restart
 
 log = logging.getLogger(__name__)
 
-FIRST_WORD_S = 0.3
-"""How long the start waits for PodResources' first answer, and for the watchdog's first look. Who holds what,
-and whether anybody watches, is better known before anything is offered; whoever is slow to say it shall not
-keep the node's GPUs from being offered."""
+FIRST_ANSWER_S = 0.3
+"""How long the start waits for the first answer of PodResources and the first check of the watchdog, in
+seconds. It is better to know holders and usage before anything is offered; but a slow answer must not delay
+the offer."""
 
 FIRST_LOOK_S = 5.0
-"""How long the start waits for the first look at the node: a policy that does not fit it ends the agent.
-A helper that takes longer hangs; then the agent runs, says so, and offers what it sees once it sees it."""
+"""How long the start waits for the first observation of the node: a policy that does not fit it ends the
+agent. A helper that takes longer hangs; then the agent starts, reports it, and offers GPUs once it observes
+them."""
 
 Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
@@ -68,12 +69,12 @@ async def run(
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
-    status: where reports are published, for those who want to watch. beside: a task of the caller's, run
-    along; it ends with the agent. The hardware is the caller's to close.
+    status: where reports are published. beside: a task of the caller that runs with the agent and ends with
+    it. The caller closes the hardware.
 
-    Raises InputError or Unsatisfiable, with nothing registered, where the policy cannot hold and no last good
-    one stands in; InputError for a socket's path that is too long, where another agent has the state
-    directory, and where the helper refuses what it was started with.
+    Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
+    is no last good one; InputError for a socket path that is too long, if another agent has locked the
+    state directory, or if the helper refuses its options.
     """
     status = status or AgentStatus(time.monotonic)
     _check_paths(options)
@@ -92,7 +93,7 @@ def _check_paths(options: AgentOptions) -> None:
 
 
 class _Agent:
-    """The parts, wired."""
+    """The connected parts."""
 
     def __init__(
         self, options: AgentOptions, hardware: Hardware, status: AgentStatus, state_writer: StateWriter
@@ -100,7 +101,7 @@ class _Agent:
         self._options = options
         self._status = status
         self._state_writer = state_writer
-        self._requests = Requests()
+        self._requests = TurnRequests()
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
         self._endpoints: list[ResourceEndpoint] = []
@@ -120,11 +121,11 @@ class _Agent:
             checkpoint=lambda: held_in_checkpoint(options.kubelet_dir),
             there=options.pod_resources.exists,
         )
-        hooks = Hooks(self._ledger, clock, self._pod_resources.question, self._pod_resources.soon)
+        hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
         self._policies = PolicyObserver(options, geometry_of, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
-        self._originals = Originals(state_writer.keep)
+        self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
         port = NodePort(
             hardware=self._hardware,
@@ -167,8 +168,8 @@ class _Agent:
             if look.done():
                 look.result()
             self._policies.resolve_on(self._hardware.node)
-            self._policies.must_hold()
-            self._watchdog.stand(self._policies.desired, answerable(saved.serving))
+            self._policies.check_in_force()
+            self._watchdog.update(self._policies.desired, answerable(saved.serving))
             async with self._running(beside):
                 await stopped
             log.info("stopped")
@@ -179,7 +180,7 @@ class _Agent:
         await asyncio.to_thread(self._state_writer.save)
 
     def _restore(self) -> SavedState:
-        """Take over from the agent before us."""
+        """Load the state of the agent that ran before."""
         saved = self._state_writer.load()
         self._policies.fallback = saved.policy
         self._originals.by_gpu = saved.original
@@ -194,7 +195,7 @@ class _Agent:
     def _loop_of(self) -> Loop:
         environ = self._options.environ
         disabled, enabled = (environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
-        parts = Parts(
+        parts = LoopParts(
             options=self._options,
             clock=self._status.clock,
             status=self._status,
@@ -219,13 +220,13 @@ class _Agent:
 
     @contextlib.asynccontextmanager
     async def _running(self, beside: Beside | None) -> AsyncIterator[None]:
-        """All tasks, for the length of a block. A task that fails has a bug, and ends the agent."""
+        """Run all tasks during the block. A task that fails has a bug, and ends the agent."""
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "pod resources": self._pod_resources.run(),
             "pulse": self._loop.pulse(),
-            "observe": self._hardware.observe_for_ever(),
-            "conditions": self._hardware.conditions_for_ever(),
-            "events": self._hardware.events_for_ever(),
+            "observe": self._hardware.observe_forever(),
+            "conditions": self._hardware.conditions_forever(),
+            "events": self._hardware.events_forever(),
             "policy": self._policies.watch(),
             "reconciler": self._reconciler.run(),
             "state": self._state_writer.run(),
@@ -236,9 +237,9 @@ class _Agent:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FIRST_WORD_S):
+                async with asyncio.timeout(FIRST_ANSWER_S):
                     await self._pod_resources.asked_once.wait()
-                    await self._watchdog.looked_once.wait()
+                    await self._watchdog.first_look_done.wait()
             await self._loop.turn()
             self._tasks.append(group.create_task(self._loop.run(), name="turns"))
             if beside is not None:
@@ -258,7 +259,7 @@ class _Agent:
         try:
             endpoint = ResourceEndpoint(plugin, self._options.kubelet_dir, clock=self._status.clock)
         except InputError as error:
-            # Only a name that an earlier policy or another plugin gave; those of ours were checked before.
+            # Only a name from an earlier policy or another plugin; names of this policy were checked before.
             log.warning(
                 "resource cannot be served", extra={"resource": plugin.resource, "reason": str(error)}
             )
@@ -266,12 +267,12 @@ class _Agent:
         self._endpoints.append(endpoint)
         self._tasks.append(self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}"))
 
-    def _names(self) -> OurNames:
+    def _names(self) -> NodeNames:
         node = self._hardware.node
         gpus = node.known.values() if node else ()
         devices = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
-        return OurNames(self._plugins.by_name.keys(), devices | self._served_before)
+        return NodeNames(self._plugins.by_name.keys(), devices | self._served_before)
 
     def _cdi_dir(self, inventory: Inventory) -> Path:
-        """A simulated node's specs shall not reach a real container runtime."""
+        """Specs of a simulated node must not reach a real container runtime."""
         return self._options.run_dir / "cdi" if inventory.simulated else self._options.cdi_dir

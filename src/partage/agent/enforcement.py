@@ -1,8 +1,8 @@
-"""Ends the processes of a container that uses more than its share: each the right way, and seen to be over.
+"""Ends the processes of a container that uses more than its share, and checks that they have ended.
 
-A client of MPS is ended by its daemon: a signal to a busy one may hang the server for everybody. A pid is
-nobody's for ever, and the daemon compares nothing, so who has it is looked up again just before. Everybody
-else is ended by the helper, which compares by itself (``edges.hardware.end_process``).
+An MPS client is ended by its daemon: a signal to a busy client may hang the server for all clients. Pids are
+reused and the daemon does not compare, so the process is checked again just before. Other processes are ended
+by the helper, which compares itself (``edges.hardware.end_process``).
 """
 
 from __future__ import annotations
@@ -24,75 +24,82 @@ _AT_ONCE = 8
 """Each may take the time from SIGTERM to SIGKILL. The helper takes 32 requests at a time, not only ours."""
 
 
-class How(StrEnum):
+class EndMethod(StrEnum):
     """How a process's work on a GPU was ended: by the MPS daemon, or with the process itself."""
 
     CLIENT = "client"
     PROCESS = "process"
 
 
-class Ended(Frozen):
-    """how: by pid, of those that we ended. failed: why others go on, a sentence each. Who has gone by himself
-    is in neither."""
+class EndResult(Frozen):
+    """The result of ending a container's processes.
 
-    how: Mapping[int, How]
+    how: by pid, for each process that was ended. failed: why others still run, a sentence each. Processes
+    that ended by themselves are in neither.
+    """
+
+    how: Mapping[int, EndMethod]
     failed: tuple[str, ...] = ()
 
 
-async def end(hardware: Hardware, verdict: Violation) -> Ended:
-    """End what the verdict names, one container's processes on one device."""
+async def end_processes(hardware: Hardware, violation: Violation) -> EndResult:
+    """End what the violation names, one container's processes on one device."""
     several = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(row: GpuProcess) -> How | HardwareError | DaemonError | None:
+    async def one(row: GpuProcess) -> EndMethod | HardwareError | DaemonError | None:
         async with several:
             try:
-                return await _end_one(hardware, row, verdict)
+                return await _end_one(hardware, row, violation)
             except NotFound:
                 return None
             except (HardwareError, DaemonError) as error:
                 return error
 
-    rows = verdict.usage.processes
+    rows = violation.usage.processes
     outcomes = dict(zip(rows, await asyncio.gather(*map(one, rows)), strict=True))
-    return Ended(
-        {row.pid: how for row, how in outcomes.items() if isinstance(how, How)},
+    return EndResult(
+        {row.pid: how for row, how in outcomes.items() if isinstance(how, EndMethod)},
         tuple(str(error) for error in outcomes.values() if isinstance(error, HardwareError | DaemonError)),
     )
 
 
-async def _end_one(hardware: Hardware, row: GpuProcess, verdict: Violation) -> How:
-    """Raises NotFound where it has gone, other HardwareErrors and DaemonError where it goes on."""
-    if row.pid in verdict.clients:
+async def _end_one(hardware: Hardware, row: GpuProcess, violation: Violation) -> EndMethod:
+    """End one process. Raises NotFound if it has ended, other HardwareErrors and DaemonError if it still
+    runs."""
+    if row.pid in violation.clients:
         return await _end_client(hardware, row)
-    for step in verdict.ends:
+    for step in violation.ends:
         if step.pid == row.pid:
             await hardware.perform(step)
-            return How.PROCESS
+            return EndMethod.PROCESS
     if row.kind is ProcessKind.MPS_SERVER:
         raise Unsupported(f"process {row.pid} is called a server of MPS, and may have clients")
-    raise Unsupported(f"/proc does not say when process {row.pid} began: another may have its pid by now")
+    raise Unsupported(
+        f"/proc does not say when process {row.pid} began: another process may have its pid by now"
+    )
 
 
-async def _end_client(hardware: Hardware, row: GpuProcess) -> How:
-    """By its daemon. Where the process then works on the GPU past the daemon, the process itself is ended."""
+async def _end_client(hardware: Hardware, row: GpuProcess) -> EndMethod:
+    """End an MPS client by its daemon. If the process then uses the GPU without the daemon, end the
+    process."""
     daemons = await hardware.daemons()
     step = _end_of(row, daemons)
-    if not await _again(hardware, row):
+    if not await _find_again(hardware, row):
         raise NotFound(f"process {row.pid} does not work on the GPU any more")
     if step is None:
         raise DaemonError(f"no MPS daemon of ours has process {row.pid} for a client")
     await hardware.perform(step)
     if _end_of(row, await hardware.daemons()) is not None:
-        raise DaemonError(f"MPS client {row.pid} was told to end, and goes on")
-    left = await _again(hardware, row)
+        raise DaemonError(f"MPS client {row.pid} was told to end, and still runs")
+    left = await _find_again(hardware, row)
     if left is None or left.start is None or left.kind is ProcessKind.MPS_CLIENT:
-        return How.CLIENT
+        return EndMethod.CLIENT
     await hardware.perform(EndProcess(left.gpu, left.pid, left.start, parse_cgroup(left.cgroups).container))
-    return How.PROCESS
+    return EndMethod.PROCESS
 
 
 def _end_of(row: GpuProcess, daemons: Iterable[DaemonState]) -> EndClient | None:
-    """The act that ends a client's work; None where no daemon has it."""
+    """The step that ends a client; None if no daemon has it."""
     for daemon in daemons:
         if daemon.gpu != row.gpu or (row.device and daemon.device != row.device):
             continue
@@ -102,8 +109,8 @@ def _end_of(row: GpuProcess, daemons: Iterable[DaemonState]) -> EndClient | None
     return None
 
 
-async def _again(hardware: Hardware, row: GpuProcess) -> GpuProcess | None:
-    """The same process, where it still works on the same device in the same container."""
+async def _find_again(hardware: Hardware, row: GpuProcess) -> GpuProcess | None:
+    """The same process, if it still uses the same device in the same container."""
     same = (row.gpu, row.device, row.pid, row.start, parse_cgroup(row.cgroups).container)
     for now in (await hardware.processes()).rows:
         if (now.gpu, now.device, now.pid, now.start, parse_cgroup(now.cgroups).container) == same:

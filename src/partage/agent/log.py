@@ -1,7 +1,7 @@
 """One formatter for the agent's log: text on a terminal, JSON elsewhere; an event and its facts, on stderr.
 
 An event is a short phrase in the past tense. Facts are passed as ``extra={"gpu": ..., "resource": ...}``.
-info: something changed; warning: degraded, we go on; error: a person must act.
+info: something changed; warning: degraded, but working; error: a person must act.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: str = "info") -> None:
-    """Send the log of Partage to stderr, and in the same form what its libraries complain of."""
+    """Send the log of Partage to stderr, and the warnings of its libraries in the same form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter() if sys.stderr.isatty() else JsonFormatter())
     for name, threshold in (("partage", level.upper()), ("asyncio", "WARNING"), ("grpclib", "WARNING")):

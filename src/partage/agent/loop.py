@@ -1,4 +1,4 @@
-"""When to turn. Outside events do not act, they ask for a turn; many requests, one turn."""
+"""The agent's loop: one turn after another. Events only ask for a turn; many requests make one turn."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
-from partage.agent.endpoints.plugin_set import AnswerTerms, PluginSet
+from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.observers.hardware import HardwareObserver, Observation
 from partage.agent.observers.pod_resources import PodResourcesPoller
@@ -23,6 +23,7 @@ from partage.agent.originals import Originals
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
+from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
 from partage.model.gpu import NoDriver
 from partage.model.policy import Policy
@@ -32,7 +33,7 @@ from partage.plan.offer.guarantees import promised
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
-from partage.plan.report import Dependencies, Moment, Report, gpu_reports, resource_reports
+from partage.plan.report import DependencyProblems, Report, ReportTime, gpu_reports, resource_reports
 from partage.plan.report_events import diff_reports
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
@@ -41,8 +42,8 @@ from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 log = logging.getLogger(__name__)
 
 
-class Requests:
-    """Turns that were asked for."""
+class TurnRequests:
+    """Requests for a turn."""
 
     def __init__(self) -> None:
         self._asked = asyncio.Event()
@@ -52,22 +53,18 @@ class Requests:
         self._asked.set()
 
     async def wait(self, longest_s: float | None) -> None:
-        """Wait until a turn is asked for, at most so long; all requests until now are taken."""
-        try:
-            async with asyncio.timeout(longest_s):
-                await self._asked.wait()
-        except TimeoutError:
-            pass
+        """Wait until a turn is asked for, at most longest_s seconds; all requests so far are taken."""
+        await wait_at_most(self._asked, longest_s)
         self._asked.clear()
 
 
-class Parts(Struct):
-    """What the loop turns: everything that it reads and writes."""
+class LoopParts(Struct):
+    """Everything that the loop reads and writes."""
 
     options: AgentOptions
     clock: Callable[[], float]
     status: AgentStatus
-    requests: Requests
+    requests: TurnRequests
     ledger: Ledger
     hardware: HardwareObserver
     settings: SettingsObserver
@@ -86,22 +83,22 @@ class Parts(Struct):
 
 
 class Loop(Struct):
-    """Turns, and keeps what lies between two turns.
+    """Makes turns, and keeps the state between two turns.
 
-    boot_id: of the boot in which the node was last seen, also by the agent before us; empty where unknown.
+    boot_id: of the boot in which the node was last observed, also by an earlier agent; empty if unknown.
     """
 
-    parts: Parts
+    parts: LoopParts
     state: NodeState = field(default_factory=NodeState)
     view: KubeletView = EMPTY_VIEW
     boot_id: str = ""
-    _terms: AnswerTerms | None = None
+    _terms: AllocateContext | None = None
     _due_s: float | None = None
     _number: int = 0
     _policy: Policy | None = None
 
     async def run(self) -> None:
-        """Turn whenever it is asked for or due, for ever."""
+        """Make a turn whenever one is asked for or due."""
         intervals = self.parts.options.intervals
         while True:
             await self.parts.requests.wait(self._pause_s())
@@ -109,7 +106,7 @@ class Loop(Struct):
             await asyncio.sleep(intervals.turn_gap_s)
 
     async def pulse(self) -> None:
-        """Say that the loop is alive, for ever; a thread looks whether this is recent."""
+        """Note regularly that the event loop is alive; the HTTP thread checks how old the note is."""
         while True:
             self.parts.status.pulse_s = self.parts.clock()
             await asyncio.sleep(self.parts.options.intervals.policy_s)
@@ -117,8 +114,8 @@ class Loop(Struct):
     async def turn(self) -> None:
         """One turn: observe, decide, save, publish, report.
 
-        Shares that are new are on disk before they can be allocated: the next agent has to know what a held
-        id was a share of, and the kubelet cannot tell it.
+        New shares are on disk before they can be allocated: the next agent must know the offer of a held id,
+        and the kubelet does not know it.
         """
         parts, began_s = self.parts, self.parts.clock()
         seen = self._seen()
@@ -126,16 +123,16 @@ class Loop(Struct):
         is_new = _shares(done.state) != _shares(self.state)
         self.state, self.view, self._due_s = done.state, done.view, done.plan.due_s
         parts.pod_resources.waited_for(waited=any(done.plan.waiting.values()))
-        parts.state_writer.remember(self.state, parts.policies.saved, parts.originals.by_gpu)
+        parts.state_writer.update(self.state, parts.policies.saved, parts.originals.by_gpu)
         if is_new:
             await parts.state_writer.written()
-        parts.watchdog.stand(parts.policies.desired, self.view.offer)
+        parts.watchdog.update(parts.policies.desired, self.view.offer)
         self._publish(seen.node)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)
 
     def snapshot(self) -> Snapshot:
-        """The node at this moment, as the planner looks at it."""
+        """The planner's input at this moment."""
         parts = self.parts
         observed = parts.settings.observed(parts.hardware.node or UNSEEN)
         if parts.policies.desired is not None:
@@ -163,7 +160,7 @@ class Loop(Struct):
         parts = self.parts
         news = parts.hardware.take()
         parts.policies.resolve_on(news.node)
-        parts.state_writer.has_seen(news.node)
+        parts.state_writer.note_boot(news.node)
         booted = self._has_booted(news)
         if booted:
             parts.originals.forget()
@@ -181,13 +178,14 @@ class Loop(Struct):
         )
 
     def _has_booted(self, news: Observation) -> bool:
-        """Whether the node has booted since it was last seen. A simulated one may do so while we run."""
+        """Whether the node has booted since the last turn. A simulated node may do so while the agent
+        runs."""
         boot_id = news.node.inventory.boot_id if news.node else ""
         before, self.boot_id = self.boot_id, boot_id or self.boot_id
         return bool(before) and before != self.boot_id
 
     def _note_policy(self) -> None:
-        """What failed under another policy is tried at once."""
+        """After a change of policy, what failed is retried at once."""
         desired = self.parts.policies.desired
         if desired is not None and desired.policy != self._policy:
             self._policy = desired.policy
@@ -195,7 +193,7 @@ class Loop(Struct):
             self.parts.settings.slices_changed()
 
     def _publish(self, node: KnownNode) -> None:
-        """Serve the new rows. Without a driver, answers stay what they were when there was one."""
+        """Serve the new rows. Without a driver, answers stay as they were."""
         parts, desired = self.parts, self.parts.policies.desired
         if desired and not isinstance(node.inventory.driver, NoDriver):
             inventory, options = node.inventory, desired.policy.options
@@ -203,7 +201,9 @@ class Loop(Struct):
             parts.guard.want(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unwatched = parts.watchdog.unwatched
-            self._terms = AnswerTerms(inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched)
+            self._terms = AllocateContext(
+                inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched
+            )
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.serve(plugin)
@@ -215,7 +215,7 @@ class Loop(Struct):
         listed = {name: plugin.devices().rows for name, plugin in parts.plugins.by_name.items()}
         now_s = parts.clock()
         report = Report(
-            made=Moment(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
+            made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=promised(done.view.offer, seen.desired.watch_of if seen.desired else {}),
             gpus=gpu_reports(seen.node, done, seen.desired, entries, parts.settings.daemons or ()),
@@ -234,9 +234,9 @@ class Loop(Struct):
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed
         parts.status.publish(report)
 
-    def _dependencies(self) -> Dependencies:
+    def _dependencies(self) -> DependencyProblems:
         parts = self.parts
-        return Dependencies(
+        return DependencyProblems(
             hardware=parts.hardware.trouble,
             pod_resources=parts.pod_resources.trouble,
             state_dir=parts.state_writer.trouble,
@@ -246,5 +246,5 @@ class Loop(Struct):
 
 
 def _shares(state: NodeState) -> dict[str, GpuOffer]:
-    """What containers can have, or have, by GPU."""
+    """The offers of all shares that are or can be held, by GPU."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in state.serving.items()}

@@ -1,4 +1,4 @@
-"""What an operator can tell the agent on its command line; the agent's own intervals and their reasons."""
+"""The agent's command-line options, and its intervals with their reasons."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ RUN_DIR = Path("/run/partage")
 
 
 class Intervals(Frozen):
-    """How often the agent looks at what nobody tells it about, in seconds.
+    """How often the agent polls, in seconds.
 
-    observe_s: the whole node. Changes of MIG devices and driver arrive as events; this is the net below them,
-        and it costs some hundred NVML calls.
-    conditions_s: the driver's word on health. A few field values per GPU; a fault is known within this time
-        even where no XID arrives. NVIDIA's plugin waits 5 s for events.
+    observe_s: the whole node. Changes of MIG devices and driver arrive as events; this finds missed ones, and
+        costs some hundred NVML calls.
+    conditions_s: the driver's health values, a few per GPU; a fault is known within this time even if no XID
+        arrives. NVIDIA's plugin waits 5 s for events.
     events_s: how long one wait for events lasts; it has an end only so that a stuck helper is noticed.
-    policy_s: the policy file's stat. One system call; a reload shall feel immediate.
-    holders_first_s: after an Allocate, the first question who got it. Admission to PreStart takes 0.3 to
-        0.7 s on a real kubelet, and PodResources knows nothing before.
-    holders_s: the same question when nothing happens. The kubelet answers from memory, but refuses its
-        clients, all of them together, when it is asked too often.
-    holders_waited_s: the same question while a GPU waits for pods to end before it changes.
-    holders_longest_s: the longest pause after refusals, each pause twice the one before.
+    policy_s: stat of the policy file. One system call, so it can be short.
+    holders_first_s: PodResources after an Allocate. From admission to PreStart a real kubelet takes 0.3 to
+        0.7 s, and PodResources does not list the pod before.
+    holders_s: PodResources when nothing happens. The kubelet answers from memory, but its rate limit is
+        common to all clients.
+    holders_waited_s: PodResources while a GPU waits for pods to end before it changes.
+    holders_longest_s: the longest pause after refusals; each pause is twice the one before.
     settle_s: how long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at
-        once; an Allocate that was under way when it arrived is over within milliseconds.
+        once; an Allocate that was under way when it arrived ends within milliseconds.
     turn_gap_s: turns are at least this far apart, so that fifty pods starting in a second cost twenty turns.
-    watch_s: who uses how much of a shared GPU. One question to the helper, a few NVML calls per GPU and a few
-        files of /proc per process. A container is ended after two looks, so that it takes as long as the
-        fault of a GPU takes to be known; each process that MPS limits stays limited meanwhile.
-    report_s: the report file is written at most this often.
-    stalled_s: the loop counts as stalled when its pulse (every policy_s) is older.
-    silent_s: the kubelet counts as not answering when a registration has waited this long.
-    retry_s: how soon the node is observed again while there is no driver, or the helper does not answer.
+    watch_s: how much of a shared GPU each container uses. One request to the helper, a few NVML calls per GPU
+        and a few files of /proc per process. A container is ended after two checks; processes that MPS limits
+        stay limited meanwhile.
+    report_s: the report file is written at most this often. stalled_s: the loop counts as stalled if its
+    pulse (every policy_s) is older. silent_s: the kubelet counts as not answering if a registration waits
+    longer. retry_s: observing the node while there is no driver or the helper does not answer; first retry
+    of a failed
+        change.
     """
 
     observe_s: float = 60.0
@@ -60,10 +61,10 @@ class Intervals(Frozen):
 
 
 class AgentOptions(Frozen):
-    """Everything the agent was told.
+    """The agent's options.
 
     kubelet_dir:   the device-plugins directory: kubelet.sock and our sockets.
-    pod_resources: socket of PodResources; it may be absent.
+    pod_resources: socket of PodResources; it need not exist.
     state_dir:     survives a reboot; run_dir does not.
     policy:        the policy file, None: every GPU exclusive. config: which of its named configurations.
     environ:       NVIDIA's environment aliases for ``version: v1`` files are read from here.
@@ -91,5 +92,5 @@ class AgentOptions(Frozen):
 
     @property
     def report_file(self) -> Path:
-        """Where the last report lies for ``partage show``."""
+        """Where the last report is written for ``partage show``."""
         return self.run_dir / "report.json"

@@ -1,4 +1,4 @@
-"""How GPUs were set before the agent changed them: what has to be given back, kept on disk."""
+"""Settings of GPUs before the agent changed them, kept on disk until they are restored."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from partage.plan.reconcile.settings_steps import OriginalSettings, needed_origi
 
 
 class Originals(Struct):
-    """by_gpu: by GPU UUID. save: has them on disk."""
+    """The original settings. by_gpu: by GPU UUID. save: writes them to disk."""
 
     save: Callable[[Mapping[str, OriginalSettings]], Awaitable[None]]
     by_gpu: Mapping[str, OriginalSettings] = field(default_factory=dict)
 
     def prune(self, desired: DesiredState, observed: Observed) -> None:
-        """Forget what was given back, or was changed by others since."""
+        """Drop settings that were restored, or changed by others since."""
         if not self.by_gpu:
             return
         answering = (gpu for gpu in observed.node.inventory if gpu.uuid not in observed.node.lost)
@@ -27,12 +27,12 @@ class Originals(Struct):
         self.by_gpu = needed_originals(self.by_gpu, desired.settings, modes, observed.slices)
 
     async def note(self, steps: Iterable[Step]) -> None:
-        """Remember how GPUs are set now, before these steps change it."""
+        """Save the settings that these steps are about to change."""
         known = note_originals(steps, self.by_gpu)
         if known != self.by_gpu:
             self.by_gpu = known
             await self.save(known)
 
     def forget(self) -> None:
-        """The node has booted: nothing is set any more as it was."""
+        """The node has booted, which resets all settings."""
         self.by_gpu = {}

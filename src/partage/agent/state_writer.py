@@ -1,4 +1,4 @@
-"""What the agent writes down for its successor: the policy, what GPUs serve, health that needs proof."""
+"""Writes the agent's state for the next agent: the policy, what GPUs serve, health that needs proof."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import MappingProxyType
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from partage.agent.waiting import wait_at_most
 from partage.edges.files.state import SavedPolicy, SavedState, StateDir
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.settings_steps import OriginalSettings
@@ -19,18 +20,19 @@ from partage.plan.turn import NodeState
 log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
-"""How soon a state that could not be written is tried again: a full disk does not heal quickly."""
+"""How soon a failed write is retried, in seconds: a full disk takes time to repair."""
 PATIENCE_S = 2.0
-"""How long new shares wait for the disk. The node's GPUs shall not stand idle for a disk that hangs."""
+"""How long new shares wait for the disk, in seconds. A disk that hangs must not keep GPUs from being
+offered."""
 
 
 _NOTHING: Mapping[str, OriginalSettings] = MappingProxyType({})
 
 
 class StateWriter(Struct):
-    """The state directory, written when something changed. It may be read-only: then we warn and run.
+    """Writes the state directory when something changed. If it is read-only, the agent warns and runs.
 
-    trouble: why the last state is not on disk, else empty.
+    trouble: why the last state is not on disk; empty if it is.
     """
 
     directory: StateDir
@@ -46,26 +48,26 @@ class StateWriter(Struct):
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def load(self) -> SavedState:
-        """What the agent before us wrote; empty where there is nothing that can be used."""
+        """The state of the agent that ran before; empty if there is none that can be used."""
         loaded = self.directory.load(self.clock())
         for problem in loaded.problems:
-            log.warning("state is of no use", extra={"problem": problem})
+            log.warning("state cannot be used", extra={"problem": problem})
         if self.directory.problem:
             self._note(self.directory.problem)
         return loaded.state or SavedState()
 
-    def has_seen(self, node: KnownNode | None) -> None:
-        """Which boot of the node this is."""
+    def note_boot(self, node: KnownNode | None) -> None:
+        """Note the boot id of the node."""
         if node is not None and node.inventory.boot_id:
             self._boot_id = node.inventory.boot_id
 
-    def remember(
+    def update(
         self,
         state: NodeState,
         policy: SavedPolicy | None,
         original: Mapping[str, OriginalSettings] = _NOTHING,
     ) -> None:
-        """Have this written, if it says something new. Timers of health alone are nothing new."""
+        """Have this written if it changed. Timers of health alone do not count."""
         phases = {gpu: (health.gpu, health.instances) for gpu, health in state.health.items()}
         key = (self._boot_id, policy, state.serving, phases, original)
         self._latest = SavedState(self._boot_id, policy, state.serving, state.health, original)
@@ -74,8 +76,8 @@ class StateWriter(Struct):
             self._asked += 1
             self._changed.set()
 
-    async def keep(self, original: Mapping[str, OriginalSettings]) -> None:
-        """Have on disk how GPUs were set, before they are set otherwise."""
+    async def write_originals(self, original: Mapping[str, OriginalSettings]) -> None:
+        """Write the original settings of GPUs to disk before they are changed."""
         self._latest = replace(self._latest or SavedState(self._boot_id), original=original)
         self._key = None
         self._asked += 1
@@ -83,13 +85,9 @@ class StateWriter(Struct):
         await self.written()
 
     async def run(self) -> None:
-        """Write when something changed, for ever; after a failure, try again."""
+        """Write when something changed; retry after a failure."""
         while True:
-            try:
-                async with asyncio.timeout(RETRY_S if self.trouble else None):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._changed, RETRY_S if self.trouble else None)
             self._changed.clear()
             asked = self._asked
             await asyncio.to_thread(self.save)
@@ -97,17 +95,17 @@ class StateWriter(Struct):
             self._news.set()
 
     async def written(self) -> None:
-        """Return once all that is to be remembered is on disk, or cannot be, or the disk takes too long."""
+        """Wait until the state is on disk, or cannot be written, or PATIENCE_S is over."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 while self._done < self._asked:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            log.warning("state is slow to be remembered", extra={"waited": f"{PATIENCE_S:g} s"})
+            log.warning("state is slow to be written", extra={"waited": f"{PATIENCE_S:g} s"})
 
     def save(self) -> None:
-        """Write the latest state. Blocks, also for an earlier call in another thread."""
+        """Write the latest state. Blocks, also while another thread writes."""
         with self._writing:
             if self._latest is not None:
                 failure = self.directory.save(self._latest, self.clock())
@@ -115,5 +113,5 @@ class StateWriter(Struct):
 
     def _note(self, trouble: str) -> None:
         if trouble and trouble != self.trouble:
-            log.warning("state is not remembered", extra={"reason": trouble})
+            log.warning("state cannot be written", extra={"reason": trouble})
         self.trouble = trouble

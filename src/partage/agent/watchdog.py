@@ -1,7 +1,8 @@
-"""Looks again and again who uses how much of the shared GPUs; says so, and ends whom the policy wants ended.
+"""Checks regularly how much of the shared GPUs each container uses; reports violations, and ends processes if
+the policy says so.
 
-Outside events do not act, they ask for a turn: here the only one is that sight is lost or found again, for
-then containers are promised less or more. What is offered and held never changes for it (docs/adr/0054).
+It asks for a turn only when processes become visible or invisible, because then the guarantee of containers
+changes. What is offered and held does not change for it (docs/adr/0054).
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.enforcement import end
+from partage.agent.enforcement import end_processes
 from partage.agent.options import Intervals
-from partage.agent.status.status import Counts, WatchObservation
+from partage.agent.status.status import AgentCounts, WatchObservation
+from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
@@ -26,25 +28,25 @@ from partage.model.share import NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.guarantees import to_watch, unwatched
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.watchdog import Concern, Violation, WatchResult, grants, watch
+from partage.plan.serve.watchdog import Violation, ViolationKind, WatchResult, grants, watch
 from partage.units import format_bytes
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 2
-"""Looks in a row at which a container has to be over its share before it is ended. One look may fall between
-a worker that ends and the next one that has begun, or meet a ledger that is a moment behind. As many have to
-fail before nobody watches: a helper that is replaced misses one."""
+"""Checks in a row in which a container must exceed its share before it is ended. A single check may see a
+worker that ends together with the next one that began, or a ledger that is not up to date yet. The same
+number of checks must fail before GPUs count as unwatched: a helper that is restarted misses one."""
 
-_Key = tuple[Concern, str, str]
+_Key = tuple[ViolationKind, str, str]
 """What is wrong, on which device, with which container."""
 
 
 class _Case(Struct):
-    """A container of which something is wrong. looks: in a row. failed: why it could not be ended."""
+    """A container with a violation. checks: in a row. failed: why it could not be ended."""
 
-    verdict: Violation
-    looks: int = 0
+    violation: Violation
+    checks: int = 0
     ending: bool = False
     failed: tuple[str, ...] = ()
 
@@ -63,9 +65,9 @@ class Watchdog(Struct):
     clock: Callable[[], float]
     ask: Callable[[], None]
     intervals: Intervals
-    counts: Counts
+    counts: AgentCounts
     look: WatchObservation | None = None
-    looked_once: asyncio.Event = field(default_factory=asyncio.Event)
+    first_look_done: asyncio.Event = field(default_factory=asyncio.Event)
     _offer: NodeOffer = field(default_factory=dict)
     _promised: NodeOffer = field(default_factory=dict)
     _watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
@@ -77,8 +79,8 @@ class Watchdog(Struct):
 
     # --- the loop's side ---
 
-    def stand(self, desired: DesiredState | None, offer: NodeOffer) -> None:
-        """What is wanted, and what can be held now. What is about to be offered is watched already."""
+    def update(self, desired: DesiredState | None, offer: NodeOffer) -> None:
+        """Take the desired state, and what can be held now. What will be offered soon is watched already."""
         if desired is not None:
             self._watch_of = desired.watch_of
         wanted = desired.offer if desired else {}
@@ -102,7 +104,7 @@ class Watchdog(Struct):
     # --- the task ---
 
     async def run(self) -> None:
-        """Look every watch_s while there is something to watch, for ever."""
+        """Check every watch_s seconds while there is something to watch."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
@@ -110,15 +112,11 @@ class Watchdog(Struct):
                     await self._look(group)
                 else:
                     self._rest()
-                self.looked_once.set()
+                self.first_look_done.set()
                 await self._pause()
 
     async def _pause(self) -> None:
-        try:
-            async with asyncio.timeout(self.intervals.watch_s if self._watched else None):
-                await self._news.wait()
-        except TimeoutError:
-            pass
+        await wait_at_most(self._news, self.intervals.watch_s if self._watched else None)
 
     def _rest(self) -> None:
         self.look, self._sees, self._missed = None, False, 0
@@ -132,7 +130,7 @@ class Watchdog(Struct):
             return
         watched = self._watched
         seen = replace(seen, rows=tuple(row for row in seen.rows if row.gpu in watched))
-        found = await self._judged(seen)
+        found = await self._check(seen)
         self._missed = 0
         self._note_sight(found.blind)
         self.look = WatchObservation(self.clock(), found, found.blind)
@@ -140,26 +138,28 @@ class Watchdog(Struct):
         for case in self._cases.values():
             if self._is_due(case):
                 case.ending = True
-                group.create_task(self._end(case), name=f"end {case.verdict.usage.container[:12]}")
+                group.create_task(self._end(case), name=f"end {case.violation.usage.container[:12]}")
 
-    async def _judged(self, seen: Processes) -> WatchResult:
+    async def _check(self, seen: Processes) -> WatchResult:
         names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
         found = watch(seen, names, grants(self.ledger.entries(), self._offer), self._watch_of)
         if self.holders_known():
             return found
-        # Whom the kubelet has not named yet may hold a share all the same.
-        return replace(found, verdicts=tuple(one for one in found.verdicts if one.concern is Concern.OVER))
+        # A container that the kubelet has not named yet may hold a share.
+        return replace(
+            found, violations=tuple(one for one in found.violations if one.concern is ViolationKind.OVER)
+        )
 
     def _miss(self, reason: str) -> None:
-        """Nobody answered. What was seen last is not said for ever."""
+        """The helper did not answer. After PATIENCE misses the last observation is dropped."""
         self._missed += 1
         for case in self._cases.values():
-            case.looks = 0
+            case.checks = 0
         if self._missed >= PATIENCE:
             self._note_sight(reason)
             self.look = WatchObservation(self.clock(), WatchResult(), reason)
 
-    # --- what is said ---
+    # --- log ---
 
     def _note_sight(self, blind: str) -> None:
         before = self.look.blind if self.look else ""
@@ -172,57 +172,57 @@ class Watchdog(Struct):
             self.ask()
 
     def _note(self, found: WatchResult) -> None:
-        """Keep the cases, each told when it begins and when it ends."""
-        now = {(one.concern, one.usage.device, one.usage.container): one for one in found.verdicts}
+        """Update the cases; each is logged when it begins and when it ends."""
+        now = {(one.concern, one.usage.device, one.usage.container): one for one in found.violations}
         for key in self._cases.keys() - now.keys():
-            log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).verdict))
-        for key, verdict in now.items():
+            log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).violation))
+        for key, violation in now.items():
             if key not in self._cases:
-                log.warning(_BEGUN[key[0]], extra=_who(verdict) | _figures(verdict))
-            case = self._cases.setdefault(key, _Case(verdict))
-            case.verdict, case.looks = verdict, case.looks + 1
+                log.warning(_BEGUN[key[0]], extra=_who(violation) | _figures(violation))
+            case = self._cases.setdefault(key, _Case(violation))
+            case.violation, case.checks = violation, case.checks + 1
 
-    # --- what is done ---
+    # --- ending processes ---
 
     def _is_due(self, case: _Case) -> bool:
-        """Where we are blind, the pids that we see may be numbered otherwise than the MPS daemon's."""
-        wanted = self._watch_of.get(case.verdict.usage.gpu, WatchAction.WARN)
-        over = case.verdict.concern is Concern.OVER and wanted is WatchAction.KILL
-        return over and self._sees and case.looks >= PATIENCE and not case.ending
+        """While processes may be hidden, the pids may differ from those of the MPS daemon."""
+        wanted = self._watch_of.get(case.violation.usage.gpu, WatchAction.WARN)
+        over = case.violation.concern is ViolationKind.OVER and wanted is WatchAction.KILL
+        return over and self._sees and case.checks >= PATIENCE and not case.ending
 
     async def _end(self, case: _Case) -> None:
-        """End the container's processes; then it gets as many looks again."""
-        verdict = case.verdict
-        outcome = await end(self.hardware, verdict)
+        """End the container's processes; then it gets as many checks again."""
+        violation = case.violation
+        outcome = await end_processes(self.hardware, violation)
         if outcome.how:
             pids = {str(pid): str(how) for pid, how in outcome.how.items()}
-            log.warning("container ended", extra=_who(verdict) | _figures(verdict) | {"pids": pids})
-        self.counts.kills.update((verdict.usage.gpu, str(how)) for how in outcome.how.values())
-        self.counts.not_killed[verdict.usage.gpu] += len(outcome.failed)
+            log.warning("container ended", extra=_who(violation) | _figures(violation) | {"pids": pids})
+        self.counts.kills.update((violation.usage.gpu, str(how)) for how in outcome.how.values())
+        self.counts.not_killed[violation.usage.gpu] += len(outcome.failed)
         if outcome.failed and outcome.failed != case.failed:
-            log.error("container not ended", extra=_who(verdict) | {"reason": "; ".join(outcome.failed)})
-        case.failed, case.looks, case.ending = outcome.failed, 0, False
+            log.error("container not ended", extra=_who(violation) | {"reason": "; ".join(outcome.failed)})
+        case.failed, case.checks, case.ending = outcome.failed, 0, False
 
 
 _BEGUN = {
-    Concern.OVER: "container exceeds its share",
-    Concern.UNGRANTED: "container uses a gpu without a share",
+    ViolationKind.OVER: "container exceeds its share",
+    ViolationKind.UNGRANTED: "container uses a gpu without a share",
 }
 _OVER = {
-    Concern.OVER: "container exceeds its share no more",
-    Concern.UNGRANTED: "container uses the gpu without a share no more",
+    ViolationKind.OVER: "container no longer exceeds its share",
+    ViolationKind.UNGRANTED: "container no longer uses the gpu without a share",
 }
 
 
-def _who(verdict: Violation) -> dict[str, object]:
-    usage = verdict.usage
+def _who(violation: Violation) -> dict[str, object]:
+    usage = violation.usage
     holder = usage.holder
     named = {"pod": f"{holder.namespace}/{holder.pod}", "container": holder.container} if holder else {}
     return {**named, "id": usage.container[:12], "gpu": usage.gpu, "device": usage.device}
 
 
-def _figures(verdict: Violation) -> dict[str, object]:
-    usage = verdict.usage
+def _figures(violation: Violation) -> dict[str, object]:
+    usage = violation.usage
     return {
         "used": format_bytes(usage.used_bytes),
         "share": format_bytes(usage.granted_bytes),

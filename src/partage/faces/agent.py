@@ -1,4 +1,4 @@
-"""The agent with its faces: signals, HTTP, the report file. Imported while the helper begins."""
+"""The agent with signals, HTTP and the report file. Imported while the helper starts."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 
 def serve(
-    settings: AgentOptions, hardware_of: Callable[[], RemoteHardware], http: str | None, log_level: str
+    options: AgentOptions, hardware_of: Callable[[], RemoteHardware], http: str | None, log_level: str
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does."""
     configure(log_level)
     listening = None if http is None else listen(http)
-    asyncio.run(_run(settings, hardware_of, listening))
+    asyncio.run(_run(options, hardware_of, listening))
 
 
 def listen(address: str) -> socket.socket:
-    """A listening socket. Raises InputError for an address that is none, or is taken."""
+    """A listening socket. Raises InputError for an address that is wrong or in use."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise InputError(
@@ -52,7 +52,7 @@ def listen(address: str) -> socket.socket:
 
 
 async def _run(
-    settings: AgentOptions, hardware_of: Callable[[], RemoteHardware], listening: socket.socket | None
+    options: AgentOptions, hardware_of: Callable[[], RemoteHardware], listening: socket.socket | None
 ) -> None:
     hardware = hardware_of()
     hardware.start()
@@ -63,29 +63,29 @@ async def _run(
     # NVIDIA's config-manager sends SIGHUP after a change; the file is watched anyway.
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
 
-    async def beside(board: AgentStatus) -> None:
-        await _faces(board, settings, hardware, listening)
+    async def beside(status: AgentStatus) -> None:
+        await _faces(status, options, hardware, listening)
 
     try:
-        await run(settings, hardware, stop=stop, beside=beside)
+        await run(options, hardware, stop=stop, beside=beside)
     finally:
         await hardware.close()
 
 
 async def _faces(
-    board: AgentStatus, settings: AgentOptions, hardware: RemoteHardware, listening: socket.socket | None
+    status: AgentStatus, options: AgentOptions, hardware: RemoteHardware, listening: socket.socket | None
 ) -> None:
-    """HTTP and the report file, once the kubelet knows us: it shall not wait for them."""
-    board.helper_trouble = lambda: hardware.state.trouble
+    """HTTP and the report file, after the first registration, which must not wait for them."""
+    status.helper_trouble = lambda: hardware.state.trouble
     if listening is not None:
         say_url(*listening.getsockname()[:2])
-    await _first_registration(board)
+    await _first_registration(status)
     http = None
     try:
         if listening is not None:
-            http = await asyncio.to_thread(_http, listening, board, settings, hardware)
-        _set_aside_what_stays()
-        await _keep_report_file(board, settings)
+            http = await asyncio.to_thread(_http, listening, status, options, hardware)
+        _freeze_imports()
+        await _write_report_file(status, options)
     finally:
         if http is not None:
             http.close()
@@ -96,42 +96,42 @@ def say_url(host: str, port: int) -> None:
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     try:
         click.echo(url)
-    except OSError as error:  # whoever read us has gone; the node needs its agent all the same
+    except OSError as error:  # stdout is closed; the agent runs all the same
         log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})
 
 
-async def _first_registration(board: AgentStatus) -> None:
+async def _first_registration(status: AgentStatus) -> None:
     for _ in range(round(_REGISTERS_WITHIN_S / _LOOK_EVERY_S)):
-        if any(state.registered for state in board.endpoints()):
+        if any(state.registered for state in status.endpoints()):
             return
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _http(
-    listening: socket.socket, board: AgentStatus, settings: AgentOptions, hardware: RemoteHardware
+    listening: socket.socket, status: AgentStatus, options: AgentOptions, hardware: RemoteHardware
 ) -> HttpFace:
     from partage.faces.http import HttpFace, agent_pages
 
-    return HttpFace(listening, agent_pages(board, settings.intervals, lambda: hardware.state))
+    return HttpFace(listening, agent_pages(status, options.intervals, lambda: hardware.state))
 
 
-def _set_aside_what_stays() -> None:
-    """Everything that was imported and built until now stays: the garbage collector need not look through it
-    again. In the middle of fifty starting pods that took 20 ms, in which no pod is answered."""
+def _freeze_imports() -> None:
+    """Exclude all objects so far from garbage collection: a collection took 20 ms, in which no pod is
+    served."""
     gc.collect()
     gc.freeze()
     gc.enable()
 
 
-async def _keep_report_file(board: AgentStatus, settings: AgentOptions) -> None:
-    """Write the report when it says something new, for ever. Where it cannot be, a warning says so."""
+async def _write_report_file(status: AgentStatus, options: AgentOptions) -> None:
+    """Write the report whenever it changes; log a warning if that fails."""
     from partage.faces.report import ReportFile
 
-    file = ReportFile(board, settings.intervals, settings.report_file)
+    file = ReportFile(status, options.intervals, options.report_file)
     trouble = ""
     while True:
         problem = await asyncio.to_thread(file.renew)
         if problem and problem != trouble:
             log.warning("report cannot be written", extra={"reason": problem})
         trouble = problem
-        await asyncio.sleep(settings.intervals.report_s)
+        await asyncio.sleep(options.intervals.report_s)

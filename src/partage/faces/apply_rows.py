@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
-from partage.agent.reconciler.one_shot import Applied
+from partage.agent.reconciler.one_shot import ApplyResult
 from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.plan_rows import blocked_keys, mig_keys, step_row
 from partage.model.gpu import Gpu
@@ -14,7 +14,7 @@ from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import Phase
 
 
-def exit_code(applied: Applied) -> int:
+def exit_code(applied: ApplyResult) -> int:
     """Of the worst thing that happened. A GPU in use is impossible here and now; nothing is broken."""
     codes = [Unsatisfiable.exit_code for _ in applied.refused]
     for outcome in applied.failed:
@@ -23,7 +23,7 @@ def exit_code(applied: Applied) -> int:
     return max(codes, default=0)
 
 
-def problems(applied: Applied) -> list[Problem]:
+def problems(applied: ApplyResult) -> list[Problem]:
     """Errors, one sentence each."""
     refused = applied.refused
     said = [_named(gpu, refused[gpu.uuid]) for gpu in applied.first.inventory if gpu.uuid in refused]
@@ -39,12 +39,12 @@ def _named(gpu: Gpu, reason: str) -> str:
     return reason if reason.startswith("GPU ") else f"GPU {gpu.index}: {reason}"
 
 
-def rows(applied: Applied) -> list[dict[str, Any]]:
+def rows(applied: ApplyResult) -> list[dict[str, Any]]:
     """One row for every GPU."""
     return [_row(gpu, applied) for gpu in applied.first.inventory if gpu.uuid in applied.plan.gpus]
 
 
-def _row(gpu: Gpu, applied: Applied) -> dict[str, Any]:
+def _row(gpu: Gpu, applied: ApplyResult) -> dict[str, Any]:
     uuid, inventory = gpu.uuid, applied.first.inventory
     own = [one for one in applied.outcomes if uuid in one.transaction.gpus]
     planned = applied.plan.gpus[uuid]
@@ -59,7 +59,7 @@ def _row(gpu: Gpu, applied: Applied) -> dict[str, Any]:
     return row
 
 
-def _mig_keys(uuid: str, applied: Applied) -> dict[str, Any]:
+def _mig_keys(uuid: str, applied: ApplyResult) -> dict[str, Any]:
     """Of the last plan in which its layout changed."""
     found = [plan.mig.of(uuid) for plan in applied.plans]
     changed = [one for one in found if isinstance(one, GpuMigPlan) and one.steps]
@@ -67,7 +67,7 @@ def _mig_keys(uuid: str, applied: Applied) -> dict[str, Any]:
 
 
 def _outcome(
-    uuid: str, applied: Applied, own: list[TransactionOutcome], failed: TransactionOutcome | None
+    uuid: str, applied: ApplyResult, own: list[TransactionOutcome], failed: TransactionOutcome | None
 ) -> str:
     """What became of one GPU. untouched: another one's refusal keeps all as they are."""
     if uuid in applied.refused:

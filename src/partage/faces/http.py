@@ -106,7 +106,7 @@ class HttpFace:
         self._thread.start()
 
     def _serve(self) -> None:
-        # Not serve_forever: that wakes up to see whether it should stop. This blocks until somebody connects.
+        # Not serve_forever, which wakes up regularly to check whether to stop. This waits for a client.
         while not self._closing.is_set():
             self._server.handle_request()
 
@@ -120,7 +120,7 @@ class HttpFace:
 
 
 def agent_pages(
-    board: AgentStatus, intervals: Intervals, helper: Callable[[], HelperState] | None
+    status: AgentStatus, intervals: Intervals, helper: Callable[[], HelperState] | None
 ) -> dict[str, Page]:
     """What the agent serves. helper: None where the hardware is in the agent's own process."""
     metrics: list[Callable[[], bytes]] = []
@@ -131,23 +131,23 @@ def agent_pages(
                 exposition,  # at the first scrape: not every node is scraped
             )
 
-            metrics.append(exposition(board, intervals, helper))
+            metrics.append(exposition(status, intervals, helper))
         return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", metrics[0]()
 
     def report_page() -> Answer:
-        report = board.report
+        report = status.report
         if report is None:
             return json_answer({"error": "no report yet"}, HTTPStatus.SERVICE_UNAVAILABLE)
-        return json_answer(report_document(report, board, assess(board, intervals)))
+        return json_answer(report_document(report, status, assess(status, intervals)))
 
     def health_page() -> Answer:
-        verdict = assess(board, intervals)
-        return json_answer(health_document(verdict), _status(well=not verdict.not_well))
+        readiness = assess(status, intervals)
+        return json_answer(health_document(readiness), _status(well=not readiness.not_well))
 
     def life_page() -> Answer:
-        reason = stalled(board, intervals)
-        verdict = Readiness((reason,) if reason else (), ())
-        return json_answer(health_document(verdict), _status(well=reason is None))
+        reason = stalled(status, intervals)
+        readiness = Readiness((reason,) if reason else (), ())
+        return json_answer(health_document(readiness), _status(well=reason is None))
 
     return {
         "/metrics": metrics_page,

@@ -1,6 +1,6 @@
-"""The GPU side of Kubernetes manifests: what a container's request, environment and volumes will run into.
+"""Checks the GPU side of Kubernetes manifests: requests, environment and volumes of containers.
 
-Pure: parsed documents in, findings out. What the API server checks anyway is left to it, save where a GPU
+Pure: parsed documents in, findings out. What the API server checks is not checked here, unless a GPU
 request depends on it.
 """
 
@@ -39,14 +39,14 @@ class CheckedProblem(Frozen):
     here: bool = False
 
 
-class _Place(Frozen):
+class _ManifestNode(Frozen):
     """A node of a document, with its path."""
 
     file: str
     path: str
     value: Any
 
-    def at(self, *keys: str | int) -> _Place:
+    def at(self, *keys: str | int) -> _ManifestNode:
         """The node below; None as value where there is nothing."""
         place = self
         for key in keys:
@@ -56,11 +56,11 @@ class _Place(Frozen):
             if isinstance(key, int) and isinstance(place.value, list) and key < len(place.value):
                 value = place.value[key]
             step = f"[{key}]" if isinstance(key, int) else f".{key}"
-            place = _Place(place.file, (place.path + step).lstrip("."), value)
+            place = _ManifestNode(place.file, (place.path + step).lstrip("."), value)
         return place
 
     @property
-    def items(self) -> list[_Place]:
+    def items(self) -> list[_ManifestNode]:
         """The nodes of a list; nothing for anything else."""
         return [self.at(n) for n in range(len(self.value))] if isinstance(self.value, list) else []
 
@@ -112,16 +112,16 @@ def objects_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, Ma
 def findings(
     document: Mapping[str, Any], file: str, path: str = "", offered: Resources | None = None
 ) -> list[CheckedProblem]:
-    """Everything that is wrong with the GPU requests of one object. offered: None where nobody said."""
+    """Everything that is wrong with the GPU requests of one object. offered: None if not known."""
     keys = _POD_SPEC_AT.get(str(document.get("kind")))
     if keys is None:
         return []
-    spec = _Place(file, path, document).at(*keys)
+    spec = _ManifestNode(file, path, document).at(*keys)
     containers = spec.at("initContainers").items + spec.at("containers").items
     return [found for container in containers for found in _container(container, offered)]
 
 
-def _container(container: _Place, offered: Resources | None) -> Iterator[CheckedProblem]:
+def _container(container: _ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
     limits = container.at("resources", "limits")
     ours = [key for key in limits.keys if _is_ours(key, offered)]
     yield from _requests_without_limits(container, offered)
@@ -141,7 +141,7 @@ def _is_ours(key: str, offered: Resources | None) -> bool:
     return key.startswith(f"{VENDOR}/") or (offered is not None and key in offered)
 
 
-def _requests_without_limits(container: _Place, offered: Resources | None) -> Iterator[CheckedProblem]:
+def _requests_without_limits(container: _ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
     requests, limits = container.at("resources", "requests"), container.at("resources", "limits")
     for key in requests.keys:
         if not _is_ours(key, offered):
@@ -155,7 +155,7 @@ def _requests_without_limits(container: _Place, offered: Resources | None) -> It
             )
 
 
-def _amount(asked: _Place, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
+def _amount(asked: _ManifestNode, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
     amount = _whole(asked.value)
     if amount is None:
         yield asked.error(f"{asked.value!r} is not a number of GPUs or shares", "a whole number, 1 or more")
@@ -172,7 +172,7 @@ def _whole(value: object) -> int | None:
 
 
 def _against_offer(
-    asked: _Place, amount: int, name: ResourceName, offered: Resources
+    asked: _ManifestNode, amount: int, name: ResourceName, offered: Resources
 ) -> Iterator[CheckedProblem]:
     resource = offered.get(name)
     if resource is None:
@@ -187,12 +187,12 @@ def _against_offer(
         )
     elif amount > resource.count:
         yield asked.error(
-            f"asks for {amount} of {name}, the node offers {resource.count}: the pod would wait for ever",
+            f"asks for {amount} of {name}, the node offers {resource.count}: the pod would stay pending",
             here=True,
         )
 
 
-def _environment(container: _Place) -> Iterator[CheckedProblem]:
+def _environment(container: _ManifestNode) -> Iterator[CheckedProblem]:
     for variable in container.at("env").items:
         if variable.at("name").value != "NVIDIA_VISIBLE_DEVICES":
             continue
@@ -209,7 +209,7 @@ def _uses_mps(offered: Resources, key: str) -> bool:
     return resource is not None and any(offering.shared is Strategy.MPS for offering in resource.offerings)
 
 
-def _shared_memory(container: _Place) -> Iterator[CheckedProblem]:
+def _shared_memory(container: _ManifestNode) -> Iterator[CheckedProblem]:
     for mount in container.at("volumeMounts").items:
         if str(mount.at("mountPath").value).rstrip("/") == "/dev/shm":  # noqa: S108 - a path in the container
             yield mount.warning(

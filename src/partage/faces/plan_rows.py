@@ -11,7 +11,7 @@ from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, Verify, blast
 from partage.plan.reconcile.blocked import Blocked, Blocker
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 
 
 def step_kind(step: PlannedStep) -> str:
@@ -72,10 +72,10 @@ def gpu_keys(uuid: str, gpu: GpuPlan, plan: NodePlan, inventory: Inventory) -> d
     }
 
 
-def held_row(entry: Entry) -> dict[str, Any]:
+def held_row(entry: LedgerEntry) -> dict[str, Any]:
     """One held share, and which containers hold it."""
     holders = [f"{one.namespace}/{one.pod}/{one.container}" for one in entry.holders]
-    return {"resource": entry.resource, "id": entry.id, "degree": str(entry.degree), "holders": holders}
+    return {"resource": entry.resource, "id": entry.id, "certainty": str(entry.certainty), "holders": holders}
 
 
 def mig_keys(mig: GpuMigPlan | Blocked | None) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from msgspec import to_builtins
 
 from partage import __version__
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import Readiness, Reason, assess
+from partage.agent.status.readiness import Readiness, ReadinessReason, assess
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.edges.kubelet.port import EndpointState
 from partage.faces.documents import Verify, node_rows, resource_rows
@@ -23,11 +23,11 @@ from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan
 from partage.plan.reconcile.verification import verified
 from partage.plan.report import GpuReport, PolicyReport, Report
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind
 
 
-def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> dict[str, Any]:
+def report_document(report: Report, status: AgentStatus, readiness: Readiness) -> dict[str, Any]:
     """Everything that the agent knows, as one document."""
     at = _Times(report)
     return {
@@ -35,15 +35,15 @@ def report_document(report: Report, board: AgentStatus, verdict: Readiness) -> d
         "kind": "Report",
         "at": at.said(report.made.clock_s),
         "agent": {"version": __version__, "pid": os.getpid(), "turns": report.made.number},
-        "healthy": not verdict.not_well,
-        "reasons": _reasons(verdict.not_well),
-        "degraded": _reasons(verdict.degraded),
+        "healthy": not readiness.not_well,
+        "reasons": _reasons(readiness.not_well),
+        "degraded": _reasons(readiness.degraded),
         "policy": _policy(report.policy),
         "node": node_rows(report.node.inventory),
         "gpus": [_gpu(gpu, at) for gpu in report.gpus],
-        "resources": _resources(report, board.endpoints()),
+        "resources": _resources(report, status.endpoints()),
         "held": [_entry(entry, at) for entry in report.entries],
-        "watch": _watch(look, at) if (look := board.look()) is not None else None,
+        "watch": _watch(look, at) if (look := status.look()) is not None else None,
         "plannedFrom": planned_from(report),
     }
 
@@ -56,44 +56,44 @@ def planned_from(report: Report) -> dict[str, Any] | None:
     return plain
 
 
-def health_document(verdict: Readiness) -> dict[str, Any]:
+def health_document(readiness: Readiness) -> dict[str, Any]:
     """What a probe is told."""
     return {
         "apiVersion": "partage/v1",
         "kind": "Health",
-        "healthy": not verdict.not_well,
-        "reasons": _reasons(verdict.not_well),
-        "degraded": _reasons(verdict.degraded),
+        "healthy": not readiness.not_well,
+        "reasons": _reasons(readiness.not_well),
+        "degraded": _reasons(readiness.degraded),
     }
 
 
 class ReportFile:
     """``<run-dir>/report.json``, for ``partage show``: replaced when it would say something new."""
 
-    def __init__(self, board: AgentStatus, intervals: Intervals, path: Path) -> None:
-        self._board = board
+    def __init__(self, status: AgentStatus, intervals: Intervals, path: Path) -> None:
+        self._status = status
         self._intervals = intervals
         self._path = path
         self._said: tuple[object, ...] | None = None
 
     def renew(self) -> str:
         """Write it if need be; why it cannot be written, else empty."""
-        report = self._board.report
+        report = self._status.report
         if report is None:
             return ""
-        verdict = assess(self._board, self._intervals)
-        endpoints = self._board.endpoints()
-        codes = [reason.code for reason in verdict.not_well]
+        readiness = assess(self._status, self._intervals)
+        endpoints = self._status.endpoints()
+        codes = [reason.code for reason in readiness.not_well]
         says = (
             report.without_moment(),
             codes,
             [(state.resource, state.registered, state.registrations) for state in endpoints],
-            _watched(self._board.look()),
+            _watched(self._status.look()),
         )
         if says == self._said:
             return ""
         try:
-            _replace(self._path, report_document(report, self._board, verdict))
+            _replace(self._path, report_document(report, self._status, readiness))
         except OSError as error:
             return f"{self._path}: {error.strerror or error}"
         self._said = says
@@ -123,11 +123,11 @@ def _watched(look: WatchObservation | None) -> object:
     """What makes a look news for the file: figures change with every look, and are left to the metrics."""
     if look is None:
         return None
-    verdicts = look.watched.verdicts
-    return look.blind, [(one.concern, one.usage.device, one.usage.container) for one in verdicts]
+    violations = look.watched.violations
+    return look.blind, [(one.concern, one.usage.device, one.usage.container) for one in violations]
 
 
-def _reasons(reasons: Iterable[Reason]) -> list[dict[str, str]]:
+def _reasons(reasons: Iterable[ReadinessReason]) -> list[dict[str, str]]:
     return [{"code": reason.code, "message": reason.message} for reason in reasons]
 
 
@@ -234,7 +234,7 @@ def _watch(look: WatchObservation, at: _Times) -> dict[str, Any]:
         "containers": [_usage(usage) for usage in watched.usages if usage.grant is GrantKind.HELD],
         "concerns": [
             {**_usage(one.usage), "concern": str(one.concern), "reason": one.reason}
-            for one in watched.verdicts
+            for one in watched.violations
         ],
     }
 
@@ -257,11 +257,11 @@ def _usage(usage: ContainerUsage) -> dict[str, Any]:
     }
 
 
-def _entry(entry: Entry, at: _Times) -> dict[str, Any]:
+def _entry(entry: LedgerEntry, at: _Times) -> dict[str, Any]:
     return {
         "resource": entry.resource,
         "id": entry.id,
-        "degree": str(entry.degree),
+        "certainty": str(entry.certainty),
         "holders": [
             {"namespace": holder.namespace, "pod": holder.pod, "container": holder.container}
             for holder in entry.holders

@@ -22,7 +22,7 @@ class HeldShare(Frozen):
     gpu: int | None
     resource: str
     id: str
-    degree: str
+    certainty: str
     holders: tuple[str, ...]
 
 
@@ -157,7 +157,7 @@ def _gpu_indexes(offer: NodeOffer) -> dict[str, int]:
 
 def _held(row: Mapping[str, Any], indexes: Mapping[str, int]) -> HeldShare:
     holders = tuple(f"{one['namespace']}/{one['pod']}/{one['container']}" for one in row["holders"])
-    return HeldShare(indexes.get(row["id"]), row["resource"], row["id"], row["degree"], holders)
+    return HeldShare(indexes.get(row["id"]), row["resource"], row["id"], row["certainty"], holders)
 
 
 def _trouble(row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What the agent says of itself and its node after a turn. Immutable; faces make JSON and pictures of it."""
+"""The agent's report after a turn: itself and its node. Immutable; faces write it as JSON and pictures."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Frozen
 
 
 class PolicyState(StrEnum):
-    """Which policy holds.
+    """Which policy is in force.
 
     built-in:  none was named: every GPU is exclusive. file: the file, as it is now.
-    last-good: the file is wrong or cannot be laid over the node; the last good one holds.
-    none:      no policy could be laid over the node yet (there is no driver).
+    last-good: the file is wrong or does not fit the node; the last good policy is in force.
+    none:      no policy could be applied to the node yet (there is no driver).
     """
 
     BUILT_IN = "built-in"
@@ -38,7 +38,7 @@ class PolicyState(StrEnum):
 
 
 class PolicyReport(Frozen):
-    """The policy that holds, and what is wrong with the one that should."""
+    """The policy in force, and the problems of the one that was asked for."""
 
     state: PolicyState
     source: str = ""
@@ -51,8 +51,8 @@ class PolicyReport(Frozen):
 class GpuReport(Frozen):
     """One GPU.
 
-    lost: why it does not answer, empty where it does. strategy: of what it serves, wanted: of what it should;
-    None for nothing. plan: its phase, why, the steps that remain, what it waits for; None: there is no plan.
+    lost: why it does not answer, empty if it does. strategy: of its offer now, wanted: of the desired offer;
+    None for no offer. plan: phase, reason, remaining steps, what it waits for; None: there is no plan.
     held: number of shares that are held. daemons: its MPS daemons, those of its MIG devices too.
     """
 
@@ -71,7 +71,7 @@ class GpuReport(Frozen):
 
     @property
     def waits(self) -> bool:
-        """It changes its offer once what it waits for is over."""
+        """It will change its offer, and waits for holders or for the kubelet."""
         return self.plan is not None and self.plan.phase in (Phase.WAITING, Phase.WITHDRAWING)
 
 
@@ -84,8 +84,8 @@ class ResourceReport(Frozen):
     held: int
 
 
-class Dependencies(Frozen):
-    """Why something that the agent depends on does not answer; empty where it does.
+class DependencyProblems(Frozen):
+    """Why something that the agent depends on does not work; empty if it works.
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. state_dir: the state directory.
     cdi: the CDI spec. guard: the guard's files.
@@ -98,11 +98,11 @@ class Dependencies(Frozen):
     guard: str = ""
 
 
-class Moment(Frozen):
+class ReportTime(Frozen):
     """When a report was made.
 
-    at_s: seconds since 1970; clock_s: the same on the agent's clock, on which all other times are.
-    number: of the turn; took_s: how long it took.
+    at_s: seconds since 1970; clock_s: on the agent's clock, like all other times in the report.
+    number: of the turn; took_s: how long the turn took, in seconds.
     """
 
     at_s: float
@@ -118,14 +118,14 @@ class Report(Frozen):
     the agent does; None: there is no policy yet. watched: UUIDs of GPUs whose use is watched at this moment.
     """
 
-    made: Moment
+    made: ReportTime
     node: KnownNode
     offer: NodeOffer
     gpus: tuple[GpuReport, ...]
     resources: tuple[ResourceReport, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[LedgerEntry, ...]
     policy: PolicyReport
-    dependencies: Dependencies
+    dependencies: DependencyProblems
     policy_in_force: Policy | None = None
     snapshot: Snapshot | None = None
     watched: frozenset[str] = frozenset()
@@ -133,14 +133,14 @@ class Report(Frozen):
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""
         snapshot = replace(self.snapshot, now_s=0.0) if self.snapshot else None
-        return replace(self, made=Moment(0.0, 0.0, 0, 0.0), snapshot=snapshot)
+        return replace(self, made=ReportTime(0.0, 0.0, 0, 0.0), snapshot=snapshot)
 
 
 def gpu_reports(
     node: KnownNode,
     done: TurnResult,
     desired: DesiredState | None,
-    entries: Sequence[Entry],
+    entries: Sequence[LedgerEntry],
     daemons: Sequence[DaemonState] = (),
 ) -> tuple[GpuReport, ...]:
     """One per GPU that is known or served, ordered by index."""
@@ -173,7 +173,7 @@ def gpu_reports(
     return tuple(sorted(reports, key=lambda report: report.index))
 
 
-def _held_by_gpu(entries: Sequence[Entry], done: TurnResult) -> Counter[str]:
+def _held_by_gpu(entries: Sequence[LedgerEntry], done: TurnResult) -> Counter[str]:
     gpu_of = dict(done.view.gpu_of)
     for devices in done.view.offer.values():
         gpu_of |= {one.device: one.gpu for one in devices}
@@ -182,7 +182,7 @@ def _held_by_gpu(entries: Sequence[Entry], done: TurnResult) -> Counter[str]:
 
 
 def resource_reports(
-    rows: Mapping[ResourceName, Sequence[DeviceRow]], entries: Sequence[Entry]
+    rows: Mapping[ResourceName, Sequence[DeviceRow]], entries: Sequence[LedgerEntry]
 ) -> tuple[ResourceReport, ...]:
     """One per resource that is or was offered."""
     held = Counter(entry.resource for entry in entries)

@@ -1,4 +1,4 @@
-"""What a turn changed, as events for the log. Pure: two reports in, events out."""
+"""What changed between two reports, as events for the log. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partage.values import Frozen
 
 
 class ReportEvent(Frozen):
-    """One event: what happened, and the facts. grave: we go on, but somebody should look."""
+    """One event: what happened, and the facts. grave: logged as a warning."""
 
     event: str
     facts: Mapping[str, object] = field(default_factory=dict)
@@ -20,7 +20,7 @@ class ReportEvent(Frozen):
 
 
 def diff_reports(before: Report | None, now: Report) -> Iterator[ReportEvent]:
-    """What is different. What befell several GPUs alike (their helper is away) is one event."""
+    """The differences. The same event of several GPUs (their helper does not answer) is one event."""
     if before is now:
         return
     gpus = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
@@ -52,7 +52,7 @@ def _who(gpus: list[GpuReport]) -> dict[str, object]:
 
 
 def _gpu(before: GpuReport, now: GpuReport) -> Iterator[ReportEvent]:
-    """What befell one GPU, without saying which."""
+    """The events of one GPU, without its name."""
     if before.strategy is not now.strategy:
         yield ReportEvent("gpu changed", {"from": before.strategy, "to": now.strategy})
     waiting_for = now.plan.waiting_for if now.plan else ()

@@ -1,6 +1,6 @@
-"""One turn of the agent's loop, without time or I/O: what was seen goes in, how the node stands comes out.
+"""One turn of the agent's loop, without clock or I/O: from the observations to the new state of the node.
 
-Health first, then the plan, then the rows that the kubelet is told.
+First the plan, then health, then the rows for the kubelet.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from partage.values import Frozen
 
 
 class TurnInput(Frozen):
-    """What is known when a turn begins.
+    """The input of a turn.
 
     snapshot: of the node. desired: None while no policy could be resolved. fresh: the node was observed since
-    the last turn. conditions: since the last turn, None: not asked meanwhile. silent: why the hardware cannot
-    be asked, else empty. booted: the node has booted since the last turn. held_version: of the ledger.
+    the last turn. conditions: since the last turn; None: not asked. silent: why the hardware does not
+    answer, else empty. booted: the node has booted since the last turn. held_version: of the ledger.
     """
 
     snapshot: Snapshot
@@ -50,15 +50,15 @@ class TurnInput(Frozen):
 
     @property
     def node(self) -> KnownNode:
-        """The node as it was observed last."""
+        """The node as last observed."""
         return self.snapshot.observed.node
 
 
 class NodeState(Frozen):
-    """How the node stands between two turns.
+    """The state that a turn passes to the next one.
 
-    restored: GPUs whose serving was read from the state file; they do not change before it is known who holds
-    their shares.
+    restored: GPUs whose serving was read from the state file; they do not change before their holders are
+    known.
     """
 
     serving: Mapping[str, GpuServing] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class NodeState(Frozen):
 
 
 class TurnResult(Frozen):
-    """What one turn came to."""
+    """The output of a turn."""
 
     state: NodeState
     view: KubeletView
@@ -84,11 +84,11 @@ def turn(
     """One turn. view: that of the last turn, kept where nothing in it changes."""
     now = seen.snapshot
     plan = planner.plan(seen.desired, now)
-    found = _healths(seen, before, rules)
-    health = {gpu: found.get(gpu, Health()) for gpu in (*plan.serving, *found)}
+    healths = _healths(seen, before, rules)
+    health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths)}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
     share_health = ShareHealth(seen.node.known, health, plan.unusable, whole=strategy is MigStrategy.NONE)
-    told = kubelet_view(
+    new_view = kubelet_view(
         plan.serving,
         share_health,
         now.held,
@@ -97,11 +97,11 @@ def turn(
         now_s=now.now_s,
         settle_s=planner.settle_s,
     )
-    return TurnResult(NodeState(plan.serving, health, now.unknown), told, plan)
+    return TurnResult(NodeState(plan.serving, health, now.unknown), new_view, plan)
 
 
 def after_restart(state: NodeState) -> NodeState:
-    """What was read from the state file: nothing changes before it is known who holds what."""
+    """The state from the state file: nothing changes before the holders are known."""
     return replace(state, restored=frozenset(state.serving))
 
 
@@ -120,9 +120,9 @@ def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, H
 
 
 def _events(gpu: str, seen: TurnInput) -> Iterator[Event]:
-    """What happened to one GPU since the last turn, in the order in which it counts.
+    """The health events of one GPU since the last turn, in the order in which they apply.
 
-    That a GPU does not answer while it is being changed is no news.
+    A GPU that does not answer while it is being changed is expected, and no event.
     """
     if seen.booted:
         yield NodeBooted()
@@ -141,8 +141,8 @@ def _events(gpu: str, seen: TurnInput) -> Iterator[Event]:
 
 
 def _without_old_instances(gpu: str, health: Health, seen: TurnInput) -> Health:
-    """Ids of GPU instances are used again: what does not exist any more is forgotten."""
-    found = seen.node.inventory.gpu(gpu) if seen.fresh else None
-    if found is None or not health.instances or gpu in seen.node.lost:
+    """Ids of GPU instances are reused: the health of instances that no longer exist is dropped."""
+    observed = seen.node.inventory.gpu(gpu) if seen.fresh else None
+    if observed is None or not health.instances or gpu in seen.node.lost:
         return health
-    return keep_instances(health, frozenset(device.gi_id for device in found.mig_devices))
+    return keep_instances(health, frozenset(device.gi_id for device in observed.mig_devices))

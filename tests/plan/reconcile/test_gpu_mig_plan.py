@@ -41,7 +41,7 @@ from partage.model.step import (
     undo,
 )
 from partage.plan.reconcile.blocked import Blocked, BlockKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found, plan_gpu_mig
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout, plan_gpu_mig
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry
 
@@ -544,7 +544,7 @@ def test_undone_after_any_step_the_old_devices_are_back_in_their_places(scene):
 def test_what_is_written_down_of_a_live_gpu_is_a_plan_without_steps(scene):
     card, _ = scene
     assume(not card.gpu().empty_instances)
-    assert plan(card, as_found(card.gpu())).steps == ()
+    assert plan(card, live_layout(card.gpu())).steps == ()
 
 
 @settings(max_examples=60, deadline=None)

@@ -39,7 +39,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Observed, Phase,
 from partage.plan.reconcile.planner import Planner, plan_node
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import Degree, Entry, Held, Holder
+from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 
@@ -64,18 +64,20 @@ def desired_of(text: str, inventory: Inventory) -> DesiredState:
     return resolve(parse_policy(text, "policy.yaml").policy, inventory, geometry_of)
 
 
-def entry(resource: str, share: str, pod: str = "train") -> Entry:
-    return Entry(ResourceName(resource), share, Degree.OBSERVED, (Holder("default", pod, "main"),), 0.0)
+def entry(resource: str, share: str, pod: str = "train") -> LedgerEntry:
+    return LedgerEntry(
+        ResourceName(resource), share, Certainty.OBSERVED, (Holder("default", pod, "main"),), 0.0
+    )
 
 
-def held_of(entries: Iterable[Entry]) -> Held:
+def held_of(entries: Iterable[LedgerEntry]) -> HeldIds:
     ids: dict[ResourceName, set[str]] = {}
     for one in entries:
         ids.setdefault(one.resource, set()).add(one.id)
-    return Held({resource: frozenset(some) for resource, some in ids.items()})
+    return HeldIds({resource: frozenset(some) for resource, some in ids.items()})
 
 
-def snapshot(inventory: Inventory, *entries: Entry, **more: object) -> Snapshot:
+def snapshot(inventory: Inventory, *entries: LedgerEntry, **more: object) -> Snapshot:
     """Nothing is served yet, nothing set, no daemon runs, unless ``more`` says otherwise."""
     of_observed = {name: more.pop(name) for name in [*more] if name in Observed.__struct_fields__}
     observed = Observed(recognise(None, inventory), daemons=(), slices=_defaults(inventory))
@@ -313,7 +315,7 @@ def test_the_daemons_of_a_layout_are_planned_where_its_devices_are_made_and_for_
 
 
 def test_all_gpus_of_a_shared_reset_wait_for_one_of_them() -> None:
-    """An A100 board without the fabric manager: one card's MIG mode takes a reset of all."""
+    """An A100 status without the fabric manager: one card's MIG mode takes a reset of all."""
     machine = load_machine("4xa100-sxm4-40gb")
     inventory = replace(asyncio.run(SimulatedHardware(machine).observe()), fabric_manager=False)
     desired = desired_of(
@@ -347,7 +349,7 @@ def layout(text: str) -> str:
     return f"version: partage/v1\ngpus: [{{select: {{index: 0}}, mig: {{layout: {text}}}}}]\n"
 
 
-async def carry_out(hardware: SimulatedHardware, text: str, *entries: Entry) -> NodePlan:
+async def carry_out(hardware: SimulatedHardware, text: str, *entries: LedgerEntry) -> NodePlan:
     """Everything that is ready; the plan afterwards."""
     for _ in range(4):
         inventory = await hardware.observe()

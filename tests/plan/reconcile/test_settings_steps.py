@@ -32,7 +32,7 @@ from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
     needed_originals,
     note_originals,
-    settle,
+    settings_steps,
     slice_steps,
     unusable,
 )
@@ -69,28 +69,28 @@ def test_unequal_clients_need_the_largest_ones_limits() -> None:
 
 
 def test_the_mode_is_set_before_the_daemon_starts_and_given_back_after_it_has_ended() -> None:
-    make = settle(CARD, WANT, (), OriginalSettings())
+    make = settings_steps(CARD, WANT, (), OriginalSettings())
     assert make.make == (SetComputeMode(CARD.uuid, ALONE, DEFAULT), StartDaemon(CARD.uuid, SPEC))
     assert not make.end
-    end = settle(SET, NO_SETTINGS, [daemon()], OriginalSettings(DEFAULT))
+    end = settings_steps(SET, NO_SETTINGS, [daemon()], OriginalSettings(DEFAULT))
     assert [type(step) for step in end.end] == [StopDaemon, SetComputeMode]
     assert not end.make
 
 
 @pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.FAULT, DaemonPhase.SILENT])
 def test_a_daemon_that_runs_as_asked_is_left_to_its_clients(phase: DaemonPhase) -> None:
-    assert settle(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT)).settled
+    assert settings_steps(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT)).settled
 
 
 @pytest.mark.parametrize("phase", [DaemonPhase.DEAD, DaemonPhase.STARTING])
 def test_one_that_does_not_run_or_is_unverified_is_started_under_its_shares(phase: DaemonPhase) -> None:
-    settling = settle(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT))
+    settling = settings_steps(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT))
     assert (settling.end, settling.make) == ((), (StartDaemon(CARD.uuid, SPEC),))
 
 
 def test_one_that_was_asked_for_something_else_ends_first() -> None:
     other = replace(SPEC, memory_bytes=10 * GIB)
-    settling = settle(SET, WANT, [daemon(spec=other)], OriginalSettings(DEFAULT))
+    settling = settings_steps(SET, WANT, [daemon(spec=other)], OriginalSettings(DEFAULT))
     (stop,) = settling.end
     assert isinstance(stop, StopDaemon)
     back = reverse(stop)
@@ -101,7 +101,7 @@ def test_one_that_was_asked_for_something_else_ends_first() -> None:
 
 @pytest.mark.parametrize("before", [OriginalSettings(), OriginalSettings(ALONE)])
 def test_a_mode_that_was_not_ours_stays(before: OriginalSettings) -> None:
-    assert settle(SET, NO_SETTINGS, (), before).settled
+    assert settings_steps(SET, NO_SETTINGS, (), before).settled
 
 
 def test_only_devices_whose_daemon_takes_no_clients_are_unusable() -> None:
@@ -137,8 +137,8 @@ def test_however_often_it_is_set_the_first_state_comes_back(
     ]
     standing: list[DaemonState] = []
     for want in desired_layouts:
-        steps = [*settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).end]
-        steps += settle(card, want, standing, known.get(CARD.uuid, OriginalSettings())).make
+        steps = [*settings_steps(card, want, standing, known.get(CARD.uuid, OriginalSettings())).end]
+        steps += settings_steps(card, want, standing, known.get(CARD.uuid, OriginalSettings())).make
         steps += slice_steps({CARD.uuid: want}, slices, known).values()
         known = note_originals(steps, known)
         for step in steps:

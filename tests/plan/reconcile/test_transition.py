@@ -12,16 +12,14 @@ from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.plan.reconcile.transition import (
     GpuServing,
-    Held,
     answerable,
     due_s,
     foreign_holds,
     listed,
     transition,
     waiting,
-    with_lost,
 )
-from partage.plan.serve.ledger import Degree, Entry, Holder
+from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
@@ -67,14 +65,14 @@ def mig(number: int, gpu: str = "GPU-0", strategy: Strategy = Strategy.MIG) -> D
     )
 
 
-def holding(resource: ResourceName, *ids: str) -> Held:
-    return Held({resource: frozenset(ids)})
+def holding(resource: ResourceName, *ids: str) -> HeldIds:
+    return HeldIds({resource: frozenset(ids)})
 
 
-NOTHING = Held()
+NOTHING = HeldIds()
 
 
-def ids_listed(serving: dict[str, GpuServing], now_held: Held) -> list[str]:
+def ids_listed(serving: dict[str, GpuServing], now_held: HeldIds) -> list[str]:
     return [row.id for rows in listed(serving, now_held).values() for row in rows]
 
 
@@ -308,7 +306,7 @@ def test_a_hold_on_no_known_gpu_keeps_nobody_waiting():
 def test_who_is_waited_for_is_said_with_names():
     before = {"GPU-0": GpuServing((sliced("GPU-0"),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
     wanted = {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}
-    entry = Entry(SHARED, "GPU-0::1", Degree.OBSERVED, (Holder("default", "web", "main"),), 0)
+    entry = LedgerEntry(SHARED, "GPU-0::1", Certainty.OBSERVED, (Holder("default", "web", "main"),), 0)
     serving = transition(before, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
     assert waiting(serving, [entry]) == {"GPU-0": (entry,), "GPU-1": ()}
     assert waiting({"GPU-0": GpuServing((sliced(),))}, [entry]) == {}
@@ -316,7 +314,7 @@ def test_who_is_waited_for_is_said_with_names():
 
 def test_only_the_holders_of_leaving_mig_devices_are_waited_for():
     resource = mig(0).resource
-    entries = [Entry(resource, f"MIG-0-{n}", Degree.OBSERVED, (), 0) for n in (0, 1)]
+    entries = [LedgerEntry(resource, f"MIG-0-{n}", Certainty.OBSERVED, (), 0) for n in (0, 1)]
     serving = {"GPU-0": GpuServing((mig(0),), leaving=(mig(1),))}
     assert waiting(serving, entries) == {"GPU-0": (entries[1],)}
 
@@ -325,15 +323,10 @@ def test_unequal_mps_clients_keep_their_ids_apart():
     big = replace(sliced(strategy=Strategy.MPS), resource=ResourceName("nvidia.com/gpu.big"), count=1)
     small = replace(sliced(strategy=Strategy.MPS), first=1, count=3)
     serving = {"GPU-0": GpuServing((big, small), draining=True, draining_since_s=0)}
-    now_held = Held({big.resource: frozenset({"GPU-0::0"}), SHARED: frozenset({"GPU-0::2"})})
+    now_held = HeldIds({big.resource: frozenset({"GPU-0::0"}), SHARED: frozenset({"GPU-0::2"})})
     assert ids_listed(serving, now_held) == ["GPU-0::0", "GPU-0::2"]
     assert foreign_holds(serving, now_held) == {}
     assert foreign_holds(serving, holding(SHARED, "GPU-0::0")) == {"GPU-0": [(SHARED, "GPU-0::0")]}
-
-
-def test_a_lost_gpu_goes_on_with_what_it_offered():
-    serving = {"GPU-0": GpuServing((sliced(),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
-    assert with_lost({}, serving, ["GPU-0", "GPU-7"]) == {"GPU-0": (sliced(),)}
 
 
 def test_a_resource_whose_ids_are_all_withdrawn_keeps_an_empty_list():
@@ -369,11 +362,11 @@ class Changes(RuleBasedStateMachine):
         self.seen: list[tuple[float, ResourceName, str]] = []
         self.step()
 
-    def held_now(self) -> Held:
+    def held_now(self) -> HeldIds:
         ids: dict[ResourceName, set[str]] = {}
         for resource, share in self.held:
             ids.setdefault(resource, set()).add(share)
-        return Held({resource: frozenset(some) for resource, some in ids.items()})
+        return HeldIds({resource: frozenset(some) for resource, some in ids.items()})
 
     def step(self) -> None:
         self.serving = transition(self.serving, self.wanted, self.held_now(), self.now_s, SETTLE_S)

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName
-from partage.plan.serve.ledger import Degree, Entry, Holder, Ledger
+from partage.plan.serve.ledger import Certainty, Holder, Ledger, LedgerEntry
 
 GPU = ResourceName("nvidia.com/gpu.shared")
 OTHER = ResourceName("nvidia.com/gpu")
@@ -26,7 +26,7 @@ def holder(pod: str, container: str = "main") -> Holder:
     return Holder("default", pod, container)
 
 
-def only(ledger: Ledger) -> Entry:
+def only(ledger: Ledger) -> LedgerEntry:
     (entry,) = ledger.entries()
     return entry
 
@@ -35,8 +35,8 @@ def test_what_allocate_gives_has_no_named_holder():
     ledger = Ledger()
     ledger.allocated(GPU, ["a", "b"], 1)
     assert ledger.entries() == (
-        Entry(GPU, "a", Degree.TENTATIVE, (), 1),
-        Entry(GPU, "b", Degree.TENTATIVE, (), 1),
+        LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 1),
+        LedgerEntry(GPU, "b", Certainty.TENTATIVE, (), 1),
     )
     assert ledger.held().ids == {GPU: {"a", "b"}}
     assert only_holder(ledger, "a") is None
@@ -50,7 +50,7 @@ def test_pod_resources_turns_a_tentative_entry_into_an_observed_one():
     ledger = Ledger()
     ledger.allocated(GPU, ["a"], 1)
     ledger.observed([says("web", "a")], 2)
-    assert only(ledger) == Entry(GPU, "a", Degree.OBSERVED, (holder("web"),), 1)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.OBSERVED, (holder("web"),), 1)
     assert only_holder(ledger, "a") == holder("web")
 
 
@@ -59,7 +59,7 @@ def test_an_answer_that_was_asked_for_before_the_allocation_says_nothing():
     ledger.allocated(GPU, ["a"], 5)
     ledger.observed([says("before", "a")], 4)
     ledger.observed([], 4)
-    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 5)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 5)
 
 
 def test_an_observed_entry_ends_with_the_first_answer_that_does_not_name_it():
@@ -84,7 +84,7 @@ def test_a_share_that_is_never_named_is_held_until_its_time_is_over():
     ledger = Ledger(unlisted_grace_s=120)
     ledger.allocated(GPU, ["a"], 0)
     ledger.observed([], 119)
-    assert only(ledger).degree is Degree.TENTATIVE
+    assert only(ledger).certainty is Certainty.TENTATIVE
     ledger.observed([], 120)
     assert ledger.entries() == ()
 
@@ -146,10 +146,10 @@ def test_an_ended_pod_that_is_still_listed_is_not_taken_for_the_new_holder():
     ledger.observed([says("job-1", "a")], 2)
     ledger.allocated(GPU, ["a"], 3)
     ledger.observed([says("job-1", "a")], 4)
-    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (holder("job-1"),), 3)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (holder("job-1"),), 3)
     assert only_holder(ledger, "a") is None, "the name may be out of date"
     ledger.observed([says("job-1", "a"), says("job-2", "a")], 5)
-    assert only(ledger) == Entry(GPU, "a", Degree.OBSERVED, (holder("job-2"),), 3)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.OBSERVED, (holder("job-2"),), 3)
 
 
 def test_when_the_new_holder_ends_before_the_older_one_is_forgotten_the_share_is_free():
@@ -175,10 +175,10 @@ def test_a_pod_of_the_same_name_is_new_once_the_old_one_was_gone_for_one_answer(
 def test_after_a_restart_of_the_agent_the_first_answer_restores_the_ledger():
     ledger = Ledger()
     ledger.observed([says("web", "a", "b"), says("db", "c", resource=OTHER)], 7)
-    assert [(entry.resource, entry.id, entry.degree) for entry in ledger.entries()] == [
-        (OTHER, "c", Degree.OBSERVED),
-        (GPU, "a", Degree.OBSERVED),
-        (GPU, "b", Degree.OBSERVED),
+    assert [(entry.resource, entry.id, entry.certainty) for entry in ledger.entries()] == [
+        (OTHER, "c", Certainty.OBSERVED),
+        (GPU, "a", Certainty.OBSERVED),
+        (GPU, "b", Certainty.OBSERVED),
     ]
 
 
@@ -202,17 +202,17 @@ def test_the_init_container_and_the_main_container_get_the_same_ids_one_after_th
     ledger.allocated(GPU, ["a"], 1)
     ledger.allocated(GPU, ["a"], 1.1)
     ledger.observed([says("web", "a")], 2)
-    assert only(ledger) == Entry(GPU, "a", Degree.OBSERVED, (holder("web"),), 1.1)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.OBSERVED, (holder("web"),), 1.1)
 
 
 def test_pre_start_proves_which_container_starts_and_later_answers_leave_it_proven():
     ledger = Ledger()
     ledger.allocated(GPU, ["a", "b"], 1)
     ledger.proven(GPU, ["b", "a"], [says("web", "a", "b")], 2)
-    assert {entry.degree for entry in ledger.entries()} == {Degree.PROVEN}
+    assert {entry.certainty for entry in ledger.entries()} == {Certainty.PROVEN}
     version = ledger.version
     ledger.observed([says("web", "a", "b")], 3)
-    assert {entry.degree for entry in ledger.entries()} == {Degree.PROVEN}
+    assert {entry.certainty for entry in ledger.entries()} == {Certainty.PROVEN}
     assert ledger.version == version
 
 
@@ -221,7 +221,7 @@ def test_the_container_with_exactly_these_ids_is_the_one_that_starts():
     ledger = Ledger()
     ledger.allocated(GPU, ["a"], 1)
     ledger.proven(GPU, ["a"], [says("old", "a", "b"), says("new", "a")], 2)
-    assert only(ledger) == Entry(GPU, "a", Degree.PROVEN, (holder("new"),), 1)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.PROVEN, (holder("new"),), 1)
     ledger.observed([says("old", "a", "b"), says("new", "a")], 3)
     assert only_holder(ledger, "a") == holder("new")
 
@@ -230,7 +230,7 @@ def test_an_init_container_that_starts_is_not_named_and_proves_nothing():
     ledger = Ledger()
     ledger.allocated(GPU, ["a"], 1)
     ledger.proven(GPU, ["a"], [says("web", "z")], 2)
-    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 1)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 1)
 
 
 def test_an_ended_pod_that_held_exactly_these_ids_before_is_not_proven():
@@ -238,27 +238,27 @@ def test_an_ended_pod_that_held_exactly_these_ids_before_is_not_proven():
     ledger.observed([says("old", "a")], 1)
     ledger.allocated(GPU, ["a"], 2)
     ledger.proven(GPU, ["a"], [says("old", "a")], 3)
-    assert only(ledger).degree is Degree.TENTATIVE
+    assert only(ledger).certainty is Certainty.TENTATIVE
 
 
 def test_two_containers_with_exactly_these_ids_prove_nothing():
     ledger = Ledger()
     ledger.proven(GPU, ["a"], [says("one", "a"), says("two", "a")], 3)
-    assert only(ledger).degree is Degree.OBSERVED
+    assert only(ledger).certainty is Certainty.OBSERVED
     assert only_holder(ledger, "a") is None
 
 
 def test_a_container_that_starts_holds_its_share_even_where_nothing_else_is_known():
     ledger = Ledger()
     ledger.proven(GPU, ["a"], [], 3)
-    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 3)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 3)
 
 
 def test_proof_for_a_share_that_was_given_away_meanwhile_says_nothing():
     ledger = Ledger()
     ledger.allocated(GPU, ["a"], 5)
     ledger.proven(GPU, ["a"], [says("before", "a")], 4)
-    assert only(ledger) == Entry(GPU, "a", Degree.TENTATIVE, (), 5)
+    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 5)
 
 
 def test_the_version_rises_with_changes_only():

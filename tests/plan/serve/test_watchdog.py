@@ -12,8 +12,8 @@ from partage.model.policy import Strategy, WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.step import EndProcess
-from partage.plan.serve.ledger import Degree, Entry, Holder
-from partage.plan.serve.watchdog import Concern, ContainerUsage, GrantKind, WatchResult, grants, watch
+from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
+from partage.plan.serve.watchdog import ContainerUsage, GrantKind, ViolationKind, WatchResult, grants, watch
 from partage.units import GIB
 
 NAME = ResourceName("nvidia.com/gpu.shared")
@@ -49,15 +49,15 @@ def process(
     return replace(row, **more)
 
 
-def entry(number: int, container: str | None = TRAIN, device: str = GPU) -> Entry:
+def entry(number: int, container: str | None = TRAIN, device: str = GPU) -> LedgerEntry:
     holders = (HOLDERS[container],) if container else ()
-    degree = Degree.OBSERVED if container else Degree.TENTATIVE
-    return Entry(NAME, f"{device}::{number}", degree, holders, 0.0)
+    certainty = Certainty.OBSERVED if container else Certainty.TENTATIVE
+    return LedgerEntry(NAME, f"{device}::{number}", certainty, holders, 0.0)
 
 
 def watched(
     *rows: GpuProcess,
-    entries: tuple[Entry, ...] = (entry(0),),
+    entries: tuple[LedgerEntry, ...] = (entry(0),),
     offering: DeviceOffer = SHARED,
     mode: WatchAction | None = None,
     names: dict[str, Holder] = HOLDERS,
@@ -78,13 +78,13 @@ def test_all_processes_of_a_container_count_together_against_all_of_its_shares()
     assert (usage.used_bytes, usage.granted_bytes, usage.pids) == (39 * GIB, 40 * GIB, (7, 8))
     assert (usage.grant, usage.guarantee, usage.over) == (GrantKind.HELD, Guarantee.NONE, False)
     assert (usage.holder, usage.pod) == (HOLDERS[TRAIN], UID)
-    assert result.verdicts == ()
+    assert result.violations == ()
     assert result.unattributed == ()
 
 
 def test_a_container_over_its_shares_is_named_with_both_figures() -> None:
-    (verdict,) = watched(process(7, used=20 * GIB + 1)).verdicts
-    assert verdict.concern is Concern.OVER
+    (verdict,) = watched(process(7, used=20 * GIB + 1)).violations
+    assert verdict.concern is ViolationKind.OVER
     assert verdict.reason == "team/train, container main, uses 20 GiB of GPU-0; its shares are 20 GiB"
     assert (verdict.ends, verdict.clients) == ((), ())
 
@@ -94,7 +94,7 @@ def test_containers_of_one_pod_are_judged_each_by_itself() -> None:
         process(7, used=15 * GIB), process(8, NOTEBOOK, 15 * GIB), entries=(entry(0), entry(1, NOTEBOOK))
     )
     assert [usage.used_bytes for usage in result.usages] == [15 * GIB, 15 * GIB]
-    assert result.verdicts == ()
+    assert result.violations == ()
 
 
 def test_with_kill_every_process_of_the_container_is_to_be_ended_the_right_way() -> None:
@@ -106,7 +106,7 @@ def test_with_kill_every_process_of_the_container_is_to_be_ended_the_right_way()
         process(11, NOTEBOOK),
     )
     entries = (entry(0), entry(1, NOTEBOOK))
-    (verdict,) = watched(*rows, entries=entries, mode=WatchAction.KILL).verdicts
+    (verdict,) = watched(*rows, entries=entries, mode=WatchAction.KILL).violations
     assert verdict.ends == (EndProcess(GPU, 7, 70, TRAIN), EndProcess(GPU, 8, 80, TRAIN))
     assert verdict.clients == (9,)
 
@@ -114,15 +114,15 @@ def test_with_kill_every_process_of_the_container_is_to_be_ended_the_right_way()
 def test_with_off_nothing_is_said_and_the_figures_are_there() -> None:
     result = watched(process(7, used=30 * GIB), mode=WatchAction.OFF)
     assert only(result).over
-    assert result.verdicts == ()
+    assert result.violations == ()
 
 
 @pytest.mark.parametrize("mode", [None, WatchAction.WARN, WatchAction.KILL])
 def test_a_container_without_a_share_is_named_and_never_ended(mode: WatchAction | None) -> None:
     result = watched(process(8, NOTEBOOK), mode=mode)
     assert only(result).grant is GrantKind.NONE
-    (verdict,) = result.verdicts
-    assert verdict.concern is Concern.UNGRANTED
+    (verdict,) = result.violations
+    assert verdict.concern is ViolationKind.UNGRANTED
     assert (verdict.ends, verdict.clients) == ((), ())
     assert verdict.reason == "team/notebook, container main, uses GPU-0 and holds no share of it"
 
@@ -137,12 +137,12 @@ def test_a_container_without_a_share_is_named_and_never_ended(mode: WatchAction 
     ids=["a share's holder is not known yet", "the container has no name", "a share has two holders"],
 )
 def test_what_is_not_certain_is_no_reason_to_say_anything(
-    row: GpuProcess, entries: tuple[Entry, ...], names: dict[str, Holder]
+    row: GpuProcess, entries: tuple[LedgerEntry, ...], names: dict[str, Holder]
 ) -> None:
     result = watched(row, entries=entries, names=names, mode=WatchAction.KILL)
     assert only(result).grant is GrantKind.UNKNOWN
     assert only(result).granted_bytes == 0
-    assert result.verdicts == ()
+    assert result.violations == ()
 
 
 def test_processes_of_no_container_are_listed_and_not_counted() -> None:
@@ -157,7 +157,7 @@ def test_what_is_called_an_mps_server_in_a_container_with_shares_is_that_tenants
     """Partage's servers are in no container, or in the helper's; a tenant could use their name to hide."""
     (verdict,) = watched(
         process(7, used=30 * GIB, kind=ProcessKind.MPS_SERVER), mode=WatchAction.KILL
-    ).verdicts
+    ).violations
     assert verdict.usage.used_bytes == 30 * GIB
     assert (verdict.ends, verdict.clients) == ((), ())  # it may have clients of other containers
 
@@ -170,14 +170,14 @@ def test_memory_without_a_figure_is_said_and_what_is_known_may_be_too_much_all_t
 
 def test_what_the_hardware_limits_cannot_be_exceeded() -> None:
     whole = replace(SHARED, guarantee=Guarantee.HARD, memory_bytes=GIB)
-    assert watched(process(7, used=2 * GIB), offering=whole).verdicts == ()
+    assert watched(process(7, used=2 * GIB), offering=whole).violations == ()
 
 
 def test_a_mig_device_is_judged_by_its_own_shares() -> None:
     mig = replace(SHARED, device="MIG-1", memory_bytes=5 * GIB)
     entries = (entry(0, device="MIG-1"),)
     on_mig = process(7, used=6 * GIB, device="MIG-1", gi_id=2, ci_id=0)
-    (verdict,) = watched(on_mig, offering=mig, entries=entries).verdicts
+    (verdict,) = watched(on_mig, offering=mig, entries=entries).violations
     assert (verdict.usage.device, verdict.usage.gpu, verdict.usage.granted_bytes) == ("MIG-1", GPU, 5 * GIB)
     # Without permission the driver names the GPU only: on which part it is cannot be told.
     assert only(watched(process(7, used=6 * GIB), offering=mig, entries=entries)).grant is GrantKind.UNKNOWN
@@ -186,7 +186,7 @@ def test_a_mig_device_is_judged_by_its_own_shares() -> None:
 def test_what_cannot_be_seen_is_reported_and_what_can_be_seen_is_judged_all_the_same() -> None:
     result = watched(process(7, used=30 * GIB), blind="we do not see all")
     assert result.blind == "we do not see all"
-    assert len(result.verdicts) == 1
+    assert len(result.violations) == 1
 
 
 def test_whose_share_is_in_no_offer_is_not_said_to_hold_none() -> None:
@@ -214,13 +214,13 @@ entries = st.builds(entry, st.integers(0, 3), st.sampled_from([TRAIN, NOTEBOOK, 
     st.sampled_from(WatchAction),
 )
 def test_every_process_is_somewhere_once_and_only_certain_holders_are_ended(
-    found: list[GpuProcess], held: list[Entry], mode: WatchAction
+    found: list[GpuProcess], held: list[LedgerEntry], mode: WatchAction
 ) -> None:
     result = watched(*found, entries=tuple(held), mode=mode)
     placed = [row for usage in result.usages for row in usage.processes] + list(result.unattributed)
     assert sorted(row.pid for row in placed) == sorted(row.pid for row in found)
     certain = {one.holder for one in held}
-    for verdict in result.verdicts:
+    for verdict in result.violations:
         if verdict.ends or verdict.clients:
             assert mode is WatchAction.KILL
             assert verdict.usage.holder in certain - {None}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partage.agent.waiting import wait_at_most
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
@@ -20,13 +21,13 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 60.0
 PATIENCE_S = 30.0
-"""How long new MIG devices wait for their names in a spec: nvidia-ctk may hang, the devices shall not."""
+"""How long new MIG devices wait for their spec, in seconds: nvidia-ctk may hang."""
 
 
 class CdiSpecs:
-    """What the specs hold now, and the task that renews them.
+    """The state of the CDI specs, and the task that updates them.
 
-    classes: beside ``gpu``, those with a spec. trouble: why a spec is missing or incomplete.
+    classes: CDI classes besides ``gpu`` that have a spec. trouble: why a spec is missing or incomplete.
     """
 
     def __init__(
@@ -39,15 +40,15 @@ class CdiSpecs:
         self._ask = ask
         self._clock = clock
         self._wanted: tuple[Inventory, Options] | None = None
-        self._keeper: CdiSpecWriter | None = None
-        self._kept: tuple[Inventory, Options] | None = None
+        self._writer: CdiSpecWriter | None = None
+        self._written: tuple[Inventory, Options] | None = None
         self._renew = asyncio.Event()
         self._news = asyncio.Event()
         self.classes: tuple[str, ...] = ()
         self.trouble = ""
 
     def want(self, inventory: Inventory, options: Options) -> None:
-        """The specs shall fit this node from now on."""
+        """Ask for specs of this node."""
         if not options.uses_cdi:
             self._wanted, self.trouble, self.classes = None, "", ()
         elif (inventory, options) != self._wanted:
@@ -55,39 +56,35 @@ class CdiSpecs:
             self._renew.set()
 
     async def fit(self, inventory: Inventory) -> None:
-        """Return once the specs fit this node, or it is clear that they will not, or it takes too long."""
+        """Wait until the specs of this node are written, or failed, or PATIENCE_S is over."""
         if self._wanted is None:
             return
         self.want(inventory, self._wanted[1])
         try:
             async with asyncio.timeout(PATIENCE_S):
-                while self._wanted is not None and self._kept != self._wanted:
+                while self._wanted is not None and self._written != self._wanted:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
             log.warning("cdi spec is slow to be written", extra={"waited": f"{PATIENCE_S:g} s"})
 
     async def run(self) -> None:
-        """Renew when something changed, and now and then: a file may be gone, nvidia-ctk may work now."""
+        """Update on changes and every LOOK_S: a file may be gone, or nvidia-ctk may work now."""
         while True:
-            try:
-                async with asyncio.timeout(LOOK_S if self._wanted else None):
-                    await self._renew.wait()
-            except TimeoutError:
-                pass
+            await wait_at_most(self._renew, LOOK_S if self._wanted else None)
             self._renew.clear()
             if (wanted := self._wanted) is not None:
-                await self._keep(*wanted)
-                self._kept = wanted
+                await self._write(*wanted)
+                self._written = wanted
                 self._news.set()
 
-    async def _keep(self, inventory: Inventory, options: Options) -> None:
+    async def _write(self, inventory: Inventory, options: Options) -> None:
         from partage.edges.cdi.spec_writer import CdiSpecWriter
 
-        self._keeper = self._keeper or CdiSpecWriter(self._directory_of(inventory))
+        self._writer = self._writer or CdiSpecWriter(self._directory_of(inventory))
         classes: tuple[str, ...] = ()
         try:
-            spec = await self._keeper.update(inventory, options, self._clock())
+            spec = await self._writer.update(inventory, options, self._clock())
             trouble, classes = spec.reason, spec.classes
         except HardwareError as error:
             trouble = str(error)

@@ -1,7 +1,7 @@
-"""The guard's files on the host, from where containers mount them.
+"""The guard's files on the host, which containers mount.
 
 ``<run-dir>/guard/<hash of the content>``: a container that restarts gets the mounts of its first Allocate
-again, out of the kubelet's checkpoint. So a directory never changes and is never removed; another version of
+again, from the kubelet's checkpoint. So a directory never changes and is never removed; another version of
 the guard gets another name beside it, and the same version finds its own again.
 """
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class GuardFiles:
-    """directory: host path, empty while it is not there. trouble: why it could not be written."""
+    """Writes the guard's files once. directory: host path; empty if not written. trouble: why it failed."""
 
     def __init__(self, run_dir: Path) -> None:
         self._parent = run_dir / "guard"
@@ -27,7 +27,8 @@ class GuardFiles:
         self.trouble = ""
 
     def want(self, offerings: Iterable[DeviceOffer]) -> None:
-        """The files shall be there if one of these has the guard. What cannot be written is tried again."""
+        """Write the files if one of these offers has the guard. A failed write is retried at the next
+        call."""
         if self.directory or not any(offering.guard for offering in offerings):
             return
         try:
@@ -41,7 +42,7 @@ class GuardFiles:
 
 def write(parent: Path) -> Path:
     """Write the guard below this directory, whole or not at all; returns where. Raises OSError."""
-    import shutil  # with tempfile half a MiB, for those who have a guard
+    import shutil  # with tempfile 0.5 MiB, only for nodes with a guard
     import tempfile
 
     files = guard_files()
@@ -68,10 +69,10 @@ def guard_files() -> dict[str, bytes]:
 
 
 def _digest(files: Mapping[str, bytes]) -> str:
-    said = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, content in files.items():
-        said.update(f"{name}\0{len(content)}\0".encode() + content)
-    return said.hexdigest()[:16]
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()[:16]
 
 
 def _holds(directory: Path, files: Mapping[str, bytes]) -> bool:
@@ -93,7 +94,7 @@ def _fill(directory: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _set_aside(directory: Path) -> None:
-    """Somebody has changed it: containers that have it mounted keep it, in another place."""
+    """Move a changed directory away: containers that mount it keep it."""
     if os.path.lexists(directory):
         import tempfile
 

@@ -1,27 +1,27 @@
-"""From the rows of a turn to the plugins that serve them. What did not change stays the same object."""
+"""The device plugins of all resources, updated after each turn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partage.agent.endpoints.resource_plugin import Hooks, ResourcePlugin, ServedResource
+from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin, ServedResource
 from partage.agent.status.status import RequestCounts
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
 from partage.model.policy import Options
 from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.guarantees import believed
-from partage.plan.serve.allocate import PreferredAllocator
-from partage.plan.serve.answer import AllocateResponder
+from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.kubelet_view import KubeletView
+from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.values import Frozen
 
 
-class AnswerTerms(Frozen):
-    """What an answer depends on beside its resource.
+class AllocateContext(Frozen):
+    """What an Allocate response depends on, besides its resource.
 
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
-    unwatched: GPUs whose guarded shares nobody watches: containers are told less.
+    unwatched: GPUs with guarded shares that are not watched: their containers get a weaker guarantee.
     """
 
     inventory: Inventory
@@ -33,20 +33,20 @@ class AnswerTerms(Frozen):
 
 
 class _Made(Frozen):
-    """What a plugin's chooser and answerer were made of."""
+    """The inputs of a plugin's allocator and responder."""
 
     resource: Resource
-    terms: AnswerTerms
+    terms: AllocateContext
 
 
 class PluginSet:
     """All resources that are, or ever were, offered since the start."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: PluginHooks) -> None:
         self._hooks = hooks
         self._plugins: dict[ResourceName, ResourcePlugin] = {}
         self._made: dict[ResourceName, _Made] = {}
-        self._last: tuple[KubeletView, AnswerTerms] | None = None
+        self._last: tuple[KubeletView, AllocateContext] | None = None
 
     @property
     def by_name(self) -> Mapping[ResourceName, ResourcePlugin]:
@@ -54,11 +54,11 @@ class PluginSet:
         return self._plugins
 
     def asked(self) -> dict[str, RequestCounts]:
-        """What the kubelet has asked of each since the start."""
+        """The kubelet's requests for each resource since the start."""
         return {str(name): plugin.asked for name, plugin in list(self._plugins.items())}
 
-    def publish(self, rows: KubeletView, terms: AnswerTerms) -> list[ResourcePlugin]:
-        """Serve these rows. Returns plugins that are new; the others are told."""
+    def publish(self, rows: KubeletView, terms: AllocateContext) -> list[ResourcePlugin]:
+        """Serve these rows. Returns plugins that are new; the others are updated."""
         if self._last is not None and self._last[0] is rows and self._last[1] == terms:
             return []
         self._last = rows, terms
@@ -83,14 +83,14 @@ class PluginSet:
         resource: Resource,
         listed: Sequence[DeviceRow],
         late: Mapping[str, float],
-        terms: AnswerTerms,
+        terms: AllocateContext,
     ) -> ServedResource:
         made = self._made.get(resource.name)
         if plugin is not None and made == _Made(resource, terms):
-            chooser, answerer = plugin.served.chooser, plugin.served.answerer
+            allocator, responder = plugin.served.allocator, plugin.served.responder
         else:
-            chooser = PreferredAllocator(resource, terms.inventory.links, terms.options.allocation)
-            answerer = AllocateResponder(
+            allocator = PreferredAllocator(resource, terms.inventory.links, terms.options.allocation)
+            responder = AllocateResponder(
                 resource,
                 terms.inventory,
                 terms.options,
@@ -98,4 +98,4 @@ class PluginSet:
                 cdi_classes=terms.cdi_classes,
                 guard_dir=terms.guard_dir,
             )
-        return ServedResource(tuple(listed), chooser, answerer, late)
+        return ServedResource(tuple(listed), allocator, responder, late)

@@ -1,4 +1,4 @@
-"""One resource name, as the kubelet asks about it. The loop publishes; the kubelet's calls only look up."""
+"""The device plugin of one resource. The loop publishes; the kubelet's calls only read."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused, ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName
 from partage.model.share import DeviceRow
-from partage.plan.serve.allocate import PreferredAllocator
-from partage.plan.serve.answer import AllocateResponder
+from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
 PRE_START_S = 5.0
-"""How long the kubelet is asked who starts. It waits 30 s for us and fails the container then."""
+"""Timeout of the PodResources request in PreStartContainer, in seconds. The kubelet gives up after 30 s."""
 
 
 class ServedResource(Frozen):
     """What one resource serves between two turns.
 
-    rows: what ListAndWatch says. late: ids that are no longer listed, because their GPU waits to change, and
-    until when (the agent's clock) an Allocate that was under way is still answered for them.
+    rows: for ListAndWatch. late: withdrawn ids, and until when (the agent's clock) an Allocate that was
+    under way is still answered for them.
     """
 
     rows: tuple[DeviceRow, ...]
-    chooser: PreferredAllocator
-    answerer: AllocateResponder
+    allocator: PreferredAllocator
+    responder: AllocateResponder
     late: Mapping[str, float] = field(default_factory=dict)
     pre_start: bool = False
 
 
-class Hooks(Frozen):
+class PluginHooks(Frozen):
     """What a plugin needs of the rest of the agent.
 
     holders: asks PodResources. allocated: an Allocate was answered.
@@ -52,9 +52,9 @@ class Hooks(Frozen):
 
 
 class ResourcePlugin:
-    """A ``PluginHandler`` of one name. It outlives its last device: then its list is empty."""
+    """The ``PluginHandler`` of one resource. Without devices it stays registered, with an empty list."""
 
-    def __init__(self, resource: ResourceName, served: ServedResource, hooks: Hooks) -> None:
+    def __init__(self, resource: ResourceName, served: ServedResource, hooks: PluginHooks) -> None:
         self.resource = resource
         self._served = served
         self._hooks = hooks
@@ -76,7 +76,7 @@ class ResourcePlugin:
         return RequestCounts(self._allocations, self._refusals, self._pre_starts)
 
     def publish(self, served: ServedResource) -> None:
-        """Serve this from now on. The kubelet is told only where the rows are others."""
+        """Serve this from now on. The kubelet gets a message only if the rows differ."""
         self._served = served
         if served.rows == self._list.rows:
             return
@@ -94,25 +94,25 @@ class ResourcePlugin:
         return self._served.pre_start
 
     def devices(self) -> DeviceList:
-        """The list of now."""
+        """The current list."""
         return self._list
 
     async def changed(self, seen_version: int) -> None:
-        """Return once the list is another one."""
+        """Wait until the list changes."""
         while self._list.version == seen_version:
             await self._news.wait()
 
     def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        """Which ids to take. Nobody holds what the kubelet calls available."""
+        """Which ids to take. Ids that the kubelet calls available are not held."""
         self._hooks.ledger.offered_as_free(self.resource, available, self._hooks.clock(), must_include)
-        return self._served.chooser.prefer(available, must_include, size)
+        return self._served.allocator.prefer(available, must_include, size)
 
     def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
-        """What a container gets; the ledger remembers it."""
+        """The response for a container; noted in the ledger."""
         now_s = self._hooks.clock()
         try:
             self._must_be_served(ids, now_s)
-            answer = self._served.answerer.answer(ids)
+            answer = self._served.responder.answer(ids)
         except AllocationRefused as refusal:
             self._refusals += 1
             log.warning("allocation refused", extra={"resource": self.resource, "reason": str(refusal)})
@@ -132,7 +132,7 @@ class ResourcePlugin:
                 )
 
     async def pre_start(self, ids: Sequence[str]) -> None:
-        """Learn who starts, where the kubelet says so in time. Never keeps a container from starting."""
+        """Ask PodResources which container starts. Never keeps a container from starting."""
         self._pre_starts += 1
         asked_s = self._hooks.clock()
         try:

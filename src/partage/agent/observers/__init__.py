@@ -1,1 +1,1 @@
-"""The tasks that look at the outside world: hardware, settings, PodResources, the policy file."""
+"""The tasks that observe: hardware, settings, PodResources, the policy file."""

@@ -1,4 +1,4 @@
-"""What the hardware says: three questions that are asked again and again, and what came of them."""
+"""Polls the hardware: inventory, health conditions and events."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
+from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Observation(Frozen):
-    """What came since it was asked last. silent: why nobody can say how the GPUs are, empty where one can."""
+    """What was observed since the last call. silent: why the GPUs cannot be observed; empty if they can."""
 
     node: KnownNode | None
     fresh: bool
@@ -31,9 +32,9 @@ class Observation(Frozen):
 
 
 class HardwareObserver(Struct):
-    """Asks the hardware. Failures are states here: the loop goes on with what it knew.
+    """Polls the hardware. After a failure the loop continues with the last known node.
 
-    ask: asks for a turn. xid_counts: every XID since the start, by GPU (empty: unknown) and code.
+    ask: asks for a turn. xid_counts: XIDs since the start, by GPU (empty: unknown) and code.
     """
 
     hardware: Hardware
@@ -44,50 +45,51 @@ class HardwareObserver(Struct):
     _fresh: bool = False
     _xids: list[Xid] = field(default_factory=list)
     _conditions: tuple[GpuCondition, ...] | None = None
-    _unseen: str = ""
-    _unasked: str = ""
+    _unobserved: str = ""
+    _no_conditions: str = ""
     _look: asyncio.Event = field(default_factory=asyncio.Event)
     _check: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def trouble(self) -> str:
-        """Why the hardware does not answer at all; empty where it does, be it that there is no driver."""
-        return self._unseen
+        """Why the hardware does not answer; empty if it does, also if it answers that there is no driver."""
+        return self._unobserved
 
     @property
     def no_driver(self) -> NoDriver | None:
-        """Why no GPU can be seen, in the hardware's words."""
+        """Why there is no driver, as the hardware reports it; None if there is one."""
         driver = self.node.inventory.driver if self.node else None
         return driver if isinstance(driver, NoDriver) else None
 
     def take(self) -> Observation:
-        """What came since the last call."""
-        silent = self._unseen or self._unasked or (self.no_driver.reason if self.no_driver else "")
-        sensed = Observation(self.node, self._fresh, tuple(self._xids), self._conditions, silent)
+        """What was observed since the last call."""
+        silent = self._unobserved or self._no_conditions or (self.no_driver.reason if self.no_driver else "")
+        observation = Observation(self.node, self._fresh, tuple(self._xids), self._conditions, silent)
         self._fresh, self._xids, self._conditions = False, [], None
-        return sensed
+        return observation
 
     def look_again(self) -> None:
         """Observe the whole node soon."""
         self._look.set()
 
-    # --- the three questions, each a task ---
+    # --- three tasks ---
 
-    async def observe_for_ever(self) -> None:
-        """The whole node: every observe_s, when something changed, and soon again while it cannot be seen."""
+    async def observe_forever(self) -> None:
+        """Observe the whole node every observe_s, on changes, and every retry_s while it cannot be
+        observed."""
         while True:
-            blind = self.trouble or self.no_driver
-            await _either(self._look, self.intervals.retry_s if blind else self.intervals.observe_s)
+            unavailable = self.trouble or self.no_driver
+            await _either(self._look, self.intervals.retry_s if unavailable else self.intervals.observe_s)
             await self.observe()
 
     async def observe(self) -> bool:
-        """Look once. False: nobody answers."""
+        """Observe once. False: no answer."""
         try:
             observed = await self.hardware.observe()
         except HardwareError as error:
-            self._note_unseen(str(error))
+            self._note_unobserved(str(error))
             return False
-        self._note_unseen("")
+        self._note_unobserved("")
         self._note_driver(observed)
         node = recognise(self.node, observed)
         if node != self.node:
@@ -96,17 +98,17 @@ class HardwareObserver(Struct):
         return True
 
     async def observe_now(self) -> Inventory:
-        """Observe, again and again until there is an answer; the next turn takes it for news."""
+        """Observe until there is an answer; the next turn treats it as fresh."""
         while True:
             if await self.observe() and self.node is not None:
                 self._fresh = True
                 return self.node.inventory
             await asyncio.sleep(self.intervals.retry_s)
 
-    async def conditions_for_ever(self) -> None:
-        """The driver's word on health: every conditions_s, and at once after an XID.
+    async def conditions_forever(self) -> None:
+        """Ask for health conditions every conditions_s, and at once after an XID.
 
-        The first time at once, too: a reset is proven by what was counted before the fault.
+        Also at once at the start: the counters from before a fault prove a later reset.
         """
         while True:
             await self._ask_conditions()
@@ -114,19 +116,19 @@ class HardwareObserver(Struct):
             await _either(self._check, self.intervals.conditions_s)
 
     async def _ask_conditions(self) -> None:
-        was_silent = self._unasked
+        was_silent = self._no_conditions
         try:
             self._conditions = await self.hardware.conditions()
-            self._unasked = ""
+            self._no_conditions = ""
         except HardwareError as error:
-            self._unasked = str(error)
-        if bool(was_silent) != bool(self._unasked) or self._differs():
+            self._no_conditions = str(error)
+        if bool(was_silent) != bool(self._no_conditions) or self._differs():
             self.look_again()
 
     def _differs(self) -> bool:
-        """Whether the driver now says another thing of who answers than the last look at the node did.
+        """Whether other GPUs answer now than in the last observation.
 
-        A lost GPU whose name cannot be read any more has no condition at all.
+        A lost GPU whose UUID cannot be read has no condition.
         """
         if self._conditions is None or self.node is None:
             return False
@@ -135,12 +137,12 @@ class HardwareObserver(Struct):
         answered = {gpu.uuid for gpu in self.node.inventory} - set(self.node.lost)
         return answering != answered
 
-    async def events_for_ever(self) -> None:
-        """XIDs and changes, as they come."""
+    async def events_forever(self) -> None:
+        """Wait for XIDs and changes."""
         while True:
             try:
                 events = await self.hardware.events(self.intervals.events_s)
-            except HardwareError:  # told by the other two questions
+            except HardwareError:  # the other two tasks report it
                 await asyncio.sleep(self.intervals.retry_s)
                 continue
             if events.xids:
@@ -157,7 +159,7 @@ class HardwareObserver(Struct):
         self.ask()
 
     def _note_driver(self, observed: Inventory) -> None:
-        """Say so where the driver comes, goes or is another one."""
+        """Log when the driver appears, disappears or changes."""
         driver = observed.driver
         if self.node is not None and driver == self.node.inventory.driver:
             return
@@ -172,21 +174,17 @@ class HardwareObserver(Struct):
             }
             log.info("driver works", extra=facts)
 
-    def _note_unseen(self, reason: str) -> None:
-        if reason != self._unseen:
+    def _note_unobserved(self, reason: str) -> None:
+        if reason != self._unobserved:
             if reason:
                 log.warning("hardware does not answer", extra={"reason": reason})
             else:
                 log.info("hardware answers again")
-            self._unseen = reason
+            self._unobserved = reason
             self.ask()
 
 
 async def _either(event: asyncio.Event, longest_s: float) -> None:
     """Wait until the event is set, at most so long; it is unset afterwards."""
-    try:
-        async with asyncio.timeout(longest_s):
-            await event.wait()
-    except TimeoutError:
-        pass
+    await wait_at_most(event, longest_s)
     event.clear()

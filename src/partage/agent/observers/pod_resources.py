@@ -1,4 +1,4 @@
-"""Who holds what: when PodResources is asked, and what its answers mean for the ledger."""
+"""Polls PodResources for the holders of shares, and updates the ledger."""
 
 from __future__ import annotations
 
@@ -9,35 +9,35 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
+from partage.agent.waiting import wait_at_most
 from partage.edges.kubelet.port import PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName, ShareId
-from partage.plan.serve.ledger import Degree, Ledger
+from partage.plan.serve.ledger import Certainty, Ledger
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
 
-class OurNames(Frozen):
-    """What is ours: resources by name, and the node's GPUs and MIG devices by UUID."""
+class NodeNames(Frozen):
+    """Partage's resource names, and the UUIDs of the node's GPUs and MIG devices."""
 
     resources: Collection[str]
     devices: Collection[str]
 
     def has(self, resource: str, ids: Iterable[str]) -> bool:
-        """Whether a hold concerns us: not another vendor's device. It may have been given out under a name
-        that an earlier policy, or another plugin, used."""
+        """Whether a hold is of these resources or devices. Its name may be from an earlier policy or another
+        plugin."""
         return resource in self.resources or any(ShareId.parse(share).device in self.devices for share in ids)
 
 
 class PodResourcesPoller(Struct):
-    """Asks PodResources soon after an Allocate, else now and then; pauses longer when it is refused.
+    """Asks PodResources soon after an Allocate, else regularly; pauses longer after a refusal.
 
-    names: of now. checkpoint: what the kubelet has written down of who holds what, None: nothing.
-    there: whether PodResources has a socket at all.
-    known: whether it is known who holds what. trouble: why the last question had no answer. asked_once: the
-    first question had an answer, or none.
+    names: the current names. checkpoint: held ids in the kubelet's checkpoint; None: there is none.
+    there: whether the PodResources socket exists. known: whether the holders are known. trouble: why the last
+    request failed. asked_once: set after the first request, also if it failed.
     """
 
     pod_resources: PodResources
@@ -45,7 +45,7 @@ class PodResourcesPoller(Struct):
     clock: Callable[[], float]
     ask: Callable[[], None]
     intervals: Intervals
-    names: Callable[[], OurNames]
+    names: Callable[[], NodeNames]
     checkpoint: Callable[[], Mapping[ResourceName, Collection[str]] | None]
     there: Callable[[], bool]
     known: bool = False
@@ -56,18 +56,18 @@ class PodResourcesPoller(Struct):
     _soon: asyncio.Event = field(default_factory=asyncio.Event)
 
     def soon(self) -> None:
-        """An Allocate was answered: the kubelet will know its pod in a moment."""
+        """Ask soon: an Allocate was answered, and PodResources will list its pod shortly."""
         if not self.trouble and not self._soon.is_set():
             self._pause_s = self.intervals.holders_first_s
             self._soon.set()
 
     def waited_for(self, *, waited: bool) -> None:
-        """Whether a GPU waits for somebody to give a share back: then the end of a pod is news."""
+        """Note whether a GPU waits for a share to be released: then ask more often."""
         if waited and not self._waited and not self.trouble:
             self._soon.set()
         self._waited = waited
 
-    async def question(self) -> tuple[ContainerHold, ...]:
+    async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
         asked_s = self.clock()
         try:
@@ -86,31 +86,32 @@ class PodResourcesPoller(Struct):
         return holders
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Ask regularly."""
         written = self._read_checkpoint()
         while True:
             await self._rest()
             try:
-                await self.question()
+                await self.ask_holders()
             except Unreachable:
                 if not self.known and (written or not self.there()):
-                    # Without checkpoint and socket nobody can ever tell: the node goes on.
+                    # Without checkpoint and socket the holders can never be known: go on without.
                     self.known = True
                     self.ask()
                 self.asked_once.set()
                 self._pause_s = min(max(self._pause_s, 0.5) * 2, self.intervals.holders_longest_s)
                 continue
             self.asked_once.set()
-            unnamed = any(entry.degree is Degree.TENTATIVE for entry in self.ledger.entries())
+            unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
             longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
             soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
             self._pause_s = min(soon_s, longest_s) if unnamed else longest_s
 
     def _read_checkpoint(self) -> bool:
-        """Before the first question: what the kubelet has written down is held, whoever names it.
+        """Before the first request: all ids in the kubelet's checkpoint are held.
 
-        PodResources never names an ordinary init container, and a pod only a moment after its admission: an
-        agent that was away then would take their shares for free. Returns whether there is a checkpoint.
+        PodResources never lists an ordinary init container, and lists a pod only shortly after its
+        admission. An agent that starts then would take their shares for free. Returns whether there is a
+        checkpoint.
         """
         written = self.checkpoint()
         names, now_s = self.names(), self.clock()
@@ -120,13 +121,9 @@ class PodResourcesPoller(Struct):
         return written is not None
 
     async def _rest(self) -> None:
-        """Pause; an Allocate cuts a long pause short, but not to nothing: the kubelet needs its moment."""
-        if not self._soon.is_set():
-            try:
-                async with asyncio.timeout(self._pause_s):
-                    await self._soon.wait()
-            except TimeoutError:
-                return
+        """Pause; an Allocate shortens the pause to holders_first_s, which the kubelet needs."""
+        if not await wait_at_most(self._soon, self._pause_s):
+            return
         self._soon.clear()
         await asyncio.sleep(self.intervals.holders_first_s)
 

@@ -1,4 +1,5 @@
-"""Which policy holds: the file's, the last good one, or every GPU exclusive. Reloaded by content."""
+"""The policy in force: the file's, the last good one, or every GPU exclusive. Reloaded when its content
+changes."""
 
 from __future__ import annotations
 
@@ -27,16 +28,16 @@ from partage.plan.report import PolicyReport, PolicyState
 log = logging.getLogger(__name__)
 
 UNSETTLED_S = 2.0
-"""A file that changed less than this ago is read again at the next look: two writes within one tick of the
-file system's clock leave the same times behind."""
+"""A file that changed less than this many seconds ago is read again: two writes within one tick of the file
+system's clock have the same times."""
 
 _Signature = tuple[int, ...]
 BUILT_IN = LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
 class PolicyFile(Struct):
-    """Notices that a file has another content: edited in place, replaced, or behind a symlink that was
-    swapped (a ConfigMap). It is read only when its status has changed."""
+    """Detects changes of a file: edited in place, replaced, or behind a symlink that was swapped (a
+    ConfigMap). It is read only if its status has changed."""
 
     path: Path
     config: str | None
@@ -45,7 +46,7 @@ class PolicyFile(Struct):
     _settled: bool = False
 
     def changed(self) -> bool:
-        """Whether it has to be read: its status is another one than at the last call."""
+        """Whether it has to be read: its status differs from the last call."""
         try:
             status = self.path.stat()
         except OSError as error:
@@ -55,32 +56,32 @@ class PolicyFile(Struct):
             signature = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             settled = abs(time.time() - status.st_mtime) >= UNSETTLED_S
             if self._seen is not None and stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-                return False  # a pipe can be read once; one that took the file's place might never end
+                return False  # a pipe can be read only once; one that replaced the file might not end
         if signature == self._seen and self._settled:
             return False
         self._seen, self._settled = signature, settled
         return True
 
     def read(self) -> LoadedPolicy:
-        """Read and judge it. Raises InputError with all problems."""
+        """Read and check it. Raises InputError with all problems."""
         return load_policy(str(self.path), self.config, self.environ)
 
 
 class PolicyObserver(Struct):
-    """The policy that holds, and what became of the others.
+    """The policy in force, and the problems of a newer one.
 
-    good: holds; desired: what it wants of the node. stands_in: it is not what the file says now.
-    problems: why the file's content does not hold; misfit: why the policy that holds no longer fits the node.
-    ask: asks for a turn.
+    good: the policy in force; desired: what it asks of the node. uses_last_good: it is not what the file
+    says. problems: why the file's content is refused; misfit: why the policy in force no longer fits the
+    node. ask: asks for a turn.
     """
 
-    settings: AgentOptions
+    options: AgentOptions
     geometry_of: GeometryOf
     ask: Callable[[], None]
     fallback: SavedPolicy | None = None
     good: LoadedPolicy | None = None
     desired: DesiredState | None = None
-    stands_in: bool = False
+    uses_last_good: bool = False
     problems: tuple[Problem, ...] = ()
     misfit: tuple[Problem, ...] = ()
     reloads_ok: int = 0
@@ -93,16 +94,17 @@ class PolicyObserver(Struct):
     # --- reading ---
 
     def start(self) -> None:
-        """Read what the command line names. Raises InputError where it is wrong and nothing stands in."""
-        settings = self.settings
-        if settings.policy is None:
-            if settings.config is not None:
+        """Read the policy of the command line. Raises InputError if it is wrong and there is no last good
+        one."""
+        options = self.options
+        if options.policy is None:
+            if options.config is not None:
                 raise InputError(
                     "--config names a configuration of a policy file", "say which with --policy FILE"
                 )
             self._newest = BUILT_IN
             return
-        self._file = PolicyFile(settings.policy, settings.config, settings.environ)
+        self._file = PolicyFile(options.policy, options.config, options.environ)
         self._file.changed()
         try:
             self._newest = self._file.read()
@@ -112,9 +114,9 @@ class PolicyObserver(Struct):
                 raise
 
     async def watch(self) -> None:
-        """Look at the file every policy_s, for ever. A wrong one changes nothing."""
+        """Check the file every policy_s. A wrong one changes nothing."""
         while True:
-            await asyncio.sleep(self.settings.intervals.policy_s)
+            await asyncio.sleep(self.options.intervals.policy_s)
             if self._file is not None and self._file.changed():
                 await self._reload(self._file)
 
@@ -139,12 +141,12 @@ class PolicyObserver(Struct):
         for problem in error.problems:
             log.error("policy refused", extra={"problem": str(problem)})
 
-    # --- laying it over the node ---
+    # --- applying it to the node ---
 
     def resolve_on(self, node: KnownNode | None) -> None:
-        """Lay the newest policy over the node as it is now, else the one that holds, else the last good one.
+        """Resolve the newest policy on the node, else the one in force, else the last good one.
 
-        Without a driver nothing can be judged, and nothing changes.
+        Without a driver nothing changes.
         """
         if node is None or isinstance(node.inventory.driver, NoDriver) or node.inventory == self._judged_on:
             return
@@ -154,15 +156,15 @@ class PolicyObserver(Struct):
         if self.good is not None:
             self._resolve_again(self.good, node)
         elif (last := self._last_good()) is not None:
-            self._stand_in(last, node)
+            self._use_last_good(last, node)
 
-    def must_hold(self) -> None:
-        """Raises InputError or Unsatisfiable where the policy was refused and nothing stands in."""
+    def check_in_force(self) -> None:
+        """Raises InputError or Unsatisfiable if the policy was refused and there is no last good one."""
         if self.good is None and self._error is not None:
             raise self._error
 
     def _take(self, loaded: LoadedPolicy, node: KnownNode) -> bool:
-        """Let it hold, where it can."""
+        """Put it in force, if it fits the node."""
         try:
             desired = self._resolve(loaded, node)
         except (InputError, Unsatisfiable) as error:
@@ -171,41 +173,41 @@ class PolicyObserver(Struct):
             return False
         if loaded is not self.good:
             self._adopted(loaded, desired)
-        self.good, self.desired, self.stands_in = loaded, desired, False
+        self.good, self.desired, self.uses_last_good = loaded, desired, False
         self.problems = self.misfit = ()
         return True
 
     def _adopted(self, loaded: LoadedPolicy, desired: DesiredState) -> None:
         self.reloads_ok += 1
         for problem in (*loaded.warnings, *desired.warnings):
-            log.warning("policy is doubtful", extra={"problem": str(problem)})
+            log.warning("policy has a warning", extra={"problem": str(problem)})
         source = loaded.policy.source or "built-in"
-        log.info("policy holds", extra={"source": source, "digest": loaded.digest[:12] or None})
+        log.info("policy in force", extra={"source": source, "digest": loaded.digest[:12] or None})
 
     def _last_good(self) -> LoadedPolicy | None:
-        """The policy of the state directory, where it is still understood."""
+        """The policy from the state directory, if it can still be parsed."""
         saved = self.fallback
         if saved is None:
             return None
         try:
-            return parse_policy(saved.text, saved.source, saved.config, self.settings.environ)
+            return parse_policy(saved.text, saved.source, saved.config, self.options.environ)
         except InputError as error:
-            log.warning("last good policy is of no use", extra={"problem": str(error)})
+            log.warning("last good policy cannot be used", extra={"problem": str(error)})
             self.fallback = None
             return None
 
-    def _stand_in(self, last: LoadedPolicy, node: KnownNode) -> None:
+    def _use_last_good(self, last: LoadedPolicy, node: KnownNode) -> None:
         try:
             self.desired = self._resolve(last, node)
         except (InputError, Unsatisfiable) as error:
             log.warning("last good policy does not fit either", extra={"problem": str(error)})
             return
-        self.good, self.stands_in = last, True
-        log.warning("last good policy holds", extra={"source": last.policy.source})
+        self.good, self.uses_last_good = last, True
+        log.warning("last good policy in force", extra={"source": last.policy.source})
 
     def _resolve_again(self, loaded: LoadedPolicy, node: KnownNode) -> None:
-        """The node has changed. Where the policy no longer fits, what it wanted before is still wanted."""
-        self.stands_in = loaded is not self._newest
+        """The node has changed. If the policy no longer fits, its last desired state stays."""
+        self.uses_last_good = loaded is not self._newest
         try:
             self.desired = self._resolve(loaded, node)
         except (InputError, Unsatisfiable) as error:
@@ -216,35 +218,35 @@ class PolicyObserver(Struct):
         self.misfit = ()
 
     def _resolve(self, loaded: LoadedPolicy, node: KnownNode) -> DesiredState:
-        policy = with_driver_root(loaded.policy, self.settings.driver_root)
+        policy = with_driver_root(loaded.policy, self.options.driver_root)
         desired = resolve(policy, node.inventory, self.geometry_of)
-        check_plugin_sockets(self.settings.kubelet_dir, resources_of(desired.offer))
+        check_plugin_sockets(self.options.kubelet_dir, resources_of(desired.offer))
         return desired
 
-    # --- telling ---
+    # --- reporting ---
 
     def digest(self) -> str:
-        """Of the text of the policy that holds; empty for none."""
+        """Digest of the text of the policy in force; empty for none."""
         return self.good.digest if self.good else ""
 
     @property
     def saved(self) -> SavedPolicy | None:
-        """What the state file shall remember."""
+        """The policy for the state file."""
         if self.good is None:
             return self.fallback
         if not self.good.text:
             return None
-        config = self.fallback.config if self.stands_in and self.fallback else self.settings.config
+        config = self.fallback.config if self.uses_last_good and self.fallback else self.options.config
         return SavedPolicy(self.good.text, self.good.policy.source, config)
 
     @property
     def report(self) -> PolicyReport:
-        """How it stands."""
+        """The policy's part of the report."""
         loaded, desired = self.good or self._newest, self.desired
         return PolicyReport(
             state=self._state(),
             source=loaded.policy.source if loaded else "",
-            config=self.settings.config,
+            config=self.options.config,
             digest=loaded.digest if loaded else "",
             problems=(*self.problems, *self.misfit),
             warnings=(*(loaded.warnings if loaded else ()), *(desired.warnings if desired else ())),
@@ -253,6 +255,6 @@ class PolicyObserver(Struct):
     def _state(self) -> PolicyState:
         if self.good is None:
             return PolicyState.NONE
-        if self.stands_in or self.problems:
+        if self.uses_last_good or self.problems:
             return PolicyState.LAST_GOOD
         return PolicyState.FILE if self._file is not None else PolicyState.BUILT_IN

@@ -1,4 +1,4 @@
-"""What is asked of the hardware only where it matters: how GPUs are set, and what uses them."""
+"""Polls settings and uses of GPUs: MPS daemons, time slices, processes. Only if they matter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SettingsObserver(Struct):
     fixed_slices: Mapping[str, str] = field(default_factory=dict)
     _slices_due_s: float = _AT_ONCE
 
-    async def look(self, *, users: bool, slices: bool) -> bool:
+    async def observe(self, *, users: bool, slices: bool) -> bool:
         """Ask how GPUs are set, and what uses them. users, slices: whether that matters.
 
         Returns whether an answer has changed. Raises HardwareError.
@@ -55,22 +55,22 @@ class SettingsObserver(Struct):
         return Observed(node, self.daemons, self.slices, self.fixed_slices, self.uses)
 
     def slices_changed(self) -> None:
-        """They are out of date."""
+        """Ask for time slices again at the next look."""
         self._slices_due_s = _AT_ONCE
 
     @property
     def slices_are_old(self) -> bool:
-        """They were not asked for since they changed."""
+        """Time slices were not asked for since they changed."""
         return self._slices_due_s == _AT_ONCE
 
     def forget(self) -> None:
-        """The node has booted."""
+        """The node has booted: nothing is known."""
         self.daemons = None
         self.slices_changed()
 
 
 def without_daemons(uses: tuple[GpuUse, ...], daemons: tuple[DaemonState, ...]) -> tuple[GpuUse, ...]:
-    """What uses the GPUs, our own MPS daemons left out: they stop when they are told to."""
+    """Uses of GPUs, without Partage's MPS daemons: these stop when they are told to."""
     pids = {server.pid for one in daemons for server in one.servers}
     pids |= {one.pid for one in daemons if one.pid is not None}
     return tuple(use for use in uses if use.pid is None or use.pid not in pids)

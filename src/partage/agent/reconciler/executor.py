@@ -1,8 +1,8 @@
-"""Carries out transactions: each step is journalled before it is done, and rolled back where one fails.
+"""Carries out transactions: each step is journalled before it is done, and rolled back if a later one fails.
 
 Transactions are independent: one that fails is rolled back by itself, and the others go on. After an error
-the GPU is read again: what could not be rolled back step by step is planned back by difference, once. What is
-then neither new nor old is reported as ``torn``, and its journal has no end.
+the GPU is observed again: what could not be rolled back step by step is planned back by difference, once. A
+GPU that is then in neither the new nor the old state is reported as ``torn``, and its journal is not ended.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step, Transaction, undo
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.gpu_mig_plan import as_found
+from partage.plan.reconcile.gpu_mig_plan import live_layout
 from partage.plan.reconcile.live_instances import to_renew
 from partage.plan.reconcile.mig_plan import plan_mig
 from partage.values import Frozen
 
 FINISH_S = 5.0
-"""How long a step that is under way may go on when the one who does it is told to stop."""
+"""How long a step under way may continue after its task is cancelled, in seconds."""
 
 
 class StepStatus(StrEnum):
-    """Where a step stands."""
+    """The status of a step."""
 
     DOING = "doing"
     DONE = "done"
@@ -39,13 +39,13 @@ class StepStatus(StrEnum):
 
 
 Progress = Callable[[Step, StepStatus, str], None]
-"""Hears of every step: what, where it stands, and why it failed."""
+"""Called for every step: the step, its status, and why it failed."""
 
 
 class TransactionEnd(StrEnum):
-    """What became of a transaction.
+    """How a transaction ended.
 
-    done: all steps. back: rolled back. torn: neither as wanted nor as it was. not-begun: nothing was done.
+    done: all steps. back: rolled back. torn: neither the new nor the old state. not-begun: nothing was done.
     """
 
     DONE = "done"
@@ -55,7 +55,7 @@ class TransactionEnd(StrEnum):
 
 
 class TransactionOutcome(Frozen):
-    """What became of one transaction.
+    """The outcome of one transaction.
 
     done: the steps that were done, and what each created. failed: the step that failed, error: why.
     torn: what could not be rolled back, a sentence.
@@ -70,7 +70,7 @@ class TransactionOutcome(Frozen):
 
     @property
     def reason(self) -> str:
-        """Why it was not done, for people; empty where it was."""
+        """Why it was not done, a sentence; empty if it was."""
         if self.error is None:
             return ""
         where = f"{self.failed}: " if self.failed is not None else ""
@@ -82,7 +82,7 @@ class JournalFailed(PartageError):
 
 
 class Executor(Struct):
-    """Carries out transactions on one node. journal: None where nothing of the node outlives the process."""
+    """Carries out transactions on one node. journal: None on a simulated node."""
 
     hardware: Hardware
     journal: Journal | None
@@ -120,7 +120,7 @@ class Executor(Struct):
             try:
                 done.append((step, await self._step(step, StepStatus.DOING)))
             except HardwareError as error:
-                torn = await self._take_back(transaction, done, before)
+                torn = await self._roll_back(transaction, done, before)
                 ending = TransactionEnd.TORN if torn else TransactionEnd.BACK
                 return TransactionOutcome(transaction, ending, tuple(done), step, error, torn)
         return TransactionOutcome(transaction, TransactionEnd.DONE, tuple(done))
@@ -128,11 +128,11 @@ class Executor(Struct):
     async def _step(self, step: Step, phase: StepStatus) -> Created | None:
         await self._write(lambda journal: journal.doing(step))
         self.progress(step, phase, "")
-        act = asyncio.create_task(self.hardware.perform(step), name="step")
+        task = asyncio.create_task(self.hardware.perform(step), name="step")
         try:
-            made = await asyncio.shield(act)
+            made = await asyncio.shield(task)
         except asyncio.CancelledError:
-            await self._finish(act)
+            await self._finish(task)
             raise
         except HardwareError as error:
             reason = str(error)
@@ -143,25 +143,25 @@ class Executor(Struct):
         self.progress(step, StepStatus.DONE, "")
         return made
 
-    async def _finish(self, act: asyncio.Task[Created | None]) -> None:
-        """Let a step come to its end: the driver goes on with it anyway, and so its end is written down."""
-        await asyncio.wait({act}, timeout=FINISH_S)
-        if not act.done():
-            act.cancel()
-        elif not act.cancelled():
-            error = act.exception()
+    async def _finish(self, task: asyncio.Task[Created | None]) -> None:
+        """Wait for a step to end, and journal it: the driver carries it out anyway."""
+        await asyncio.wait({task}, timeout=FINISH_S)
+        if not task.done():
+            task.cancel()
+        elif not task.cancelled():
+            error = task.exception()
             if error is not None:
                 await self._write(lambda journal: journal.failed(str(error)))
             else:
-                await self._write(lambda journal: journal.done(act.result()))
+                await self._write(lambda journal: journal.done(task.result()))
 
-    async def _take_back(
+    async def _roll_back(
         self,
         transaction: Transaction,
         done: Iterable[tuple[Step, Created | None]],
         before: Mapping[str, DesiredMig],
     ) -> str:
-        """Have the GPUs of a unit as they were. Why that cannot be, or nothing."""
+        """Roll the GPUs of a transaction back. Returns why that failed; empty if it did not."""
         was = {uuid: before[uuid] for uuid in transaction.gpus if uuid in before}
         stuck = await self._back(undo(done))
         try:
@@ -181,7 +181,7 @@ class Executor(Struct):
         return f"{differing}: {stuck[1]}" if differing and stuck else differing
 
     async def _back(self, steps: Iterable[Step]) -> tuple[Step, HardwareError] | None:
-        """Do the steps, up to one that fails: that one, and why."""
+        """Do the steps until one fails; returns that one, and why."""
         for step in steps:
             try:
                 await self._step(step, StepStatus.BACK)
@@ -190,39 +190,39 @@ class Executor(Struct):
         return None
 
     async def _write(self, entry: Callable[[Journal], None]) -> None:
-        """Write to the journal without holding up the loop."""
+        """Write to the journal without blocking the loop."""
         if self.journal is None:
             return
         try:
             await asyncio.to_thread(entry, self.journal)
         except OSError as error:
-            hint = "nothing is done to a GPU that is not written down before"
+            hint = "no GPU is changed without a journal entry"
             raise JournalFailed(f"the journal cannot be written: {error.strerror}", hint) from error
 
 
 def layouts_before(inventory: Inventory, transactions: Iterable[Transaction]) -> dict[str, DesiredMig]:
-    """The MIG layouts of the GPUs that the transactions touch, to bring them back."""
+    """The live MIG layouts of the GPUs that the transactions touch, for a rollback."""
     gpus = dict.fromkeys(uuid for one in transactions for uuid in one.gpus)
     found = ((uuid, inventory.gpu(uuid)) for uuid in gpus)
-    return {uuid: as_found(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
+    return {uuid: live_layout(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
 
 
 def _differing(inventory: Inventory, was: Mapping[str, DesiredMig]) -> str:
-    """Which GPUs are not as they were, in words; empty: none."""
+    """Which GPUs differ from their old layout, a sentence; empty: none."""
     if isinstance(inventory.driver, NoDriver):
         return inventory.driver.reason
     lost = {gpu.uuid: gpu for gpu in inventory.lost}
     said = []
-    for uuid, wish in was.items():
+    for uuid, layout in was.items():
         gpu = inventory.gpu(uuid)
         if gpu is None:
             said.append(f"GPU {lost[uuid].index} is lost" if uuid in lost else f"{uuid} does not answer")
-        elif not _is_as(gpu, wish):
+        elif not _is_as(gpu, layout):
             said.append(f"GPU {gpu.index} is not as it was")
     return "; ".join(said)
 
 
-def _is_as(gpu: Gpu, wish: DesiredMig) -> bool:
-    """An empty GPU instance counts as a difference: it may be what a creation left that was said to fail."""
+def _is_as(gpu: Gpu, layout: DesiredMig) -> bool:
+    """Whether the layout matches. An empty GPU instance does not: a failed creation may have left it."""
     settled = gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending
-    return settled and not gpu.empty_instances and as_found(gpu) == wish
+    return settled and not gpu.empty_instances and live_layout(gpu) == layout

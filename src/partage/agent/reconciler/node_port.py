@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class NodePort(Struct):
-    """See ``ReconcilerPort``. planned: a fresh plan. fit: waits until containers can be given new devices."""
+    """See ``ReconcilerPort``. planned: computes a plan. fit: waits until containers can get new devices."""
 
     hardware: HardwareObserver
     settings: SettingsObserver
@@ -58,21 +58,21 @@ class NodePort(Struct):
         return self.intervals.observe_s if self._slices_matter() else None
 
     async def observe(self, *, users: bool) -> bool:
-        """False: there is no answer. Those who ask all the time say so in the log."""
+        """False: no answer; the other observers log why."""
         try:
-            if await self.settings.look(users=users, slices=self._slices_matter()):
+            if await self.settings.observe(users=users, slices=self._slices_matter()):
                 self.ask()
         except HardwareError:
             return False
         return True
 
     async def remember(self, steps: Iterable[Step]) -> None:
-        """Have originals on disk."""
+        """Write original settings to disk."""
         await self.originals.note(steps)
 
     async def carry_out(self, transaction: Transaction) -> TransactionOutcome:
-        """MIG layouts are journalled. Settings need no journal: what has to be given back is remembered, and
-        the rest can be seen."""
+        """MIG layouts are journalled. Settings need no journal: original values are on disk, and the rest
+        can be observed."""
         from partage.agent.reconciler.executor import (
             Executor,
             JournalFailed,
@@ -99,7 +99,7 @@ class NodePort(Struct):
         return outcome
 
     async def read_back(self) -> Inventory:
-        """Time slices are out of date, too."""
+        """Observe the node, and have time slices asked again."""
         self.settings.slices_changed()
         inventory = await self.hardware.observe_now()
         await self.fit(inventory)
@@ -112,7 +112,7 @@ class NodePort(Struct):
             await self.unfinished.conclude(desired.layouts.keys() - plan.unsettled)
 
     def _slices_matter(self) -> bool:
-        """Time slices are wanted, or have to be given back."""
+        """Whether time slices are desired, or have to be restored."""
         desired = self.policies.desired
         wanted = desired.settings.values() if desired is not None else ()
         return any(one.interval is not None for one in (*wanted, *self.originals.by_gpu.values()))

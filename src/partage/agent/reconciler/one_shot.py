@@ -1,4 +1,4 @@
-"""One look at a node without an agent, and ``partage apply``: carry a plan out once."""
+"""Observe a node without an agent, and carry a plan out once (``partage apply``)."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ from partage.model.step import GpuUse, Transaction
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.attempts import FailedAttempt
-from partage.plan.reconcile.holders import entry_uses
 from partage.plan.reconcile.known_node import recognise
 from partage.plan.reconcile.live_instances import to_renew
 from partage.plan.reconcile.node_plan import NodePlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
+from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
-from partage.plan.serve.ledger import Entry, Ledger
+from partage.plan.serve.ledger import Ledger, LedgerEntry
 from partage.values import Frozen
 
 Resolve = Callable[[Inventory], DesiredState]
-"""What is wanted of a node. Raises InputError, Unsatisfiable, DriverUnavailable."""
+"""Resolves the desired state of a node. Raises InputError, Unsatisfiable, DriverUnavailable."""
 
 _NO_ATTEMPTS: Mapping[str, FailedAttempt] = {}
 _MOST_ROUNDS = 8
 """Plans that are carried out one after the other: layout, daemons, time slices, a second attempt."""
 
 
-class Look(Frozen):
-    """A node at one moment, and what is wanted of it."""
+class PlanInput(Frozen):
+    """The planner's input: the desired state, and the node at one moment."""
 
     desired: DesiredState
     now: Snapshot
 
     @property
     def inventory(self) -> Inventory:
-        """The node as it was observed."""
+        """The observed node."""
         return self.now.observed.node.inventory
 
 
-async def look(
+async def observe_input(
     hardware: Hardware,
     resolve: Resolve,
     pod_resources: PodResources | None = None,
     original: Mapping[str, OriginalSettings] | None = None,
     attempts: Mapping[str, FailedAttempt] = _NO_ATTEMPTS,
-) -> Look:
+) -> PlanInput:
     """Observe a node on which no agent runs.
 
-    pod_resources: None: nothing is known of pods. Raises HardwareError, what ``resolve`` raises, and
-    Unreachable where the kubelet does not answer.
+    pod_resources: None: pods are not known. Raises HardwareError, what ``resolve`` raises, and Unreachable
+    if the kubelet does not answer.
     """
     inventory = await hardware.observe()
     desired = resolve(inventory)
@@ -88,24 +88,24 @@ async def look(
     modes = {gpu.uuid: gpu.compute_mode for gpu in inventory}
     needed = needed_originals(original, desired.settings, modes, observed.slices)
     now = Snapshot(time.monotonic(), observed, entries=entries, original=needed, attempts=attempts)
-    return Look(desired, now)
+    return PlanInput(desired, now)
 
 
-async def _entries(pod_resources: PodResources) -> tuple[Entry, ...]:
-    """Who holds what, of all device plugins: without an agent, shares may be another plugin's."""
+async def _entries(pod_resources: PodResources) -> tuple[LedgerEntry, ...]:
+    """Held ids of all device plugins: without an agent, another plugin may serve the GPUs."""
     ledger = Ledger()
     ledger.observed(await pod_resources.held(), 0.0)
     return ledger.entries()
 
 
 class NodeAccess(Frozen):
-    """A node, and who can be asked about its users. pod_resources: None: nothing is known of pods."""
+    """A node and its kubelet. pod_resources: None: pods are not known."""
 
     hardware: Hardware
     pod_resources: PodResources | None = None
 
-    async def look(self) -> tuple[Inventory, tuple[GpuUse, ...]]:
-        """What is there, and what uses it. Raises HardwareError, Unreachable."""
+    async def observe(self) -> tuple[Inventory, tuple[GpuUse, ...]]:
+        """The inventory and its uses. Raises HardwareError, Unreachable."""
         inventory = await self.hardware.observe()
         if isinstance(inventory.driver, NoDriver):
             return inventory, ()
@@ -114,54 +114,54 @@ class NodeAccess(Frozen):
         return inventory, (*uses, *entry_uses(entries, inventory))
 
 
-def as_before(inventory: Inventory, layouts: Mapping[str, DesiredMig]) -> DesiredState:
-    """The desired state that brings MIG layouts back and touches nothing else (``apply --undo``)."""
+def desired_for_undo(inventory: Inventory, layouts: Mapping[str, DesiredMig]) -> DesiredState:
+    """The desired state that restores MIG layouts and changes nothing else (``apply --undo``)."""
     return DesiredState(ALL_EXCLUSIVE, inventory, offer={}, layouts=layouts)
 
 
 class Drain(Protocol):
-    """Makes holders go."""
+    """Asks holders to end."""
 
     async def __call__(self, plan: NodePlan, inventory: Inventory, left_s: float) -> None:
-        """Ask them once; return when it may be worth another look, after left_s at the latest."""
+        """Ask them once; return when to observe again, after left_s at the latest."""
         ...
 
 
-class Applied(Frozen):
-    """What became of it.
+class ApplyResult(Frozen):
+    """The result of ``apply``.
 
     first: the node as it was found; now: as it was seen last. plans: the plan then, and those after each
     round; the last one says what is left. outcomes: in the order in which they were carried out.
     """
 
-    first: Look
+    first: PlanInput
     plans: tuple[NodePlan, ...]
-    now: Look
+    now: PlanInput
     outcomes: tuple[TransactionOutcome, ...] = ()
     dry_run: bool = False
 
     @property
     def plan(self) -> NodePlan:
-        """The plan for the node as it was found."""
+        """The first plan."""
         return self.plans[0]
 
     @property
     def last(self) -> NodePlan:
-        """The plan when it ended; the same for a dry run."""
+        """The last plan; the first one for a dry run."""
         return self.plans[-1]
 
     @property
     def refused(self) -> dict[str, str]:
-        """GPUs that could not be changed because something is in the way, and what it is, by UUID.
+        """GPUs that could not be changed because something blocks them, and the reason, by UUID.
 
-        At the end only those that are as they were: a second attempt may find something in its way.
+        From the last plan only those that were rolled back.
         """
         rolled_back = {
             gpu for one in self.outcomes if one.ending is TransactionEnd.BACK for gpu in one.transaction.gpus
         }
-        found = {gpu: self.plan.gpus[gpu].reason for gpu in in_the_way(self.plan)}
+        found = {gpu: self.plan.gpus[gpu].reason for gpu in blocked_gpus(self.plan)}
         return found | {
-            gpu: self.last.gpus[gpu].reason for gpu in in_the_way(self.last) if gpu in rolled_back
+            gpu: self.last.gpus[gpu].reason for gpu in blocked_gpus(self.last) if gpu in rolled_back
         }
 
     @property
@@ -172,12 +172,12 @@ class Applied(Frozen):
         return tuple(one for gpus, one in last.items() if one.error is not None and refused.isdisjoint(gpus))
 
 
-class Apply(Struct):
+class ApplyRun(Struct):
     """One run of ``partage apply``.
 
     journal: None where nothing outlives this process. original: how GPUs were set before Partage changed
-    them; save: has it on disk. drain: None: holders are not asked to go. timeout_s: how long they may take.
-    only_layouts: settings are left alone.
+    them; save: writes it to disk. drain: None: holders are not asked to end. timeout_s: how long they may
+    take. only_layouts: settings are not changed.
     """
 
     hardware: Hardware
@@ -198,35 +198,35 @@ class Apply(Struct):
     _attempts: dict[str, FailedAttempt] = field(default_factory=dict)
     _before: dict[str, DesiredMig] = field(default_factory=dict)
 
-    async def run(self) -> Applied:
-        """Do it, or say what is in the way. Raises whatever makes the policy wrong or impossible."""
+    async def run(self) -> ApplyResult:
+        """Apply, or report what blocks it. Raises what makes the policy wrong or impossible."""
         until = self.clock() + self.timeout_s
         while True:
-            first = await self._look()
+            first = await self._observe()
             plan = self._plan(first)
-            applied = Applied(first, (plan,), first, dry_run=self.dry_run)
+            applied = ApplyResult(first, (plan,), first, dry_run=self.dry_run)
             if self.dry_run:
                 return applied
-            if not in_the_way(plan):
+            if not blocked_gpus(plan):
                 applied = await self._carry_out(applied)
             left_s = until - self.clock()
             if self.drain is None or left_s <= 0 or not _may_pass(applied):
                 return applied
             await self.drain(plan, first.inventory, left_s)
 
-    async def _look(self) -> Look:
-        found = await look(
+    async def _observe(self) -> PlanInput:
+        found = await observe_input(
             self.hardware, self.resolve, self.pod_resources, self.original, dict(self._attempts)
         )
         if not self.only_layouts:
             return found
         observed = replace(found.now.observed, daemons=())
-        return Look(found.desired, replace(found.now, observed=observed, original={}))
+        return PlanInput(found.desired, replace(found.now, observed=observed, original={}))
 
-    def _plan(self, found: Look) -> NodePlan:
+    def _plan(self, found: PlanInput) -> NodePlan:
         return plan_node(found.desired, found.now, self.geometry_of)
 
-    async def _carry_out(self, applied: Applied) -> Applied:
+    async def _carry_out(self, applied: ApplyResult) -> ApplyResult:
         """Plan and carry out until nothing is left that can be done."""
         outcomes: list[TransactionOutcome] = []
         plans, found = list(applied.plans), applied.first
@@ -236,7 +236,7 @@ class Apply(Struct):
             done = await self._execute(batch, found.inventory)
             await self._note(done)
             outcomes += done
-            found = await self._look()
+            found = await self._observe()
             plans.append(self._plan(found))
         if not outcomes and self.unfinished is not None and self.journal is not None:
             self.journal.conclude()
@@ -245,14 +245,14 @@ class Apply(Struct):
     async def _execute(
         self, batch: Sequence[Transaction], inventory: Inventory
     ) -> tuple[TransactionOutcome, ...]:
-        """One after the other. One journal for all layouts, so that ``--undo`` takes all of them back."""
+        """One after the other. One journal for all layouts, so that ``--undo`` restores all of them."""
         self.original = note_originals((step for one in batch for step in one.steps), self.original)
         if self.save is not None:
             await self.save(self.original)
         journal = self.journal if makes_layout(batch[0]) else None
         self._before = {**layouts_before(inventory, batch), **self._before}
         if self.unfinished is not None:
-            # The way back is what was there before the run that was cut off, not its half-done work.
+            # Undo restores the layouts from before the interrupted run, not its intermediate state.
             self._before |= self.unfinished.header.before
         before = self._before if makes_layout(batch[0]) else {}
         header = JournalHeader(inventory.boot_id, self.digest, before, back=self.only_layouts)
@@ -260,7 +260,7 @@ class Apply(Struct):
         return await executor.execute(batch, header)
 
     async def _note(self, outcomes: Sequence[TransactionOutcome]) -> None:
-        """What failed is not tried again, save where a GPU instance had no room: once, with a new one."""
+        """What failed is not retried, except if a GPU instance had no room: once, with a new instance."""
         for outcome in outcomes:
             if outcome.error is None:
                 continue
@@ -280,14 +280,14 @@ def _next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
     return layouts or tuple(ready)
 
 
-def in_the_way(plan: NodePlan) -> list[str]:
-    """UUIDs of GPUs that keep ``apply`` from touching any GPU."""
+def blocked_gpus(plan: NodePlan) -> list[str]:
+    """UUIDs of GPUs that block the whole run."""
     stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN)
     return [gpu for gpu, one in plan.gpus.items() if one.phase in stuck]
 
 
-def _may_pass(applied: Applied) -> bool:
-    """Whether what is in the way can go away by itself, and nothing else is wrong."""
+def _may_pass(applied: ApplyResult) -> bool:
+    """Whether only holders and processes block it, which may end."""
     phases = {one.phase for one in applied.last.gpus.values()}
     if Phase.BLOCKED in phases:
         return False

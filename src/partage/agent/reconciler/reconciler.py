@@ -1,7 +1,7 @@
-"""The task that carries plans out: one MIG layout at a time, settings of several GPUs side by side.
+"""The task that carries plans out: one MIG layout at a time, settings of several GPUs concurrently.
 
-Every turn publishes a plan. When something in it is ready, the reconciler looks at the node again, plans
-again, and carries out what is still ready. A GPU in hand keeps what it serves until it was read back.
+Every turn publishes a plan. If something in it is ready, the reconciler observes again, plans again, and
+carries out what is still ready. A GPU in hand keeps what it serves until it was read back.
 """
 
 from __future__ import annotations
@@ -30,51 +30,51 @@ from partage.model.step import (
 from partage.plan.reconcile.attempts import FailedAttempt, failed_again
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 
-if TYPE_CHECKING:  # many nodes never need anything carried out
+if TYPE_CHECKING:  # many nodes never carry anything out
     from partage.agent.reconciler.executor import TransactionOutcome
 
 log = logging.getLogger(__name__)
 
 CUT_OFF_S = 5.0
-"""How long a step of an agent that was killed may still go on in the driver. An instance takes about a
-second; a reset takes longer, and leaves nothing that could be given out."""
+"""How long the driver may still carry out a step of a killed agent, in seconds. An instance takes about a
+second; a reset takes longer, and leaves no device that could be allocated."""
 
 _LAYOUT = (SetMigMode, Reset, DestroyCompute, DestroyInstance, CreateInstance, CreateCompute)
 
 
 class ReconcilerPort(Protocol):
-    """What the reconciler needs of the rest of the agent."""
+    """What the reconciler needs from the rest of the agent."""
 
     def plan(self) -> NodePlan:
-        """A plan of what is known at this moment, from what was published last."""
+        """A plan from what is known now and what was published last."""
         ...
 
     def must_observe(self) -> bool:
-        """Something has to be known that was not asked yet."""
+        """Whether something has to be asked before planning."""
         ...
 
     def pause_s(self, *, settled: bool) -> float | None:
-        """How long until the settings have to be looked at again, in seconds; None: never by themselves."""
+        """How long until the settings have to be observed again, in seconds; None: no limit."""
         ...
 
     async def observe(self, *, users: bool) -> bool:
-        """Ask how GPUs are set, and, where that matters, who uses them. False: there is no answer."""
+        """Observe settings, and, if users is set, the uses of GPUs. False: no answer."""
         ...
 
     async def remember(self, steps: Iterable[Step]) -> None:
-        """Have on disk how GPUs are set now, before these steps change it."""
+        """Write to disk the settings that these steps are about to change."""
         ...
 
     async def carry_out(self, transaction: Transaction) -> TransactionOutcome:
-        """Do the steps; roll back where one fails."""
+        """Do the steps; roll back if one fails."""
         ...
 
     async def read_back(self) -> Inventory:
-        """Observe the node, until it answers and containers can be given its devices."""
+        """Observe the node until it answers and containers can get its devices."""
         ...
 
     async def conclude(self, plan: NodePlan) -> None:
-        """End the journal of a change that was cut off, once nothing of it is left to be done."""
+        """End the journal of an interrupted change once its GPUs have their layout."""
         ...
 
 
@@ -94,7 +94,7 @@ class Reconciler(Struct):
     attempts: dict[str, FailedAttempt] = field(default_factory=dict)
     endings: Counter[str] = field(default_factory=Counter)
     _plan: NodePlan = field(default_factory=NodePlan)
-    _looked: bool = False
+    _nothing_ready: bool = False
     _observed_s: float = -math.inf
     _published: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -102,18 +102,18 @@ class Reconciler(Struct):
 
     def published(self, plan: NodePlan) -> None:
         """A turn has published this plan: the kubelet has been told what is offered meanwhile."""
-        self._plan, self._looked = plan, False
+        self._plan, self._nothing_ready = plan, False
         self.attempts = {gpu: one for gpu, one in self.attempts.items() if gpu in plan.unsettled}
         self._published.set()
 
     def forget_failures(self) -> None:
-        """The policy is another one: what failed under the last one is tried at once."""
+        """The policy changed: what failed is retried at once."""
         self.attempts = {}
 
     # --- the task ---
 
     async def run(self) -> None:
-        """Carry out what is ready, for ever."""
+        """Carry out what is ready, until cancelled."""
         if self.in_hand:
             await asyncio.sleep(CUT_OFF_S)
             await self._release()
@@ -122,7 +122,7 @@ class Reconciler(Struct):
             await self.step()
 
     async def step(self) -> None:
-        """Look once, plan once, carry out what is ready."""
+        """Observe once, plan once, carry out what is ready."""
         if not await self._observe(users=not self._plan.settled):
             await asyncio.sleep(self.retry_s)
             return
@@ -130,12 +130,12 @@ class Reconciler(Struct):
         if batch := next_batch(plan.ready):
             await self._carry_out(batch)
         else:
-            self._looked = True  # until the next turn has published what is known now
+            self._nothing_ready = True  # until the next turn has published what is known now
             if not plan.settled:
                 self.ask()
 
     async def _something_to_do(self) -> None:
-        """Return when something is ready or has to be asked, or the time for another look has come."""
+        """Wait until something is ready or has to be asked, or it is time to observe again."""
         while not self._is_ready() and not self.port.must_observe():
             await self.port.conclude(self._plan)
             self._published.clear()
@@ -147,7 +147,7 @@ class Reconciler(Struct):
 
     def _is_ready(self) -> bool:
         phases = (one.phase for one in self._plan.gpus.values())
-        return not self._looked and (bool(self._plan.ready) or Phase.READY in phases)
+        return not self._nothing_ready and (bool(self._plan.ready) or Phase.READY in phases)
 
     async def _observe(self, *, users: bool) -> bool:
         self._observed_s = self.clock()
@@ -172,7 +172,7 @@ class Reconciler(Struct):
         await self._release(outcomes)
 
     async def _release(self, outcomes: Iterable[TransactionOutcome] = ()) -> None:
-        """Let the GPUs in hand go, once it was seen how they are now."""
+        """Read the GPUs in hand back, then release them."""
         inventory = await self.port.read_back()
         await self._observe(users=True)
         self._renew(inventory, outcomes)
@@ -192,7 +192,7 @@ class Reconciler(Struct):
             self.attempts[gpu] = failed_again(self.attempts.get(gpu), reason, self.clock(), self.retry_s)
 
     def _renew(self, inventory: Inventory, outcomes: Iterable[TransactionOutcome]) -> None:
-        """Where a GPU instance had no room for a compute instance, it is made again at the next attempt."""
+        """A GPU instance that had no room for a compute instance is made again at the next attempt."""
         from partage.plan.reconcile.live_instances import to_renew
 
         for outcome in outcomes:
@@ -203,7 +203,7 @@ class Reconciler(Struct):
 
 
 def next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
-    """What is carried out together: one MIG layout alone, else the settings of all GPUs."""
+    """What is carried out together: one MIG layout, else the settings of all GPUs."""
     if ready and makes_layout(ready[0]):
         return (ready[0],)
     return tuple(one for one in ready if not makes_layout(one))

@@ -1,4 +1,4 @@
-"""The journal of a change that was cut off: which GPUs it concerns, and when it is over."""
+"""The journal of an interrupted change: its GPUs, and when it can be ended."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ log = logging.getLogger(__name__)
 
 
 class UnfinishedChange(Struct):
-    """gpus: of the journal in the state directory that has no end; None: it has one."""
+    """An interrupted change. gpus: of the journal without an end; None: there is no such journal."""
 
     state_dir: Path
     gpus: frozenset[str] | None = None
 
     def read(self) -> frozenset[str]:
-        """Look whether an agent before us was cut off. Returns GPUs with a step that may still go on."""
+        """Read the journal of an earlier agent. Returns GPUs with a step that the driver may still carry
+        out."""
         from partage.edges.files.journal import Unfinished, UnreadableJournal, read_journal
 
         last = read_journal(self.state_dir)
@@ -27,13 +28,15 @@ class UnfinishedChange(Struct):
             log.warning("journal cannot be used", extra={"reason": last.reason})
         if not isinstance(last, Unfinished):
             return frozenset()
-        log.warning("a change was cut off", extra={"reason": f"{last}; planned again from what is there now"})
+        log.warning(
+            "a change was interrupted", extra={"reason": f"{last}; planned again from what is there now"}
+        )
         self.gpus = frozenset(last.header.before)
         return self.gpus if last.open else frozenset()
 
-    async def conclude(self, laid_out: Collection[str]) -> None:
-        """End the journal once all its GPUs have the layout that is wanted. laid_out: GPUs that do."""
-        if self.gpus is None or not self.gpus <= set(laid_out):
+    async def conclude(self, settled: Collection[str]) -> None:
+        """End the journal once all its GPUs have the desired layout. settled: GPUs that have it."""
+        if self.gpus is None or not self.gpus <= set(settled):
             return
         from partage.edges.files.journal import Journal
 

@@ -1,1 +1,1 @@
-"""What the agent says of itself: the last report, readiness, metrics."""
+"""The agent's status: the last report, readiness, metrics."""

@@ -23,7 +23,7 @@ from partage.model.mps import DaemonPhase
 from partage.model.policy import Strategy
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import PolicyState, Report
-from partage.plan.serve.ledger import Degree
+from partage.plan.serve.ledger import Certainty
 from partage.plan.serve.watchdog import GrantKind
 
 HelperOf = Callable[[], HelperState]
@@ -78,7 +78,7 @@ class ReportCollector(Collector):
         well = not assess(status, self._intervals).not_well
         yield _gauge("healthy", "1 while /healthz answers 200.", (), [((), float(well))])
         alive = stalled(status, self._intervals) is None
-        yield _gauge("loop_alive", "1 while the agent's loop moves.", (), [((), float(alive))])
+        yield _gauge("loop_alive", "1 while the agent's loop runs.", (), [((), float(alive))])
         states = status.endpoints()
         yield _gauge(
             "registered",
@@ -105,7 +105,7 @@ class ReportCollector(Collector):
         reloads = [(("ok",), counts.reloads_ok), (("failed",), counts.reloads_failed)]
         yield _counter(
             "policy_reloads",
-            "Policies that were taken, the first included, and refused.",
+            "Policies that were loaded, the first included, and refused.",
             ("result",),
             reloads,
         )
@@ -185,16 +185,18 @@ def _node(report: Report) -> Iterator[Metric]:
         yield _gauge("driver_info", "The driver.", ("version", "cuda"), [row])
     policy = report.policy
     holds = not policy.problems
-    yield _gauge("policy_valid", "1 while the policy that was asked for holds.", (), [((), float(holds))])
+    yield _gauge(
+        "policy_valid", "1 while the policy that was asked for is in force.", (), [((), float(holds))]
+    )
     yield _gauge(
         "policy_state",
-        "1 for the policy that holds: that of the file, the last good one, the built-in one, none.",
+        "1 for the policy in force: the file, the last good one, the built-in one, none.",
         ("state",),
         [((str(state),), float(state is policy.state)) for state in PolicyState],
     )
     yield _gauge(
         "dependency_up",
-        "1 while something that the agent depends on does what it is asked.",
+        "1 while something that the agent depends on works.",
         ("dependency",),
         [
             ((one.name.replace("_", "-"),), float(not getattr(report.dependencies, one.name)))
@@ -208,7 +210,7 @@ def _gpus(report: Report) -> Iterator[Metric]:
     labels = ("gpu", "index")
     yield _gauge(
         "gpu_health",
-        "1 for the state of health that the GPU is in.",
+        "1 for the health state of the GPU.",
         (*labels, "state"),
         [
             ((*who, str(state)), float(state is gpu.health.state))
@@ -227,7 +229,7 @@ def _gpus(report: Report) -> Iterator[Metric]:
     )
     yield _gauge(
         "gpu_phase",
-        "1 for the phase that the GPU is in between what it is and what the policy wants.",
+        "1 for the phase of the GPU between its observed and its desired state.",
         (*labels, "phase"),
         [((*who, phase), float(gpu.plan.phase is phase)) for who, gpu in gpus if gpu.plan for phase in Phase],
     )
@@ -247,7 +249,7 @@ def _daemons(report: Report) -> Iterator[Metric]:
     )
     yield _gauge(
         "mps_clients",
-        "Processes that work through the MPS daemon.",
+        "Processes that use the GPU through the MPS daemon.",
         labels,
         [(who, float(len(one.clients))) for who, one in rows],
     )
@@ -260,13 +262,17 @@ def _shares(report: Report) -> Iterator[Metric]:
         rows.append(((resource.name, "unhealthy"), resource.listed - resource.healthy))
     yield _gauge("devices", "Shares that are listed to the kubelet.", ("resource", "health"), rows)
     names = [resource.name for resource in report.resources]
-    held = Counter((entry.resource, entry.degree) for entry in report.entries)
+    held = Counter((entry.resource, entry.certainty) for entry in report.entries)
     names += [name for name, _ in held if name not in names]
     yield _gauge(
         "shares_held",
-        "Shares that are held, by how sure it is who holds them.",
-        ("resource", "degree"),
-        [((name, str(degree)), held[name, degree]) for name in dict.fromkeys(names) for degree in Degree],
+        "Shares that are held, by how certain the holder is.",
+        ("resource", "certainty"),
+        [
+            ((name, str(certainty)), held[name, certainty])
+            for name in dict.fromkeys(names)
+            for certainty in Certainty
+        ],
     )
 
 

@@ -1,7 +1,7 @@
-"""Is all well? What a probe is told, with reasons. Judged when it is asked: it holds when the loop hangs.
+"""The answer to a readiness probe, with reasons. Computed at each request, so it works while the loop hangs.
 
-``not_well``: the node does not get its GPUs now, or nobody would notice a fault: 503. ``degraded``: for
-people; the node goes on, and a restart would change nothing: 200.
+``not_well``: the node's GPUs are not offered now, or a fault would not be noticed: 503. ``degraded``: for
+people; the node works, and a restart would not help: 200.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from partage.plan.report import Report
 from partage.values import Frozen
 
 
-class Reason(Frozen):
-    """code: stable, for machines. message: a sentence."""
+class ReadinessReason(Frozen):
+    """One reason. code: stable, for programs. message: a sentence."""
 
     code: str
     message: str
 
 
 class Readiness(Frozen):
-    """not_well, degraded: see the module."""
+    """All reasons. not_well, degraded: see the module."""
 
-    not_well: tuple[Reason, ...]
-    degraded: tuple[Reason, ...]
+    not_well: tuple[ReadinessReason, ...]
+    degraded: tuple[ReadinessReason, ...]
 
 
-def stalled(status: AgentStatus, intervals: Intervals) -> Reason | None:
-    """Whether the loop's pulse is too old: the one thing that a restart of the agent mends."""
+def stalled(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
+    """The reason if the loop's pulse is too old, the only case in which a restart of the agent helps."""
     age_s = status.clock() - status.pulse_s
     if age_s <= intervals.stalled_s:
         return None
-    return Reason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
+    return ReadinessReason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
 
 
 def assess(status: AgentStatus, intervals: Intervals) -> Readiness:
@@ -45,23 +45,25 @@ def assess(status: AgentStatus, intervals: Intervals) -> Readiness:
     report = status.report
     not_well = [] if (reason := stalled(status, intervals)) is None else [reason]
     if report is None:
-        not_well.append(Reason("starting", "the agent has not looked at the node yet"))
+        not_well.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
         return Readiness(tuple(not_well), ())
     not_well += [*_hardware(status, report), *_kubelet(status, report, intervals)]
     return Readiness(tuple(not_well), (*_degraded(report), *_unwatched(status)))
 
 
-def _hardware(status: AgentStatus, report: Report) -> Iterator[Reason]:
+def _hardware(status: AgentStatus, report: Report) -> Iterator[ReadinessReason]:
     # A helper that has just died is known at once; one that hangs, when a question had no answer.
     if trouble := status.helper_trouble() or report.dependencies.hardware:
-        yield Reason("helper-down", trouble)
+        yield ReadinessReason("helper-down", trouble)
     elif report.node is UNSEEN:
-        yield Reason("helper-down", "the hardware has not answered yet")
+        yield ReadinessReason("helper-down", "the hardware has not answered yet")
     elif isinstance(driver := report.node.inventory.driver, NoDriver):
-        yield Reason(driver.kind, f"{driver.reason}; {driver.hint}" if driver.hint else driver.reason)
+        yield ReadinessReason(
+            driver.kind, f"{driver.reason}; {driver.hint}" if driver.hint else driver.reason
+        )
 
 
-def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[Reason]:
+def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[ReadinessReason]:
     endpoints = {state.resource: state for state in status.endpoints()}
     for resource in report.resources:
         state = endpoints.get(resource.name, EndpointState(resource.name))
@@ -70,35 +72,37 @@ def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Itera
         waited_s = status.clock() - state.since
         why = state.last_error or "the kubelet has not answered yet"
         code = "kubelet-silent" if state.attempts and waited_s > intervals.silent_s else "not-registered"
-        yield Reason(code, f"{resource.name} is not registered: {why}")
+        yield ReadinessReason(code, f"{resource.name} is not registered: {why}")
 
 
-def _unwatched(status: AgentStatus) -> Iterator[Reason]:
+def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
     look = status.look()
     if look is not None and look.blind:
-        yield Reason("watch-blind", f"containers cannot be watched: {look.blind}")
+        yield ReadinessReason("watch-blind", f"containers cannot be watched: {look.blind}")
 
 
-def _degraded(report: Report) -> Iterator[Reason]:
+def _degraded(report: Report) -> Iterator[ReadinessReason]:
     for problem in report.policy.problems:
-        yield Reason("policy-refused", str(problem))
+        yield ReadinessReason("policy-refused", str(problem))
     for gpu in report.gpus:
         if not gpu.health.state.offered:
-            yield Reason("gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}): {gpu.health.reason}")
+            yield ReadinessReason("gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}): {gpu.health.reason}")
         for gi_id, phase in gpu.instances.items():
             if not phase.state.offered:
-                yield Reason(
+                yield ReadinessReason(
                     "gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}), GPU instance {gi_id}: {phase.reason}"
                 )
         for one in gpu.daemons:
             if one.phase is not DaemonPhase.SERVING:
-                yield Reason("mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}")
+                yield ReadinessReason(
+                    "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
+                )
     needed = report.dependencies
     if needed.pod_resources:
-        yield Reason("holders-unknown", needed.pod_resources)
+        yield ReadinessReason("holders-unknown", needed.pod_resources)
     if needed.state_dir:
-        yield Reason("state-not-saved", needed.state_dir)
+        yield ReadinessReason("state-not-saved", needed.state_dir)
     if needed.cdi:
-        yield Reason("cdi-incomplete", needed.cdi)
+        yield ReadinessReason("cdi-incomplete", needed.cdi)
     if needed.guard:
-        yield Reason("guard-not-written", needed.guard)
+        yield ReadinessReason("guard-not-written", needed.guard)

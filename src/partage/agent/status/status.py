@@ -1,4 +1,4 @@
-"""Where the loop hangs its last report. Threads read it without a lock."""
+"""The agent's live status: last report, pulse, counts. Other threads read it without a lock."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from partage.values import Frozen
 
 
 class RequestCounts(Frozen):
-    """What the kubelet has asked of one resource since the start."""
+    """The kubelet's requests for one resource since the start."""
 
     allocations: int = 0
     refusals: int = 0
     pre_starts: int = 0
 
 
-class Counts(Struct):
+class AgentCounts(Struct):
     """What happened since the start. Written by the loop only.
 
-    asked: by resource. xids: by GPU (empty: unknown) and code. changes: units of steps, by their ending.
+    asked: by resource. xids: by GPU (empty: unknown) and code. changes: transactions, by how they ended.
     kills: processes that the watchdog ended, by GPU and how; not_killed: that it could not end, by GPU.
     """
 
     turns: int = 0
     reloads_ok: int = 0
     reloads_failed: int = 0
-    helper_restarts: int = 0
     xids: Counter[tuple[str, int]] = field(default_factory=Counter)
     changes: Counter[str] = field(default_factory=Counter)
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -41,8 +40,8 @@ class Counts(Struct):
 
 
 class WatchObservation(Frozen):
-    """What the watchdog saw when it looked last. at_s: when, on the agent's clock. blind: also of looks that
-    failed; empty where all can be seen."""
+    """The watchdog's last check. at_s: when, on the agent's clock. blind: why processes cannot be seen,
+    also after failed checks; empty if they can."""
 
     at_s: float
     watched: WatchResult
@@ -50,30 +49,31 @@ class WatchObservation(Frozen):
 
 
 class AgentStatus(Struct):
-    """The last report, the pulse of the loop, and what has to be read live.
+    """The last report, the pulse of the loop, and values that are read live.
 
-    clock: seconds that never go back; the pulse is on it. endpoints: how resources stand with the kubelet.
-    helper_trouble: why the helper does not answer, empty where it does or where there is none.
-    look: the watchdog's last one; None where nothing has to be watched, or has been yet.
+    clock: monotonic, in seconds; pulse_s is on it. endpoints: registration of each resource with the kubelet.
+    helper_trouble: why the helper does not answer; empty if it does, or if there is none.
+    look: the watchdog's last check; None if nothing is watched, or was checked yet.
     """
 
     clock: Callable[[], float]
     report: Report | None = None
     pulse_s: float = 0.0
-    counts: Counts = field(default_factory=Counts)
+    counts: AgentCounts = field(default_factory=AgentCounts)
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
     helper_trouble: Callable[[], str] = str
     look: Callable[[], WatchObservation | None] = lambda: None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:
-        """Hang up a new report; whoever waits looks at it."""
+        """Publish a new report, and wake those who wait for one."""
         self.report = report
         self._news.set()
         self._news = asyncio.Event()
 
     async def until(self, true_of: Callable[[Report], bool]) -> Report:
-        """The first report, from the present one on, of which that is true. In the publishing loop only."""
+        """The first report, from the current one on, for which that is true. Call it in the publishing loop
+        only."""
         while self.report is None or not true_of(self.report):
             await self._news.wait()
         return self.report

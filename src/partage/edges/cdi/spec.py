@@ -14,7 +14,7 @@ from typing import Any
 
 from partage.model.gpu import Gpu, Inventory
 from partage.model.policy import DeviceIdStrategy, Options
-from partage.plan.serve.answer import CDI_VENDOR, CONTROL_NODES
+from partage.plan.serve.allocate_response import CDI_VENDOR, CONTROL_NODES
 
 Spec = dict[str, Any]
 """One CDI spec, as JSON values."""

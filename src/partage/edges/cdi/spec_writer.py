@@ -19,7 +19,7 @@ from partage.edges.cdi.spec import (
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
-from partage.plan.serve.answer import CDI_VENDOR
+from partage.plan.serve.allocate_response import CDI_VENDOR
 from partage.values import Frozen
 
 DIRECTORY = Path("/var/run/cdi")

@@ -15,7 +15,7 @@ from pathlib import Path
 from partage.edges.cdi.spec import Spec, spec_error
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.policy import Options
-from partage.plan.serve.answer import CDI_VENDOR
+from partage.plan.serve.allocate_response import CDI_VENDOR
 
 DEADLINE_S = 30.0
 """It looks for dozens of libraries and queries NVML: seconds on a busy node."""

@@ -27,7 +27,7 @@ class JournalHeader(Frozen):
     """What is about to be done.
 
     boot_id: of the node. policy: SHA-256 of its text, empty for none. before: what lived on the GPUs that are
-    touched, by UUID, as a wish. back: what is done is to take an earlier journal back.
+    touched, by UUID. back: this run takes back what an earlier journal says.
     """
 
     boot_id: str

@@ -1,6 +1,6 @@
 """``partage agent``: run the node.
 
-Quick to register: the helper begins before the agent imports itself, HTTP comes after the first registration.
+For a quick registration the helper is started before the agent is imported, and HTTP after it.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ def _directory(
 @_directory(
     "--pod-resources", None, "The kubelet's PodResources socket (<kubelet-dir>/../pod-resources/kubelet.sock)"
 )
-@_directory("--state-dir", STATE_DIR, "Survives a reboot: last good policy, what GPUs serve, health")
-@_directory("--run-dir", RUN_DIR, "Does not: the helper's socket, the report")
+@_directory("--state-dir", STATE_DIR, "State that survives a reboot: last good policy, offers, health")
+@_directory("--run-dir", RUN_DIR, "Files that do not survive a reboot: the helper's socket, the report")
 @_directory("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
-@_directory("--container-logs", LOGS, "Where the kubelet names containers by their ids, for the watchdog")
-@_directory("--driver-root", None, "Where the driver is installed; overrules the policy")
-@_directory("--hardware-socket", None, "A helper that somebody else runs, in place of one of our own")
+@_directory(
+    "--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog"
+)
+@_directory("--driver-root", None, "Where the driver is installed; overrides the policy")
+@_directory("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
 @click.option(
-    "--http", metavar="HOST:PORT", help="Serve /metrics, /healthz, /livez and /report.json; port 0: any."
+    "--http",
+    metavar="HOST:PORT",
+    help="Serve /metrics, /healthz, /livez and /report.json; port 0: any free port.",
 )
 @click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
 def command(
@@ -78,7 +82,7 @@ def command(
         raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
     if machine is not None and hardware_socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
-    settings = AgentOptions(
+    options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
         pod_resources=(pod_resources or kubelet_dir.parent / "pod-resources" / "kubelet.sock").absolute(),
         state_dir=state_dir.absolute(),
@@ -90,28 +94,28 @@ def command(
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
     )
-    helper = Helper(settings, machine, hardware_socket)
-    gc.disable()  # nothing of what is imported now is garbage; faces.agent lets it begin
+    helper = HelperProcess(options, machine, hardware_socket)
+    gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
         from partage.faces.agent import serve  # while the helper imports what it needs
 
-        serve(settings, helper.hardware, http, log_level)
+        serve(options, helper.hardware, http, log_level)
     finally:
         gc.enable()
 
 
-class Helper:
-    """The helper: ours, which begins here, or somebody else's."""
+class HelperProcess:
+    """The helper process: started here, or already running."""
 
-    def __init__(self, settings: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
+    def __init__(self, options: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
         self.argv: list[str] | None = None
         self.first: subprocess.Popen[bytes] | None = None
-        self.path = socket_path.absolute() if socket_path else settings.run_dir / "hardware.sock"
+        self.path = socket_path.absolute() if socket_path else options.run_dir / "hardware.sock"
         check_socket_path(self.path, "choose a shorter --run-dir")
         if socket_path is None:
-            driver_root, run_dir = settings.driver_root or "/", settings.run_dir
+            driver_root, run_dir = options.driver_root or "/", options.run_dir
             self.argv = helper_argv(self.path, machine=machine, driver_root=driver_root, run_dir=run_dir)
-            self.first = self._begin(settings.run_dir, self.argv)
+            self.first = self._begin(options.run_dir, self.argv)
 
     def _begin(self, run_dir: Path, argv: list[str]) -> subprocess.Popen[bytes]:
         try:
@@ -121,7 +125,7 @@ class Helper:
             raise InputError(f"cannot start the helper in --run-dir {run_dir}: {error.strerror}") from error
 
     def hardware(self) -> RemoteHardware:
-        """Its port. Call it in a running loop."""
+        """The helper as hardware port. Call it in a running event loop."""
         from partage.edges.hardware.remote import RemoteHardware
 
         return RemoteHardware(self.path, self.argv, first=self.first)

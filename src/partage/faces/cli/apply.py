@@ -20,7 +20,7 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.agent.reconciler.executor import StepStatus
-    from partage.agent.reconciler.one_shot import Applied, Resolve
+    from partage.agent.reconciler.one_shot import ApplyResult, Resolve
     from partage.edges.files.journal import Journal, Unfinished
     from partage.edges.files.state import SavedState, StateDir
     from partage.edges.hardware.port import Hardware
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from partage.plan.reconcile.settings_steps import OriginalSettings
 
 POD_RESOURCES = KUBELET_DIR.parent / "pod-resources" / "kubelet.sock"
-NOBODY = "none"
+NO_KUBELET = "none"
 AGAIN_S = 2.0
-"""Between two looks at holders that were asked to go: the kubelet limits how often it is asked."""
+"""Seconds between two requests for the holders: the kubelet limits the rate."""
 
 
-class Options(Frozen):
-    """What was said on the command line. state_dir: None: there is nothing to remember."""
+class ApplyOptions(Frozen):
+    """The command-line options. state_dir: None: no state is kept."""
 
     machine: str | None
     hardware_socket: Path | None
@@ -60,7 +60,7 @@ class Options(Frozen):
     "--pod-resources",
     metavar="PATH",
     help=f"The kubelet's PodResources socket ({POD_RESOURCES}, where it exists; on a simulated node, none). "
-    f"{NOBODY}: pods are not asked for, as before the kubelet starts.",
+    f"{NO_KUBELET}: the kubelet is not asked, for example before it starts.",
 )
 @click.option(
     "--state-dir",
@@ -71,7 +71,7 @@ class Options(Frozen):
 @click.option(
     "--drain",
     metavar="COMMAND",
-    help="Run COMMAND, the holders as JSON on its standard input, and try again until --timeout.",
+    help="Run COMMAND with the holders as JSON on its standard input, and retry until --timeout.",
 )
 @click.option(
     "--timeout",
@@ -79,12 +79,12 @@ class Options(Frozen):
     default=300.0,
     metavar="SECONDS",
     show_default=True,
-    help="How long holders may take to go, with --drain.",
+    help="With --drain: how long to wait for the holders to end.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
-@click.option("--undo", is_flag=True, help="Undo what a run that was cut off has done to MIG layouts.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
+@click.option("--undo", is_flag=True, help="Restore the MIG layouts from before an interrupted run.")
 @common.run_dir_option
-@click.option("--write", metavar="FILE", help="With --machine: write the machine down as it is afterwards.")
+@click.option("--write", metavar="FILE", help="With --machine: write the resulting machine to FILE.")
 @common.output_option("table", "json", "yaml")
 def command(
     *,
@@ -102,23 +102,22 @@ def command(
     write: str | None,
     output: str,
 ) -> int:
-    """Change the node once, by difference: MIG layouts, MPS daemons, compute modes, time slices.
+    """Change the node once, without the agent: MIG layouts, MPS daemons, compute modes, time slices.
 
-    MIG devices that fit stay, those in use are never touched, only GPUs whose MIG mode is pending are reset.
-    Every MIG step is written to the journal before it is done, and rolled back if a later one fails. After a
-    run that was cut off, run it again: it goes on, or back with --undo. MPS daemons go on running. Only an
-    agent watches what containers use: what is applied without one is not guarded.
+    Only differences are changed. MIG devices that match stay, devices in use are never touched, and only
+    GPUs with a pending change of MIG mode are reset. Every MIG step is journalled before it is done, and
+    rolled back if a later one fails. After an interrupted run, run it again: it continues, or restores the
+    old layouts with --undo. MPS daemons keep running afterwards. Only an agent watches what containers use,
+    so shares that are applied without one are not guarded.
 
-    Exit code 2: the policy is wrong; 3: impossible here, or a pod or process is in the way (it is named);
-    4: no usable driver, or a step failed; 5: the kubelet does not say who holds what.
+    Exit code 2: the policy is wrong; 3: impossible here, or a pod or process blocks it (it is named);
+    4: no usable driver, or a step failed; 5: the kubelet does not name the holders.
     """
     if write is not None and machine is None:
-        raise InputError("--write writes a simulated node down", "say which with --machine")
+        raise InputError("--write writes a simulated node", "name it with --machine")
     if undo == (policy is not None):
-        raise InputError(
-            "apply needs either --policy or --undo", "say with --policy what the node has to become"
-        )
-    options = Options(
+        raise InputError("apply needs either --policy or --undo", "name the policy to apply with --policy")
+    options = ApplyOptions(
         machine=machine,
         hardware_socket=hardware_socket,
         pod_resources=pod_resources_socket(pod_resources, machine),
@@ -138,7 +137,7 @@ def command(
     return _answer(applied, goal, kept.unfinished, output)
 
 
-def _leave_it_to_the_agent(policy: str, config: str | None, options: Options) -> None:
+def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOptions) -> None:
     """Raises Unsatisfiable where an agent runs: it owns the node. Says what the agent would do."""
     from partage.edges.files.state import is_locked
     from partage.errors import Unsatisfiable
@@ -159,19 +158,19 @@ def _leave_it_to_the_agent(policy: str, config: str | None, options: Options) ->
     raise Unsatisfiable(message, "give the policy to the agent, or stop the agent first")
 
 
-class Goal(Frozen):
-    """What the node has to become. policy: None with ``--undo``. digest: of the policy's text."""
+class ApplyGoal(Frozen):
+    """The desired state to apply. policy: None with ``--undo``. digest: of the policy's text."""
 
     resolve: Resolve
     policy: Policy | None = None
     digest: str = ""
 
 
-class Kept(Frozen):
-    """What outlives the process: nothing of it on a simulated node.
+class ApplyState(Frozen):
+    """What is kept on disk; nothing for a simulated node.
 
-    journal: None where nothing is written. unfinished: what the last run left undone. directory, saved: the
-    state that is shared with the agent.
+    journal: None if nothing is written. unfinished: an interrupted run. directory, saved: the state that is
+    shared with the agent.
     """
 
     journal: Journal | None = None
@@ -180,8 +179,8 @@ class Kept(Frozen):
     saved: SavedState | None = None
 
 
-def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> Goal:
-    from partage.agent.reconciler.one_shot import as_before
+def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> ApplyGoal:
+    from partage.agent.reconciler.one_shot import desired_for_undo
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
@@ -189,19 +188,19 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
         loaded = common.read_policy(policy, config)
         common.print_problems(loaded.warnings)
         wanted = loaded.policy
-        return Goal(
+        return ApplyGoal(
             lambda found: resolve(wanted, common.need_driver(found), geometry_of), wanted, loaded.digest
         )
     if config is not None:
-        raise InputError("--config names a configuration of a policy file", "leave it away with --undo")
+        raise InputError("--config names a configuration of a policy file", "remove it with --undo")
     if unfinished is None:
-        click.echo("nothing to undo: the last run came to its end", err=True)
+        click.echo("nothing to undo: the last run was completed", err=True)
     layouts = {} if unfinished is None else unfinished.header.before
-    return Goal(lambda found: as_before(common.need_driver(found), layouts))
+    return ApplyGoal(lambda found: desired_for_undo(common.need_driver(found), layouts))
 
 
 def _command(drain: str | None) -> str | None:
-    """The command, if it can be one."""
+    """The command, checked."""
     try:
         if drain is not None and not shlex.split(drain):
             raise InputError("--drain names no command")
@@ -211,75 +210,75 @@ def _command(drain: str | None) -> str | None:
 
 
 def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
-    """Where the kubelet is asked: where ``--pod-resources`` says, or where it usually is; None: it is not."""
+    """The PodResources socket: ``--pod-resources``, else the usual path if it exists; None: do not ask."""
     if said is not None:
-        return None if said == NOBODY else Path(said)
+        return None if said == NO_KUBELET else Path(said)
     return POD_RESOURCES if machine is None and POD_RESOURCES.exists() else None
 
 
-# --- what outlives us ----------------------------------------------------------------------------
+# --- state on disk ----------------------------------------------------------------------------
 
 
 @contextmanager
-def _kept(options: Options) -> Iterator[Kept]:
-    """The journal, and what the last one left undone. The state directory is locked meanwhile."""
+def _kept(options: ApplyOptions) -> Iterator[ApplyState]:
+    """The state on disk. The state directory is locked during the block."""
     from partage.edges.files.journal import Journal, UnreadableJournal, read_journal
     from partage.edges.files.state import StateDir
 
     if options.state_dir is None:
-        yield Kept()
+        yield ApplyState()
         return
     if options.dry_run:
         last = read_journal(options.state_dir)
-        yield Kept(unfinished=None if isinstance(last, UnreadableJournal) else last)
+        yield ApplyState(unfinished=None if isinstance(last, UnreadableJournal) else last)
         return
     try:
         state = StateDir(options.state_dir)
     except InputError as error:
-        hint = "the agent owns the node: give it the policy, or stop it; partage plan says what it would do"
+        hint = "the agent owns the node: give it the policy, or stop it; partage plan shows what it would do"
         raise InputError(error.problems[0].message, hint) from error
     try:
         if state.problem is not None:
-            raise DaemonError(state.problem, "say another directory with --state-dir")
+            raise DaemonError(state.problem, "name another directory with --state-dir")
         last = read_journal(options.state_dir)
         if isinstance(last, UnreadableJournal):
             if options.undo:
-                raise InputError(last.reason, "say with --policy what the node has to become")
+                raise InputError(last.reason, "name the policy to apply with --policy")
             common.print_problems([Problem("", "", "warning", f"{last.reason}; planned again")])
             last = None
         if last is not None:
-            common.print_problems([Problem("", "", "warning", f"{last}; going on from what is there now")])
+            common.print_problems([Problem("", "", "warning", f"{last}; continuing from the present state")])
         loaded = state.load(0.0)
         common.print_problems(Problem("", "", "warning", problem) for problem in loaded.problems)
-        yield Kept(Journal(options.state_dir), last, state, loaded.state)
+        yield ApplyState(Journal(options.state_dir), last, state, loaded.state)
     finally:
         state.close()
 
 
-# --- doing it ------------------------------------------------------------------------------------
+# --- the run ------------------------------------------------------------------------------------
 
 
-async def _apply(options: Options, goal: Goal, kept: Kept) -> Applied:
-    from partage.agent.reconciler.one_shot import Apply
+async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> ApplyResult:
+    from partage.agent.reconciler.one_shot import ApplyRun
     from partage.edges.files.catalogue import geometry_of
 
     hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
     pods = _pods(options.pod_resources)
-    originals = _Originals(kept)
+    originals = _Originals(state)
     try:
         boot_id = (await hardware.observe()).boot_id
-        return await Apply(
+        return await ApplyRun(
             hardware=hardware,
             resolve=goal.resolve,
             geometry_of=geometry_of,
             progress=_progress,
             pod_resources=pods,
-            journal=kept.journal,
-            unfinished=kept.unfinished,
+            journal=state.journal,
+            unfinished=state.unfinished,
             digest=goal.digest,
             original=originals.of(boot_id),
             save=originals.save,
-            drain=None if options.drain is None else Command(options.drain),
+            drain=None if options.drain is None else DrainCommand(options.drain),
             timeout_s=options.timeout_s,
             dry_run=options.dry_run,
             only_layouts=options.undo,
@@ -293,11 +292,11 @@ async def _apply(options: Options, goal: Goal, kept: Kept) -> Applied:
 
 
 class _Originals:
-    """How GPUs were set before Partage changed them, in the state that is shared with the agent."""
+    """Settings of GPUs before Partage changed them, in the state that is shared with the agent."""
 
-    def __init__(self, kept: Kept) -> None:
-        self._directory = kept.directory
-        self._saved = kept.saved
+    def __init__(self, state: ApplyState) -> None:
+        self._directory = state.directory
+        self._saved = state.saved
         self._boot_id = ""
 
     def of(self, boot_id: str) -> Mapping[str, OriginalSettings]:
@@ -307,7 +306,7 @@ class _Originals:
         return self._saved.original if self._saved is not None and same_boot else {}
 
     async def save(self, original: Mapping[str, OriginalSettings]) -> None:
-        """Raises DaemonError where it cannot be written: then nothing may be changed."""
+        """Write them. Raises DaemonError if that fails: then nothing may be changed."""
         from partage.edges.files.state import SavedState
 
         if self._directory is None:
@@ -315,7 +314,7 @@ class _Originals:
         saved = replace(self._saved or SavedState(), boot_id=self._boot_id, original=original)
         failure = await asyncio.to_thread(self._directory.save, saved, 0.0)
         if failure is not None:
-            raise DaemonError(failure.reason, "nothing is changed that could not be given back")
+            raise DaemonError(failure.reason, "nothing is changed that could not be restored")
 
 
 def _progress(inventory: Inventory) -> Callable[[Step, StepStatus, str], None]:
@@ -349,13 +348,14 @@ async def _write(hardware: Hardware, path: str) -> None:
     common.write_file(path, text)
 
 
-class Command(Frozen):
-    """``--drain``: a command that is told the holders, and then some time to see whether they went."""
+class DrainCommand(Frozen):
+    """``--drain``: runs a command with the holders as input, then waits until the next check."""
 
     line: str
 
     async def __call__(self, plan: NodePlan, inventory: Inventory, left_s: float) -> None:
-        """Raises InputError where there is no such command. One that fails is told of, and tried again."""
+        """Raises InputError if there is no such command. If it fails, a warning is printed, and it is
+        retried."""
         from partage.faces.plan_rows import blocked_of, holder_rows
 
         holders = holder_rows(blocked_of(plan), inventory)
@@ -385,14 +385,14 @@ class Command(Frozen):
 
 
 def _tell(sentence: str) -> None:
-    with suppress(OSError):  # that nobody listens any more is no reason to stop half-way
+    with suppress(OSError):  # a closed stderr is no reason to stop half-way
         click.echo(sentence, err=True)
 
 
 # --- the answer ----------------------------------------------------------------------------------
 
 
-def _answer(applied: Applied, goal: Goal, unfinished: Unfinished | None, output: str) -> int:
+def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None, output: str) -> int:
     from partage.faces.apply_rows import exit_code, problems, rows
     from partage.faces.documents import resource_rows
     from partage.plan.offer.guarantees import promised

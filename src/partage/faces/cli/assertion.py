@@ -1,4 +1,4 @@
-"""``partage assert``: whether the node is as its policy wants it."""
+"""``partage assert``: check whether the node is as the policy wants it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from partage.faces.cli import common
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.one_shot import Look
+    from partage.agent.reconciler.one_shot import PlanInput
     from partage.model.gpu import Gpu
     from partage.plan.reconcile.node_plan import NodePlan
 
@@ -38,13 +38,13 @@ def command(
     Nothing is changed.
 
     Exit code 0: all GPUs are as the policy wants them; 1: some are not, and what differs is printed; 2: the
-    policy is wrong; 3: this node can never be so; 4: no usable driver.
+    policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.reconcile.planner import plan_node
 
     loaded = common.read_policy(policy, config)
-    found = common.look_at(machine, loaded.policy, hardware_socket, run_dir)
+    found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir)
     common.print_problems([*loaded.warnings, *found.desired.warnings])
     rows = list(_differences(found, plan_node(found.desired, found.now, geometry_of)))
     if output == "table":
@@ -57,7 +57,7 @@ def command(
     return _FALSE if rows else 0
 
 
-def _differences(found: Look, plan: NodePlan) -> Iterator[dict[str, Any]]:
+def _differences(found: PlanInput, plan: NodePlan) -> Iterator[dict[str, Any]]:
     from partage.faces.plan_rows import step_row
 
     for gpu in found.inventory:
@@ -70,25 +70,25 @@ def _differences(found: Look, plan: NodePlan) -> Iterator[dict[str, Any]]:
         yield {"index": gpu.index, "uuid": gpu.uuid, **layout, "detail": detail, "steps": steps}
 
 
-def _layout(gpu: Gpu, found: Look, plan: NodePlan) -> dict[str, Any]:
-    """How its MIG layout differs; nothing where it does not."""
+def _layout(gpu: Gpu, found: PlanInput, plan: NodePlan) -> dict[str, Any]:
+    """How its MIG layout differs; empty if it matches."""
     from partage.plan.reconcile.blocked import Blocked
-    from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, as_found
+    from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 
     desired, mig = found.desired.layouts.get(gpu.uuid), plan.mig.of(gpu.uuid)
     if desired is None or mig is None or (isinstance(mig, GpuMigPlan) and not mig.steps):
         return {}
-    live = as_found(gpu)
+    live = live_layout(gpu)
     layout = [str(item) for item in live.items]
     wanted = [str(item) for item in desired.items] if isinstance(mig, Blocked) else list(mig.layout)
     return {
         "wanted": {"mig": desired.enabled, "layout": wanted},
         "found": {"mig": live.enabled, "layout": layout},
-        "detail": _told(gpu, wanted, layout, enabled=desired.enabled),
+        "detail": _difference(gpu, wanted, layout, enabled=desired.enabled),
     }
 
 
-def _told(gpu: Gpu, wanted: list[str], live: list[str], *, enabled: bool) -> str:
+def _difference(gpu: Gpu, wanted: list[str], live: list[str], *, enabled: bool) -> str:
     assert gpu.mig_mode is not None
     if gpu.mig_mode.current != enabled:
         mode, now = ("on", "off") if enabled else ("off", "on")

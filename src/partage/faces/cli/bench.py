@@ -1,4 +1,4 @@
-"""``partage bench``: measure what sharing the GPU costs, save it, sum it up and draw it."""
+"""``partage bench``: measure what sharing a GPU costs; save, summarise and plot the result."""
 
 from __future__ import annotations
 
@@ -51,35 +51,50 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 @click.command(name="bench")
 @click.option("--read", metavar="FILE", help="Show a recorded run; nothing is measured.")
-@click.option("--save", metavar="FILE", help="Write the run down, every sample (JSON).")
-@click.option("--plot", metavar="FILE", help="Draw it: .png or .svg (needs matplotlib).")
+@click.option("--save", metavar="FILE", help="Save the run with every sample (JSON).")
+@click.option("--plot", metavar="FILE", help="Plot the run: .png or .svg (needs matplotlib).")
 @click.option("--quick", is_flag=True, help="Three repeats of half a second in one pass, for a first look.")
-@click.option("--gpu", metavar="INDEX|UUID", help="Which GPU (the first).")
+@click.option("--gpu", metavar="INDEX|UUID", help="Which GPU (default: the first).")
 @click.option(
-    "--processes", default="1,2,4,8", show_default=True, callback=_numbers, help="How many tenants."
+    "--processes",
+    default="1,2,4,8",
+    show_default=True,
+    callback=_numbers,
+    help="Numbers of processes to measure.",
 )
 @click.option(
     "--only", default=",".join(_EXPERIMENTS), show_default=True, callback=_chosen, help="Experiments."
 )
-@click.option("--repeats", type=click.IntRange(1, 1000), help="Of every cell (6; 3 with --quick).")
 @click.option(
-    "--seconds", type=click.FloatRange(0.01, 600), help="That one process alone takes (2; 0.5 with --quick)."
+    "--repeats", type=click.IntRange(1, 1000), help="Repeats of every measurement (6; 3 with --quick)."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.01, 600),
+    help="Duration for one process alone (2; 0.5 with --quick).",
 )
 @click.option("--small", type=click.IntRange(1), metavar="POINTS", help="Points of a small kernel.")
 @click.option("--saturating", type=click.IntRange(1), metavar="POINTS", help="Points of a saturating kernel.")
 @click.option(
-    "--memory", callback=_bytes, metavar="AMOUNT", help="Limit of a share, 8Gi (half of the device's memory)."
+    "--memory",
+    callback=_bytes,
+    metavar="AMOUNT",
+    help="Memory limit of a share, for example 8Gi (default: half of the device's memory).",
 )
 @lab.mps_pipe_option
 @click.option(
-    "--run-dir", default=common.DEFAULT_RUN_DIR, show_default=True, metavar="DIR", help="Of the agent."
+    "--run-dir",
+    default=common.DEFAULT_RUN_DIR,
+    show_default=True,
+    metavar="DIR",
+    help="Run directory of the agent.",
 )
-@click.option("--guard", is_flag=True, help="What the guard costs, too.")
+@click.option("--guard", is_flag=True, help="Also measure what the guard costs.")
 @click.option("--python", metavar="PATH", help="The interpreter that has PyTorch.")
 @click.option(
     "--device",
     type=click.Choice(("cuda", "cpu")),
-    help="cpu tries the tool on a machine without a GPU; its figures are the CPU's.",
+    help="cpu: try the tool without a GPU; the figures are those of the CPU.",
 )
 @click.option(
     "--engine",
@@ -93,16 +108,16 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     default=120,
     show_default=True,
     metavar="SECONDS",
-    help="What a tenant may take beyond its work before it counts as hung.",
+    help="Extra time of a process before it counts as hung.",
 )
-@click.option("--machine", metavar="NAME|FILE", help="Refused: a simulated node computes nothing.")
+@click.option("--machine", metavar="NAME|FILE", help="Refused: a simulated node cannot compute.")
 @common.output_option("table", "json", "yaml")
 def command(read: str | None, plot: str | None, save: str | None, output: str, **asked: object) -> None:
-    """Measure what sharing a GPU costs and gives, as its users do.
+    """Measure what sharing a GPU costs and gives.
 
-    Processes that compute pi by Monte Carlo, with small and with saturating kernels: alone, one after the
-    other, time-sliced, under MPS where a daemon serves the GPU, on MIG devices where there are any. Tensors
-    up to the limit of a share and over it. Requests to a small model, alone and with neighbours. No setting
+    Processes compute pi by Monte Carlo with small and with saturating kernels: alone, one after the other,
+    time-sliced, under MPS if a daemon serves the GPU, and on MIG devices if there are any. Others allocate
+    tensors up to and over the limit of a share, or serve a small model, alone and with neighbours. No setting
     of the GPU is changed. docs/bench.md explains every figure.
 
     Exit code 4: no GPU, or no PyTorch for it; partage bench --read FILE shows a recorded run.
@@ -139,7 +154,7 @@ def _measure(asked: dict[str, object]) -> BenchReport:
 
     if asked["machine"] is not None:
         raise Unsatisfiable(
-            "a simulated node computes nothing that could be measured", "--device cpu tries the tool"
+            "a simulated node cannot compute, so nothing can be measured", "--device cpu tries the tool"
         )
     settings = _settings(asked)
     machine, place = _node(settings, asked)

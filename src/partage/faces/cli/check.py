@@ -14,8 +14,8 @@ from partage.faces.manifest import CheckedProblem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.faces.input_files import ManifestInput
     from partage.faces.manifest import Resources
-    from partage.faces.paper import Manifest
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
 
@@ -32,9 +32,9 @@ class CheckContext(Frozen):
 
 @click.command(name="check")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--strict", is_flag=True, help="Warnings too end with exit code 1.")
-@click.option("--policy", metavar="FILE", help="Judge the manifests by what this policy offers.")
-@click.option("--config", metavar="NAME", help="Which of a file's named configurations.")
+@click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
+@click.option("--policy", metavar="FILE", help="Check the manifests against what this policy offers.")
+@click.option("--config", metavar="NAME", help="Which named configuration of a policy file.")
 @common.machine_option
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
@@ -45,14 +45,14 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     machine: str | None,
     output: str,
 ) -> int:
-    """Whether policies, manifests and stories are right.
+    """Check policies, manifests and stories for errors.
 
-    FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes manifest,
-    a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the policies are
-    checked against that machine too; of a file with several configurations one has to be for it, or the one
-    that --config names.
+    FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
+    manifest, a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the
+    policies are also checked against that machine; of a file with several configurations at least one must
+    fit it, or the one named by --config.
 
-    Exit code 0: clean, or warnings; 1: warnings under --strict; 2: errors; 3: only impossible on the machine.
+    Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
     context = _context(policy, config, machine)
     verdicts = [verdict for file in files for verdict in judge(file, context)]
@@ -97,31 +97,37 @@ def _context(policy: str | None, config: str | None, machine: str | None) -> Che
 
 def judge(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """All problems of one file, whatever it is."""
-    from partage.faces.paper import MachinePaper, Manifest, PolicyPaper, StoryPaper, read_paper
+    from partage.faces.input_files import (
+        MachineInput,
+        ManifestInput,
+        PolicyInput,
+        StoryInput,
+        read_input_file,
+    )
 
     try:
-        paper = read_paper(file)
+        paper = read_input_file(file)
     except InputError as error:
         yield from (CheckedProblem(problem) for problem in error.problems)
         return
     match paper:
-        case Manifest():
+        case ManifestInput():
             yield from _manifest(paper, context)
-        case StoryPaper():
+        case StoryInput():
             yield from _story(paper.file)
-        case MachinePaper():
+        case MachineInput():
             yield from _machine(paper.content, paper.file)
-        case PolicyPaper():
+        case PolicyInput():
             yield from _policy(paper.content, file, context)
 
 
 def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """A policy; of a file with several configurations each, where none is named. Each problem once.
 
-    A file of many configurations serves many kinds of nodes: those that a machine cannot have are none of its
-    errors, as long as it can have one.
+    A file of many configurations is for many kinds of nodes: configurations that do not fit the machine are
+    no errors, as long as one fits.
     """
-    from partage.faces.paper import configurations
+    from partage.faces.input_files import configurations
 
     named = configurations(content, file) if context.config is None else []
     names: list[str | None] = list(named) if named else [context.config]
@@ -150,7 +156,7 @@ def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> Chec
 def _configuration(
     content: bytes, file: str, config: str | None, context: CheckContext
 ) -> tuple[list[CheckedProblem], list[CheckedProblem]]:
-    """What is to be said of one configuration, and of it on the machine."""
+    """The problems of one configuration, and those on the machine."""
     from partage.edges.files.policy import parse_policy
 
     try:
@@ -165,7 +171,7 @@ def _configuration(
 
 def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.paper import named
+    from partage.faces.input_files import named
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
     from partage.plan.offer.caveats import caveats
@@ -188,9 +194,9 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
             yield CheckedProblem(Problem(file, "", "warning", caveat.sentence))
 
 
-def _manifest(paper: Manifest, context: CheckContext) -> Iterator[CheckedProblem]:
+def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
+    from partage.faces.input_files import configs_of, objects
     from partage.faces.manifest import findings
-    from partage.faces.paper import configs_of, objects
 
     for path, document in objects(paper):
         yield from findings(document, paper.file, path, context.offered)
@@ -235,4 +241,4 @@ def _print(files: Sequence[str], problems: Sequence[Problem]) -> None:
             console.print(f"  [dim]{escape(problem.hint)}[/]", soft_wrap=True)
     errors = sum(problem.severity == "error" for problem in problems)
     said = f"{count_of(errors, 'error')}, {count_of(len(problems) - errors, 'warning')}"
-    console.print(f"{count_of(len(files), 'file')}: {said if problems else 'nothing to complain about'}")
+    console.print(f"{count_of(len(files), 'file')}: {said if problems else 'no problems'}")

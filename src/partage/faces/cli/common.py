@@ -1,6 +1,6 @@
-"""What the verbs have in common: options, documents, and the way to the hardware.
+"""What the verbs have in common: options, documents, and opening the hardware.
 
-Imported by every verb, the agent's too: nothing heavy at the top.
+Imported by every verb, also the agent: no slow imports at the top.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from partage.errors import Problem
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partage.agent.reconciler.one_shot import Look
+    from partage.agent.reconciler.one_shot import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
     from partage.faces.reported import Reported
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 API_VERSION = "partage/v1"
 OUTPUT_KEY = "partage.output"
-"""Where the context remembers ``-o``, so that errors are told in the same language."""
+"""Key of ``-o`` in click's context, so that errors are written in the same format."""
 
 DEFAULT_RUN_DIR = "/run/partage"
 
@@ -49,7 +49,7 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         show_default=True,
         is_eager=True,
         callback=_remember_output,
-        help="How to write the answer.",
+        help="Output format.",
     )
 
 
@@ -64,57 +64,57 @@ def machine_option(command: Command) -> Command:
     return click.option(
         "--machine",
         metavar="NAME|FILE",
-        help="A simulated node in place of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
+        help="Use a simulated node instead of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
     )(command)
 
 
 def policy_options(command: Command) -> Command:
     """``--policy`` and ``--config``."""
-    command = click.option(
-        "--config", metavar="NAME", help="Which of the policy file's named configurations."
-    )(command)
+    command = click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")(
+        command
+    )
     return click.option(
         "--policy",
         metavar="FILE",
-        help="The policy: Partage's own format, NVIDIA's device-plugin file or mig-parted's; - is standard "
-        "input. Without it every GPU is exclusive.",
+        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
+        "input. Default: every GPU is exclusive.",
     )(command)
 
 
 def hardware_socket_option(command: Command) -> Command:
-    """``--hardware-socket``: the helper that somebody else runs."""
+    """``--hardware-socket``: a running helper."""
     return click.option(
         "--hardware-socket",
         type=click.Path(path_type=Path),
         metavar="PATH",
-        help="A helper (partage hardware) that somebody else runs, in place of the driver itself.",
+        help="Socket of a running helper (partage hardware), used instead of the driver.",
     )(command)
 
 
 def run_dir_option(command: Command) -> Command:
-    """``--run-dir``: where a running agent leaves its report."""
+    """``--run-dir``: where a running agent writes its report."""
     return click.option(
         "--run-dir",
         metavar="DIR",
-        help=f"Where a running agent leaves its report ({DEFAULT_RUN_DIR}; on a simulated node, none).",
+        help=f"Where a running agent writes its report ({DEFAULT_RUN_DIR}; with --machine: none).",
     )(command)
 
 
-# --- the answer --------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------
 
 
 def document(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON document of ours."""
+    """A JSON document of Partage."""
     return {"apiVersion": API_VERSION, "kind": kind, **body}
 
 
 def problems_document(problems: Iterable[Problem]) -> dict[str, Any]:
-    """What ``-o json`` says in place of an answer."""
+    """What ``-o json`` prints instead of an answer."""
     return document("Problems", {"problems": [problem_row(problem) for problem in problems]})
 
 
 def problem_row(problem: Problem) -> dict[str, str]:
-    """One problem, as DESIGN words it."""
+    """One problem as a JSON object."""
     return {
         "file": problem.file,
         "path": problem.path,
@@ -141,7 +141,7 @@ def print_problems(problems: Iterable[Problem]) -> None:
 
 
 def console() -> Console:
-    """Where tables and pictures go. Not narrower than they can be read where nobody watches the width."""
+    """The console for tables and pictures. At least 110 columns if stdout is not a terminal."""
     from rich.console import Console
 
     wide_enough = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
@@ -160,7 +160,9 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
     if policy is not None:
         return load_policy(policy, config, os.environ)
     if config is not None:
-        raise InputError("--config names a configuration of a policy file", "say which with --policy FILE")
+        raise InputError(
+            "--config names a configuration of a policy file", "name the file with --policy FILE"
+        )
     return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
@@ -194,7 +196,7 @@ def open_hardware(
 
 
 def observe(machine: str | None) -> Inventory:
-    """One look at the node. Raises InputError for a machine that does not exist."""
+    """Observe the node once. Raises InputError for a machine that does not exist."""
     import asyncio
 
     async def look() -> Inventory:
@@ -208,7 +210,7 @@ def observe(machine: str | None) -> Inventory:
 
 
 def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tuple[GpuUse, ...]]:
-    """One look at the node, and at who has its GPUs open; nobody where there is no driver."""
+    """Observe the node and the uses of its GPUs once; no uses without a driver."""
     import asyncio
 
     from partage.model.gpu import NoDriver
@@ -224,20 +226,22 @@ def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tu
     return asyncio.run(both())
 
 
-def look_at(
+def plan_input(
     machine: str | None, policy: Policy, socket: Path | None = None, run_dir: str | None = None
-) -> Look:
-    """One look at the node and at what the policy wants of it. Raises whatever makes that impossible."""
+) -> PlanInput:
+    """Observe the node and resolve the policy on it. Raises what makes that impossible."""
     import asyncio
 
-    from partage.agent.reconciler.one_shot import look
+    from partage.agent.reconciler.one_shot import observe_input
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
-    async def once() -> Look:
+    async def once() -> PlanInput:
         hardware = open_hardware(machine, socket, run_dir=run_dir)
         try:
-            return await look(hardware, lambda found: resolve(policy, need_driver(found), geometry_of))
+            return await observe_input(
+                hardware, lambda found: resolve(policy, need_driver(found), geometry_of)
+            )
         finally:
             await hardware.close()
 
@@ -245,7 +249,7 @@ def look_at(
 
 
 def need_driver(inventory: Inventory) -> Inventory:
-    """The inventory, where GPUs can be seen. Raises DriverUnavailable with what to do."""
+    """The inventory, if there is a driver. Raises DriverUnavailable with what to do."""
     from partage.errors import DriverUnavailable
     from partage.model.gpu import NoDriver
 
@@ -265,7 +269,7 @@ def _report_file(machine: str | None, run_dir: str | None) -> Path | None:
 
 
 def agent_report(machine: str | None, run_dir: str | None) -> Reported | None:
-    """The last report of the agent that runs on this node; one that cannot be used is warned of."""
+    """The last report of the agent on this node; a warning if it cannot be used."""
     from partage.faces.reported import Unreadable, read_report
 
     found = read_report(_report_file(machine, run_dir))
@@ -276,12 +280,12 @@ def agent_report(machine: str | None, run_dir: str | None) -> Reported | None:
 
 
 def ctk_found(policy: Policy, inventory: Inventory) -> bool:
-    """Whether ``nvidia-ctk`` is where the policy says, on the node that is looked at."""
+    """Whether ``nvidia-ctk`` is on this node where the policy says."""
     return not inventory.simulated and Path(policy.options.nvidia_ctk).is_file()
 
 
 def write_file(path: str, content: str | bytes) -> None:
-    """Write an answer to a file. Raises InputError where that cannot be."""
+    """Write a file. Raises InputError if that fails."""
     from partage.errors import InputError
 
     try:

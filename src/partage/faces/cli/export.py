@@ -15,12 +15,12 @@ from partage.faces.cli import common
 @common.hardware_socket_option
 @common.output_option("yaml", "json")
 def command(machine: str | None, hardware_socket: Path | None, output: str) -> int:
-    """Write the live node as a policy, every MIG device with its place: 3g.40gb@4.
+    """Write the live node as a policy, every MIG device with its start: 3g.40gb@4.
 
-    Applied to the same node it changes nothing; applied later, it brings back what is there now. How GPUs are
-    shared beside MIG is not to be seen on them, and not in it.
+    Applied to the same node it changes nothing; applied later, it restores the present layout. Sharing by
+    MPS or time slices cannot be read from the GPUs, so it is not included.
     """
-    from partage.faces.exported import left_out, policy_of
+    from partage.faces.live_policy import left_out, policy_of
 
     inventory, _ = common.look(machine, hardware_socket)
     common.need_driver(inventory)

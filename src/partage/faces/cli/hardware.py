@@ -1,7 +1,7 @@
 """``partage hardware``: the agent's privileged helper, one GPU driver behind one socket.
 
 The agent starts it as ``python -m partage.faces.cli.hardware``, which imports neither click nor TLS: a
-helper that was ended in the middle of a hanging driver call has to be back before anybody misses it.
+helper that was killed during a hanging driver call must be back quickly.
 """
 
 from __future__ import annotations
@@ -48,10 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     parser = argparse.ArgumentParser(
         prog="partage hardware",
-        description="Serve the node's GPUs on a unix socket, to root and to the user who runs this.",
+        description="Serve the node's GPUs on a unix socket, to root and to the user that runs it.",
     )
-    parser.add_argument("--socket", type=Path, default=Path(DEFAULT_SOCKET), help=f"where ({DEFAULT_SOCKET})")
-    parser.add_argument("--machine", metavar="NAME|FILE", help="a simulated node in place of this one")
+    parser.add_argument(
+        "--socket", type=Path, default=Path(DEFAULT_SOCKET), help=f"path of the socket ({DEFAULT_SOCKET})"
+    )
+    parser.add_argument("--machine", metavar="NAME|FILE", help="use a simulated node instead of this one")
     parser.add_argument(
         "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (/)"
     )
@@ -68,9 +70,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="append",
         default=[],
         metavar="UID",
-        help="who else may ask; repeatable",
+        help="another user id that may connect; repeatable",
     )
-    parser.add_argument("--until-eof", action="store_true", help="end when standard input does")
+    parser.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
     return _run(parser.parse_args(arguments))
 
 
@@ -110,7 +112,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
 
 def _hardware(options: argparse.Namespace) -> Hardware:
-    """The real node, or the simulated one. Neither is imported for the sake of the other."""
+    """The real or the simulated node; only one of them is imported."""
     if options.machine is not None:
         from partage.sim.node.files.load import load_machine
         from partage.sim.node.hardware import SimulatedHardware
@@ -123,7 +125,7 @@ def _hardware(options: argparse.Namespace) -> Hardware:
 
 
 def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
-    """End when whoever started us has ended, however it did: the kernel closes its end of the pipe."""
+    """Stop when the parent process has ended: the kernel closes its end of the pipe."""
 
     def readable() -> None:
         if not os.read(0, 4096):
@@ -133,7 +135,7 @@ def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) 
     try:
         loop.add_reader(0, readable)
     except PermissionError:
-        stop.set()  # /dev/null and files cannot be waited for: they are at their end
+        stop.set()  # /dev/null and files cannot be polled: they are at their end
 
 
 def __getattr__(name: str) -> click.Command:
@@ -151,6 +153,6 @@ def __getattr__(name: str) -> click.Command:
 
 
 if __name__ == "__main__":
-    # asyncio imports ssl where it can: 4 MiB and 10 ms, for a process that speaks to no network.
+    # asyncio imports ssl if it can: 4 MiB and 10 ms, for a process without network.
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What the verbs of the laboratory, ``bench`` and ``prove``, have in common."""
+"""What ``bench`` and ``prove`` have in common."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ mps_pipe_option = click.option(
     "--mps-pipe",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="CUDA_MPS_PIPE_DIRECTORY of an MPS daemon (our agent's, if any).",
+    help="CUDA_MPS_PIPE_DIRECTORY of an MPS daemon (default: the agent's, if any).",
 )
 
 
 def tell(text: str) -> None:
-    """What is being done, on stderr."""
+    """Print progress on stderr."""
     click.echo(text, err=True)
 
 
 def check_writable(path: str | Path, folder: Path) -> None:
-    """Before anything is measured or tried. Raises InputError."""
+    """Check that a file can be written, before anything runs. Raises InputError."""
     from partage.errors import InputError, Problem
 
     if not os.access(folder, os.W_OK):

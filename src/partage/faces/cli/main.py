@@ -1,9 +1,9 @@
-"""The command ``partage``: finds the verb, and answers for every error.
+"""The command ``partage``: finds the verb, and reports every error.
 
 A verb ``v`` is the click command called ``command`` in the module ``partage.faces.cli.v`` (or as ``_MODULES``
-says), imported when it is called and not before: the agent shall not pay for tables and pictures. Every
-PartageError ends here, one line per problem on stderr and the exit code of its class. Bugs are not caught:
-they print a traceback.
+says), imported when it is called and not before: the agent does not import tables and pictures. Every
+PartageError is handled here: one line per problem on stderr, and the exit code of its class. Bugs are not
+caught: they print a traceback.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from partage.errors import InputError, PartageError, Problem
 from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems, problems_document
 
 VERBS = {
-    "show": "The node: its GPUs, what they offer, who holds it, and a picture.",
-    "plan": "What a policy would offer, what it would change, and why not.",
-    "apply": "Bring the node's MIG layouts about, by difference.",
-    "assert": "Whether the node is as its policy wants it.",
+    "show": "Show the node: its GPUs, offers and holders, and a picture.",
+    "plan": "Show what a policy would offer, its steps, and what blocks them.",
+    "apply": "Change the node once, as a policy says, without the agent.",
+    "assert": "Check whether the node is as the policy wants it.",
     "export": "Write the live node as a policy.",
-    "check": "Whether policies and manifests are right, before they cost a card.",
+    "check": "Check policies, manifests and stories before they are used.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
-    "bench": "What sharing a GPU costs and gives, measured as its users do.",
-    "prove": "Try to break what shares guarantee, and report what held.",
-    "record": "Write the node down as a machine for the simulation.",
+    "bench": "Measure what sharing a GPU costs and gives.",
+    "prove": "Try to break what shares guarantee, and report the result.",
+    "record": "Write this node to a machine file for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",
 }
 
 _MODULES = {"assert": "assertion"}
-"""Where a verb's module cannot be called like it."""
+"""Modules that cannot have the name of their verb."""
 
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
 
 
-class Verbs(click.Group):
+class VerbGroup(click.Group):
     """The group of all verbs, none of them imported before it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -74,22 +74,22 @@ class Verbs(click.Group):
 
 
 def _nearest(name: str) -> str:
-    import difflib  # four milliseconds that only a slip of the pen has to pay
+    import difflib  # 4 ms, only after a typing error
 
     near = difflib.get_close_matches(name, VERBS, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; the verbs are {', '.join(VERBS)}"
 
 
 @click.group(
-    cls=Verbs,
+    cls=VerbGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="VERB [OPTIONS]",
-    epilog="--machine puts a simulated node in place of the real one, for every verb: "
+    epilog="--machine uses a simulated node instead of the real one, for every verb: "
     "partage show --machine 8xh100-sxm5-80gb",
 )
 @click.version_option(__version__, prog_name="partage", message="%(prog)s %(version)s")
 def partage() -> None:
-    """Share the NVIDIA GPUs of a node, card by card.
+    """Share the NVIDIA GPUs of a node, each GPU in its own way.
 
     Answers go to stdout, everything else to stderr. Exit codes: 0 done or true, 1 false, 2 the input is
     wrong, 3 understood but impossible here, 4 hardware or daemon, 5 cluster.
@@ -97,7 +97,7 @@ def partage() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
-    """Run the command and leave the process with its exit code."""
+    """Run the command and exit the process with its code."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -106,13 +106,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 def run(arguments: list[str]) -> int:
     """Run the command; the exit code."""
-    # Values remembered while parsing (``-o json``) outlive the parser: an error is told in the same language.
+    # Options that were parsed (``-o json``) outlive the parser: errors are written in the same format.
     meta: dict[str, object] = {}
     try:
         code = _invoke(arguments, meta)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read us has gone (``| head``). Python would complain once more when it closes stdout.
+        # The reader of stdout has ended (``| head``). Python would report it again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _PIPE_CLOSED
     except (KeyboardInterrupt, click.Abort):
@@ -145,12 +145,12 @@ def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
 
 
 def _output_in(arguments: Sequence[str]) -> str:
-    """What ``-o`` asks for, where it stands among the arguments as a word of its own."""
+    """The value of ``-o``, if it is an argument of its own."""
     return next((word for option, word in itertools.pairwise(arguments) if option in ("-o", "--output")), "")
 
 
 def _answer_in_kind(problems: Sequence[Problem], meta: dict[str, object]) -> None:
-    """Who asked for a document gets one, for an error too."""
+    """With ``-o json`` or ``yaml``, an error is a document too."""
     output = meta.get(OUTPUT_KEY)
     if output in ("json", "yaml"):
         print_document(problems_document(problems), str(output))

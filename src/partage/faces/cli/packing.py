@@ -26,7 +26,7 @@ def answer(
 ) -> int:
     """Print the packing. machines: as written; none: this node. Raises what makes it impossible."""
     from partage.errors import Unsatisfiable
-    from partage.faces.packings import packing_rows, unavailable_warnings
+    from partage.faces.packing_document import packing_rows, unavailable_warnings
     from partage.plan.packing.demand import Demand
     from partage.plan.packing.pack import pack
 
@@ -129,8 +129,13 @@ def _inventory(name: str) -> Inventory:
 
 
 def _print(packing: Packing, unavailable: Sequence[Unavailable]) -> None:
-    from partage.faces.packings import disturbed_sentence, gpus_sentence, mode_sentence, unavailable_warnings
-    from partage.faces.render.packings import packing_table
+    from partage.faces.packing_document import (
+        disturbed_sentence,
+        gpus_sentence,
+        mode_sentence,
+        unavailable_warnings,
+    )
+    from partage.faces.render.packing_table import packing_table
 
     console = common.console()
     table, unlisted = packing_table(packing)

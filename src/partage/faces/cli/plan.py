@@ -1,4 +1,4 @@
-"""``partage plan``: what a policy would offer on a node, what it would change, and what stands in the way."""
+"""``partage plan``: what a policy would offer on a node, the steps it needs, and what blocks them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PolicyOnNode(Frozen):
-    """A policy, thought through to the end on one node.
+    """A policy and its plan on one node.
 
     offer: once everything is done. plan: what has to be done for that. report: of the agent for which it is
     planned, None: no agent runs there.
@@ -45,21 +45,21 @@ class PolicyOnNode(Frozen):
 @click.option(
     "--demand",
     metavar="3g.40gb=2,1g.10gb=9",
-    help="In place of a policy: MIG devices that are wanted. The answer is on which GPUs, in which layouts, "
-    "with the fewest GPUs and then the fewest live instances destroyed, and the proof.",
+    help="Instead of a policy: the MIG devices that are wanted. Shows which GPUs and layouts provide them, "
+    "with the fewest GPUs, then the fewest live instances destroyed, and a proof.",
 )
 @click.option(
     "--machines",
     multiple=True,
     metavar="NAME|FILE...",
-    help="With --demand: several nodes, one after the other; 125*8xh100-sxm5-80gb is 125 of them.",
+    help="With --demand: several nodes; 125*8xh100-sxm5-80gb is 125 nodes.",
 )
 @click.option(
     "--time-limit",
     "time_limit_s",
     type=click.FloatRange(0.1, 86400),
     metavar="SECONDS",
-    help="With --demand: when to stop looking for something better and say how far it could be. Default: 6.",
+    help="With --demand: when to stop the search; the answer says how much better it could be. Default: 6.",
 )
 @common.run_dir_option
 @common.output_option("table", "json", "yaml")
@@ -76,14 +76,14 @@ def command(
     output: str,
     more_machines: tuple[str, ...],
 ) -> int:
-    """What a policy would offer, what it would change, and why not.
+    """Show what a policy would offer, which steps it needs, and what blocks them.
 
     Nothing is changed. Beside a running agent the steps are those that the agent has still to do, or with
     another --policy those that it would do. Without an agent and without --policy all GPUs are exclusive.
 
-    With --demand: which MIG layouts on which GPUs serve it.
+    With --demand: which MIG layouts on which GPUs provide the wanted devices.
 
-    Exit code 2: the policy is wrong; 3: this node cannot do it; 4: no usable driver.
+    Exit code 2: the policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
     if more_machines and not machines:
         raise click.UsageError(f"unexpected argument {more_machines[0]!r}")
@@ -98,12 +98,12 @@ def command(
         raise click.UsageError("--machines and --time-limit go with --demand")
     loaded = common.read_policy(policy, config)
     common.print_problems(loaded.warnings)
-    thought = make_plan(loaded, machine, run_dir, named=policy is not None)
-    common.print_problems(thought.warnings[len(loaded.warnings) :])
+    planned = make_plan(loaded, machine, run_dir, named=policy is not None)
+    common.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
-        _print(thought, common.console())
+        _print(planned, common.console())
     else:
-        common.print_document(plan_document(thought), output)
+        common.print_document(plan_document(planned), output)
     return 0
 
 
@@ -124,7 +124,7 @@ def make_plan(
     report, policy = common.agent_report(machine, run_dir), loaded.policy
     seen = report.planned_from if report else None
     if seen is None:
-        found = common.look_at(machine, policy, run_dir=run_dir)
+        found = common.plan_input(machine, policy, run_dir=run_dir)
         desired, now = found.desired, found.now
     else:
         policy, now = policy if named else seen.policy, seen.snapshot
@@ -142,42 +142,42 @@ def make_plan(
     )
 
 
-def plan_document(thought: PolicyOnNode) -> dict[str, Any]:
+def plan_document(planned: PolicyOnNode) -> dict[str, Any]:
     """The JSON answer."""
     from partage.faces.documents import driver_row, resource_rows
     from partage.faces.plan_rows import gpu_rows, step_rows
 
-    report, inventory = thought.report, thought.inventory
+    report, inventory = planned.report, planned.inventory
     return common.document(
         "Plan",
         {
-            "policy": {"source": thought.policy.source, "format": thought.policy.format},
+            "policy": {"source": planned.policy.source, "format": planned.policy.format},
             "driver": driver_row(inventory),
-            "resources": resource_rows(thought.offer),
-            "gpus": gpu_rows(thought.plan, inventory),
-            "steps": step_rows(thought.plan, inventory),
+            "resources": resource_rows(planned.offer),
+            "gpus": gpu_rows(planned.plan, inventory),
+            "steps": step_rows(planned.plan, inventory),
             "agent": None if report is None else {"version": report.version, "at": report.at},
-            "caveats": [caveat.sentence for caveat in thought.caveats],
-            "problems": [common.problem_row(problem) for problem in thought.warnings],
+            "caveats": [caveat.sentence for caveat in planned.caveats],
+            "problems": [common.problem_row(problem) for problem in planned.warnings],
         },
     )
 
 
-def _print(thought: PolicyOnNode, console: Console) -> None:
+def _print(planned: PolicyOnNode, console: Console) -> None:
     from partage.faces.plan_rows import changing_steps
     from partage.faces.render.rows import unsettled_lines
     from partage.faces.render.tables import guarantees_used, resources_table, steps_table
 
-    console.print(resources_table(thought.offer))
-    console.print(guarantees_used(thought.offer))
-    if steps := changing_steps(thought.plan, thought.inventory):
+    console.print(resources_table(planned.offer))
+    console.print(guarantees_used(planned.offer))
+    if steps := changing_steps(planned.plan, planned.inventory):
         console.print()
         console.print(steps_table(steps))
     console.print()
-    if thought.report is not None:
-        source = thought.policy.source or "none, every GPU exclusive"
-        console.print(f"for the agent of this node, as it was at {thought.report.at}; policy: {source}")
-    for line in unsettled_lines(thought.plan, thought.inventory):
+    if planned.report is not None:
+        source = planned.policy.source or "none, every GPU exclusive"
+        console.print(f"for the agent of this node, as it was at {planned.report.at}; policy: {source}")
+    for line in unsettled_lines(planned.plan, planned.inventory):
         console.print(f"! {line}", style="yellow", markup=False)
-    for caveat in thought.caveats:
+    for caveat in planned.caveats:
         console.print(f"! {caveat.sentence}", style="yellow", markup=False)

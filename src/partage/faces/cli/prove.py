@@ -29,7 +29,7 @@ _OTHERWISE = "--engine cuda needs none; --machine 1xh100-sxm5-80gb tries MPS on 
 
 
 class ProveOptions(Frozen):
-    """What was said on the command line. loaded: None: no policy was named."""
+    """The command-line options. loaded: None: no policy was named."""
 
     loaded: LoadedPolicy | None
     machine: str | None
@@ -57,30 +57,34 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 @click.command(name="prove")
-@click.option("--policy", metavar="FILE", help="What is promised, in place of what an agent has reported.")
-@click.option("--config", metavar="NAME", help="Which of the policy file's named configurations.")
+@click.option("--policy", metavar="FILE", help="The promises, instead of those in the agent's report.")
+@click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")
 @common.machine_option
-@click.option("--gpu", metavar="INDEX|UUID", help="This GPU alone; without it, all.")
-@click.option("--only", metavar="ATTACK,...", callback=_names, help="These attacks alone.")
-@click.option("--faults", is_flag=True, help="Faults, too: they end the work of all clients of the GPU.")
+@click.option("--gpu", metavar="INDEX|UUID", help="Only this GPU (default: all).")
+@click.option("--only", metavar="ATTACK,...", callback=_names, help="Only these attacks.")
+@click.option("--faults", is_flag=True, help="Also cause faults, which end all clients of the GPU.")
 @click.option(
     "--alone",
     is_flag=True,
-    help="Nothing else uses the GPUs: for containers, from which other processes cannot be seen.",
+    help="State that nothing else uses the GPUs; needed in containers, which cannot see other processes.",
 )
-@click.option("--report", type=lab.DIRECTORY, metavar="DIR", help="Write prove.json and prove.md there.")
-@click.option("--read", metavar="FILE", help="Show a report that was written; nothing is tried.")
+@click.option(
+    "--report", type=lab.DIRECTORY, metavar="DIR", help="Write prove.json and prove.md to this directory."
+)
+@click.option("--read", metavar="FILE", help="Show a saved report; nothing is tried.")
 @click.option("--engine", type=click.Choice(("torch", "cuda")), default="torch", show_default=True,
               help="How tenants use the GPU: through PyTorch, or the driver's library alone.")  # fmt: skip
-@click.option("--python", metavar="PATH", help="The interpreter of the tenants; for torch, one that has it.")
+@click.option(
+    "--python", metavar="PATH", help="The Python interpreter of the tenants; with PyTorch for --engine torch."
+)
 @lab.mps_pipe_option
 @common.run_dir_option
 @click.option("--driver-root", type=lab.DIRECTORY, default="/", show_default=True, metavar="DIR",
-              help="Below which the driver's programs are.")  # fmt: skip
+              help="Directory where the driver is installed.")  # fmt: skip
 @click.option("--pod-resources", metavar="PATH",
-              help="The kubelet's PodResources socket (where it exists); none: it is not asked.")  # fmt: skip
+              help="The kubelet's PodResources socket (if it exists); none: do not ask.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
-              help="For one answer of a tenant.")  # fmt: skip
+              help="Time for one answer of a tenant.")  # fmt: skip
 @common.output_option("table", "json", "yaml")
 def command(
     policy: str | None,
@@ -90,15 +94,15 @@ def command(
     output: str,
     **asked: object,
 ) -> int:
-    """Try to break what shares guarantee: promised, seen, verdict.
+    """Try to break what shares guarantee; report what was promised, what was seen, and a verdict.
 
-    Tenants allocate over their limits, fault beside a neighbour, avoid the MPS daemon, change their
-    variables, on GPUs of this node that nothing else uses. No setting of a GPU is changed, no daemon is
-    started or stopped. What is promised comes from --policy, else from the report of the agent that runs
-    here, else from the MPS daemon that is there. docs/prove.md explains every attack.
+    Tenants allocate over their limits, cause faults next to a neighbour, bypass the MPS daemon and change
+    their environment variables, on GPUs of this node that nothing else uses. No setting of a GPU is
+    changed, no daemon is started or stopped. The promises come from --policy, else from the report of the
+    agent on this node, else from the running MPS daemon. docs/prove.md explains every attack.
 
-    With --machine the same attacks run against a simulated MPS control daemon (without a policy: four
-    shares); what takes real hardware is then not tried.
+    With --machine the attacks run against a simulated MPS control daemon (without a policy: four shares);
+    attacks that need real hardware are not tried.
 
     Exit code 1: a promise is broken; 3: a GPU is in use; 4: no driver, or no PyTorch.
     """
@@ -125,7 +129,7 @@ def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOpti
 
 
 async def _prove(options: ProveOptions) -> ProofReport:
-    """Look, choose, try. Raises Unsatisfiable where something else uses the GPUs."""
+    """Observe, choose GPUs, run the attacks. Raises Unsatisfiable where something else uses the GPUs."""
     from partage.lab.document import command_line, now
     from partage.lab.prove.chosen import free_gpus, holders, refuse_blind
     from partage.lab.prove.model import DriverVersions, ProofReport
@@ -135,9 +139,9 @@ async def _prove(options: ProveOptions) -> ProofReport:
 
     attacks = named(options.only)
     async with _node(options) as node:
-        inventory, uses = await node.look()
+        inventory, uses = await node.observe()
         driver = common.need_driver(inventory).driver
-        assert isinstance(driver, Driver), "need_driver has seen to it"
+        assert isinstance(driver, Driver), "checked by need_driver"
         agent = common.agent_report(options.machine, options.run_dir)
         simulated = options.machine is not None
         if not simulated and not options.alone:
@@ -212,7 +216,7 @@ async def _engine(options: ProveOptions, node: NodeAccess) -> AsyncIterator[Proo
     python = await asyncio.to_thread(find_python, options.python, "cuda", options.engine, _OTHERWISE)
     yield RealEngine(
         launch=TenantLaunch(python, options.engine),
-        look=node.look,
+        look=node.observe,
         run_dir=options.runs,
         faults=options.faults,
         pipe=options.mps_pipe,

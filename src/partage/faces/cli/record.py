@@ -1,4 +1,4 @@
-"""``partage record``: write a node down as a machine, so that it can be simulated elsewhere."""
+"""``partage record``: write a node to a machine file, so that it can be simulated elsewhere."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from partage.faces.cli import common
 
 @click.command(name="record")
 @common.machine_option
-@click.option("-o", "--output", metavar="FILE", help="Where to write it; without it, to standard output.")
+@click.option("-o", "--output", metavar="FILE", help="Output file (default: standard output).")
 def command(machine: str | None, output: str | None) -> None:
-    """Write this node down as a machine for the simulation.
+    """Write this node to a machine file for the simulation.
 
-    The file is valid for --machine everywhere. It holds UUIDs and PCI addresses, and nothing of what runs on
-    the GPUs. With --machine the simulated node is written down, as a start for a file of one's own.
+    The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
+    what runs on the GPUs. With --machine the simulated node is written, as a start for your own file.
     """
     from partage.sim.node.files.written import machine_to_json
     from partage.text import count_of

@@ -1,4 +1,4 @@
-"""``partage show``: the node, what it offers, who holds it, and a picture."""
+"""``partage show``: the node, what it offers, who holds the shares, and a picture."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from partage.values import Frozen
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partage.faces.render.cards import Card
+    from partage.faces.render.cards import GpuCard
     from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.share import NodeOffer
 
 
-class Node(Frozen):
-    """What there is to show. report: of the agent whose offer this is, None: a policy would offer it."""
+class ShownNode(Frozen):
+    """What is shown. report: of the agent whose offer this is; None: a policy would offer it."""
 
     inventory: Inventory
     offer: NodeOffer
@@ -31,7 +31,7 @@ class Node(Frozen):
 @common.policy_options
 @common.machine_option
 @common.run_dir_option
-@click.option("--picture", metavar="FILE", help="Draw the cards into a file, too: .svg, or .png.")
+@click.option("--picture", metavar="FILE", help="Also draw the GPUs to a file: .svg or .png.")
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     policy: str | None,
@@ -41,15 +41,15 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     picture: str | None,
     output: str,
 ) -> None:
-    """The node: its GPUs, what they offer, who holds it, and a picture.
+    """Show the node: its GPUs, what they offer, who holds the shares, and a picture.
 
-    Where an agent runs, what it offers and who holds it comes from its report. With --policy: what that
-    policy would offer. Without either: what a node offers whose GPUs are all exclusive.
+    If an agent runs, offers and holders come from its report. With --policy: what that policy would offer.
+    Without either: what the node offers if all GPUs are exclusive.
 
-    Exit code 4: there is no usable driver; the message says what to do.
+    Exit code 4: no usable driver; the message says what to do.
     """
     if picture is not None:
-        from partage.faces.render.paper import check_picture_name
+        from partage.faces.render.picture_files import check_picture_name
 
         check_picture_name(picture)
     node = _look(policy, config, machine, run_dir)
@@ -61,22 +61,22 @@ def command(  # noqa: PLR0917 - click calls it by keyword
         common.print_document(node_document(node), output)
 
 
-def _look(policy: str | None, config: str | None, machine: str | None, run_dir: str | None) -> Node:
+def _look(policy: str | None, config: str | None, machine: str | None, run_dir: str | None) -> ShownNode:
     report = common.agent_report(machine, run_dir)
     if report is not None and policy is None:
         inventory = common.need_driver(common.observe(machine))
         source = f"as the agent said at {report.at}, policy: {report.policy or 'none, every GPU exclusive'}"
-        return Node(inventory, report.offer, source, report)
+        return ShownNode(inventory, report.offer, source, report)
     from partage.faces.cli.plan import make_plan
 
     loaded = common.read_policy(policy, config)
     plan = make_plan(loaded, machine, run_dir)
     common.print_problems(plan.warnings)
     source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"
-    return Node(plan.inventory, plan.offer, source, None)
+    return ShownNode(plan.inventory, plan.offer, source, None)
 
 
-def node_document(node: Node) -> dict[str, Any]:
+def node_document(node: ShownNode) -> dict[str, Any]:
     """The JSON answer. agent: null where none runs, or a policy was given."""
     from partage.faces.documents import node_rows, resource_rows
 
@@ -92,7 +92,7 @@ def node_document(node: Node) -> dict[str, Any]:
                     "gpu": share.gpu,
                     "resource": share.resource,
                     "id": share.id,
-                    "degree": share.degree,
+                    "certainty": share.certainty,
                     "holders": list(share.holders),
                 }
                 for share in held
@@ -112,7 +112,7 @@ def node_document(node: Node) -> dict[str, Any]:
     )
 
 
-def _cards(node: Node) -> list[Card]:
+def _cards(node: ShownNode) -> list[GpuCard]:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.render.cards import cards_of
 
@@ -122,14 +122,14 @@ def _cards(node: Node) -> list[Card]:
     return cards_of(node.inventory, node.offer, holders, troubles, geometry_of)
 
 
-def _draw(node: Node, path: str) -> None:
+def _draw(node: ShownNode, path: str) -> None:
     from partage.faces.render.drawing import draw
-    from partage.faces.render.paper import picture_file
+    from partage.faces.render.picture_files import picture_file
 
     common.write_file(path, picture_file(draw(_cards(node), node.source), path))
 
 
-def _print(node: Node, console: Console) -> None:
+def _print(node: ShownNode, console: Console) -> None:
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.rows import (
         gpu_lines,
@@ -142,7 +142,7 @@ def _print(node: Node, console: Console) -> None:
     from partage.model.gpu import Driver
 
     inventory, report = node.inventory, node.report
-    assert isinstance(inventory.driver, Driver), "need_driver has seen to it"
+    assert isinstance(inventory.driver, Driver), "checked by need_driver"
     console.print(
         f"Driver {inventory.driver.version}, CUDA {inventory.driver.cuda}"
         + (", simulated" if inventory.simulated else "")

@@ -31,9 +31,9 @@ FALSE = 1
     type=int,
     default=0,
     show_default=True,
-    help="Seed of the order in which the kubelet names free devices.",
+    help="Seed for the order in which the kubelet lists free devices.",
 )
-@click.option("-v", "--verbose", is_flag=True, help="The agent's log too, on stderr.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print the agent's log on stderr.")
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     story: str,
@@ -48,9 +48,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     STORY is a YAML file (docs/stories.md): which machine, which policy, which pods come and go, what breaks,
     and what is expected. The agent is the one that runs on real nodes; it talks to an embedded kubelet over
-    real sockets. --machine, --policy and --config outrank the story's own.
+    real sockets. --machine, --policy and --config override those of the story.
 
-    Exit code 0: every expectation came true; 1: one did not; 2, 3: story or policy is wrong, or impossible.
+    Exit code 0: every expectation was met; 1: one was not; 2: story or policy is wrong; 3: impossible.
     """
     from partage.lab.stories.read import read_story
 
@@ -58,7 +58,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     _log(verbose=verbose)
     ending = _print_play(read, seed) if output == "table" else _play(read, seed, lambda _: None)
     if output != "table":
-        from partage.faces.simulation import ending_document
+        from partage.faces.story_document import ending_document
 
         common.print_document(common.document("Simulation", ending_document(read, ending)), output)
     return 0 if ending.good else FALSE
@@ -102,7 +102,7 @@ def _print_ending(ending: StoryEnding, console: Console) -> None:
     from partage.faces.render.cards import cards_of
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.stories import container_lines, describe_node, verdict
-    from partage.faces.simulation import holders_of, troubles_of
+    from partage.faces.story_document import holders_of, troubles_of
 
     report = ending.snapshot.report
     offer = report.offer if report else {}

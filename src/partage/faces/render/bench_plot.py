@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from partage.errors import Unsatisfiable
 from partage.faces.render.drawing import DIM, INK, LINE
-from partage.faces.render.paper import check_picture_name
+from partage.faces.render.picture_files import check_picture_name
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
 from partage.lab.bench.summary import Spread, digits, latency_ms, ratio, throughput
 from partage.lab.place import TenantMode
@@ -41,7 +41,7 @@ _COLOURS = {
 """Of the bar, and of the paler one behind it; those of the picture of a node where they mean the same."""
 
 
-class Bar(Frozen):
+class PlotBar(Frozen):
     """spread: the full bar. behind: a paler, higher one behind it."""
 
     mode: TenantMode
@@ -53,12 +53,12 @@ class Bar(Frozen):
         return max(self.spread.high, self.behind.high if self.behind else 0.0)
 
 
-class Panel(Frozen):
+class PlotPanel(Frozen):
     """groups: what stands below the axis, and the bars above it. line: a value drawn across, or 0."""
 
     title: str
     unit: str
-    groups: tuple[tuple[str, tuple[Bar, ...]], ...]
+    groups: tuple[tuple[str, tuple[PlotBar, ...]], ...]
     line: float = 0.0
 
 
@@ -106,7 +106,7 @@ def figure(bench: BenchReport) -> Figure:
 # --- what is drawn -----------------------------------------------------------------------------
 
 
-def panels(bench: BenchReport) -> Iterator[Panel]:
+def panels(bench: BenchReport) -> Iterator[PlotPanel]:
     """Every panel, also those without figures."""
     for experiment, words in (
         (Experiment.SMALL, "Small kernels: throughput of all processes together"),
@@ -116,24 +116,24 @@ def panels(bench: BenchReport) -> Iterator[Panel]:
         alone = bench.cell(experiment, TenantMode.ALONE, 1)
         if alone is not None:
             relative = _relative(throughput(alone))
-            yield Panel(words, "times one process alone", _groups(bench, experiment, relative), line=1.0)
+            yield PlotPanel(words, "times one process alone", _groups(bench, experiment, relative), line=1.0)
     latencies = _groups(bench, Experiment.INFERENCE, _latency)
-    yield Panel("Inference: latency, p50 and p99 (pale)", "ms", latencies)
+    yield PlotPanel("Inference: latency, p50 and p99 (pale)", "ms", latencies)
 
 
-def _relative(alone: Spread) -> Callable[[BenchCell], Bar]:
+def _relative(alone: Spread) -> Callable[[BenchCell], PlotBar]:
     """By the median of one process alone, whose own spread shows at its own bar."""
     base = Spread(alone.median, alone.median, alone.median, alone.count)
-    return lambda cell: Bar(cell.mode, ratio(throughput(cell), base))
+    return lambda cell: PlotBar(cell.mode, ratio(throughput(cell), base))
 
 
-def _latency(cell: BenchCell) -> Bar:
-    return Bar(cell.mode, latency_ms(cell, 50), latency_ms(cell, 99))
+def _latency(cell: BenchCell) -> PlotBar:
+    return PlotBar(cell.mode, latency_ms(cell, 50), latency_ms(cell, 99))
 
 
 def _groups(
-    bench: BenchReport, experiment: Experiment, bar: Callable[[BenchCell], Bar]
-) -> tuple[tuple[str, tuple[Bar, ...]], ...]:
+    bench: BenchReport, experiment: Experiment, bar: Callable[[BenchCell], PlotBar]
+) -> tuple[tuple[str, tuple[PlotBar, ...]], ...]:
     """One group for each number of processes."""
     cells = [one for one in bench.cells if one.experiment is experiment and one.mode in _COLOURS and one.good]
     return tuple(
@@ -161,7 +161,7 @@ def _caption(bench: BenchReport) -> str:
 # --- how it is drawn ---------------------------------------------------------------------------
 
 
-def _draw(axes: Axes, panel: Panel) -> None:
+def _draw(axes: Axes, panel: PlotPanel) -> None:
     axes.set_title(panel.title, loc="left", fontsize=11, weight="bold", color=INK)
     axes.set_ylabel(panel.unit, fontsize=9, color=DIM)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -179,7 +179,7 @@ def _draw(axes: Axes, panel: Panel) -> None:
     axes.set_xticks(range(len(panel.groups)), [name for name, _ in panel.groups], color=INK)
 
 
-def _draw_bar(axes: Axes, x: float, wide: float, bar: Bar, room: float) -> None:
+def _draw_bar(axes: Axes, x: float, wide: float, bar: PlotBar, room: float) -> None:
     """room: how high a number is, in units of the axis."""
     full, pale = _COLOURS[bar.mode]
     mark = {"elinewidth": 1, "capsize": 2.5, "ecolor": INK}

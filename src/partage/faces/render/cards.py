@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from partage.faces.render.slices import Slices, slices_of
-from partage.faces.words import guarantee_words, product_word, way
+from partage.faces.render.slices import GpuSlices, slices_of
+from partage.faces.wording import guarantee_words, product_word, sharing_text
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.policy import Strategy
@@ -16,14 +16,14 @@ from partage.units import format_bytes
 from partage.values import Frozen
 
 
-class Cell(Frozen):
+class ShareCell(Frozen):
     """One share. holder: who holds it, None where it is free. weight: its part of the block."""
 
     holder: str | None
     weight: int
 
 
-class Block(Frozen):
+class DeviceBlock(Frozen):
     """One device of a GPU, or a gap between MIG devices (no cells, no label).
 
     label: the MIG profile, empty for a whole GPU. weight: memory slices, 1 for a whole GPU.
@@ -32,11 +32,11 @@ class Block(Frozen):
 
     label: str
     weight: int
-    cells: tuple[Cell, ...]
+    cells: tuple[ShareCell, ...]
     planned: bool = False
 
 
-class Card(Frozen):
+class GpuCard(Frozen):
     """One GPU, ready to be drawn.
 
     trouble: what is wrong with it, empty where nothing is. slices: of a GPU under MIG, None of any other.
@@ -44,13 +44,13 @@ class Card(Frozen):
 
     index: int
     product: str
-    way: str
+    sharing_text: str
     strategy: Strategy | None
-    blocks: tuple[Block, ...]
+    blocks: tuple[DeviceBlock, ...]
     shares: str
     guarantee: str
     trouble: str = ""
-    slices: Slices | None = None
+    slices: GpuSlices | None = None
 
 
 def cards_of(
@@ -59,7 +59,7 @@ def cards_of(
     holders: Mapping[str, str],
     troubles: Mapping[str, str],
     geometry_of: GeometryOf,
-) -> list[Card]:
+) -> list[GpuCard]:
     """One card per GPU, lost ones included, ordered by index.
 
     holders: share id to who holds it. troubles: GPU UUID to what is wrong with it.
@@ -74,25 +74,25 @@ def cards_of(
 
 def _card(
     gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], trouble: str, geometry: Geometry | None
-) -> Card:
+) -> GpuCard:
     product = product_word(gpu.product)
     slices = slices_of(gpu, offer, geometry)
     if not offer:
-        return Card(
+        return GpuCard(
             index=gpu.index,
             product=product,
-            way=_nothing(gpu),
+            sharing_text=_nothing(gpu),
             strategy=None,
-            blocks=_mig_blocks(slices, {}) if slices else (Block("", 1, ()),),
+            blocks=_mig_blocks(slices, {}) if slices else (DeviceBlock("", 1, ()),),
             shares="",
             guarantee="",
             trouble=trouble,
             slices=slices,
         )
-    return Card(
+    return GpuCard(
         index=gpu.index,
         product=product,
-        way=_ways(offer),
+        sharing_text=_sharing_text(offer),
         strategy=offer[0].strategy,
         blocks=_blocks(gpu, offer, holders, slices),
         shares=_shares_text(offer),
@@ -108,13 +108,13 @@ def _nothing(gpu: Gpu) -> str:
     return "MIG mode, offers nothing" if gpu.mig_devices else "MIG mode, no MIG device"
 
 
-def _lost_card(gpu: LostGpu) -> Card:
-    return Card(gpu.index, "lost", "", None, (Block("", 1, ()),), "", "", gpu.reason)
+def _lost_card(gpu: LostGpu) -> GpuCard:
+    return GpuCard(gpu.index, "lost", "", None, (DeviceBlock("", 1, ()),), "", "", gpu.reason)
 
 
-def _ways(offer: GpuOffer) -> str:
-    ways = dict.fromkeys(way(o.strategy, o.shared, o.replicas) for o in offer)
-    return next(iter(ways)) if len(ways) == 1 else "several ways"
+def _sharing_text(offer: GpuOffer) -> str:
+    texts = dict.fromkeys(sharing_text(o.strategy, o.shared, o.replicas) for o in offer)
+    return next(iter(texts)) if len(texts) == 1 else "several ways"
 
 
 def _shares_text(offer: GpuOffer) -> str:
@@ -131,18 +131,18 @@ def _shares_text(offer: GpuOffer) -> str:
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
 
 
-def _whole_block(offer: GpuOffer, holders: Mapping[str, str]) -> Block:
-    return Block("", 1, tuple(cell for offering in offer for cell in _cells(offering, holders)))
+def _whole_block(offer: GpuOffer, holders: Mapping[str, str]) -> DeviceBlock:
+    return DeviceBlock("", 1, tuple(cell for offering in offer for cell in _cells(offering, holders)))
 
 
-def _cells(offering: DeviceOffer, holders: Mapping[str, str]) -> list[Cell]:
+def _cells(offering: DeviceOffer, holders: Mapping[str, str]) -> list[ShareCell]:
     weight = max(1, offering.memory_bytes >> 20)
-    return [Cell(holders.get(share), weight) for share in offering.share_ids]
+    return [ShareCell(holders.get(share), weight) for share in offering.share_ids]
 
 
 def _blocks(
-    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], slices: Slices | None
-) -> tuple[Block, ...]:
+    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], slices: GpuSlices | None
+) -> tuple[DeviceBlock, ...]:
     if slices is not None:
         return _mig_blocks(slices, holders)
     if any(offering.profile for offering in offer):
@@ -151,19 +151,21 @@ def _blocks(
     return (_whole_block(offer, holders),)
 
 
-def _mig_blocks(slices: Slices, holders: Mapping[str, str]) -> tuple[Block, ...]:
+def _mig_blocks(slices: GpuSlices, holders: Mapping[str, str]) -> tuple[DeviceBlock, ...]:
     """The GPU's memory slices from left to right; devices of one GPU instance share its slices."""
     return tuple(
-        _mig_block(instance.label, instance.offerings, width, holders) if instance else Block("", width, ())
+        _mig_block(instance.label, instance.offerings, width, holders)
+        if instance
+        else DeviceBlock("", width, ())
         for width, instance in slices.memory_row
     )
 
 
 def _mig_block(
     label: str, offerings: Sequence[DeviceOffer], weight: int, holders: Mapping[str, str]
-) -> Block:
+) -> DeviceBlock:
     cells = tuple(cell for offering in offerings for cell in _cells(offering, holders))
-    return Block(label, weight, cells, planned=any(offering.planned for offering in offerings))
+    return DeviceBlock(label, weight, cells, planned=any(offering.planned for offering in offerings))
 
 
 def _width(offering: DeviceOffer, gpu: Gpu) -> int:

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from partage.faces.render.cards import Block, Card, Cell
-from partage.faces.render.slices import ComputeSlice, Slices, SliceUse
-from partage.faces.words import abridge, shorten
+from partage.faces.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.faces.render.slices import ComputeSlice, GpuSlices, SliceUse
+from partage.faces.wording import abridge, shorten
 from partage.model.policy import Strategy
 from partage.values import Frozen
 
@@ -73,7 +73,7 @@ class Drawing(Frozen):
     shapes: tuple[Shape, ...]
 
 
-def draw(cards: Sequence[Card], caption: str) -> Drawing:
+def draw(cards: Sequence[GpuCard], caption: str) -> Drawing:
     """All cards, two beside each other; below them a legend and the caption, a sentence."""
     beside = min(2, max(1, len(cards)))
     width = 2 * _MARGIN + beside * (_CARD + _GAP) - _GAP
@@ -91,7 +91,7 @@ def draw(cards: Sequence[Card], caption: str) -> Drawing:
     return Drawing(width, height, (Box(0, 0, width, height, PAPER), *shapes))
 
 
-def _height(card: Card) -> int:
+def _height(card: GpuCard) -> int:
     under_mig = _RULER + 4 + _COMPUTE if card.slices else 0
     return _HEAD + under_mig + _MEMORY + _FOOT
 
@@ -99,14 +99,14 @@ def _height(card: Card) -> int:
 # --- one card ----------------------------------------------------------------------------------
 
 
-def _card(card: Card, x: int, y: int, height: int) -> Iterator[Shape]:
+def _card(card: GpuCard, x: int, y: int, height: int) -> Iterator[Shape]:
     edge = TROUBLE if card.trouble else LINE
     full, _ = _colours(card)
     yield Box(x, y, _CARD, height, PAPER, edge)
-    way = _fitting(card.way, 220, 13)
-    title = _fitting(f"GPU {card.index}  {card.product}", _CARD - 40 - _width(way, 13, _BOLD), 15)
+    sharing_text = _fitting(card.sharing_text, 220, 13)
+    title = _fitting(f"GPU {card.index}  {card.product}", _CARD - 40 - _width(sharing_text, 13, _BOLD), 15)
     yield Label(x + 14, y + 26, title, 15, bold=True)
-    yield Label(x + _CARD - 14, y + 26, way, 13, full, bold=True, at_end=True)
+    yield Label(x + _CARD - 14, y + 26, sharing_text, 13, full, bold=True, at_end=True)
     bars = x + _LEFT
     top = y + _HEAD
     if card.slices:
@@ -120,22 +120,22 @@ def _card(card: Card, x: int, y: int, height: int) -> Iterator[Shape]:
     yield Label(x + 14, y + height - 12, _fitting(said, _CARD - 28, 12), 12, colour)
 
 
-def _foot(card: Card) -> str:
+def _foot(card: GpuCard) -> str:
     return "; ".join(part for part in (card.shares, card.guarantee) if part)
 
 
-def _ruler(slices: Slices, x: int, y: int) -> Iterator[Shape]:
+def _ruler(slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
     """Numbers of the memory slices, where they begin."""
     for number, (left, _) in enumerate(_spans([1] * slices.memory)):
         yield Label(x + left + 2, y, str(number), 9, DIM)
 
 
-def _memory(card: Card, x: int, y: int) -> Iterator[Shape]:
+def _memory(card: GpuCard, x: int, y: int) -> Iterator[Shape]:
     for block, (left, width) in zip(card.blocks, _spans([one.weight for one in card.blocks]), strict=True):
         yield from _block(block, x + left, y, width, _colours(card))
 
 
-def _block(block: Block, x: float, y: int, width: float, colours: tuple[str, str]) -> Iterator[Shape]:
+def _block(block: DeviceBlock, x: float, y: int, width: float, colours: tuple[str, str]) -> Iterator[Shape]:
     """One device: its shares from left to right, the profile above, who holds it below."""
     full, tint = colours
     place = Box(x + 1, y, width - 2, _MEMORY, tint, full)
@@ -158,13 +158,13 @@ def _block(block: Block, x: float, y: int, width: float, colours: tuple[str, str
     yield from _profile(block.label, x, y, spans[0][1], PAPER if held else full)
 
 
-def _holder(cell: Cell, x: float, y: float, width: float) -> Iterator[Shape]:
+def _holder(cell: ShareCell, x: float, y: float, width: float) -> Iterator[Shape]:
     letters = int((width - 10) / (11 * _LETTER))
     if cell.holder is not None and letters >= _FEWEST:
         yield Label(x + 6, y, abridge(cell.holder.rpartition("/")[2], letters), 11, PAPER)
 
 
-def _crowded(block: Block, place: Box) -> Iterator[Shape]:
+def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
     """More shares than can be drawn: how full the device is, as a stripe, instead of each share."""
     held, count = sum(cell.holder is not None for cell in block.cells), len(block.cells)
     stripe = Box(place.x, place.y + _MEMORY - 10, place.width * held / count, 10, place.stroke)
@@ -184,7 +184,7 @@ def _profile(label: str, x: float, y: float, width: float, colour: str) -> Itera
         yield Label(x + 6, y + 18, text, size or 11, colour, bold=True)
 
 
-def _compute(card: Card, slices: Slices, x: int, y: int) -> Iterator[Shape]:
+def _compute(card: GpuCard, slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
     row = slices.compute_row
     if not row:
         return
@@ -219,7 +219,7 @@ def _compute_slice(one: ComputeSlice, place: Box, colours: tuple[str, str], *, h
 # --- the legend --------------------------------------------------------------------------------
 
 
-def _legend(cards: Sequence[Card], y: int) -> Iterator[Shape]:
+def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
     """The marks that occur, each with its word."""
     full, tint = DIM, "#dfe3e8"
     marks = [(Box(0, 0, 0, 0, full, full), "held"), (Box(0, 0, 0, 0, tint, full), "free")]
@@ -243,7 +243,7 @@ def _legend(cards: Sequence[Card], y: int) -> Iterator[Shape]:
 # --- measures ----------------------------------------------------------------------------------
 
 
-def _colours(card: Card) -> tuple[str, str]:
+def _colours(card: GpuCard) -> tuple[str, str]:
     return _COLOURS[card.strategy] if card.strategy else _NO_COLOURS
 
 

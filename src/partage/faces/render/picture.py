@@ -10,9 +10,9 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.render.cards import Block, Card
-from partage.faces.render.slices import ComputeSlice, Slices, SliceUse
-from partage.faces.words import abridge, shorten
+from partage.faces.render.cards import DeviceBlock, GpuCard
+from partage.faces.render.slices import ComputeSlice, GpuSlices, SliceUse
+from partage.faces.wording import abridge, shorten
 from partage.model.policy import Strategy
 
 CARD_WIDTH = 43
@@ -31,7 +31,7 @@ _NARROWEST = 2
 """Columns of a share that is still drawn on its own: one, and a gap."""
 
 
-def picture(cards: Sequence[Card], width: int) -> Table:
+def picture(cards: Sequence[GpuCard], width: int) -> Table:
     """All cards, as many beside each other as ``width`` columns of a terminal have room for."""
     beside = max(1, (width + 1) // (CARD_WIDTH + 1))
     grid = Table.grid(*[""] * beside, padding=(0, 1, 0, 0), pad_edge=False)
@@ -42,7 +42,7 @@ def picture(cards: Sequence[Card], width: int) -> Table:
     return grid
 
 
-def legend(cards: Sequence[Card] = ()) -> Text:
+def legend(cards: Sequence[GpuCard] = ()) -> Text:
     """What the bars mean; cards: those that are drawn."""
     marks = f"{_HELD} held  {_FREE} free  {_PLANNED} planned  {_GAP} not cut"
     if any(block.label and not block.cells for card in cards for block in card.blocks):
@@ -52,7 +52,7 @@ def legend(cards: Sequence[Card] = ()) -> Text:
     return Text(marks, style="dim")
 
 
-def _panel(card: Card, height: int) -> Panel:
+def _panel(card: GpuCard, height: int) -> Panel:
     colour = "red" if card.trouble else _COLOURS[card.strategy] if card.strategy else "bright_black"
     title = f"GPU {card.index}  {card.product}"
     return Panel(
@@ -60,7 +60,7 @@ def _panel(card: Card, height: int) -> Panel:
         box=box.ROUNDED,
         title=Text.assemble((shorten(title, _INNER - 2), "bold")),
         title_align="left",
-        subtitle=Text(card.way, style=f"bold {colour}") if card.way else None,
+        subtitle=Text(card.sharing_text, style=f"bold {colour}") if card.sharing_text else None,
         subtitle_align="right",
         border_style=colour,
         width=CARD_WIDTH,
@@ -68,7 +68,7 @@ def _panel(card: Card, height: int) -> Panel:
     )
 
 
-def _lines(card: Card, colour: str) -> Text:
+def _lines(card: GpuCard, colour: str) -> Text:
     # Every share ends with a gap; that of the last one falls outside the card.
     spans = _spans([block.weight for block in card.blocks], _INNER + 1)
     labels, bar, names = Text(), Text(), Text()
@@ -89,12 +89,12 @@ def _lines(card: Card, colour: str) -> Text:
     return lines
 
 
-def _computes(card: Card) -> bool:
+def _computes(card: GpuCard) -> bool:
     """Its compute slices are drawn."""
     return card.slices is not None and card.slices.compute > 0
 
 
-def _compute_bar(slices: Slices, blocks: Sequence[Block], colour: str) -> Text:
+def _compute_bar(slices: GpuSlices, blocks: Sequence[DeviceBlock], colour: str) -> Text:
     """One mark for each compute slice, below the memory slices of its GPU instance."""
     held = {
         instance.placement: any(cell.holder is not None for cell in block.cells)
@@ -128,13 +128,13 @@ def _compute_mark(one: ComputeSlice, *, held: bool) -> str:
             return " "
 
 
-def _block_label(block: Block, width: int) -> str:
+def _block_label(block: DeviceBlock, width: int) -> str:
     """The whole profile where there is room, else its number of slices."""
     room = width - 1
     return block.label if len(block.label) <= room else shorten(block.label.partition(".")[0], room)
 
 
-def _block_bar(block: Block, width: int, colour: str) -> Text:
+def _block_bar(block: DeviceBlock, width: int, colour: str) -> Text:
     if not block.cells:
         return Text((_UNOFFERED if block.label else _GAP) * (width - 1) + " ", style="bright_black")
     if width < _NARROWEST * len(block.cells):
@@ -147,7 +147,7 @@ def _block_bar(block: Block, width: int, colour: str) -> Text:
     return bar
 
 
-def _crowded_bar(block: Block, width: int, colour: str) -> Text:
+def _crowded_bar(block: DeviceBlock, width: int, colour: str) -> Text:
     """More shares than columns: how full the device is, instead of each share."""
     held = sum(cell.holder is not None for cell in block.cells)
     full = -(-held * (width - 1) // len(block.cells))
@@ -155,7 +155,7 @@ def _crowded_bar(block: Block, width: int, colour: str) -> Text:
     return Text(_HELD * full + free * (width - 1 - full) + " ", style=colour)
 
 
-def _block_names(block: Block, width: int) -> str:
+def _block_names(block: DeviceBlock, width: int) -> str:
     """Who holds each share, below it, where there is room for three letters; else how many are held."""
     held = [cell.holder for cell in block.cells if cell.holder is not None]
     spans = _spans([cell.weight for cell in block.cells], width) if block.cells else []

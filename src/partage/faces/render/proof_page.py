@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partage.faces.render.proof_words import by_share, head, summary
+from partage.faces.render.proof_text import by_share, head, summary
 from partage.lab.prove.model import ProofReport, ProofRow, ProofVerdict
 
 _READING = (

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.render.proof_words import by_share, head, summary
+from partage.faces.render.proof_text import by_share, head, summary
 from partage.faces.render.tables import plain_table, report_lines
 from partage.lab.prove.model import ProofReport, ProofRow, ProofVerdict
 

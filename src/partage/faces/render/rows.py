@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partage.faces.reported import HeldShare
-from partage.faces.words import product_word, way
+from partage.faces.wording import product_word, sharing_text
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
@@ -22,7 +22,7 @@ class OfferLine(Frozen):
     name: str
     count: int
     gpus: str
-    way: str
+    sharing_text: str
     share: str
     guarantee: Guarantee
 
@@ -47,7 +47,7 @@ class HolderLine(Frozen):
     resource: str
     share: str
     holder: str
-    degree: str
+    certainty: str
 
 
 def offer_lines(offer: NodeOffer) -> list[OfferLine]:
@@ -59,7 +59,7 @@ def _resource_lines(resource: Resource) -> list[OfferLine]:
     alike: dict[tuple[str, str, Guarantee], list[DeviceOffer]] = {}
     for offering in resource.offerings:
         key = (
-            way(offering.strategy, offering.shared, offering.replicas),
+            sharing_text(offering.strategy, offering.shared, offering.replicas),
             _share(offering),
             offering.guarantee,
         )
@@ -70,7 +70,7 @@ def _resource_lines(resource: Resource) -> list[OfferLine]:
             name=name,
             count=sum(offering.count for offering in offerings),
             gpus=numbers(offering.gpu_index for offering in offerings),
-            way=how,
+            sharing_text=how,
             share=share,
             guarantee=guarantee,
         )
@@ -93,7 +93,7 @@ def holder_lines(held: Sequence[HeldShare], offer: NodeOffer) -> list[HolderLine
             resource=share.resource,
             share=shares[share.id].words if share.id in shares else share.id,
             holder=" or ".join(share.holders) or "not known yet",
-            degree=share.degree,
+            certainty=share.certainty,
         )
         for share in held
     ]

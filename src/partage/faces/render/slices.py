@@ -24,7 +24,7 @@ class SliceUse(StrEnum):
     """What a compute slice is for.
 
     runs:  a MIG device has it. idle: its memory slices are taken by an instance that has no use for it.
-    uncut: nobody has it. absent: there is none beside these memory slices.
+    uncut: not in any instance. absent: there is none beside these memory slices.
     """
 
     RUNS = "runs"
@@ -33,7 +33,7 @@ class SliceUse(StrEnum):
     ABSENT = "absent"
 
 
-class Instance(Frozen):
+class DrawnInstance(Frozen):
     """One GPU instance, living or planned.
 
     offerings: its MIG devices as they are offered; empty where nothing of it is. label: their profiles.
@@ -56,20 +56,20 @@ class ComputeSlice(Frozen):
 
     width: int
     use: SliceUse
-    instance: Instance | None = None
+    instance: DrawnInstance | None = None
 
 
-class Slices(Frozen):
+class GpuSlices(Frozen):
     """One GPU under MIG. memory, compute: slices that it has; compute 0: not known."""
 
     memory: int
     compute: int
-    instances: tuple[Instance, ...]
+    instances: tuple[DrawnInstance, ...]
 
     @property
-    def memory_row(self) -> tuple[tuple[int, Instance | None], ...]:
+    def memory_row(self) -> tuple[tuple[int, DrawnInstance | None], ...]:
         """Widths in memory slices from left to right, and what sits there; None: a part that is not cut."""
-        row: list[tuple[int, Instance | None]] = []
+        row: list[tuple[int, DrawnInstance | None]] = []
         passed = 0
         for instance in self.instances:
             start, size = instance.placement.start, instance.placement.size
@@ -99,7 +99,7 @@ class Slices(Frozen):
         return ComputeSlice(width, SliceUse.RUNS if position < owner.compute else SliceUse.IDLE, owner)
 
 
-def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> Slices | None:
+def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> GpuSlices | None:
     """The slices of a GPU that offers MIG devices or has some; None where it is whole, or nothing says where.
 
     geometry: of the GPU's model, None where it is not known.
@@ -116,26 +116,26 @@ def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> Slices | 
     instances = [_instance(placement, offerings) for placement, offerings in at.items()]
     if not any(instance.planned for instance in instances):
         instances += _unoffered(gpu, at)
-    return Slices(
+    return GpuSlices(
         memory=geometry.memory_slices if geometry else _USUAL_MEMORY_SLICES,
         compute=geometry.compute_slices if geometry else 0,
         instances=tuple(sorted(instances, key=lambda instance: instance.placement)),
     )
 
 
-def _instance(placement: Placement, offerings: Sequence[DeviceOffer]) -> Instance:
+def _instance(placement: Placement, offerings: Sequence[DeviceOffer]) -> DrawnInstance:
     devices = {offering.device: offering.profile or "" for offering in offerings}
-    return Instance(_label(devices.values()), placement, _compute(devices.values()), tuple(offerings))
+    return DrawnInstance(_label(devices.values()), placement, _compute(devices.values()), tuple(offerings))
 
 
-def _unoffered(gpu: Gpu, offered: Mapping[Placement, object]) -> list[Instance]:
+def _unoffered(gpu: Gpu, offered: Mapping[Placement, object]) -> list[DrawnInstance]:
     """What lives on the GPU beside what it offers: MIG devices, and GPU instances without one."""
     rest: dict[Placement, list[str]] = {}
     for device in gpu.mig_devices:
         if device.placement not in offered:
             rest.setdefault(device.placement, []).append(device.profile)
-    cut = [Instance(_label(names), placement, _compute(names)) for placement, names in rest.items()]
-    return cut + [Instance(empty.profile, empty.placement, 0) for empty in gpu.empty_instances]
+    cut = [DrawnInstance(_label(names), placement, _compute(names)) for placement, names in rest.items()]
+    return cut + [DrawnInstance(empty.profile, empty.placement, 0) for empty in gpu.empty_instances]
 
 
 def _label(profiles: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.text import Text
 
-from partage.faces.words import product_word
+from partage.faces.wording import product_word
 from partage.lab.share_names import NamedShare, shares_of
 from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene

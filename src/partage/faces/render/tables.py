@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
-from partage.faces.words import guarantee_words
+from partage.faces.wording import guarantee_words
 from partage.model.share import Guarantee, NodeOffer
 from partage.text import gpus
 
@@ -67,7 +67,7 @@ def resources_table(offer: NodeOffer) -> Table:
             line.name,
             str(line.count),
             line.gpus,
-            line.way,
+            line.sharing_text,
             line.share,
             Text(str(line.guarantee), style=style),
         )
@@ -150,5 +150,5 @@ def holders_table(lines: Sequence[HolderLine]) -> Table:
     """Who holds what."""
     table = plain_table("Who holds shares", "GPU", "Resource", "Share", "Held by", "Known", right=("GPU",))
     for line in lines:
-        table.add_row(line.gpu, line.resource, line.share, line.holder, line.degree)
+        table.add_row(line.gpu, line.resource, line.share, line.holder, line.certainty)
     return table

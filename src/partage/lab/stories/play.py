@@ -168,7 +168,7 @@ class StoryPlayer:
                 self._report_refusal(status, step.refused)
 
     def _report_pod(self, status: PodStatus, suffix: str = "") -> None:
-        report = self.stage.board.report
+        report = self.stage.agent_status.report
         shares = shares_of(report.offer) if report else {}
         lines = got(status, shares) if status.containers else [refusal(status)]
         self._report("run", status.pod.key + suffix, details=tuple(lines))
@@ -201,14 +201,14 @@ class StoryPlayer:
     # --- changes ---
 
     async def _change_policy(self, policy: PolicyText) -> None:
-        counts = self.stage.board.counts
+        counts = self.stage.agent_status.counts
         before = counts.reloads_ok + counts.reloads_failed
         digest = hashlib.sha256(policy.content).hexdigest()
         self.policy_name = policy.name
         self.stage.write_policy(policy)
 
         def noticed() -> bool:
-            report = self.stage.board.report
+            report = self.stage.agent_status.report
             same = report is not None and report.policy.digest == digest and not report.policy.problems
             return same or counts.reloads_ok + counts.reloads_failed > before
 
@@ -216,13 +216,13 @@ class StoryPlayer:
         await self.stage.eventually(self.stage.settled)
         problems = self._problems()
         said = "is refused, the last good one stays" if problems else "is taken over"
-        report = self.stage.board.report
+        report = self.stage.agent_status.report
         details = [str(problem) for problem in problems] or (waits(report) if report else [])
         self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
 
     def _problems(self) -> list[Problem]:
         """What is wrong with the policy, under the name that the story gave it."""
-        report, own = self.stage.board.report, str(self.stage.settings.policy)
+        report, own = self.stage.agent_status.report, str(self.stage.settings.policy)
         name = Path(self.policy_name).name
         problems = report.policy.problems if report else ()
         return [replace(problem, file=name) if problem.file == own else problem for problem in problems]

@@ -81,7 +81,7 @@ class StoryStage:
         self.kubelet = EmbeddedKubelet(
             kubelet_dir, self.settings.pod_resources, seed=self.seed, clock=self.clock
         )
-        self.board = AgentStatus(self.clock)
+        self.agent_status = AgentStatus(self.clock)
 
     async def open(self) -> None:
         """Start the kubelet, then the agent; done when everything is registered."""
@@ -102,11 +102,11 @@ class StoryStage:
 
     async def start_agent(self) -> None:
         """Raises what keeps the agent from starting, and Unreachable if the kubelet does not take it."""
-        self.board, self._stop = AgentStatus(self.clock), asyncio.Event()
-        running = compose.run(self.settings, self.hardware, stop=self._stop, status=self.board)
+        self.agent_status, self._stop = AgentStatus(self.clock), asyncio.Event()
+        running = compose.run(self.settings, self.hardware, stop=self._stop, status=self.agent_status)
         self._agent = asyncio.create_task(running, name="agent")
         if not await self.eventually(self.settled):
-            missing = [state for state in self.board.endpoints() if not state.registered]
+            missing = [state for state in self.agent_status.endpoints() if not state.registered]
             reasons = "; ".join(f"{state.resource}: {state.last_error or 'no answer'}" for state in missing)
             raise Unreachable("the agent has not registered everything in time", reasons)
 
@@ -141,14 +141,14 @@ class StoryStage:
 
     def settled(self) -> bool:
         """Everything that the agent lists has arrived at the kubelet."""
-        report, capacity = self.board.report, self.kubelet.capacity()
-        if report is None or not all(state.registered for state in self.board.endpoints()):
+        report, capacity = self.agent_status.report, self.kubelet.capacity()
+        if report is None or not all(state.registered for state in self.agent_status.endpoints()):
             return False
         return all(capacity.get(row.name, 0) == row.listed for row in report.resources)
 
     def holders_known(self) -> bool:
         """The agent knows the holder of every share of a running container."""
-        entries = self.board.report.entries if self.board.report else ()
+        entries = self.agent_status.report.entries if self.agent_status.report else ()
         named = {entry.id for entry in entries if entry.holder is not None}
         held = {
             share
@@ -166,7 +166,7 @@ class StoryStage:
             capacity=self.kubelet.capacity(),
             allocatable=self.kubelet.allocatable(),
             pods=(*self.kubelet.pods(), *self.waiting.values()),
-            report=self.board.report,
+            report=self.agent_status.report,
         )
 
     # --- pods ---

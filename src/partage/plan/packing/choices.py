@@ -15,7 +15,7 @@ from partage.model.layout import compute_choices
 from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import Candidate, CandidateDevice, CandidateInstance
 from partage.plan.packing.demand import Demand
-from partage.plan.packing.openings import Quota, Seating, openings
+from partage.plan.packing.openings import NewInstances, Quota, openings
 from partage.values import Frozen
 
 Served = tuple[int, ...]
@@ -68,7 +68,7 @@ class ChoiceFinder:
         self._profiles = demand.profiles
         self._most = demand.counts
         self._nothing = (0,) * len(self._most)
-        self._new: dict[Seating, Choices] = {}
+        self._new: dict[NewInstances, Choices] = {}
         self._live: dict[object, Choices] = {}
         self._fillings: dict[tuple[MigProfile, int], tuple[Served, ...]] = {}
 
@@ -103,16 +103,16 @@ class ChoiceFinder:
                 quota[profile.gpu_instance] += min(count, spec.max_count * spec.compute_slices)
         return tuple(quota.items())
 
-    def _of_new(self, seating: Seating) -> Choices:
+    def _of_new(self, seating: NewInstances) -> Choices:
         """What new GPU instances can hold; none of them stays empty."""
         if seating not in self._new:
             result: Choices = {self._nothing: Choice(0, 0)}
-            for seat in seating.seats:
+            for new in seating.instances:
                 part = {
                     served: Choice(
-                        0, sum(served), 1, (InstanceUse(seat.spec, seat.start, created=self._named(served)),)
+                        0, sum(served), 1, (InstanceUse(new.spec, new.start, created=self._named(served)),)
                     )
-                    for served in self._filled(seat.spec, seat.spec.compute_slices)
+                    for served in self._filled(new.spec, new.spec.compute_slices)
                     if any(served)
                 }
                 result = self._both(result, part)

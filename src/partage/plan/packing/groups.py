@@ -44,13 +44,13 @@ Group = tuple[CapableGpu, ...]
 
 def capable_gpus(demand: Demand, candidates: Iterable[Candidate]) -> tuple[CapableGpu, ...]:
     """All candidates, in their order; each state is computed once."""
-    chooser = ChoiceFinder(demand)
+    allocator = ChoiceFinder(demand)
     known: dict[State, Choices] = {}
     result = []
     for candidate in candidates:
         state = candidate.state
         if state not in known:
-            known[state] = chooser.choices(candidate)
+            known[state] = allocator.choices(candidate)
         result.append(CapableGpu(candidate, known[state]))
     return tuple(result)
 

@@ -21,7 +21,7 @@ Quota = tuple[tuple[MigProfile, int], ...]
 """How many new GPU instances of which profile can be useful."""
 
 
-class Seat(Frozen):
+class NewInstance(Frozen):
     """A GPU instance that could be created."""
 
     spec: ProfileSpec
@@ -30,23 +30,25 @@ class Seat(Frozen):
     needs: Amounts
 
 
-class Seating(Frozen, eq=False):
+class NewInstances(Frozen, eq=False):
     """GPU instances that could be opened together, the largest first. needs, mask: of all of them.
 
     Equal only to itself, and made once: GPUs of one model share their seatings.
     """
 
-    seats: tuple[Seat, ...]
+    instances: tuple[NewInstance, ...]
     mask: int
     needs: Amounts
 
     @property
     def kinds(self) -> tuple[MigProfile, ...]:
         """What is opened, wherever it sits."""
-        return tuple(seat.spec.profile for seat in self.seats)
+        return tuple(new.spec.profile for new in self.instances)
 
 
-def openings(geometry: Geometry, live: Sequence[CandidateInstance], quota: Quota) -> dict[int, list[Seating]]:
+def openings(
+    geometry: Geometry, live: Sequence[CandidateInstance], quota: Quota
+) -> dict[int, list[NewInstances]]:
     """Every way to create GPU instances, by the live instances that must be destroyed (bit n: position n).
 
     Of the ways that create the same instances only those are included that destroy no more than another
@@ -69,12 +71,12 @@ def openings(geometry: Geometry, live: Sequence[CandidateInstance], quota: Quota
         kept = {position: takes[position] for position in loose if not removed >> position & 1}
         return kept, _less(left, kept.values())
 
-    by_removed: dict[int, list[Seating]] = {}
-    for alike in _seatings(geometry, quota):
+    by_removed: dict[int, list[NewInstances]] = {}
+    for alike in _new_instances(geometry, quota):
         needed = alike[0].needs
         if not all(map(le, needed, left)):
             continue
-        ways: dict[int, Seating] = {}
+        ways: dict[int, NewInstances] = {}
         looked_at = set()
         for seating in alike:
             forced = overlapped(seating.mask)
@@ -92,7 +94,7 @@ def openings(geometry: Geometry, live: Sequence[CandidateInstance], quota: Quota
     return by_removed
 
 
-def _add_least(ways: dict[int, Seating], removed: int, seating: Seating) -> None:
+def _add_least(ways: dict[int, NewInstances], removed: int, seating: NewInstances) -> None:
     """Add it unless another one destroys less; remove those that destroy more."""
     if any(other & removed == other for other in ways):
         return
@@ -102,44 +104,44 @@ def _add_least(ways: dict[int, Seating], removed: int, seating: Seating) -> None
 
 
 @lru_cache(maxsize=64)
-def _seatings(geometry: Geometry, quota: Quota) -> tuple[tuple[Seating, ...], ...]:
+def _new_instances(geometry: Geometry, quota: Quota) -> tuple[tuple[NewInstances, ...], ...]:
     """Every set of GPU instances on an empty GPU; equal profiles together, preferred starts first."""
     limits, needs = _budgets(geometry)
     wanted = dict(quota)
-    seats = sorted(
+    instances = sorted(
         (
-            Seat(spec, start, _mask(start, spec.size), needs[spec.profile])
+            NewInstance(spec, start, _mask(start, spec.size), needs[spec.profile])
             for spec in geometry.profiles
             if wanted.get(spec.profile)
             for start in spec.starts
         ),
-        key=lambda seat: seat.start,
+        key=lambda new: new.start,
     )
-    by_kinds: dict[tuple[MigProfile, ...], list[Seating]] = {}
-    for chosen, room in _grown(seats, 0, limits, wanted):
-        seating = Seating(_ordered(chosen), sum(seat.mask for seat in chosen), _less(limits, (room,)))
+    by_kinds: dict[tuple[MigProfile, ...], list[NewInstances]] = {}
+    for chosen, room in _grown(instances, 0, limits, wanted):
+        seating = NewInstances(_ordered(chosen), sum(new.mask for new in chosen), _less(limits, (room,)))
         by_kinds.setdefault(seating.kinds, []).append(seating)
     return tuple(
-        tuple(sorted(alike, key=lambda seating: tuple(_rank(seat) for seat in seating.seats)))
+        tuple(sorted(alike, key=lambda seating: tuple(_rank(new) for new in seating.instances)))
         for alike in by_kinds.values()
     )
 
 
 def _grown(
-    seats: Sequence[Seat], taken: int, left: Amounts, quota: dict[MigProfile, int]
-) -> Iterator[tuple[tuple[Seat, ...], Amounts]]:
+    instances: Sequence[NewInstance], taken: int, left: Amounts, quota: dict[MigProfile, int]
+) -> Iterator[tuple[tuple[NewInstance, ...], Amounts]]:
     """Every set of instances without overlap within the budgets, and what is left of the budgets."""
     yield (), left
-    for position, seat in enumerate(seats):
-        profile = seat.spec.profile
-        if seat.mask & taken or not quota[profile]:
+    for position, new in enumerate(instances):
+        profile = new.spec.profile
+        if new.mask & taken or not quota[profile]:
             continue
-        room = _less(left, (seat.needs,))
+        room = _less(left, (new.needs,))
         if min(room) < 0:
             continue
         smaller = {**quota, profile: quota[profile] - 1}
-        for rest, leaves in _grown(seats[position + 1 :], taken | seat.mask, room, smaller):
-            yield (seat, *rest), leaves
+        for rest, leaves in _grown(instances[position + 1 :], taken | new.mask, room, smaller):
+            yield (new, *rest), leaves
 
 
 def _removals(kept: dict[int, Amounts], room: Amounts) -> frozenset[int]:
@@ -175,18 +177,18 @@ def _budgets(geometry: Geometry) -> tuple[Amounts, dict[MigProfile, Amounts]]:
     return (geometry.compute_slices, geometry.max_instances, *engines, *counts), needs
 
 
-def _ordered(seats: Iterable[Seat]) -> tuple[Seat, ...]:
+def _ordered(instances: Iterable[NewInstance]) -> tuple[NewInstance, ...]:
     """Largest first, the order in which placing by preferred starts takes them."""
     return tuple(
         sorted(
-            seats,
-            key=lambda seat: (-seat.spec.size, -seat.spec.compute_slices, seat.spec.profile, _rank(seat)),
+            instances,
+            key=lambda new: (-new.spec.size, -new.spec.compute_slices, new.spec.profile, _rank(new)),
         )
     )
 
 
-def _rank(seat: Seat) -> int:
-    return seat.spec.preferred_starts.index(seat.start)
+def _rank(new: NewInstance) -> int:
+    return new.spec.preferred_starts.index(new.start)
 
 
 def _less(amounts: Amounts, taken: Iterable[Amounts]) -> Amounts:

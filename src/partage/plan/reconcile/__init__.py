@@ -1,1 +1,1 @@
-"""From the node as it is to the node as the policy wants it: phases, steps, and what is offered meanwhile."""
+"""From the observed to the desired node: phases, steps, and what is offered meanwhile."""

@@ -1,4 +1,4 @@
-"""What failed, and when it is tried again. Pure: the caller brings the clock."""
+"""Failed attempts, and when they are retried. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ LONGEST_PAUSE_S = 60.0
 class FailedAttempt(Frozen):
     """The last attempt to change a GPU failed.
 
-    reason: why, a sentence. tries: how often in a row. again_s: when it is tried again, by the agent's clock.
-    renew: ids of GPU instances that have to be made again, because the driver has no room in them.
+    reason: why, a sentence. tries: how often in a row. again_s: when it is retried, on the agent's clock.
+    renew: ids of GPU instances that must be made again, because the driver has no room in them.
     """
 
     reason: str

@@ -1,4 +1,4 @@
-"""Why no way leads from what lives on a GPU to what is wanted: who is in the way, in words and as values."""
+"""Why a MIG layout cannot be made on a GPU: what is in use and by whom, as values and as a sentence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partage.values import Frozen
 
 
 class BlockKind(StrEnum):
-    """Why there is no way. Only HELD passes by itself, and SHARED where it comes from HELD."""
+    """Why there are no steps. Only HELD can end by itself, and SHARED if it comes from HELD."""
 
     NO_MIG = "no-mig"
     UNKNOWN_GEOMETRY = "unknown-geometry"
@@ -29,11 +29,11 @@ class BlockKind(StrEnum):
 
 
 class Blocker(Frozen):
-    """Something in use that the way leads over.
+    """Something in use that the steps would take away.
 
     gpu: its UUID. devices: UUIDs of MIG devices; empty where it is the GPU as a whole. profile, placement:
-    of the GPU instance. users: who has to give it up. why: half a sentence, ``the wanted layout has no
-    3g.40gb``.
+    of the GPU instance. users: pods and processes that must release it. why: half a sentence, ``the wanted
+    layout has no 3g.40gb``.
     """
 
     gpu: str
@@ -47,7 +47,7 @@ class Blocker(Frozen):
 class Blocked(Frozen):
     """No steps for this GPU. reason: one sentence for the operator. misfit: for DOES_NOT_FIT.
 
-    kept: UUIDs of MIG devices that go on living once those that are in the way are gone; for HELD.
+    kept: UUIDs of MIG devices that stay when those in the way are gone; for HELD.
     """
 
     gpu: str
@@ -58,73 +58,75 @@ class Blocked(Frozen):
     kept: tuple[str, ...] = ()
 
 
-def held(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocked:
-    """GPU 3 ``what`` (cannot be reset): because of these."""
-    return Blocked(gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} {what}: {_told(blockers)}", tuple(blockers))
+def blocked_by_users(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocked:
+    """The result for a GPU in use. what: what cannot be done, ``cannot be reset``."""
+    return Blocked(
+        gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} {what}: {_sentences(blockers)}", tuple(blockers)
+    )
 
 
 def reset_blockers(gpus: Sequence[Gpu], uses: Iterable[GpuUse]) -> tuple[Blocker, ...]:
-    """Who has to let go before these GPUs can be reset together: everybody, monitors too."""
+    """All users that must end before these GPUs can be reset together, monitors included."""
     by_gpu: dict[str, list[GpuUse]] = {gpu.uuid: [] for gpu in gpus}
     for use in uses:
         by_gpu.get(use.gpu, []).append(use)
-    spans = Counter((use.kind, use.name, use.pid, use.gpu) for some in by_gpu.values() for use in some)
-    wide = Counter((kind, name, pid) for kind, name, pid, _ in spans)
+    per_gpu = Counter((use.kind, use.name, use.pid, use.gpu) for some in by_gpu.values() for use in some)
+    gpus_used = Counter((kind, name, pid) for kind, name, pid, _ in per_gpu)
     blockers = []
     for gpu in gpus:
         some = tuple(by_gpu[gpu.uuid])
         if some:
-            most = max(wide[use.kind, use.name, use.pid] for use in some)
-            span = f", by one that spans {most} of the GPUs to be reset" if most > 1 else ""
+            most = max(gpus_used[use.kind, use.name, use.pid] for use in some)
+            span = f"; one user spans {most} of the GPUs to be reset" if most > 1 else ""
             blockers.append(Blocker(gpu.uuid, some, f"GPU {gpu.index} has to be idle{span}"))
     return tuple(blockers)
 
 
-def in_the_way(
+def check_users(
     gpu: Gpu,
-    wish: DesiredMig,
+    desired: DesiredMig,
     mode: SetMigMode | None,
     live: Sequence[LiveInstance],
     uses: Iterable[GpuUse],
     *,
     all_go: bool,
 ) -> Blocked | None:
-    """Those in whose use the GPU, or all that lives on it, would be taken away."""
+    """Users of the GPU, or of instances on it, if the change would take them away; None: no one is."""
     assert gpu.mig_mode is not None
     if all_go and any(one.busy for one in live):
-        why = "all instances have to go" if wish.enabled else "MIG mode is to be off"
+        why = "all instances have to go" if desired.enabled else "MIG mode is to be off"
         blockers = [_blocker(gpu, one, why) for one in live if one.busy]
-        return held(gpu, "cannot be changed", blockers)
-    turned = mode is not None and gpu.mig_mode.current != wish.enabled
-    first = wish.enabled and gpu.mig_mode.current and not live and (wish.items or wish.named)
+        return blocked_by_users(gpu, "cannot be changed", blockers)
+    turned = mode is not None and gpu.mig_mode.current != desired.enabled
+    first = desired.enabled and gpu.mig_mode.current and not live and (desired.items or desired.named)
     tenants = tuple(
         use for use in uses if use.gpu == gpu.uuid and use.whole and use.kind is not UseKind.MONITOR
     )
     if tenants and (turned or first):
         blocker = Blocker(gpu.uuid, tenants, "the GPU as a whole has to be idle")
-        return held(gpu, "cannot be changed", [blocker])
+        return blocked_by_users(gpu, "cannot be changed", [blocker])
     return None
 
 
-def blocked(gpu: Gpu, found: PlacedLayout, live: Sequence[LiveInstance]) -> Blocked:
-    """What is in use, and has no place in the best seating: as little as possible."""
-    seats = {seat.live.gi_id: seat for seat in found.seats if seat.live}
+def blocked_by_instances(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInstance]) -> Blocked:
+    """Who uses instances that have no place in the best placement, which loses as few users as possible."""
+    instances = {instance.live.gi_id: instance for instance in layout.instances if instance.live}
     blockers = []
     for one in live:
-        seat = seats.get(one.gi_id)
-        if seat is None and one.busy:
-            blockers.append(_blocker(gpu, one, _why(one, found.seats, live)))
-        elif seat is not None and (lost := [compute for compute in seat.goes if compute.users]):
+        instance = instances.get(one.gi_id)
+        if instance is None and one.busy:
+            blockers.append(_blocker(gpu, one, _why(one, layout.instances, live)))
+        elif instance is not None and (lost := [compute for compute in instance.removed if compute.users]):
             part = replace(one, computes=tuple(lost), users=())
             blockers.append(_blocker(gpu, part, "the wanted layout has no such MIG device in its place"))
-    wanted = Counter(str(device) for seat in found.seats for device in seat.devices)
-    layout = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
-    kept = tuple(one.uuid for seat in found.seats for one in seat.stays)
-    return replace(held(gpu, f"cannot have {layout}", blockers), kept=kept)
+    wanted = Counter(str(device) for instance in layout.instances for device in instance.devices)
+    names = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
+    kept = tuple(one.uuid for instance in layout.instances for one in instance.kept)
+    return replace(blocked_by_users(gpu, f"cannot have {names}", blockers), kept=kept)
 
 
-def _why(lost: LiveInstance, seats: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> str:
-    wanted = [seat.bundle for seat in seats if seat.bundle.spec.profile == lost.profile]
+def _why(lost: LiveInstance, instances: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> str:
+    wanted = [instance.wanted for instance in instances if instance.wanted.spec.profile == lost.profile]
     if not wanted:
         return f"the wanted layout has no {lost.profile}"
     if sum(one.profile == lost.profile and one.busy > 0 for one in live) > len(wanted):
@@ -139,7 +141,7 @@ def _blocker(gpu: Gpu, one: LiveInstance, why: str) -> Blocker:
     return Blocker(gpu.uuid, one.all_users, why, devices, str(one.profile), one.placement)
 
 
-def _told(blockers: Iterable[Blocker]) -> str:
+def _sentences(blockers: Iterable[Blocker]) -> str:
     return "; ".join(
         f"{_thing(one)} is used by {', '.join(map(str, one.users))}, and {one.why}" for one in blockers
     )

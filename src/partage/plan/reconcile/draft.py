@@ -1,8 +1,8 @@
-"""What a node's GPUs still need, and what they may offer until then. Pure.
+"""The remaining steps of each GPU, and what it may offer until they are done. Pure.
 
-A GPU offers a share when everything that the share needs is there. What has to end comes before its MIG
-layout changes, what has to be made comes after. A share that is in use while its MPS daemon breaks stays
-listed, as unhealthy, and its daemon is started again under it.
+A GPU offers a share once all that the share needs exists. Steps that stop something come before the change of
+MIG layout, steps that start something come after it. If the MPS daemon of a held share fails, the share stays
+listed as unhealthy, and the daemon is started again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from partage.plan.offer.assign import assign
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
-from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind, held
+from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind, blocked_by_users
 from partage.plan.reconcile.gpu_after import gpu_after, steps_after
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.mig_plan import MigPlan, plan_mig
@@ -38,7 +38,7 @@ from partage.plan.reconcile.node_plan import Observed, Phase
 from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
     SettingsSteps,
-    settle,
+    settings_steps,
     slice_steps,
     unusable,
 )
@@ -49,10 +49,9 @@ from partage.values import Frozen
 class GpuDraft(Frozen):
     """One GPU.
 
-    offer: what may be offered until its steps are done. reason: why it is not settled, empty where it is.
-    stuck: waiting, blocked or unknown, where it cannot go on; None where it can. transaction: what is done
-    next; at_once: no share has to be given back for it. later: steps that can be planned in full only then.
-    blocked: what is in the way.
+    offer: what may be offered until its steps are done. reason: why it is not settled, empty if it is.
+    stuck: WAITING, BLOCKED or UNKNOWN if its steps cannot begin, else None. transaction: the next steps;
+    at_once: they can begin while shares are held. later: steps after these. blocked: what is in the way.
     """
 
     offer: GpuOffer
@@ -65,7 +64,7 @@ class GpuDraft(Frozen):
 
 
 class NodeDraft(Frozen):
-    """The whole node. unusable: devices whose shares cannot be used at this moment, and why."""
+    """The whole node. unusable: devices whose shares cannot be used now, and why."""
 
     gpus: Mapping[str, GpuDraft]
     mig: MigPlan
@@ -93,22 +92,22 @@ def draft_node(
     original: Mapping[str, OriginalSettings],
     renew: Mapping[str, Collection[int]],
 ) -> NodeDraft:
-    """What remains to be done on a node.
+    """The remaining steps of a node.
 
-    uses: of pods and all others. renew: GPU instances that are not to be reused, by GPU UUID.
+    uses: by pods and by processes. renew: GPU instances that are not to be reused, by GPU UUID.
     """
     lost, uses = observed.node.lost, tuple(uses)
     layouts = {uuid: one for uuid, one in desired.layouts.items() if uuid not in lost}
     mig = plan_mig(desired.inventory, layouts, geometry_of, uses, renew=renew) if layouts else MigPlan()
-    node = _Drafting(
+    node = _NodeDrafter(
         desired, observed, served, mig=mig, original=original, uses=uses, geometry_of=geometry_of
     )
     drafts = {gpu.uuid: node.gpu(gpu) for gpu in desired.inventory}
     return NodeDraft(drafts, mig, node.unusable)
 
 
-class _Drafting:
-    """The GPUs of one node, one after the other."""
+class _NodeDrafter:
+    """Drafts the GPUs of one node."""
 
     def __init__(
         self,
@@ -136,7 +135,7 @@ class _Drafting:
         self.unusable: dict[str, str] = {}
 
     def gpu(self, gpu: Gpu) -> GpuDraft:
-        """One GPU. A layout comes first; what shares need can be settled where none is to be made."""
+        """One GPU. The MIG layout comes first; settings change only if no layout has to be made."""
         uuid = gpu.uuid
         if uuid in self._observed.node.lost:
             return self._lost(gpu)
@@ -146,13 +145,13 @@ class _Drafting:
         if isinstance(layout, Blocked):
             waits = layout.kind in (BlockKind.HELD, BlockKind.SHARED)
             stuck = Phase.WAITING if waits else Phase.BLOCKED
-            return self._settle_stuck(gpu, layout, stuck)
-        return self._settle(gpu)
+            return self._blocked_layout(gpu, layout, stuck)
+        return self._settings(gpu)
 
     # --- MIG layouts ---------------------------------------------------------------------------------
 
     def _lost(self, gpu: Gpu) -> GpuDraft:
-        """A GPU that does not answer goes on listing what it had, as unhealthy."""
+        """A GPU that does not answer keeps its offer; its shares are unhealthy."""
         uuid = gpu.uuid
         offer = self._offer.get(uuid, ())
         if uuid in self._desired.pending:
@@ -172,7 +171,7 @@ class _Drafting:
         )
 
     def _ends(self, uuid: str) -> tuple[Step, ...]:
-        """Daemons that have to stop, and modes to be given back, before the layout of a GPU changes."""
+        """Daemons to stop and compute modes to restore before the layout of a GPU changes."""
         gpu = self._desired.inventory.gpu(uuid)
         assert gpu is not None
         steps, _ = self._settings_steps(gpu, self._wanted(uuid, _kept_by(self._mig.of(uuid))))
@@ -180,8 +179,8 @@ class _Drafting:
 
     def _why(self, uuid: str, layout: GpuMigPlan | Blocked | None) -> str:
         if not isinstance(layout, GpuMigPlan) or not layout.steps:
-            return "it is reset together with others that need it"
-        return self._desired.pending.get(uuid, "remains of an earlier layout have to go")
+            return "it is reset together with GPUs that need a reset"
+        return self._desired.pending.get(uuid, "instances of an earlier layout have to be destroyed")
 
     def _after_layout(self, gpu: Gpu, transaction: Transaction) -> tuple[PlannedStep, ...]:
         """What its shares need once the layout is there."""
@@ -208,12 +207,12 @@ class _Drafting:
         return gpu_after(gpu, steps, self._geometry_of(gpu))
 
     def _kept(self, uuid: str, devices: Collection[str]) -> GpuOffer:
-        """What devices that stay are offered as until the layout is there."""
+        """The offer of devices that stay, until the layout is made."""
         rows = self._desired.existing.get(uuid) or self._offer.get(uuid, ())
         return tuple(one for one in rows if one.device in devices)
 
     def _wanted(self, uuid: str, kept: Collection[str]) -> GpuSettings:
-        """Settings until the layout is there: daemons of the devices that stay."""
+        """Settings until the layout is made: daemons of the devices that stay."""
         chosen = self._desired.existing_settings if uuid in self._desired.existing else self._desired.settings
         wanted = chosen.get(uuid, NO_SETTINGS)
         daemons = tuple(spec for spec in wanted.daemons if spec.device in kept)
@@ -222,16 +221,16 @@ class _Drafting:
     # --- settings ------------------------------------------------------------------------------------
 
     def _settings_steps(self, gpu: Gpu, want: GpuSettings) -> tuple[SettingsSteps, str]:
-        """The steps, and why they cannot be planned yet."""
+        """The settings steps, or why they cannot be planned yet."""
         if self._observed.daemons is None:
             unknown = "it is not known yet which MPS daemons run" if want.daemons else ""
             return SettingsSteps(), unknown
         daemons = self._daemons.get(gpu.uuid, ())
         self.unusable |= unusable(want, daemons)
-        return settle(gpu, want, daemons, self._original.get(gpu.uuid, OriginalSettings())), ""
+        return settings_steps(gpu, want, daemons, self._original.get(gpu.uuid, OriginalSettings())), ""
 
-    def _settle_stuck(self, gpu: Gpu, layout: Blocked, stuck: Phase) -> GpuDraft:
-        """Its layout has to wait. What the shares need that are in use is done all the same."""
+    def _blocked_layout(self, gpu: Gpu, layout: Blocked, stuck: Phase) -> GpuDraft:
+        """The layout has to wait. Daemons that held shares need are started all the same."""
         offer = self._kept(gpu.uuid, layout.kept)
         steps, _ = self._settings_steps(gpu, self._wanted(gpu.uuid, layout.kept))
         draft = GpuDraft(offer, layout.reason, stuck, blocked=layout)
@@ -240,8 +239,8 @@ class _Drafting:
         at_once = self._served.get(gpu.uuid) == GpuServing(offer)
         return replace(draft, transaction=Transaction((gpu.uuid,), steps.make), at_once=at_once)
 
-    def _settle(self, gpu: Gpu) -> GpuDraft:
-        """No layout has to be made."""
+    def _settings(self, gpu: Gpu) -> GpuDraft:
+        """A GPU whose layout matches: daemons, compute mode, time slice."""
         uuid, offer = gpu.uuid, self._offer.get(gpu.uuid, ())
         want = self._desired.settings.get(uuid, NO_SETTINGS)
         serves = self._served.get(uuid) == GpuServing(offer)
@@ -267,10 +266,12 @@ class _Drafting:
         users = tuple(use for use in self._pods if use.gpu == gpu.uuid)
         if not users:
             return None
-        return held(gpu, "cannot be changed", [Blocker(gpu.uuid, users, "no share of it may be held")])
+        return blocked_by_users(
+            gpu, "cannot be changed", [Blocker(gpu.uuid, users, "no share of it may be held")]
+        )
 
     def _slice_step(self, gpu: Gpu) -> tuple[Step, ...]:
-        """Time slices change under running containers, and keep nothing waiting."""
+        """Time slices change while containers run, so nothing waits for them."""
         found = slice_steps(self._desired.settings, self._slices_of(gpu.uuid), self._original)
         return tuple(found.values())
 
@@ -294,12 +295,12 @@ class _Drafting:
 
 
 def _kept_by(layout: GpuMigPlan | Blocked | None) -> tuple[str, ...]:
-    """MIG devices that stay while steps are carried out; none of a GPU that is only reset along."""
+    """MIG devices that stay during the steps; none of a GPU that is only reset with others."""
     return layout.kept if isinstance(layout, GpuMigPlan) and layout.steps else ()
 
 
 def _ready_rows(offer: GpuOffer, make: Sequence[Step]) -> GpuOffer:
-    """Rows of devices that need nothing: of MIG devices some may have their daemon already."""
+    """Offers of devices that need no step: some MIG devices may have their daemon already."""
     if not all(isinstance(step, StartDaemon) for step in make):
         return ()
     lacking = {step.spec.device for step in make if isinstance(step, StartDaemon)}

@@ -26,7 +26,7 @@ from partage.model.step import (
     gpus_of,
 )
 from partage.plan.offer.settings import GpuSettings
-from partage.plan.reconcile.settings_steps import OriginalSettings, settle, slice_steps
+from partage.plan.reconcile.settings_steps import OriginalSettings, settings_steps, slice_steps
 
 
 def gpu_after(gpu: Gpu, steps: Iterable[Step], geometry: Geometry | None) -> Gpu:
@@ -59,7 +59,7 @@ def steps_after(
     made = gpu_after(gpu, first, geometry)
     stopped = {step.device for step in first if isinstance(step, StopDaemon)}
     left = [one for one in daemons if one.device not in stopped]
-    steps = settle(made, want, left, original)
+    steps = settings_steps(made, want, left, original)
     there = {device.uuid for device in gpu.mig_devices}
     new = {device.uuid: device for device in made.mig_devices if device.uuid not in there}
     slice_step = slice_steps({gpu.uuid: want}, _slices_after(made, first, slices), {gpu.uuid: original})

@@ -1,8 +1,8 @@
-"""The steps from what lives on a GPU to what is wanted on it: as few as possible, nobody disturbed.
+"""The steps from the live MIG layout of one GPU to the desired one: as few as possible, no user disturbed.
 
-Destroyed is only what is in the way and in nobody's use; then the mode changes, then the rest is made, each
-compute instance right after its GPU instance. Planned again after any step, the rest of the way comes out.
-``plan.reconcile.mig_plan`` puts the GPUs of a node together, which matters where they share a reset.
+Order: destroy instances that are in the way and not in use, change the MIG mode, create the rest, each
+compute instance right after its GPU instance. Planning again after any step gives the remaining steps.
+``plan.reconcile.mig_plan`` combines the GPUs of a node, which matters if they share a reset.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from partage.plan.reconcile.blocked import (
     Blocked,
     Blocker,
     BlockKind,
-    blocked,
-    held,
-    in_the_way,
+    blocked_by_instances,
+    blocked_by_users,
+    check_users,
     reset_blockers,
 )
-from partage.plan.reconcile.bundles import Bundle
 from partage.plan.reconcile.live_instances import LiveInstance, live_instances
-from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, seating
+from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, best_placement
 from partage.plan.reconcile.resets import needs_reset
+from partage.plan.reconcile.wanted_instances import WantedInstance
 from partage.values import Frozen
 
 
 class GpuMigPlan(Frozen):
-    """The way for one GPU.
+    """The MIG steps of one GPU.
 
-    steps: empty where all is as wanted. kept, gone: UUIDs of MIG devices that go on living, and that do not.
-    layout: what will live there, ``3g.40gb@4``, by first memory slice.
+    steps: empty if the layout matches. kept, gone: UUIDs of MIG devices that stay, and that do not.
+    layout: the resulting MIG devices, ``3g.40gb@4``, by first memory slice.
     """
 
     gpu: str
@@ -56,11 +56,11 @@ class GpuMigPlan(Frozen):
     layout: tuple[str, ...] = ()
 
 
-class GpuMigWork(Frozen):
-    """The steps of one GPU by phase, so that several GPUs can share a reset. reset: it needs one."""
+class GpuMigSteps(Frozen):
+    """The steps of one GPU by kind, so that several GPUs can share a reset. reset: it needs one."""
 
     gpu: Gpu
-    seats: tuple[PlannedInstance, ...]
+    instances: tuple[PlannedInstance, ...]
     destroys: tuple[Step, ...] = ()
     mode: SetMigMode | None = None
     reset: bool = False
@@ -73,15 +73,15 @@ class GpuMigWork(Frozen):
         return not (self.destroys or self.mode or self.reset or self.creates)
 
     def planned(self, steps: Sequence[Step]) -> GpuMigPlan:
-        """The answer, with these steps."""
-        kept = [one.uuid for seat in self.seats for one in seat.stays]
+        """The plan with these steps."""
+        kept = [one.uuid for instance in self.instances for one in instance.kept]
         gone = tuple(device.uuid for device in self.gpu.mig_devices if device.uuid not in kept)
-        return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.seats))
+        return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.instances))
 
 
 def plan_gpu_mig(
     gpu: Gpu,
-    wish: DesiredMig,
+    desired: DesiredMig,
     geometry: Geometry | None,
     uses: Iterable[GpuUse] = (),
     *,
@@ -89,24 +89,25 @@ def plan_gpu_mig(
     renew: Collection[int] = (),
     reboot: bool | None = None,
 ) -> GpuMigPlan | Blocked:
-    """The way of one GPU that shares its resets with nobody.
+    """The plan for one GPU that is reset by itself.
 
-    geometry: None where it is not known. uses: who holds what, of this GPU or of all. resets: whether a
-    change of MIG mode takes a reset (the driver's word, where it has one). renew: ids of GPU instances that
-    are destroyed and made again if nobody uses them: those in which the driver could not place a compute
-    instance. reboot: as in ``Reset``.
+    geometry: None if not known. uses: of this GPU or of all. resets: whether a change of MIG mode needs a
+    reset (from the driver, if it says so). renew: ids of GPU instances that are destroyed and made again if
+    not in use: the driver could not place a compute instance in them. reboot: as in ``Reset``.
     """
     uses = tuple(uses)
-    work = work_of(gpu, wish, geometry, uses, resets=resets, renew=renew)
+    work = gpu_mig_steps(gpu, desired, geometry, uses, resets=resets, renew=renew)
     if isinstance(work, Blocked):
         return work
     if work.reset and (blockers := reset_blockers([gpu], uses)):
-        return held(gpu, "cannot be reset", blockers)
-    return work.planned(in_order([work], [gpu.uuid], reboot))
+        return blocked_by_users(gpu, "cannot be reset", blockers)
+    return work.planned(ordered_steps([work], [gpu.uuid], reboot))
 
 
-def in_order(works: Sequence[GpuMigWork], reset: Sequence[str], reboot: bool | None) -> tuple[Step, ...]:
-    """The steps of GPUs that go together. reset: UUIDs of all that share the reset, if there is one."""
+def ordered_steps(
+    works: Sequence[GpuMigSteps], reset: Sequence[str], reboot: bool | None
+) -> tuple[Step, ...]:
+    """The steps of GPUs that change together. reset: UUIDs of all GPUs that share the reset, if any."""
     steps: list[Step] = [step for work in works for step in work.destroys]
     steps += [work.mode for work in works if work.mode]
     pending = tuple(work.gpu.uuid for work in works if work.reset)
@@ -116,8 +117,8 @@ def in_order(works: Sequence[GpuMigWork], reset: Sequence[str], reboot: bool | N
     return (*steps, *(work.verify for work in works if work.verify and not work.idle))
 
 
-def as_found(gpu: Gpu) -> DesiredMig:
-    """What lives on the GPU as a wish, with fixed starts: the way back. Empty GPU instances are not in it."""
+def live_layout(gpu: Gpu) -> DesiredMig:
+    """The live layout as a desired one, with fixed starts, for undo. Empty GPU instances are left out."""
     devices = sorted(gpu.mig_devices, key=lambda one: (one.placement, one.ci_id))
     items = tuple(LayoutItem(MigProfile.parse(one.profile), one.placement.start) for one in devices)
     return DesiredMig(items, enabled=gpu.mig_enabled)
@@ -126,31 +127,31 @@ def as_found(gpu: Gpu) -> DesiredMig:
 # --- one GPU, by phase ---------------------------------------------------------------------------
 
 
-def work_of(
+def gpu_mig_steps(
     gpu: Gpu,
-    wish: DesiredMig,
+    desired: DesiredMig,
     geometry: Geometry | None,
     uses: Sequence[GpuUse],
     *,
     resets: Callable[[Gpu], bool] = needs_reset,
     renew: Collection[int] = (),
-    swept: bool = False,
-) -> GpuMigWork | Blocked:
-    """What has to be done on one GPU; who uses the GPUs that a reset takes along is not looked at.
+    reset_with_others: bool = False,
+) -> GpuMigSteps | Blocked:
+    """The steps of one GPU. Users of other GPUs that share its reset are not checked.
 
-    swept: the GPU is reset for another's sake, and so everything on it goes.
+    reset_with_others: the GPU is reset because another GPU needs it, so all its instances are lost.
     """
     if gpu.mig_mode is None:
-        if not wish.enabled:
-            return GpuMigWork(gpu, ())
+        if not desired.enabled:
+            return GpuMigSteps(gpu, ())
         return Blocked(gpu.uuid, BlockKind.NO_MIG, f"GPU {gpu.index}: {gpu.product} has no MIG")
-    mode, reset = _mode(gpu, wish.enabled, resets)
-    all_go = swept or reset or not wish.enabled or not gpu.mig_mode.current
+    mode, reset = _mode(gpu, desired.enabled, resets)
+    all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
-    if refusal := in_the_way(gpu, wish, mode, live, uses, all_go=all_go):
+    if refusal := check_users(gpu, desired, mode, live, uses, all_go=all_go):
         return refusal
     try:
-        found = _seating(gpu, wish, geometry, () if all_go else live)
+        found = _placement(gpu, desired, geometry, () if all_go else live)
     except DoesNotFit as misfit:
         reason = f"GPU {gpu.index}: {misfit}"
         return Blocked(gpu.uuid, BlockKind.DOES_NOT_FIT, reason, misfit=misfit.kind)
@@ -158,16 +159,20 @@ def work_of(
         reason = f"GPU {gpu.index}: not plannable: no MIG placements are known for {gpu.product}"
         return Blocked(gpu.uuid, BlockKind.UNKNOWN_GEOMETRY, reason)
     if found.lost:
-        return blocked(gpu, found, live)
-    if crowded := [seat for seat in found.seats if seat.live and seat.live.renew and seat.missing]:
+        return blocked_by_instances(gpu, found, live)
+    if crowded := [
+        instance for instance in found.instances if instance.live and instance.live.renew and instance.missing
+    ]:
         return _crowded(gpu, crowded)
-    creates = tuple(step for seat in found.seats for step in _creates(gpu, seat))
-    verify = Verify(gpu.uuid, wish.enabled, _listing(found.seats))
-    return GpuMigWork(gpu, found.seats, _destroys(gpu, found.seats, live), mode, reset, creates, verify)
+    creates = tuple(step for instance in found.instances for step in _creates(gpu, instance))
+    verify = Verify(gpu.uuid, desired.enabled, _listing(found.instances))
+    return GpuMigSteps(
+        gpu, found.instances, _destroys(gpu, found.instances, live), mode, reset, creates, verify
+    )
 
 
 def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMigMode | None, bool]:
-    """The change of mode, and whether a reset follows. To take a pending change back needs none."""
+    """The change of MIG mode, and whether a reset follows. Cancelling a pending change needs no reset."""
     assert gpu.mig_mode is not None
     change = None if gpu.mig_mode.pending == enabled else SetMigMode(gpu.uuid, enabled)
     if gpu.mig_mode.current == enabled:
@@ -175,61 +180,67 @@ def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMi
     return change, change is None or resets(gpu)
 
 
-def _seating(
-    gpu: Gpu, wish: DesiredMig, geometry: Geometry | None, live: Sequence[LiveInstance]
+def _placement(
+    gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, live: Sequence[LiveInstance]
 ) -> PlacedLayout | None:
-    """Where all comes to sit; None where nobody knows what the GPU allows. Raises DoesNotFit."""
-    if not wish.enabled:
+    """The place of every instance; None if it is not known what the GPU allows. Raises DoesNotFit."""
+    if not desired.enabled:
         return PlacedLayout(())
-    if geometry is None and wish.named is not None:
+    if geometry is None and desired.named is not None:
         return None
-    items = resolve_layout(geometry, wish.items, wish.named).items if geometry else wish.items
+    items = resolve_layout(geometry, desired.items, desired.named).items if geometry else desired.items
     as_wanted = live and not any(one.renew for one in live) and matches(gpu.mig_devices, items)
     if as_wanted or not items:
         stay = [one for one in live if one.computes and items]
         return PlacedLayout(tuple(map(_as_it_is, stay)), sum(one.busy for one in live if one not in stay))
     plannable = geometry is not None and any(spec.starts for spec in geometry.profiles)
-    return seating(geometry, items, live) if geometry and plannable else None
+    return best_placement(geometry, items, live) if geometry and plannable else None
 
 
-def _crowded(gpu: Gpu, seats: Sequence[PlannedInstance]) -> Blocked:
-    """GPU instances that would have to be made anew, and somebody uses a part of them."""
+def _crowded(gpu: Gpu, instances: Sequence[PlannedInstance]) -> Blocked:
+    """GPU instances that would have to be made again, but a part of them is in use."""
     blockers = []
-    for live in (seat.live for seat in seats if seat.live):
+    for live in (instance.live for instance in instances if instance.live):
         devices = tuple(one.uuid for one in live.computes if one.users)
         place = (str(live.profile), live.placement)
-        blockers.append(Blocker(gpu.uuid, live.all_users, "in it the driver has no room", devices, *place))
-    missing = ", ".join(str(profile) for seat in seats for profile in seat.missing)
-    return held(gpu, f"cannot have {missing} as well", blockers)
+        blockers.append(Blocker(gpu.uuid, live.all_users, "the driver has no room in it", devices, *place))
+    missing = ", ".join(str(profile) for instance in instances for profile in instance.missing)
+    return blocked_by_users(gpu, f"cannot have {missing} as well", blockers)
 
 
 def _as_it_is(live: LiveInstance) -> PlannedInstance:
-    """A seat for what lives where it is wanted, whatever the catalogue says of it."""
+    """The plan entry of a live instance that stays, also if the catalogue does not know its profile."""
     start, size = live.placement.start, live.placement.size
     spec = ProfileSpec(live.profile, -1, -1, live.profile.gpu_slices, size, (start,), (start,), 1)
     computes = sorted((one.profile.compute_slices for one in live.computes), reverse=True)
-    return PlannedInstance(Bundle(spec, tuple(computes)), live.placement, live)
+    return PlannedInstance(WantedInstance(spec, tuple(computes)), live.placement, live)
 
 
-def _destroys(gpu: Gpu, seats: Sequence[PlannedInstance], live: Sequence[LiveInstance]) -> tuple[Step, ...]:
-    reused = {seat.live.gi_id: seat for seat in seats if seat.live}
+def _destroys(
+    gpu: Gpu, instances: Sequence[PlannedInstance], live: Sequence[LiveInstance]
+) -> tuple[Step, ...]:
+    reused = {instance.live.gi_id: instance for instance in instances if instance.live}
     steps: list[Step] = []
     for one in live:
-        seat = reused.get(one.gi_id)
+        instance = reused.get(one.gi_id)
         place = (str(one.profile), one.placement)
-        for compute in sorted(seat.goes if seat else one.computes, key=lambda compute: -compute.ci_id):
+        for compute in sorted(
+            instance.removed if instance else one.computes, key=lambda compute: -compute.ci_id
+        ):
             name, ci_id, uuid = str(compute.profile), compute.ci_id, compute.uuid
             steps.append(DestroyCompute(gpu.uuid, *place, name, one.gi_id, ci_id, uuid))
-        if seat is None:
+        if instance is None:
             steps.append(DestroyInstance(gpu.uuid, *place, one.gi_id))
     return tuple(steps)
 
 
-def _creates(gpu: Gpu, seat: PlannedInstance) -> tuple[Step, ...]:
-    place = (str(seat.bundle.spec.profile), seat.placement)
-    new = () if seat.live else (CreateInstance(gpu.uuid, *place),)
-    return (*new, *(CreateCompute(gpu.uuid, *place, str(profile)) for profile in seat.missing))
+def _creates(gpu: Gpu, instance: PlannedInstance) -> tuple[Step, ...]:
+    place = (str(instance.wanted.spec.profile), instance.placement)
+    new = () if instance.live else (CreateInstance(gpu.uuid, *place),)
+    return (*new, *(CreateCompute(gpu.uuid, *place, str(profile)) for profile in instance.missing))
 
 
-def _listing(seats: Iterable[PlannedInstance]) -> tuple[str, ...]:
-    return tuple(str(LayoutItem(one, seat.placement.start)) for seat in seats for one in seat.devices)
+def _listing(instances: Iterable[PlannedInstance]) -> tuple[str, ...]:
+    return tuple(
+        str(LayoutItem(one, instance.placement.start)) for instance in instances for one in instance.devices
+    )

@@ -1,4 +1,4 @@
-"""The node as it is offered: what was observed, with GPUs put back that were known and are lost. Pure."""
+"""The observed node, plus GPUs that were seen before and are now lost. Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ GONE = "the driver no longer lists it"
 
 
 class KnownNode(Frozen):
-    """What the agent takes the node for.
+    """The node as the agent knows it.
 
     inventory: observed, with remembered GPUs in place of lost ones.
-    lost: UUID to why it does not answer; every one of them was known before.
-    known: every GPU that answered since the start, as it was last seen, by UUID.
+    lost: UUID to why it does not answer; only GPUs that answered before.
+    known: every GPU that answered since the start, as last observed, by UUID.
     """
 
     inventory: Inventory
@@ -30,11 +30,11 @@ UNSEEN = KnownNode(Inventory(NoDriver("unknown", "the node has not been observed
 
 
 def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
-    """Lay a new observation over what was known.
+    """Combine a new observation with what was known.
 
     A GPU that NVML lists and cannot open is recognised by UUID, else by PCI address, else by index. One that
     NVML no longer lists is lost too, and keeps its place unless another GPU has it now. Without a driver
-    nothing is learnt: the GPUs are those that were known.
+    the known GPUs stay as they are.
     """
     known = dict(before.known) if before else {}
     if isinstance(observed.driver, NoDriver):

@@ -1,4 +1,4 @@
-"""The GPU instances that live on one GPU, empty ones among them, and which of them are in use."""
+"""The GPU instances that exist on one GPU, empty ones included, and which of them are in use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class LiveCompute(Frozen):
 class LiveInstance(Frozen):
     """A GPU instance that exists.
 
-    users: of the GPU instance where it has no compute instance. renew: it is not to be reused.
+    users: of the GPU instance if it has no compute instance. renew: it must not be reused.
     """
 
     gi_id: int
@@ -42,15 +42,16 @@ class LiveInstance(Frozen):
 
     @property
     def all_users(self) -> tuple[GpuUse, ...]:
-        """Everybody who uses a part of it."""
+        """All users of any part of it."""
         return tuple(dict.fromkeys([*self.users, *(use for one in self.computes for use in one.users)]))
 
 
 def live_instances(gpu: Gpu, uses: Iterable[GpuUse], renew: Collection[int] = ()) -> tuple[LiveInstance, ...]:
-    """What lives on ``gpu``, by first memory slice.
+    """The instances on ``gpu``, by first memory slice.
 
-    uses: those of the GPU as a whole count for every instance: nobody knows which of them it is. Monitors are
-    no users: an instance is destroyed under them. renew: ids of GPU instances that are not to be reused.
+    uses: a use of the whole GPU counts for every instance, because it is not known which one it is.
+    Monitors do not count: an instance can be destroyed while they run. renew: ids of GPU instances not to
+    be reused.
     """
     tenants = [use for use in uses if use.gpu == gpu.uuid and use.kind is not UseKind.MONITOR]
     devices: dict[int, list[MigDevice]] = defaultdict(list)
@@ -74,9 +75,8 @@ def live_instances(gpu: Gpu, uses: Iterable[GpuUse], renew: Collection[int] = ()
 def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[str, frozenset[int]]:
     """The GPU instance in which the driver could not place a compute instance, as ``renew`` of a plan.
 
-    Free compute slices that do not lie side by side are no room for a larger compute instance, and nobody
-    can move those that live there. Empty where the step failed for another reason, or made the GPU instance
-    itself that is gone by now.
+    A larger compute instance needs adjacent free compute slices, and existing ones cannot be moved.
+    Empty if the step failed for another reason, or if the GPU instance no longer exists.
     """
     gpu = inventory.gpu(step.gpu) if isinstance(step, CreateCompute) else None
     if gpu is None or not isinstance(step, CreateCompute) or not isinstance(error, InsufficientResources):

@@ -1,8 +1,8 @@
-"""The steps for a node: each GPU by itself, but for those whose MIG mode takes a reset that they share.
+"""The MIG steps of a node: each GPU by itself, except GPUs that share a reset.
 
-Only GPUs whose mode is pending are reset, and with them those that the hardware takes along. These have to
-be idle, too. Instances on them are lost, so each of them needs a wish that says what it shall have
-afterwards; one that nobody has a wish for goes along only while it has nothing to lose.
+Only GPUs with a pending change of MIG mode are reset, and those that the hardware resets with them. All of
+these must be idle. They lose their instances, so each needs a desired layout for afterwards; a GPU without
+one is included only if it has no instances.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.policy import DesiredMig
 from partage.model.step import GpuUse, Transaction, gpus_of
-from partage.plan.reconcile.blocked import Blocked, BlockKind, held, reset_blockers
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigWork, in_order, work_of
+from partage.plan.reconcile.blocked import Blocked, BlockKind, blocked_by_users, reset_blockers
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigSteps, gpu_mig_steps, ordered_steps
 from partage.plan.reconcile.resets import needs_reset, reset_sets
 from partage.values import Frozen
 
@@ -22,10 +22,10 @@ NOTHING: Mapping[str, Collection[int]] = {}
 
 
 class MigPlan(Frozen):
-    """The steps under MIG for a node.
+    """The MIG steps of a node.
 
-    transactions: what has to be done, by the lowest index. planned: one for each GPU whose layout can be
-    made, without steps where it matches. blocked: one for each of the others; they keep nobody else waiting.
+    transactions: by lowest GPU index. planned: one entry for each GPU whose layout can be made, without
+    steps if it matches. blocked: one entry for each other GPU; other GPUs do not wait for it.
     """
 
     transactions: tuple[Transaction, ...] = ()
@@ -33,66 +33,74 @@ class MigPlan(Frozen):
     blocked: tuple[Blocked, ...] = ()
 
     def of(self, gpu: str) -> GpuMigPlan | Blocked | None:
-        """What is said of one GPU; None: the policy asks for no layout there."""
+        """The result for one GPU; None: the policy asks for no layout there."""
         found: tuple[GpuMigPlan | Blocked, ...] = (*self.planned, *self.blocked)
         return next((one for one in found if one.gpu == gpu), None)
 
 
 def plan_mig(
     inventory: Inventory,
-    wishes: Mapping[str, DesiredMig],
+    layouts: Mapping[str, DesiredMig],
     geometry_of: Callable[[Gpu], Geometry | None],
     uses: Iterable[GpuUse] = (),
     *,
     resets: Callable[[Gpu], bool] = needs_reset,
     renew: Mapping[str, Collection[int]] = NOTHING,
 ) -> MigPlan:
-    """The way from what lives on a node to ``wishes``: by GPU UUID; GPUs without one are left alone.
+    """The steps from the live layouts to ``layouts`` (by GPU UUID); GPUs without one are not changed.
 
-    uses: who holds what on all GPUs. resets, renew: as in ``plan_gpu_mig``, renew by GPU UUID.
+    uses: of all GPUs. resets, renew: as in ``plan_gpu_mig``, renew by GPU UUID.
     """
-    node = _Node(inventory, wishes, geometry_of, tuple(uses), resets, renew)
-    alone = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in wishes}
+    node = _Node(inventory, layouts, geometry_of, tuple(uses), resets, renew)
+    separate = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in layouts}
     sets = reset_sets(inventory)
-    outcome = dict(alone)
+    outcome = dict(separate)
     together: dict[str, tuple[str, ...]] = {}
-    for group in dict.fromkeys(sets[uuid] for uuid, work in alone.items() if _is_reset(work)):
-        swept = node.swept(group, alone)
-        outcome |= swept
-        if all(isinstance(work, GpuMigWork) for work in swept.values()):
+    for group in dict.fromkeys(sets[uuid] for uuid, work in separate.items() if _is_reset(work)):
+        reset_with_others = node.reset_with_others(group, separate)
+        outcome |= reset_with_others
+        if all(isinstance(work, GpuMigSteps) for work in reset_with_others.values()):
             together |= dict.fromkeys(group, group)
-    # Without virtualisation nothing but the driver stands in the way of a reset.
+    # Without virtualisation only the driver can refuse a reset.
     return _plan(outcome, together, reboot=False if inventory.virtual is False else None)
 
 
 class _Node(Frozen):
-    """What is known of the node."""
+    """The arguments of ``plan_mig``."""
 
     inventory: Inventory
-    wishes: Mapping[str, DesiredMig]
+    layouts: Mapping[str, DesiredMig]
     geometry_of: Callable[[Gpu], Geometry | None]
     uses: tuple[GpuUse, ...]
     resets: Callable[[Gpu], bool]
     renew: Mapping[str, Collection[int]]
 
-    def work(self, gpu: Gpu, *, swept: bool = False) -> GpuMigWork | Blocked:
-        wish, geometry = self.wishes[gpu.uuid], self.geometry_of(gpu)
+    def work(self, gpu: Gpu, *, reset_with_others: bool = False) -> GpuMigSteps | Blocked:
+        desired, geometry = self.layouts[gpu.uuid], self.geometry_of(gpu)
         renew = self.renew.get(gpu.uuid, ())
-        return work_of(gpu, wish, geometry, self.uses, resets=self.resets, renew=renew, swept=swept)
+        return gpu_mig_steps(
+            gpu,
+            desired,
+            geometry,
+            self.uses,
+            resets=self.resets,
+            renew=renew,
+            reset_with_others=reset_with_others,
+        )
 
-    def swept(
-        self, group: Sequence[str], alone: Mapping[str, GpuMigWork | Blocked]
-    ) -> Mapping[str, GpuMigWork] | Mapping[str, Blocked]:
-        """What changes for GPUs because they share a reset: work for all, or refusals for those that need
-        it."""
+    def reset_with_others(
+        self, group: Sequence[str], separate: Mapping[str, GpuMigSteps | Blocked]
+    ) -> Mapping[str, GpuMigSteps] | Mapping[str, Blocked]:
+        """The results of GPUs that share a reset: steps for all, or refusals for those that need the
+        reset."""
         members = [gpu for gpu in self.inventory if gpu.uuid in group]
-        pending = [gpu for gpu in members if _is_reset(alone.get(gpu.uuid))]
+        pending = [gpu for gpu in members if _is_reset(separate.get(gpu.uuid))]
         if blockers := reset_blockers(members, self.uses):
-            return {gpu.uuid: held(gpu, "cannot be reset", blockers) for gpu in pending}
-        works: dict[str, GpuMigWork] = {}
+            return {gpu.uuid: blocked_by_users(gpu, "cannot be reset", blockers) for gpu in pending}
+        works: dict[str, GpuMigSteps] = {}
         for gpu in members:
-            work = self.work(gpu, swept=True) if gpu.uuid in self.wishes else None
-            if isinstance(work, GpuMigWork):
+            work = self.work(gpu, reset_with_others=True) if gpu.uuid in self.layouts else None
+            if isinstance(work, GpuMigSteps):
                 works[gpu.uuid] = work
             elif loss := _loss(gpu, work):
                 return {one.uuid: _shared(one, gpu, loss) for one in pending}
@@ -100,18 +108,18 @@ class _Node(Frozen):
 
 
 def _plan(
-    outcome: Mapping[str, GpuMigWork | Blocked],
+    outcome: Mapping[str, GpuMigSteps | Blocked],
     together: Mapping[str, tuple[str, ...]],
     *,
     reboot: bool | None,
 ) -> MigPlan:
     refused = tuple(work for work in outcome.values() if isinstance(work, Blocked))
-    works = {uuid: work for uuid, work in outcome.items() if isinstance(work, GpuMigWork)}
+    works = {uuid: work for uuid, work in outcome.items() if isinstance(work, GpuMigSteps)}
     groups = dict.fromkeys(together.get(uuid, (uuid,)) for uuid in works)
     transactions, planned = [], []
     for group in groups:
         members = [works[uuid] for uuid in group if uuid in works]
-        steps = in_order(members, group, reboot)
+        steps = ordered_steps(members, group, reboot)
         transactions += [Transaction(group, steps)] if steps else []
         planned += [
             work.planned([step for step in steps if work.gpu.uuid in gpus_of(step)]) for work in members
@@ -119,13 +127,13 @@ def _plan(
     return MigPlan(tuple(transactions), tuple(planned), refused)
 
 
-def _is_reset(work: GpuMigWork | Blocked | None) -> bool:
-    return isinstance(work, GpuMigWork) and work.reset
+def _is_reset(work: GpuMigSteps | Blocked | None) -> bool:
+    return isinstance(work, GpuMigSteps) and work.reset
 
 
 def _loss(gpu: Gpu, refused: Blocked | None) -> str:
-    """What a GPU for which there are no steps would lose by a reset, in words; empty: nothing."""
-    why = "nothing says what it shall have afterwards" if refused is None else refused.reason
+    """What a GPU without steps would lose by a reset, as a sentence; empty: nothing."""
+    why = "no layout is desired for it afterwards" if refused is None else refused.reason
     if gpu.mig_devices or gpu.empty_instances:
         return f"its instances would be lost, and {why}"
     if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:

@@ -1,7 +1,7 @@
-"""What the planner looks at and what it answers: plain values, so that tests can table them.
+"""Input and output of the planner, as plain values.
 
-A ``Snapshot`` is everything that is known of a node at one moment. A ``NodePlan`` says for every GPU in which
-phase it is, which steps remain, what may be offered meanwhile, and why it waits.
+A ``Snapshot`` is everything that is known about a node at one moment. A ``NodePlan`` says for every GPU in
+which phase it is, which steps remain, what may be offered meanwhile, and why it waits.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import Entry, Held
+from partage.plan.serve.ledger import HeldIds, LedgerEntry
 from partage.values import Frozen
 
 
 class Phase(StrEnum):
     """How one GPU stands between what it is and what the policy wants.
 
-    settled:     it is as the policy wants it, and serves that.
-    waiting:     shares that have to be given back first, or processes, are in the way.
-    withdrawing: nothing is held any more; its ids are withdrawn, and the kubelet is given time to see that.
+    settled:     it is as the policy wants it, and is offered so.
+    waiting:     shares are held, or processes run, that must end first.
+    withdrawing: no share is held; its ids are withdrawn, and the kubelet gets time to apply that.
     ready:       its steps can be carried out now.
     changing:    its steps are being carried out.
     verifying:   its steps are done; it is read back before it is offered.
-    failed:      the last attempt failed; it is tried again later.
-    blocked:     it cannot be done: impossible on this GPU, or the GPU does not answer.
-    unknown:     something that the plan needs is not known yet.
+    failed:      the last attempt failed; it is retried later.
+    blocked:     impossible on this GPU, or the GPU does not answer.
+    unknown:     something that the plan needs has not been observed yet.
     """
 
     SETTLED = "settled"
@@ -51,11 +51,11 @@ class Phase(StrEnum):
 
 
 class Observed(Frozen):
-    """The node as it was observed.
+    """The observed node.
 
-    daemons: MPS daemons of ours; None: not asked yet. slices: lengths of time slices, of GPUs that say.
-    fixed_slices: why a GPU's time slice cannot be set. uses: processes and monitors that use GPUs, our own
-    MPS daemons left out; pods are in the ledger.
+    daemons: Partage's MPS daemons; None: not asked yet. slices: time-slice length of each GPU that reports
+    one. fixed_slices: why a GPU's time slice cannot be set. uses: processes and monitors, without Partage's
+    MPS daemons; pods are in the ledger.
     """
 
     node: KnownNode
@@ -66,19 +66,19 @@ class Observed(Frozen):
 
 
 class Snapshot(Frozen):
-    """All that the planner looks at beside the policy. All mappings are by GPU UUID.
+    """The planner's input, apart from the policy. All mappings are by GPU UUID.
 
     now_s: on the clock of all other times here. served: what each GPU serves since it was last published.
-    held, entries: what the ledger says. unknown: GPUs of which it is not known yet who holds their shares.
-    original: how GPUs were set before we changed them. attempts: what failed. in_hand: GPUs whose steps are
-    being carried out (``changing``) or read back (``verifying``).
+    held, entries: what the ledger says. unknown: GPUs whose holders are not known yet. original: settings
+    of GPUs before Partage changed them. attempts: what failed. in_hand: GPUs whose steps are being carried
+    out (``changing``) or read back (``verifying``).
     """
 
     now_s: float
     observed: Observed
     served: Mapping[str, GpuServing] = field(default_factory=dict)
-    held: Held = field(default_factory=Held)
-    entries: tuple[Entry, ...] = ()
+    held: HeldIds = field(default_factory=HeldIds)
+    entries: tuple[LedgerEntry, ...] = ()
     unknown: frozenset[str] = frozenset()
     original: Mapping[str, OriginalSettings] = field(default_factory=dict)
     attempts: Mapping[str, FailedAttempt] = field(default_factory=dict)
@@ -88,9 +88,9 @@ class Snapshot(Frozen):
 class GpuPlan(Frozen):
     """One GPU.
 
-    reason: why it is not settled, a sentence; empty where it is. steps: all that remain, in order; those that
-    concern several GPUs stand with each of them. offer: what may be offered until they are done.
-    waiting_for: held ids that have to be given back first. blocked: what else is in the way. again_s: when a
+    reason: why it is not settled, a sentence; empty if it is. steps: all that remain, in order; a step that
+    concerns several GPUs is listed for each of them. offer: what may be offered until they are done.
+    waiting_for: held ids that must be released first. blocked: what else is in the way. again_s: when a
     failed attempt is tried again.
     """
 
@@ -98,7 +98,7 @@ class GpuPlan(Frozen):
     reason: str = ""
     steps: tuple[PlannedStep, ...] = ()
     offer: GpuOffer = ()
-    waiting_for: tuple[Entry, ...] = ()
+    waiting_for: tuple[LedgerEntry, ...] = ()
     blocked: Blocked | None = None
     again_s: float | None = None
 
@@ -106,18 +106,18 @@ class GpuPlan(Frozen):
 class NodePlan(Frozen):
     """The whole node.
 
-    gpus: of every GPU that answers or is remembered, in the order of the inventory. transactions: all that
+    gpus: every GPU that answers or is remembered, in inventory order. transactions: all that
     can be planned now, independent of each other; ready: those that can be carried out now. serving: what
-    each GPU serves next. waiting: GPUs whose offer is about to change, and the held ids that each waits for.
-    unusable: devices whose shares cannot be used at this moment, and why. mig: details of MIG layouts.
-    due_s: when the plan changes by the passing of time alone; None: never.
+    each GPU serves next. waiting: GPUs whose offer will change, and the held ids that each waits for.
+    unusable: devices whose shares cannot be used now, and why. mig: details of MIG layouts.
+    due_s: when the plan can change only because time passes; None: never.
     """
 
     gpus: Mapping[str, GpuPlan] = field(default_factory=dict)
     transactions: tuple[Transaction, ...] = ()
     ready: tuple[Transaction, ...] = ()
     serving: Mapping[str, GpuServing] = field(default_factory=dict)
-    waiting: Mapping[str, tuple[Entry, ...]] = field(default_factory=dict)
+    waiting: Mapping[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
     unusable: Mapping[str, str] = field(default_factory=dict)
     mig: MigPlan = field(default_factory=MigPlan)
     due_s: float | None = None

@@ -1,10 +1,10 @@
-"""Where a layout comes to sit on a GPU that has instances already, so that most of them stay.
+"""The best placement of a layout on a GPU that has instances already, so that most of them stay.
 
-What counts, in this order: no instance in use is lost; most MIG devices stay; as few GPU instances as
-possible are needed; most memory slices stay under devices that stay; most GPU instances are reused (empty
-ones among them); lowest starts. The search is complete. It walks along the memory slices: at each one the
-instance that lives there stays, or another begins there, or nothing does. What can come after depends only on
-the slice and on what has still to be seated, so each such state is solved once.
+Priorities, in this order: no instance in use is lost; most MIG devices stay; fewest GPU instances; most
+memory slices below devices that stay; most GPU instances reused (empty ones included); lowest starts. The
+search is complete. It goes along the memory slices: at each one the live instance stays, another one
+begins, or none begins. What can follow depends only on the slice and on the instances still to place, so
+each such state is solved once.
 """
 
 from __future__ import annotations
@@ -20,77 +20,81 @@ from partage.model.geometry import Geometry
 from partage.model.layout import LayoutItem, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.plan.reconcile.bundles import Bundle, bundle, bundlings
 from partage.plan.reconcile.live_instances import LiveCompute, LiveInstance
+from partage.plan.reconcile.wanted_instances import WantedInstance, groupings, wanted_instances
 from partage.values import Frozen
 
 
 class PlannedInstance(Frozen):
-    """A GPU instance of the layout and its place. live: the one that is reused, None: a new one."""
+    """A GPU instance of the layout and its place. live: the reused instance; None: a new one."""
 
-    bundle: Bundle
+    wanted: WantedInstance
     placement: Placement
     live: LiveInstance | None = None
 
     @property
-    def stays(self) -> tuple[LiveCompute, ...]:
-        """Compute instances that go on living; those in use come first, then the lowest ids."""
-        return _stays(self.live, self.bundle) if self.live else ()
+    def kept(self) -> tuple[LiveCompute, ...]:
+        """Compute instances that stay; those in use first, then the lowest ids."""
+        return _kept(self.live, self.wanted) if self.live else ()
 
     @property
-    def goes(self) -> tuple[LiveCompute, ...]:
-        """Compute instances of the reused GPU instance that the layout has no place for."""
-        stays = {one.ci_id for one in self.stays}
-        return tuple(one for one in self.live.computes if one.ci_id not in stays) if self.live else ()
+    def removed(self) -> tuple[LiveCompute, ...]:
+        """Compute instances of the reused GPU instance that must be destroyed."""
+        kept = {one.ci_id for one in self.kept}
+        return tuple(one for one in self.live.computes if one.ci_id not in kept) if self.live else ()
 
     @property
     def missing(self) -> tuple[MigProfile, ...]:
-        """Compute instances to be made, largest first: so they find room within the GPU instance."""
+        """Compute instances to create, largest first, so that each finds room in the GPU instance."""
         left = list(self.devices)
-        for one in self.stays:
-            left.remove(_named(self.bundle, one.profile.compute_slices))
+        for one in self.kept:
+            left.remove(_named(self.wanted, one.profile.compute_slices))
         return tuple(left)
 
     @property
     def devices(self) -> tuple[MigProfile, ...]:
         """The MIG devices that it will have, largest first."""
-        return tuple(_named(self.bundle, slices) for slices in self.bundle.computes)
+        return tuple(_named(self.wanted, slices) for slices in self.wanted.computes)
 
 
-def _named(one: Bundle, slices: int) -> MigProfile:
-    """A compute instance with so many slices. A spec's compute slices are the ``g`` of its profile."""
+def _named(one: WantedInstance, slices: int) -> MigProfile:
+    """The profile of a compute instance with this many slices (the ``g`` of a profile)."""
     return replace(one.spec.profile, compute_slices=slices)
 
 
 class PlacedLayout(Frozen):
-    """A layout with its places, by first memory slice. lost: users of instances that it leaves no place."""
+    """A placed layout, by first memory slice. lost: number of users that lose their instance."""
 
-    seats: tuple[PlannedInstance, ...]
+    instances: tuple[PlannedInstance, ...]
     lost: int = 0
 
 
-def seating(geometry: Geometry, items: Sequence[LayoutItem], live: Sequence[LiveInstance]) -> PlacedLayout:
-    """The best places for ``items``. Raises DoesNotFit where not even an empty GPU has room for them."""
+def best_placement(
+    geometry: Geometry, items: Sequence[LayoutItem], live: Sequence[LiveInstance]
+) -> PlacedLayout:
+    """The best placement of ``items``. Raises DoesNotFit if even an empty GPU has no room for them."""
     placed = place(geometry, items)
     if not live:
         starts = {one.instance: one.placement for one in placed}
-        seats = [PlannedInstance(one, starts[number]) for number, one in enumerate(bundle(placed))]
-        return PlacedLayout(tuple(seats))
+        instances = [
+            PlannedInstance(one, starts[number]) for number, one in enumerate(wanted_instances(placed))
+        ]
+        return PlacedLayout(tuple(instances))
     found = [
-        (_first(answer.score, len(bundles)), -at, walk, answer)
-        for at, bundles in enumerate(bundlings(geometry, placed, {one.profile for one in live}))
-        if (answer := (walk := _Walk(geometry, bundles, live)).best())
+        (_first(answer.score, len(bundles)), -at, search, answer)
+        for at, bundles in enumerate(groupings(geometry, placed, {one.profile for one in live}))
+        if (answer := (search := _PlacementSearch(geometry, bundles, live)).best())
     ]
-    _, _, walk, answer = max(found, key=lambda one: one[:2])
-    return PlacedLayout(walk.seats(answer), -answer.score[0])
+    _, _, search, answer = max(found, key=lambda one: one[:2])
+    return PlacedLayout(search.instances(answer), -answer.score[0])
 
 
 Score = tuple[int, int, int, int]
 """Users lost (negative), MIG devices that stay, memory slices under them, GPU instances reused."""
 
 
-class _Answer(NamedTuple):
-    """The best way on from some slice; the greatest is the best.
+class _Partial(NamedTuple):
+    """The best placement from one slice on; the greatest is the best.
 
     starts: of the GPU instances, negative, as the lowest win. kinds: minus the number of the kind, and the
     position of the live instance that is reused or -1, for each of them.
@@ -101,13 +105,15 @@ class _Answer(NamedTuple):
     kinds: tuple[tuple[int, int], ...]
 
 
-_DONE = _Answer((0, 0, 0, 0), (), ())
+_DONE = _Partial((0, 0, 0, 0), (), ())
 
 
-class _Walk:
-    """The search for one bundling."""
+class _PlacementSearch:
+    """The search for one grouping of compute instances."""
 
-    def __init__(self, geometry: Geometry, bundles: Sequence[Bundle], live: Sequence[LiveInstance]) -> None:
+    def __init__(
+        self, geometry: Geometry, bundles: Sequence[WantedInstance], live: Sequence[LiveInstance]
+    ) -> None:
         counts = Counter(bundles)
         self._kinds = sorted(counts, key=_rank)
         self._wanted = tuple(counts[kind] for kind in self._kinds)
@@ -115,22 +121,22 @@ class _Walk:
         self._live = tuple(live)
         self._at = {one.placement.start: position for position, one in enumerate(live)}
         self._end = max([geometry.memory_slices, *(one.placement.slices.stop for one in live)])
-        self._known: dict[tuple[int, tuple[int, ...]], _Answer | None] = {}
+        self._known: dict[tuple[int, tuple[int, ...]], _Partial | None] = {}
         self._offers: dict[int, list[tuple[Score, int] | None]] = {}
 
-    def best(self) -> _Answer | None:
-        """None: the GPU instances cannot sit side by side."""
+    def best(self) -> _Partial | None:
+        """None: the GPU instances do not fit side by side."""
         return self._from(0, self._wanted)
 
-    def seats(self, answer: _Answer) -> tuple[PlannedInstance, ...]:
-        """What the answer says."""
+    def instances(self, answer: _Partial) -> tuple[PlannedInstance, ...]:
+        """The planned instances of an answer."""
         return tuple(
             PlannedInstance(kind, Placement(-start, kind.spec.size), self._live[live] if live >= 0 else None)
             for start, (number, live) in zip(answer.starts, answer.kinds, strict=True)
             for kind in [self._kinds[-number]]
         )
 
-    def _from(self, at: int, left: tuple[int, ...]) -> _Answer | None:
+    def _from(self, at: int, left: tuple[int, ...]) -> _Partial | None:
         if sum(map(mul, left, self._sizes)) > self._end - at:
             return None
         if at >= self._end:
@@ -140,7 +146,7 @@ class _Walk:
             self._known[state] = self._solve(at, left)
         return self._known[state]
 
-    def _solve(self, at: int, left: tuple[int, ...]) -> _Answer | None:
+    def _solve(self, at: int, left: tuple[int, ...]) -> _Partial | None:
         found = [self._skip(at, left)]
         for number, kind in enumerate(self._kinds):
             if left[number] and kind.start in (None, at) and (option := self._options(at)[number]):
@@ -150,22 +156,22 @@ class _Walk:
                 )
                 if rest:
                     starts, kinds = (-at, *rest.starts), ((-number, live), *rest.kinds)
-                    found.append(_Answer(_sum(score, rest.score), starts, kinds))
+                    found.append(_Partial(_sum(score, rest.score), starts, kinds))
         return max((answer for answer in found if answer), default=None)
 
-    def _skip(self, at: int, left: tuple[int, ...]) -> _Answer | None:
+    def _skip(self, at: int, left: tuple[int, ...]) -> _Partial | None:
         """No GPU instance begins here."""
         rest = self._from(at + 1, left)
         lost = self._lost(at, at + 1)
         return rest._replace(score=_sum(rest.score, (-lost, 0, 0, 0))) if rest and lost else rest
 
     def _options(self, at: int) -> list[tuple[Score, int] | None]:
-        """For each kind that begins at a slice: what it scores, and which live instance serves, or -1."""
+        """For each kind that begins at a slice: its score, and the live instance that is reused, or -1."""
         if at not in self._offers:
             self._offers[at] = [self._option(kind, at) for kind in self._kinds]
         return self._offers[at]
 
-    def _option(self, kind: Bundle, at: int) -> tuple[Score, int] | None:
+    def _option(self, kind: WantedInstance, at: int) -> tuple[Score, int] | None:
         position = self._at.get(at, -1)
         if position >= 0 and _serves(self._live[position], kind):
             return _gain(self._live[position], kind), position
@@ -183,32 +189,32 @@ def _sum(a: Score, b: Score) -> Score:
 
 
 def _first(score: Score, instances: int) -> tuple[int, ...]:
-    """The score of a whole seating, with the number of its GPU instances in its place."""
+    """The score of a whole placement, with the number of its GPU instances at third position."""
     return (score[0], score[1], -instances, score[2], score[3])
 
 
-def _rank(kind: Bundle) -> tuple[object, ...]:
+def _rank(kind: WantedInstance) -> tuple[object, ...]:
     """Of two that could begin at the same slice, the larger one is tried first."""
     fixed = -1 if kind.start is None else kind.start
     return (-kind.spec.size, -kind.spec.compute_slices, kind.spec.profile, kind.computes, fixed)
 
 
-def _serves(live: LiveInstance, kind: Bundle) -> bool:
+def _serves(live: LiveInstance, kind: WantedInstance) -> bool:
     reusable = bool(live.busy) or not live.renew
     return reusable and live.profile == kind.spec.profile and live.placement.size == kind.spec.size
 
 
-def _gain(live: LiveInstance, kind: Bundle) -> Score:
-    stays = _stays(live, kind)
-    lost = sum(bool(one.users) for one in live.computes) - sum(bool(one.users) for one in stays)
-    return (-lost, len(stays), live.placement.size if stays else 0, 1)
+def _gain(live: LiveInstance, kind: WantedInstance) -> Score:
+    kept = _kept(live, kind)
+    lost = sum(bool(one.users) for one in live.computes) - sum(bool(one.users) for one in kept)
+    return (-lost, len(kept), live.placement.size if kept else 0, 1)
 
 
-def _stays(live: LiveInstance, kind: Bundle) -> tuple[LiveCompute, ...]:
+def _kept(live: LiveInstance, kind: WantedInstance) -> tuple[LiveCompute, ...]:
     left = Counter(kind.computes)
-    stays = []
+    kept = []
     for one in sorted(live.computes, key=lambda one: (not one.users, one.ci_id)):
         if left[one.profile.compute_slices] > 0:
             left[one.profile.compute_slices] -= 1
-            stays.append(one)
-    return tuple(stays)
+            kept.append(one)
+    return tuple(kept)

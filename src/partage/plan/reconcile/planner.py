@@ -1,7 +1,7 @@
-"""The planner: what has to be done to a node, in which order, and what may be offered meanwhile. Pure.
+"""The planner: the steps of a node, their order, and what may be offered meanwhile. Pure.
 
-Everything that Partage does to a node is decided here: ``plan``, ``apply``, ``assert``, ``simulate`` and the
-agent carry out, compare or print the same ``NodePlan``.
+All changes of a node are decided here: ``plan``, ``apply``, ``assert``, ``simulate`` and the agent print,
+compare or carry out the same ``NodePlan``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node
-from partage.plan.reconcile.holders import entry_uses
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
+from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.transition import GpuServing, due_s, transition, waiting
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 
 SETTLE_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
@@ -29,12 +29,12 @@ Allocate that was under way when it arrived is over within milliseconds."""
 def plan_node(
     desired: DesiredState, now: Snapshot, geometry_of: GeometryOf, settle_s: float = SETTLE_S
 ) -> NodePlan:
-    """The plan of a node. See ``Planner`` for the agent's way to ask again and again."""
+    """The plan of a node, once. The agent uses a ``Planner``, which saves repeated work."""
     return Planner(geometry_of, settle_s).plan(desired, now)
 
 
 class Planner(Struct):
-    """Plans a node. What it remembers of the last plan saves work, and never changes an answer.
+    """Plans a node again and again. It caches the last draft, which never changes a result.
 
     settle_s: how long ids are withdrawn before a GPU changes.
     """
@@ -44,9 +44,9 @@ class Planner(Struct):
     _last: tuple[DesiredState, tuple[object, object], NodeDraft] | None = None
 
     def plan(self, desired: DesiredState | None, now: Snapshot) -> NodePlan:
-        """What has to be done next, and what each GPU serves meanwhile.
+        """The next steps, and what each GPU serves meanwhile.
 
-        Without a policy, or without a driver, nothing can be judged, and everything stays as it is.
+        Without a policy or a driver there are no steps, and what is served does not change.
         """
         if desired is None or isinstance(now.observed.node.inventory.driver, NoDriver):
             waits = waiting(now.served, now.entries, _gpu_of(now))
@@ -69,9 +69,9 @@ class Planner(Struct):
         )
 
     def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
-        """The last draft where nothing that it rests on has changed.
+        """The cached draft if its inputs have not changed.
 
-        While everything is as it should be, it does not matter who uses what.
+        While the node is settled, uses of GPUs do not matter.
         """
         renew = {gpu: one.renew for gpu, one in now.attempts.items() if one.renew}
         observed = now.observed
@@ -116,7 +116,7 @@ def _draft(
 
 
 def _gpu_of(now: Snapshot) -> dict[str, str]:
-    """MIG device UUID to the UUID of its GPU, of all GPUs that were ever seen."""
+    """MIG device UUID to GPU UUID, for all GPUs ever observed."""
     known = now.observed.node.known.values()
     return {device.uuid: gpu.uuid for gpu in known for device in gpu.mig_devices}
 
@@ -124,9 +124,9 @@ def _gpu_of(now: Snapshot) -> dict[str, str]:
 def _next_serving(
     draft: NodeDraft, now: Snapshot, settle_s: float, gpu_of: Mapping[str, str]
 ) -> dict[str, GpuServing]:
-    """The next step of every GPU that may take one.
+    """What every GPU serves next.
 
-    A GPU that is not seen, or whose holders are not known yet, or that is being changed, keeps what it
+    A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
     serves.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
@@ -142,7 +142,7 @@ def _next_serving(
 
 
 def _gpu_plan(
-    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[Entry, ...]]
+    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[LedgerEntry, ...]]
 ) -> GpuPlan:
     steps = () if draft.transaction is None else _steps_of(uuid, draft.transaction)
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
@@ -163,9 +163,9 @@ def _steps_of(uuid: str, transaction: Transaction) -> tuple[Step, ...]:
 
 
 def _phase(
-    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[Entry, ...]]
+    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[LedgerEntry, ...]]
 ) -> tuple[Phase, str]:
-    """The first that applies, and why."""
+    """The first phase that applies, and why."""
     waits = waiting_gpus.get(uuid)
     if uuid in now.in_hand:
         return now.in_hand[uuid], "it is being changed"
@@ -188,12 +188,12 @@ def _phase(
 def _is_ready(
     transaction: Transaction, draft: NodeDraft, now: Snapshot, serving: Mapping[str, GpuServing]
 ) -> bool:
-    """Whether it can be carried out: no share of what it destroys or ends can be held or given out any more.
+    """Whether it can be carried out: no share that it destroys or stops can be held or allocated any more.
 
-    What is served now was published; what is served next was not yet.
+    ``now.served`` is published; ``serving`` is not yet.
     """
     if now.observed.daemons is None:
-        return False  # it is not known what would have to end first
+        return False  # it is not known which daemons have to stop first
     return all(
         gpu not in now.in_hand
         and _is_due(gpu, now)
@@ -207,7 +207,7 @@ def _is_due(gpu: str, now: Snapshot) -> bool:
 
 
 def _may_change(gpu: str, draft: NodeDraft, now: Snapshot, serving: Mapping[str, GpuServing]) -> bool:
-    """Nothing is in its way, and it serves only what its steps leave alone, and will not change that."""
+    """Nothing blocks it, and it serves now and next only what its steps do not touch."""
     if draft.gpus[gpu].stuck is not None or gpu in now.unknown:
         return False
     wanted = GpuServing(draft.gpus[gpu].offer)

@@ -1,4 +1,4 @@
-"""Which GPUs need a reset for their MIG mode, and which share it.
+"""Which GPUs need a reset to change their MIG mode, and which GPUs are reset together.
 
 The rules are those of NVIDIA's MIG guide (Ampere changes its mode by a reset, later architectures do not) and
 of ``nvidia-smi --gpu-reset`` in its manual: from Ampere on, a GPU with direct NVLinks is reset by itself; one
@@ -6,7 +6,7 @@ on NVSwitches, too, but on Ampere only while the fabric manager runs, otherwise 
 Uncertain: NVML does not say that links run through a switch, and a GPU in MIG mode may show no links at all.
 So Ampere boards named SXM count as joined with each other, and so does a GPU with two or more peers (a bridge
 joins two). That may take a four-GPU board without switches for one with them: it then waits for more GPUs
-to be idle than it must, unless the fabric manager runs. The driver has the last word: it
+to be idle than it must, unless the fabric manager runs. The driver decides: it
 refuses a reset and names the GPUs that are missing.
 """
 
@@ -18,7 +18,7 @@ from partage.model.gpu import Gpu, Inventory
 
 
 def needs_reset(gpu: Gpu) -> bool:
-    """Whether a change of MIG mode takes a reset. Architectures that nobody knows are later ones."""
+    """Whether a change of MIG mode needs a reset. Unknown architectures count as later ones."""
     return gpu.architecture == "ampere"
 
 

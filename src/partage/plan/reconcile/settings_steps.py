@@ -1,7 +1,7 @@
-"""The steps from how a GPU is set to how its shares need it, and back.
+"""The steps that give a GPU the settings that its shares need, and that restore them later.
 
-A setting is taken back when nothing wants it any more, to what it was before we changed it. What was there
-before, or was changed by others since, is left alone.
+When a setting is no longer needed, the value from before Partage changed it is restored. Settings that were
+not changed by Partage, or were changed by others since, are not touched.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _EXCLUSIVE = ComputeMode.EXCLUSIVE_PROCESS
 
 
 class OriginalSettings(Frozen):
-    """What a GPU was set to before we changed it. None: not changed."""
+    """The settings of a GPU before Partage changed them. None: not changed."""
 
     mode: ComputeMode | None = None
     interval: Interval | None = None
 
 
 class SettingsSteps(Frozen):
-    """The steps to a setting.
+    """The steps to the desired settings.
 
-    end:  what has to end first: no share of the GPU may be held.
-    make: what has to be made, or made again. Shares that are in use need it as much as new ones.
+    end:  stops and restores, done first: no share of the GPU may be held.
+    make: starts and changes, also again after a failure. Held shares need them as much as new ones.
     """
 
     end: tuple[Step, ...] = ()
@@ -43,49 +43,51 @@ class SettingsSteps(Frozen):
         return not (self.end or self.make)
 
 
-def settle(
+def settings_steps(
     gpu: Gpu, want: GpuSettings, daemons: Sequence[DaemonState], before: OriginalSettings
 ) -> SettingsSteps:
-    """The way of one GPU to ``want``. daemons: those of ours on it, dead ones too. Time slices aside."""
+    """The steps of one GPU to ``want``, without time slices. daemons: Partage's daemons on it, dead ones
+    too."""
     end: list[Step] = []
     make: list[Step] = []
     wanted = {spec.device: spec for spec in want.daemons}
-    standing = {one.device: one for one in daemons}
-    for device, one in standing.items():
-        if device not in wanted or not _is_as_asked(one, wanted[device]):
+    running = {one.device: one for one in daemons}
+    for device, one in running.items():
+        if device not in wanted or not _is_as_wanted(one, wanted[device]):
             end.append(StopDaemon(gpu.uuid, device, _spec(one)))
-    going = {step.device for step in end if isinstance(step, StopDaemon)}
+    stopping = {step.device for step in end if isinstance(step, StopDaemon)}
     if want.exclusive_process and gpu.compute_mode is not _EXCLUSIVE:
         make.append(SetComputeMode(gpu.uuid, _EXCLUSIVE, gpu.compute_mode))
-    elif not want.exclusive_process and _is_ours(gpu, before):
+    elif not want.exclusive_process and _is_set_by_us(gpu, before):
         assert before.mode is not None
         end.append(SetComputeMode(gpu.uuid, before.mode, gpu.compute_mode))
     for device, spec in wanted.items():
-        if device in going or not _stands(standing.get(device)):
+        if device in stopping or not _is_running(running.get(device)):
             make.append(StartDaemon(gpu.uuid, spec))
     return SettingsSteps(tuple(end), tuple(make))
 
 
-def _is_ours(gpu: Gpu, before: OriginalSettings) -> bool:
-    """The compute mode is the one that we set: nobody has changed it since."""
+def _is_set_by_us(gpu: Gpu, before: OriginalSettings) -> bool:
+    """The compute mode is still the one that Partage set."""
     return before.mode not in (None, _EXCLUSIVE) and gpu.compute_mode is _EXCLUSIVE
 
 
-def _is_as_asked(one: DaemonState, spec: DaemonSpec) -> bool:
-    """A daemon that does not run, or does not say, is made anew as it is wanted."""
+def _is_as_wanted(one: DaemonState, spec: DaemonSpec) -> bool:
+    """Its settings match, or are not known: a daemon that does not run or answer is started with the wanted
+    ones."""
     if one.phase in (DaemonPhase.DEAD, DaemonPhase.STARTING, DaemonPhase.SILENT):
         return True
     users = spec.multi_user is None or spec.multi_user is one.multi_user
     return users and one.limits == spec.limits
 
 
-def _stands(one: DaemonState | None) -> bool:
-    """Nothing has to be started. One that is silent runs: its clients may be working."""
+def _is_running(one: DaemonState | None) -> bool:
+    """It need not be started. A silent daemon runs: its clients may be working."""
     return one is not None and one.phase not in (DaemonPhase.DEAD, DaemonPhase.STARTING)
 
 
 def _spec(one: DaemonState) -> DaemonSpec | None:
-    """What brings a daemon back; None where it does not say."""
+    """The spec to start the daemon again; None if it does not answer."""
     if one.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT):
         return None
     limits = one.limits
@@ -96,40 +98,42 @@ def _spec(one: DaemonState) -> DaemonSpec | None:
 
 
 def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str]:
-    """Devices whose daemon takes no clients at this moment, and why."""
-    standing = {one.device: one for one in daemons}
-    said = {}
+    """Devices whose daemon takes no clients now, and why."""
+    running = {one.device: one for one in daemons}
+    reasons = {}
     for spec in want.daemons:
-        one = standing.get(spec.device)
+        one = running.get(spec.device)
         if one is None:
-            said[spec.device] = "its MPS daemon has not been started yet"
+            reasons[spec.device] = "its MPS daemon has not been started yet"
         elif one.phase is not DaemonPhase.SERVING:
-            said[spec.device] = one.reason or f"its MPS daemon is {one.phase}"
-    return said
+            reasons[spec.device] = one.reason or f"its MPS daemon is {one.phase}"
+    return reasons
 
 
 def slice_steps(
-    wants: Mapping[str, GpuSettings], slices: Mapping[str, Interval], befores: Mapping[str, OriginalSettings]
+    wants: Mapping[str, GpuSettings],
+    slices: Mapping[str, Interval],
+    originals: Mapping[str, OriginalSettings],
 ) -> dict[str, SetTimeSlice]:
-    """Slices to be set, and those to be set back, by GPU UUID.
+    """Time slices to set or restore, by GPU UUID.
 
-    slices: what each GPU has now; GPUs that do not say are left out, and left alone.
+    slices: what each GPU has now; GPUs that report none are left out and not changed.
     """
     steps = {}
     for gpu, now in slices.items():
         want = wants.get(gpu, NO_SETTINGS).interval
         if want is None:
-            want = befores.get(gpu, OriginalSettings()).interval
+            want = originals.get(gpu, OriginalSettings()).interval
         if want is not None and want is not now:
             steps[gpu] = SetTimeSlice(gpu, want, now)
     return steps
 
 
 def note_originals(
-    steps: Iterable[Step], befores: Mapping[str, OriginalSettings]
+    steps: Iterable[Step], originals: Mapping[str, OriginalSettings]
 ) -> dict[str, OriginalSettings]:
-    """What has to be known before these steps are begun: how the GPUs were before we ever changed them."""
-    known = dict(befores)
+    """``originals``, plus the settings that these steps are about to change for the first time."""
+    known = dict(originals)
     for step in steps:
         if isinstance(step, SetComputeMode) and step.mode is _EXCLUSIVE:
             now = known.get(step.gpu, OriginalSettings())
@@ -141,21 +145,21 @@ def note_originals(
 
 
 def needed_originals(
-    befores: Mapping[str, OriginalSettings],
+    originals: Mapping[str, OriginalSettings],
     wants: Mapping[str, GpuSettings],
     modes: Mapping[str, ComputeMode],
     slices: Mapping[str, Interval],
 ) -> dict[str, OriginalSettings]:
-    """What has still to be remembered: of settings that are wanted, or not given back yet.
+    """The originals that are still needed: their settings are in use or not restored yet.
 
-    modes, slices: what GPUs have now; of a GPU that is not among them all is remembered.
+    modes, slices: what GPUs have now; for a GPU that is missing there all originals are kept.
     """
     kept = {}
-    for gpu, before in befores.items():
+    for gpu, before in originals.items():
         want = wants.get(gpu, NO_SETTINGS)
         mode, interval = before.mode, before.interval
         if not want.exclusive_process and modes.get(gpu, _EXCLUSIVE) is not _EXCLUSIVE:
-            mode = None  # given back, or changed by somebody else
+            mode = None  # restored, or changed by others
         if want.interval is None and slices.get(gpu, None) is interval:
             interval = None
         if mode is not None or interval is not None:

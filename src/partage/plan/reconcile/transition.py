@@ -1,12 +1,12 @@
-"""How a GPU passes from one offer to the next: only when nobody holds a share of it.
+"""How a GPU changes from one offer to the next: only when no share of it is held.
 
-Invariant: the shares held on one GPU all belong to one strategy and one set of terms. Of MIG devices of one
-strategy some may come and go while the others stay as they are: they are isolated by the hardware.
+Invariant: the shares held on one GPU all belong to one strategy and one set of terms. MIG devices may be
+added and removed while others of the same strategy stay: the hardware isolates them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -14,33 +14,18 @@ from msgspec import Struct, field
 from partage.model.ids import ResourceName, ShareId
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
-from partage.plan.serve.ledger import Entry, Held
+from partage.plan.serve.ledger import HeldIds, LedgerEntry
 from partage.values import Frozen
-
-__all__ = [
-    "GpuServing",
-    "Held",
-    "ListedShare",
-    "answerable",
-    "due_s",
-    "foreign_holds",
-    "listed",
-    "transition",
-    "waiting",
-    "with_lost",
-]
 
 
 class GpuServing(Frozen):
-    """What one GPU offers at this moment.
+    """What one GPU offers now.
 
-    offer: what its held ids belong to, and its free ids too unless draining.
-    leaving: MIG devices that are no longer wanted, while the rest of the GPU goes on: only held ids stay
-    listed.
-    draining: the GPU waits to change: only held ids stay listed. draining_since_s: clock of the caller, None
-    where it does not drain.
-    empty_since_s: since when nobody holds a share that is waited for; None while somebody does, or
-    nothing is waited for.
+    offer: the offers of its held ids, and of its free ids unless draining.
+    leaving: MIG devices that are no longer wanted while the rest of the GPU stays: only held ids are listed.
+    draining: the GPU waits to change: only held ids are listed. draining_since_s: on the caller's clock; None
+    if it does not drain.
+    empty_since_s: since when no awaited share is held; None while one is held, or none is awaited.
     """
 
     offer: GpuOffer
@@ -51,11 +36,11 @@ class GpuServing(Frozen):
 
 
 class ListedShare(Frozen):
-    """One id that the kubelet shall know.
+    """One id that is listed to the kubelet.
 
-    offering: what it belongs to. None for a foreign hold: somebody holds it, and nobody knows what it was
-    part of; it is listed as unhealthy, so that the kubelet keeps it and gives it to nobody.
-    gpu: empty where a foreign hold is on no GPU that is known.
+    offering: its offer. None for a foreign hold: a held id of which no offer is known; it is listed as
+    unhealthy, so that the kubelet keeps it and allocates it to no other pod.
+    gpu: empty if a foreign hold is on no known GPU.
     """
 
     resource: ResourceName
@@ -67,8 +52,8 @@ class ListedShare(Frozen):
 _Hold = tuple[ResourceName, str]
 
 
-class _Load(Struct):
-    """What is held on one GPU. own: with the offering that it belongs to."""
+class _GpuHolds(Struct):
+    """The held ids of one GPU. own: with the offers that they belong to."""
 
     own: list[tuple[_Hold, DeviceOffer]] = field(default_factory=list)
     foreign: list[_Hold] = field(default_factory=list)
@@ -77,7 +62,7 @@ class _Load(Struct):
 def transition(
     serving: Mapping[str, GpuServing],
     wanted: NodeOffer,
-    held: Held,
+    held: HeldIds,
     now_s: float,
     settle_s: float,
     *,
@@ -85,24 +70,24 @@ def transition(
 ) -> dict[str, GpuServing]:
     """One step from ``serving`` towards ``wanted``, GPU by GPU.
 
-    A GPU whose offer is as wanted is left alone (and stops draining). One that nobody serves yet starts with
-    what is wanted. One that differs drains; once nobody has held a share of it for settle_s, it changes. A
-    GPU that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
-    too. settle_s covers the kubelet's view: an Allocate for an id that was just withdrawn may be under way,
-    and is still answered meanwhile (``answerable``). Planned MIG devices are not served.
-    gpu_of: MIG device UUID to GPU UUID, for held ids of devices that are in no offer.
+    A GPU whose offer matches is not changed (and stops draining). One that serves nothing yet starts with
+    the wanted offer. One that differs drains; once no share of it was held for settle_s, it changes. A GPU
+    that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
+    too. settle_s gives the kubelet time: an Allocate for an id that was just withdrawn may be under way,
+    and is still answered (``answerable``). Planned MIG devices are not served. gpu_of: MIG device UUID to
+    GPU UUID, for held ids of devices that are in no offer.
     """
     live = {gpu: tuple(one for one in offer if not one.planned) for gpu, offer in wanted.items()}
     loads = _loads({**live, **answerable(serving)}, held, gpu_of or {})
     steps = {
-        gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _Load()), now_s, settle_s)
+        gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _GpuHolds()), now_s, settle_s)
         for gpu in {**serving, **live}
     }
     return {gpu: step for gpu, step in steps.items() if step is not None}
 
 
 def foreign_holds(
-    serving: Mapping[str, GpuServing], held: Held, gpu_of: Mapping[str, str] | None = None
+    serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
 ) -> dict[str, list[tuple[ResourceName, str]]]:
     """GPU UUID to held ids on it that belong to nothing it serves; key ``""``: on no GPU that is known."""
     loads = _loads(answerable(serving), held, gpu_of or {})
@@ -110,7 +95,7 @@ def foreign_holds(
 
 
 def listed(
-    serving: Mapping[str, GpuServing], held: Held, gpu_of: Mapping[str, str] | None = None
+    serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
 ) -> dict[ResourceName, list[ListedShare]]:
     """The rows to publish, per resource in the order of ``resources_of``; foreign holds last.
 
@@ -130,16 +115,16 @@ def listed(
 
 
 def answerable(serving: Mapping[str, GpuServing]) -> NodeOffer:
-    """All offerings for whose ids Allocate is answered, listed or not: choosers and answerers know these."""
+    """All offers for whose ids Allocate is answered, listed or not."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in serving.items()}
 
 
 def waiting(
-    serving: Mapping[str, GpuServing], entries: Iterable[Entry], gpu_of: Mapping[str, str] | None = None
-) -> dict[str, tuple[Entry, ...]]:
+    serving: Mapping[str, GpuServing], entries: Iterable[LedgerEntry], gpu_of: Mapping[str, str] | None = None
+) -> dict[str, tuple[LedgerEntry, ...]]:
     """For every GPU that waits to change: the held ids, with holders, that it waits for.
 
-    Empty tuple: nobody holds one any more, and it waits for settle_s.
+    Empty tuple: none is held any more, and it waits for settle_s.
     """
     moving = {gpu: now for gpu, now in serving.items() if now.draining or now.leaving}
     if not moving:
@@ -148,33 +133,27 @@ def waiting(
     ids: dict[ResourceName, set[str]] = {}
     for resource, share in by_hold:
         ids.setdefault(resource, set()).add(share)
-    held = Held({resource: frozenset(some) for resource, some in ids.items()})
+    held = HeldIds({resource: frozenset(some) for resource, some in ids.items()})
     loads = _loads(answerable(serving), held, gpu_of or {})
     return {
-        gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _Load()))))
+        gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _GpuHolds()))))
         for gpu, now in moving.items()
     }
 
 
 def due_s(serving: Mapping[str, GpuServing], settle_s: float) -> float | None:
-    """When the next step can change something by the passing of time alone; None: never."""
+    """When the next step can change something only because time passes; None: never."""
     return min(
         (now.empty_since_s + settle_s for now in serving.values() if now.empty_since_s is not None),
         default=None,
     )
 
 
-def with_lost(wanted: NodeOffer, serving: Mapping[str, GpuServing], lost: Collection[str]) -> NodeOffer:
-    """``wanted``, and what GPUs that do not answer offered before: they stay listed, as unhealthy."""
-    kept = {gpu: serving[gpu].offer for gpu in lost if gpu in serving and gpu not in wanted}
-    return {**wanted, **kept}
-
-
 # --- one GPU -----------------------------------------------------------------------------------
 
 
 def _step(
-    now: GpuServing | None, wanted: GpuOffer | None, load: _Load, now_s: float, settle_s: float
+    now: GpuServing | None, wanted: GpuOffer | None, load: _GpuHolds, now_s: float, settle_s: float
 ) -> GpuServing | None:
     if now is None:
         return _start(wanted, load, now_s)
@@ -189,7 +168,7 @@ def _step(
     return GpuServing((*now.offer, *now.leaving), (), True, since_s, empty_since_s)
 
 
-def _start(wanted: GpuOffer | None, load: _Load, now_s: float) -> GpuServing | None:
+def _start(wanted: GpuOffer | None, load: _GpuHolds, now_s: float) -> GpuServing | None:
     if wanted is None:
         return None
     if load.foreign:
@@ -198,9 +177,9 @@ def _start(wanted: GpuOffer | None, load: _Load, now_s: float) -> GpuServing | N
 
 
 def _change_in_place(
-    now: GpuServing, wanted: GpuOffer, load: _Load, now_s: float, settle_s: float
+    now: GpuServing, wanted: GpuOffer, load: _GpuHolds, now_s: float, settle_s: float
 ) -> GpuServing:
-    """Take what is wanted at once; MIG devices that are no longer part of it leave when nobody holds them."""
+    """Take the wanted offer at once; MIG devices that are no longer part of it leave when not held."""
     stay = {one.device for one in wanted}
     leaving = tuple(one for one in (*now.offer, *now.leaving) if one.device not in stay)
     if not leaving:
@@ -241,22 +220,22 @@ def _terms(offer: GpuOffer) -> dict[str, set[tuple[object, ...]]]:
     return terms
 
 
-# --- which id belongs to what --------------------------------------------------------------------
+# --- held ids and their offers --------------------------------------------------------------------
 
 
-def _loads(offers: NodeOffer, held: Held, gpu_of: Mapping[str, str]) -> dict[str, _Load]:
-    """What is held on each GPU. Costs what the held ids cost, not what all ids cost."""
+def _loads(offers: NodeOffer, held: HeldIds, gpu_of: Mapping[str, str]) -> dict[str, _GpuHolds]:
+    """The held ids of each GPU. The cost depends on the held ids, not on all ids."""
     by_device: dict[str, list[DeviceOffer]] = {}
     for offer in offers.values():
         for offering in offer:
             by_device.setdefault(offering.device, []).append(offering)
-    loads: dict[str, _Load] = {}
+    loads: dict[str, _GpuHolds] = {}
     for resource, ids in held.ids.items():
         for text in ids:
             share = _parsed(text)
             offerings = by_device.get(share.device, [])
             gpu = offerings[0].gpu if offerings else gpu_of.get(share.device, share.device)
-            load = loads.setdefault(gpu if gpu in offers else "", _Load())
+            load = loads.setdefault(gpu if gpu in offers else "", _GpuHolds())
             own = next((one for one in offerings if one.resource == resource and _has(one, share)), None)
             if own is None:
                 load.foreign.append((resource, text))
@@ -266,7 +245,7 @@ def _loads(offers: NodeOffer, held: Held, gpu_of: Mapping[str, str]) -> dict[str
 
 
 _parsed = lru_cache(maxsize=4096)(ShareId.parse)
-"""Every turn asks about the same ids again."""
+"""Cached: every turn asks about the same ids."""
 
 
 def _has(offering: DeviceOffer, share: ShareId) -> bool:
@@ -281,7 +260,7 @@ def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[str]) ->
     return offering.share_ids
 
 
-def _waited_for(now: GpuServing, load: _Load) -> Iterable[_Hold]:
+def _waited_for(now: GpuServing, load: _GpuHolds) -> Iterable[_Hold]:
     if now.draining:
         return [*(hold for hold, _ in load.own), *load.foreign]
     return [hold for hold, offering in load.own if offering in now.leaving]

@@ -1,4 +1,4 @@
-"""What the kubelet is told, and what is answered: the rows of every resource. Pure."""
+"""What the kubelet gets: the ListAndWatch rows of every resource, and the ids that Allocate answers. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from partage.model.health import Health
 from partage.model.ids import ResourceName
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable, listed
-from partage.plan.serve.ledger import Held
+from partage.plan.serve.ledger import HeldIds
 from partage.values import Frozen
 
 _Key = tuple[Mapping[str, GpuServing], int, Mapping[str, bool]]
 
 
 class KubeletView(Frozen):
-    """What the kubelet is told, and what is answered. key: what it was made of.
+    """What the kubelet gets. key: the inputs it was computed from.
 
     by_resource: the rows of ListAndWatch. gpu_of: MIG device UUID to GPU UUID. offer: all that can be held.
-    late: ids that were withdrawn, and until when an Allocate that was under way is answered for them.
+    late: withdrawn ids, and until when an Allocate that was under way is still answered for them.
     """
 
     key: _Key
@@ -36,9 +36,9 @@ EMPTY_VIEW = KubeletView(({}, -1, {}), {}, {}, {})
 
 
 class ShareHealth(Frozen):
-    """What rows depend on beside what is served.
+    """What decides whether a share is healthy.
 
-    known: every GPU as it was last seen. health: by GPU UUID. unusable: devices whose shares cannot be used.
+    known: every GPU as last observed. health: by GPU UUID. unusable: devices whose shares cannot be used.
     whole: a GPU in MIG mode is offered as a whole (MIG strategy ``none``).
     """
 
@@ -51,14 +51,14 @@ class ShareHealth(Frozen):
 def kubelet_view(
     serving: Mapping[str, GpuServing],
     condition: ShareHealth,
-    held: Held,
+    held: HeldIds,
     held_version: int,
     before: KubeletView,
     *,
     now_s: float,
     settle_s: float,
 ) -> KubeletView:
-    """The view of now; ``before`` itself where nothing in it changes. held_version: of the ledger."""
+    """The current view; ``before`` itself if nothing changes. held_version: of the ledger."""
     gpu_of = {device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices}
     offer = answerable(serving)
     healthy = _healthy(offer, condition)
@@ -74,7 +74,7 @@ def kubelet_view(
 
 
 def _is_ours(rows: Sequence[ListedShare]) -> bool:
-    """Not a resource of which only shares are left that are on no GPU of this node."""
+    """Whether any of its shares is on a GPU of this node."""
     return not rows or any(row.gpu for row in rows)
 
 
@@ -85,24 +85,24 @@ def _late(
     now_s: float,
     settle_s: float,
 ) -> dict[str, float]:
-    """Ids that were withdrawn a moment ago, and until when they are answered.
+    """Ids that were withdrawn recently, and until when they are answered.
 
-    An id may be withdrawn long after its GPU began to wait: when its holder gave it back. The kubelet may be
-    giving it to the next pod at that moment.
+    An id may be withdrawn long after its GPU began to wait: when its holder released it. The kubelet may be
+    allocating it to the next pod at that moment.
     """
-    moving = [now for now in serving.values() if now.draining or now.leaving]
-    if not moving:
+    changing = [now for now in serving.values() if now.draining or now.leaving]
+    if not changing:
         return {}
-    told = {row.id for resource_rows in rows.values() for row in resource_rows}
-    told_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
+    listed_now = {row.id for resource_rows in rows.values() for row in resource_rows}
+    listed_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
     late: dict[str, float] = {}
-    for now in moving:
+    for now in changing:
         began_s = math.inf if now.draining_since_s is None else now.draining_since_s
-        going = (*now.offer, *now.leaving) if now.draining else now.leaving
-        for offering in going:
+        withdrawn = (*now.offer, *now.leaving) if now.draining else now.leaving
+        for offering in withdrawn:
             for share in offering.share_ids:
-                if share not in told:
-                    withdrawn_s = max(began_s, now_s) if share in told_before else began_s
+                if share not in listed_now:
+                    withdrawn_s = max(began_s, now_s) if share in listed_before else began_s
                     late[share] = max(withdrawn_s + settle_s, before.late.get(share, 0.0))
     return late
 
@@ -118,8 +118,7 @@ def _device_rows(rows: Iterable[ListedShare], healthy: Mapping[str, bool]) -> It
 def _healthy(offer: NodeOffer, condition: ShareHealth) -> dict[str, bool]:
     """Device UUID to whether its shares go to the kubelet as Healthy.
 
-    A device that was destroyed under its holder leaves an id that is listed until the pod has ended: the next
-    pod must not get it.
+    The id of a device that was destroyed while held stays listed until the pod ends; no other pod may get it.
     """
     known, health = condition.known, condition.health
     instances = {device.uuid: device.gi_id for gpu in known.values() for device in gpu.mig_devices}

@@ -23,7 +23,7 @@ from partage.model.ids import ResourceName
 from partage.values import Frozen
 
 
-class Degree(StrEnum):
+class Certainty(StrEnum):
     """How certain an entry is.
 
     tentative: Allocate returned it; the kubelet has not yet named the container.
@@ -44,7 +44,7 @@ class Holder(Frozen, order=True):
     container: str
 
 
-class Entry(Frozen):
+class LedgerEntry(Frozen):
     """One held id.
 
     holders: the named containers, ordered; empty if none is named yet, several if the kubelet names
@@ -55,17 +55,19 @@ class Entry(Frozen):
 
     resource: ResourceName
     id: str
-    degree: Degree
+    certainty: Certainty
     holders: tuple[Holder, ...]
     since_s: float
 
     @property
     def holder(self) -> Holder | None:
         """The container that holds it, if that is certain; else None."""
-        return self.holders[0] if len(self.holders) == 1 and self.degree is not Degree.TENTATIVE else None
+        return (
+            self.holders[0] if len(self.holders) == 1 and self.certainty is not Certainty.TENTATIVE else None
+        )
 
 
-class Held(Frozen):
+class HeldIds(Frozen):
     """Ids held now, by resource, for all GPUs."""
 
     ids: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
@@ -97,11 +99,11 @@ class Ledger:
 
     def __init__(self, unlisted_grace_s: float = 120.0) -> None:
         self._grace_s = unlisted_grace_s
-        self._rows: dict[ResourceName, dict[str, Entry]] = {}
+        self._rows: dict[ResourceName, dict[str, LedgerEntry]] = {}
         self._past: dict[ResourceName, dict[str, _Past]] = {}
         self._version = 0
-        self._entries: tuple[int, tuple[Entry, ...]] = (0, ())
-        self._held: tuple[int, Held] = (0, Held())
+        self._entries: tuple[int, tuple[LedgerEntry, ...]] = (0, ())
+        self._held: tuple[int, HeldIds] = (0, HeldIds())
 
     @property
     def version(self) -> int:
@@ -112,7 +114,7 @@ class Ledger:
         """Allocate returned these ids: for a new holder, or for the next container of the same pod."""
         for share in ids:
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
-            self._put(Entry(resource, share, Degree.TENTATIVE, (), now_s))
+            self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), now_s))
 
     def offered_as_free(
         self,
@@ -174,20 +176,20 @@ class Ledger:
                 self._name(resource, share, named, asked_s)
             elif share not in self._rows.get(resource, {}):
                 self._remember(resource, share, _Past(self._former(resource, share), asked_s))
-                self._put(Entry(resource, share, Degree.TENTATIVE, (), asked_s))
+                self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), asked_s))
 
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[LedgerEntry, ...]:
         """All held ids, ordered by resource and id."""
         if self._entries[0] != self._version:
             rows = (self._rows[resource] for resource in sorted(self._rows))
             self._entries = (self._version, tuple(row[share] for row in rows for share in sorted(row)))
         return self._entries[1]
 
-    def held(self) -> Held:
+    def held(self) -> HeldIds:
         """All held ids, by resource."""
         if self._held[0] != self._version:
             ids = {resource: frozenset(rows) for resource, rows in self._rows.items() if rows}
-            self._held = (self._version, Held(ids))
+            self._held = (self._version, HeldIds(ids))
         return self._held[1]
 
     # --- one resource, one id ------------------------------------------------------------------
@@ -209,9 +211,9 @@ class Ledger:
         for share in [share for share, gone in past.items() if share not in names and gone.since_s < asked_s]:
             del past[share]
 
-    def _is_over(self, entry: Entry, asked_s: float) -> bool:
+    def _is_over(self, entry: LedgerEntry, asked_s: float) -> bool:
         """Whether an entry that an answer does not list ends: it was listed before, or never for too long."""
-        return entry.degree is not Degree.TENTATIVE or asked_s - entry.since_s >= self._grace_s
+        return entry.certainty is not Certainty.TENTATIVE or asked_s - entry.since_s >= self._grace_s
 
     def _name(self, resource: ResourceName, share: str, named: set[Holder], asked_s: float) -> None:
         """An answer lists these containers with the id."""
@@ -226,25 +228,25 @@ class Ledger:
         current = named - former
         if current:
             self._see(entry, resource, share, tuple(sorted(current)), asked_s)
-        elif entry and entry.degree is Degree.TENTATIVE:
+        elif entry and entry.certainty is Certainty.TENTATIVE:
             self._put(replace(entry, holders=tuple(sorted(former))))
         elif entry:
             self._drop(resource, share)
 
     def _see(
         self,
-        entry: Entry | None,
+        entry: LedgerEntry | None,
         resource: ResourceName,
         share: str,
         holders: tuple[Holder, ...],
         asked_s: float,
     ) -> None:
-        known = entry is not None and entry.degree is not Degree.TENTATIVE
+        known = entry is not None and entry.certainty is not Certainty.TENTATIVE
         if entry and known and entry.holders == holders:
             return
         same = entry is not None and (not known or not set(entry.holders).isdisjoint(holders))
         since_s = entry.since_s if entry and same else asked_s
-        self._put(Entry(resource, share, Degree.OBSERVED, holders, since_s))
+        self._put(LedgerEntry(resource, share, Certainty.OBSERVED, holders, since_s))
 
     def _prove(
         self, resource: ResourceName, share: str, holder: Holder, named: set[Holder], asked_s: float
@@ -253,7 +255,7 @@ class Ledger:
         entry = self._rows.get(resource, {}).get(share)
         since_s = entry.since_s if entry else asked_s
         self._remember(resource, share, _Past(frozenset(named - {holder}), since_s))
-        self._put(Entry(resource, share, Degree.PROVEN, (holder,), since_s))
+        self._put(LedgerEntry(resource, share, Certainty.PROVEN, (holder,), since_s))
 
     def _changed_s(self, resource: ResourceName, share: str) -> float:
         """When the id was last allocated or released; answers to earlier questions are out of date."""
@@ -286,7 +288,7 @@ class Ledger:
         entry = self._rows.get(resource, {}).get(share)
         return self._former(resource, share).union(entry.holders if entry else ())
 
-    def _put(self, entry: Entry) -> None:
+    def _put(self, entry: LedgerEntry) -> None:
         rows = self._rows.setdefault(entry.resource, {})
         if rows.get(entry.id) != entry:
             rows[entry.id] = entry
@@ -300,7 +302,7 @@ class Ledger:
         self._version += 1
 
 
-def _is_known(entry: Entry, named: set[Holder]) -> bool:
+def _is_known(entry: LedgerEntry, named: set[Holder]) -> bool:
     """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
-    known = entry.degree is not Degree.TENTATIVE and len(entry.holders) == len(named)
+    known = entry.certainty is not Certainty.TENTATIVE and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)

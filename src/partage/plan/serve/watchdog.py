@@ -18,7 +18,7 @@ from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.model.step import EndProcess
-from partage.plan.serve.ledger import Entry, Holder
+from partage.plan.serve.ledger import Holder, LedgerEntry
 from partage.units import format_bytes
 from partage.values import Frozen
 
@@ -71,7 +71,7 @@ class ContainerUsage(Frozen):
         return tuple(row.pid for row in self.processes)
 
 
-class Concern(StrEnum):
+class ViolationKind(StrEnum):
     """over: a container uses more than its shares. ungranted: it uses a device of which it holds no share."""
 
     OVER = "over"
@@ -85,7 +85,7 @@ class Violation(Frozen):
     daemon must end (``terminate_client``). Both empty: only warn.
     """
 
-    concern: Concern
+    concern: ViolationKind
     usage: ContainerUsage
     reason: str
     ends: tuple[EndProcess, ...] = ()
@@ -96,17 +96,17 @@ class WatchResult(Frozen):
     """usages: of every container on every device, ordered by GPU, device and container.
 
     unattributed: processes that belong to no container: of the host, of a Slurm job, of an MPS server.
-    verdicts: the violations, unless the policy turns watching off. blind: why processes may be missing;
+    violations: none where the policy turns watching off. blind: why processes may be missing;
     empty: none.
     """
 
     usages: tuple[ContainerUsage, ...] = ()
     unattributed: tuple[GpuProcess, ...] = ()
-    verdicts: tuple[Violation, ...] = ()
+    violations: tuple[Violation, ...] = ()
     blind: str = ""
 
 
-class Grants(Frozen):
+class ShareGrants(Frozen):
     """Shares that are held. by: (device, holder) to the offers of the shares.
 
     on: (GPU, holder) if the holder holds shares of any of its devices. doubtful: devices and GPUs with held
@@ -118,7 +118,7 @@ class Grants(Frozen):
     doubtful: frozenset[str]
 
 
-def grants(entries: Iterable[Entry], offer: NodeOffer) -> Grants:
+def grants(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
     """The ledger's entries joined with their offers. offer: everything that can be held now."""
     offerings = {
         (offering.resource, share): offering
@@ -139,13 +139,13 @@ def grants(entries: Iterable[Entry], offer: NodeOffer) -> Grants:
             on.add((offering.gpu, entry.holder))
             key = offering.device, entry.holder
             by[key] = (*by.get(key, ()), offering)
-    return Grants(by, frozenset(on), frozenset(doubtful))
+    return ShareGrants(by, frozenset(on), frozenset(doubtful))
 
 
 def watch(
     processes: Processes,
     names: Mapping[str, Holder],
-    granted: Grants,
+    granted: ShareGrants,
     watch_of: Mapping[str, WatchAction],
 ) -> WatchResult:
     """Check every container. names: container id to its names, only exact ones.
@@ -172,14 +172,14 @@ def watch(
         _usage(device, owners[container], owned[gpu, device, container], names.get(container), granted)
         for gpu, device, container in sorted(owned)
     )
-    verdicts = (_verdict(usage, watch_of.get(usage.gpu, WatchAction.WARN)) for usage in usages)
+    violations = (_violation(usage, watch_of.get(usage.gpu, WatchAction.WARN)) for usage in usages)
     return WatchResult(
-        usages, tuple(unattributed), tuple(one for one in verdicts if one is not None), processes.blind
+        usages, tuple(unattributed), tuple(one for one in violations if one is not None), processes.blind
     )
 
 
 def _usage(
-    device: str, owner: Owner, rows: Sequence[GpuProcess], holder: Holder | None, granted: Grants
+    device: str, owner: Owner, rows: Sequence[GpuProcess], holder: Holder | None, granted: ShareGrants
 ) -> ContainerUsage:
     shares = granted.by.get((device, holder), ()) if holder else ()
     if shares:
@@ -206,19 +206,21 @@ def _usage(
     )
 
 
-def _verdict(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
+def _violation(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
     if wanted is WatchAction.OFF:
         return None
     who = _named(usage)
     if usage.grant is GrantKind.NONE:
         # Not ended: it may be a monitor, and access is controlled by the container runtime.
-        return Violation(Concern.UNGRANTED, usage, f"{who} uses {usage.device} and holds no share of it")
+        return Violation(
+            ViolationKind.UNGRANTED, usage, f"{who} uses {usage.device} and holds no share of it"
+        )
     if not usage.over:
         return None
     used, granted = format_bytes(usage.used_bytes), format_bytes(usage.granted_bytes)
     reason = f"{who} uses {used} of {usage.device}; its shares are {granted}"
     if wanted is not WatchAction.KILL:
-        return Violation(Concern.OVER, usage, reason)
+        return Violation(ViolationKind.OVER, usage, reason)
     # A signal to an MPS server may make all its clients hang.
     ends = tuple(
         EndProcess(row.gpu, row.pid, row.start, usage.container)
@@ -226,7 +228,7 @@ def _verdict(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
         if row.kind not in (ProcessKind.MPS_CLIENT, ProcessKind.MPS_SERVER) and row.start is not None
     )
     clients = tuple(row.pid for row in usage.processes if row.kind is ProcessKind.MPS_CLIENT)
-    return Violation(Concern.OVER, usage, reason, ends, clients)
+    return Violation(ViolationKind.OVER, usage, reason, ends, clients)
 
 
 def _named(usage: ContainerUsage) -> str:

@@ -9,7 +9,7 @@ from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link
 from partage.model.policy import AllocationPolicy, Strategy
 from partage.model.share import DeviceOffer, Resource
-from partage.plan.serve.linked import LinkedGpus
+from partage.plan.serve.linked_gpus import LinkedGpus
 from partage.values import Frozen
 
 _NOT_ENOUGH = "not enough available devices to satisfy allocation"
@@ -188,11 +188,11 @@ def _device(number: int, place: int, gpus: dict[str, int], offerings: list[Devic
     first = offerings[0]
     ids = tuple(id_ for offering in offerings for id_ in offering.share_ids)
     # Allocate refuses several shares of a ``single`` device; here they are answered as by NVIDIA's plugin.
-    alone = first.shared is Strategy.MPS and not first.single
+    grouped = first.shared is Strategy.MPS and not first.single
     return _Device(
         ids=ids,
         first=place,
         gpu=gpus[first.gpu],
         whole=first.shared is Strategy.EXCLUSIVE and first.profile is None,
-        group=number if alone else -1,
+        group=number if grouped else -1,
     )

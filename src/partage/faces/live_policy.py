@@ -1,5 +1,5 @@
-"""The live node as a policy of our own format: layouts with explicit starts, so that applying it changes
-nothing, and brings back what was there."""
+"""The live node as a policy in Partage's format: layouts with explicit starts, so that applying it changes
+nothing, or restores the present layout later."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from partage.model.gpu import Gpu, Inventory
 from partage.model.named_layouts import DISABLED, ENABLED
-from partage.plan.reconcile.gpu_mig_plan import as_found
+from partage.plan.reconcile.gpu_mig_plan import live_layout
 
 
 def policy_of(inventory: Inventory) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def policy_of(inventory: Inventory) -> dict[str, Any]:
 
 
 def left_out(inventory: Inventory) -> list[str]:
-    """What the policy cannot say, in sentences."""
+    """What a policy cannot contain, in sentences."""
     said = [f"GPU {lost.index} is lost: {lost.reason}" for lost in inventory.lost]
     for gpu in inventory:
         said += [
@@ -37,7 +37,7 @@ def left_out(inventory: Inventory) -> list[str]:
 def _strategy(gpu: Gpu) -> dict[str, Any]:
     if gpu.mig_mode is None:
         return {"exclusive": {}}
-    found = as_found(gpu)
+    found = live_layout(gpu)
     if not found.enabled:
         return {"mig": {"layout": DISABLED}}
     return {"mig": {"layout": [str(item) for item in found.items] or ENABLED}}

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from partage.model.gpu import Inventory
 from partage.model.ids import ShareId
 from partage.model.step import GpuUse, UseKind
-from partage.plan.serve.ledger import Entry
+from partage.plan.serve.ledger import LedgerEntry
 
 NOT_NAMED = "(not named yet)"
-"""A pod that was given a share, and of which the kubelet has not yet said which it is."""
+"""Name of a pod that was given a share but is not yet named by the kubelet."""
 
 
-def entry_uses(entries: Iterable[Entry], inventory: Inventory) -> tuple[GpuUse, ...]:
-    """The same of what a ledger says. Several names for one id: it is held by one of them."""
+def entry_uses(entries: Iterable[LedgerEntry], inventory: Inventory) -> tuple[GpuUse, ...]:
+    """The uses of held shares. If an id has several holders, one of them holds it."""
     named = (
         (" or ".join(f"{one.namespace}/{one.pod}" for one in entry.holders) or NOT_NAMED, entry.id)
         for entry in entries
@@ -24,13 +24,13 @@ def entry_uses(entries: Iterable[Entry], inventory: Inventory) -> tuple[GpuUse, 
 
 def _uses(held: Iterable[tuple[str, str]], inventory: Inventory) -> tuple[GpuUse, ...]:
     """held: pairs of a pod's name and the id of a share."""
-    homes: dict[str, str] = {}
+    gpu_of: dict[str, str] = {}
     for gpu in inventory:
-        homes[gpu.uuid] = gpu.uuid
-        homes |= {device.uuid: gpu.uuid for device in gpu.mig_devices}
+        gpu_of[gpu.uuid] = gpu.uuid
+        gpu_of |= {device.uuid: gpu.uuid for device in gpu.mig_devices}
     uses: dict[GpuUse, None] = {}
     for name, share in held:
         device = ShareId.parse(share).device
-        if (home := homes.get(device)) is not None:
-            uses[GpuUse(home, UseKind.POD, name, device=None if device == home else device)] = None
+        if (gpu_uuid := gpu_of.get(device)) is not None:
+            uses[GpuUse(gpu_uuid, UseKind.POD, name, device=None if device == gpu_uuid else device)] = None
     return tuple(uses)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partage.model.gpu import Link, LinkPath
-from partage.plan.serve.linked import LinkedGpus, pair_score
+from partage.plan.serve.linked_gpus import LinkedGpus, pair_score
 
 _links = st.builds(
     lambda path, nvlinks: (path, nvlinks), st.sampled_from(LinkPath), st.sampled_from([0, 0, 1, 2, 4, 18])

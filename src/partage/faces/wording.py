@@ -1,4 +1,4 @@
-"""How the answers say it to people: guarantees, strategies, lists of GPUs. Text only."""
+"""The wording of answers: guarantees, strategies, products. Text only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def guarantee_words(guarantee: Guarantee) -> str:
     return f"{guarantee}: {GUARANTEES[guarantee]}"
 
 
-def way(strategy: Strategy, shared: Strategy, replicas: int) -> str:
+def sharing_text(strategy: Strategy, shared: Strategy, replicas: int) -> str:
     """How a device is shared: ``MPS x 4``, ``MIG``, ``MIG, time-slicing x 4``."""
     if shared is Strategy.EXCLUSIVE:
         return strategy_word(strategy)
@@ -47,7 +47,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def abridge(text: str, width: int) -> str:
-    """At most ``width`` characters; the last one stays, for it tells copies apart: ``not…3``."""
+    """At most ``width`` characters; the last one stays, to tell copies apart: ``not…3``."""
     if len(text) <= width or width < 3:
         return text[: max(width, 0)]
     return f"{text[: width - 2]}…{text[-1]}"

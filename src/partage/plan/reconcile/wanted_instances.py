@@ -1,8 +1,8 @@
-"""Which GPU instances a layout asks for: its compute instances, bundled.
+"""The GPU instances that a layout needs: its compute instances, grouped.
 
-Usually there is one answer: an instance for every item, and those with few compute slices (``1c.3g.40gb``)
-fill one instance before they open the next. Where instances live already that hold such items, other
-bundles may let more of them stay; then all are offered.
+Usually there is one grouping: a GPU instance for every item; items with few compute slices (``1c.3g.40gb``)
+fill one instance before the next is opened. If such instances exist already, another grouping may let more of
+them stay; then all groupings are returned.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from partage.model.profile import MigProfile
 from partage.values import Frozen
 
 _MOST = 200
-"""Bundlings looked at. More than any GPU has: six 1c in two 3g are 4, six in three 2g are 1."""
+"""Groupings that are tried. More than any GPU has: six 1c in two 3g are 4, six in three 2g are 1."""
 
 
-class Bundle(Frozen):
-    """A GPU instance to be.
+class WantedInstance(Frozen):
+    """A GPU instance that a layout needs.
 
-    computes: slices of its compute instances, descending. start: its first memory slice where it is fixed.
+    computes: slices of its compute instances, descending. start: its first memory slice, if fixed.
     """
 
     spec: ProfileSpec
@@ -31,13 +31,13 @@ class Bundle(Frozen):
     start: int | None = None
 
 
-def bundle(placed: Iterable[PlacedItem]) -> tuple[Bundle, ...]:
-    """The bundles as ``place`` makes them."""
+def wanted_instances(placed: Iterable[PlacedItem]) -> tuple[WantedInstance, ...]:
+    """The grouping that ``place`` makes."""
     members: dict[int, list[PlacedItem]] = defaultdict(list)
     for one in placed:
         members[one.instance].append(one)
     return tuple(
-        Bundle(
+        WantedInstance(
             group[0].spec,
             _descending(one.item.profile.compute_slices for one in group),
             next((one.item.start for one in group if one.item.start is not None), None),
@@ -46,32 +46,34 @@ def bundle(placed: Iterable[PlacedItem]) -> tuple[Bundle, ...]:
     )
 
 
-def bundlings(
+def groupings(
     geometry: Geometry, placed: Sequence[PlacedItem], live: Collection[MigProfile]
-) -> Iterator[tuple[Bundle, ...]]:
-    """All ways to bundle; first that of ``place``.
+) -> Iterator[tuple[WantedInstance, ...]]:
+    """All groupings; first that of ``place``.
 
     placed: its answer for the whole layout. live: profiles of the GPU instances that exist; only for those
-    can another way be worth something.
+    can another grouping be better.
     """
-    usual = bundle(placed)
+    usual = wanted_instances(placed)
     yield usual
     split = {one.spec.profile for one in usual if _is_split(one)} & set(live)
     if not split:
         return
     rest = tuple(one for one in usual if one.spec.profile not in split)
-    ways = [list(_fillings([one for one in placed if one.spec.profile == name])) for name in sorted(split)]
-    for chosen in islice(product(*ways), _MOST):
-        bundles = (*rest, *(one for way in chosen for one in way))
+    fillings = [
+        list(_fillings([one for one in placed if one.spec.profile == name])) for name in sorted(split)
+    ]
+    for chosen in islice(product(*fillings), _MOST):
+        bundles = (*rest, *(one for filling in chosen for one in filling))
         if _possible(geometry, bundles):
             yield bundles
 
 
-def _is_split(one: Bundle) -> bool:
+def _is_split(one: WantedInstance) -> bool:
     return one.computes != (one.spec.compute_slices,)
 
 
-def _possible(geometry: Geometry, bundles: Iterable[Bundle]) -> bool:
+def _possible(geometry: Geometry, bundles: Iterable[WantedInstance]) -> bool:
     try:
         place(geometry, [LayoutItem(one.spec.profile, one.start) for one in bundles])
     except DoesNotFit:
@@ -79,32 +81,34 @@ def _possible(geometry: Geometry, bundles: Iterable[Bundle]) -> bool:
     return True
 
 
-def _fillings(items: Sequence[PlacedItem]) -> Iterator[tuple[Bundle, ...]]:
-    """Every way to spread the items of one GPU instance profile, fewest instances first."""
+def _fillings(items: Sequence[PlacedItem]) -> Iterator[tuple[WantedInstance, ...]]:
+    """All groupings of the items of one GPU instance profile, fewest instances first."""
     spec = items[0].spec
     fixed: dict[int, list[int]] = defaultdict(list)
     loose: list[int] = []
     for one in items:
         (loose if one.item.start is None else fixed[one.item.start]).append(one.item.profile.compute_slices)
     begun = tuple(sorted((start, _descending(sizes)) for start, sizes in fixed.items()))
-    ways: set[tuple[_Bin, ...]] = {begun}
+    fillings: set[tuple[_Bin, ...]] = {begun}
     for size in sorted(loose, reverse=True):
-        ways = {more for way in ways for more in _with(way, size, spec)}
-    for way in sorted(ways, key=lambda bins: (len(bins), [(-sum(sizes), start) for start, sizes in bins])):
-        yield tuple(Bundle(spec, sizes, start if start >= 0 else None) for start, sizes in way)
+        fillings = {more for filling in fillings for more in _with(filling, size, spec)}
+    for filling in sorted(
+        fillings, key=lambda bins: (len(bins), [(-sum(sizes), start) for start, sizes in bins])
+    ):
+        yield tuple(WantedInstance(spec, sizes, start if start >= 0 else None) for start, sizes in filling)
 
 
 _Bin = tuple[int, tuple[int, ...]]
 """Start, -1 where it is free, and slices of the compute instances."""
 
 
-def _with(way: tuple[_Bin, ...], size: int, spec: ProfileSpec) -> Iterator[tuple[_Bin, ...]]:
-    for at, (start, sizes) in enumerate(way):
+def _with(filling: tuple[_Bin, ...], size: int, spec: ProfileSpec) -> Iterator[tuple[_Bin, ...]]:
+    for at, (start, sizes) in enumerate(filling):
         if sum(sizes) + size <= spec.compute_slices:
             fuller = (start, _descending((*sizes, size)))
-            yield tuple(sorted((*way[:at], fuller, *way[at + 1 :])))
-    if len(way) < spec.max_count:
-        yield tuple(sorted((*way, (-1, (size,)))))
+            yield tuple(sorted((*filling[:at], fuller, *filling[at + 1 :])))
+    if len(filling) < spec.max_count:
+        yield tuple(sorted((*filling, (-1, (size,)))))
 
 
 def _descending(sizes: Iterable[int]) -> tuple[int, ...]:

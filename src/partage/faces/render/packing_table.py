@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from partage.faces.packings import demand_words, places, served_counts
+from partage.faces.packing_document import demand_words, places, served_counts
 from partage.faces.render.tables import plain_table
-from partage.faces.words import product_word
+from partage.faces.wording import product_word
 from partage.model.layout import LayoutItem
 from partage.plan.packing.pack import PackedGpu, Packing
 from partage.text import numbers

@@ -13,7 +13,7 @@ from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link, LinkPath
 from partage.model.policy import AllocationPolicy, Strategy
 from partage.model.share import DeviceOffer
-from partage.plan.serve.allocate import PreferredAllocator
+from partage.plan.serve.preferred_allocation import PreferredAllocator
 from tests.plan.offers import gpu, ids, offering, resource, share
 
 DISTRIBUTED, PACKED = AllocationPolicy.DISTRIBUTED, AllocationPolicy.PACKED

@@ -23,37 +23,37 @@ _MARKER = re.compile(rb"^---(?=\s|$)", re.MULTILINE)
 _CONFIG_KEYS = frozenset({"version", "flags", "sharing", "resources", "mig-configs", "gpus", "imex"})
 
 
-class PolicyPaper(Frozen):
+class PolicyInput(Frozen):
     """To be read as a policy."""
 
     file: str
     content: bytes
 
 
-class StoryPaper(Frozen):
+class StoryInput(Frozen):
     """To be read as a story."""
 
     file: str
 
 
-class MachinePaper(Frozen):
+class MachineInput(Frozen):
     """To be read as a machine for the simulation."""
 
     file: str
     content: bytes
 
 
-class Manifest(Frozen):
+class ManifestInput(Frozen):
     """Kubernetes objects, each with its path: ``[1]`` for the second of several."""
 
     file: str
     documents: tuple[tuple[str, Mapping[str, Any]], ...]
 
 
-Paper = PolicyPaper | StoryPaper | MachinePaper | Manifest
+Paper = PolicyInput | StoryInput | MachineInput | ManifestInput
 
 
-def read_paper(file: str) -> Paper:
+def read_input_file(file: str) -> Paper:
     """Read the file and tell what it is. Raises InputError for a file that cannot be read.
 
     What is nothing else is a policy, a broken one perhaps: its reader says what is wrong.
@@ -64,25 +64,25 @@ def read_paper(file: str) -> Paper:
         try:
             document = read_document(content, file).value
         except InputError:
-            return PolicyPaper(file, content)
+            return PolicyInput(file, content)
         return _single(file, content, document)
     documents = [(f"[{n}]", read_document(part, file).value) for n, part in enumerate(parts)]
     found = tuple(
         (path, value) for path, value in documents if isinstance(value, dict) and is_manifest(value)
     )
-    return Manifest(file, found) if found else PolicyPaper(file, content)
+    return ManifestInput(file, found) if found else PolicyInput(file, content)
 
 
 def _single(file: str, content: bytes, document: object) -> Paper:
     if not isinstance(document, dict):
-        return PolicyPaper(file, content)
+        return PolicyInput(file, content)
     if is_manifest(document):
-        return Manifest(file, (("", document),))
+        return ManifestInput(file, (("", document),))
     if "steps" in document and "version" not in document:
-        return StoryPaper(file)
+        return StoryInput(file)
     if document.get("kind") == "Machine" or _names_gpus(document):
-        return MachinePaper(file, content)
-    return PolicyPaper(file, content)
+        return MachineInput(file, content)
+    return PolicyInput(file, content)
 
 
 def _names_gpus(document: Mapping[str, Any]) -> bool:
@@ -94,7 +94,7 @@ def _names_gpus(document: Mapping[str, Any]) -> bool:
     return any(isinstance(row, dict) and "name" in row and "select" not in row for row in rows)
 
 
-def objects(manifest: Manifest) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def objects(manifest: ManifestInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """All Kubernetes objects in the file, those in Lists too."""
     for path, document in manifest.documents:
         yield from objects_of(document, path)

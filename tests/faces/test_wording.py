@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.faces import words
+from partage.faces import wording
 from partage.model.policy import Strategy
 
 
@@ -16,9 +16,9 @@ from partage.model.policy import Strategy
     ],
 )
 def test_a_way_names_the_strategy_and_what_a_mig_device_is_split_into(strategy, shared, text):
-    assert words.way(strategy, shared, 4) == text
+    assert wording.sharing_text(strategy, shared, 4) == text
 
 
 @pytest.mark.parametrize(("width", "text"), [(7, "exactly"), (6, "exact…"), (1, "e"), (0, "")])
 def test_a_text_that_is_cut_off_shows_it(width, text):
-    assert words.shorten("exactly", width) == text
+    assert wording.shorten("exactly", width) == text

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
 from partage.model.share import DeviceOffer, Guarantee
-from partage.plan.serve.answer import AllocateResponder
+from partage.plan.serve.allocate_response import AllocateResponder
 from partage.units import GIB, MIB
 from tests.plan.offers import NAME, gpu, ids, node, offering, resource, share
 

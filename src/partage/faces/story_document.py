@@ -73,7 +73,7 @@ def _container(container: ContainerStatus) -> dict[str, Any]:
 
 
 def holders_of(ending: StoryEnding) -> dict[str, str]:
-    """NamedShare id to the pod that holds it, by the kubelet's word."""
+    """NamedShare id to the pod that holds it, as the kubelet reports it."""
     return {
         share: status.pod.key
         for status in ending.snapshot.pods
@@ -85,7 +85,7 @@ def holders_of(ending: StoryEnding) -> dict[str, str]:
 
 
 def troubles_of(ending: StoryEnding) -> dict[str, str]:
-    """GPU UUID to what is wrong with it, by the agent's word."""
+    """GPU UUID to what is wrong with it, as the agent reports it."""
     report = ending.snapshot.report
     return {
         gpu.uuid: f"{gpu.health.state}: {gpu.health.reason}"
