@@ -273,6 +273,6 @@ async def _planned(
     hardware: SimulatedHardware, policy: Policy, original: Mapping[str, OriginalSettings]
 ) -> dict[str, tuple[PlannedStep, ...]]:
     found = await observe_input(
-        hardware, lambda inventory: resolve(policy, inventory, geometry_of), None, original
+        hardware, lambda inventory: resolve(policy, inventory, geometry_of), None, lambda _: original
     )
     return _steps(plan_node(found.desired, found.now, geometry_of))

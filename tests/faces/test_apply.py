@@ -366,6 +366,8 @@ gpus:
   - {select: {index: [1]}, name: nvidia.com/gpu.sliced, time-slicing: {replicas: 2, interval: long}}
 """
 MPS = "version: partage/v1\ngpus: [{select: all, mps: {replicas: 4}}]\n"
+EXCLUSIVE = "version: partage/v1\ngpus: [{select: all, exclusive: {}}]\n"
+SLICES = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 2, interval: long}}]\n"
 PLAIN = "version: partage/v1\ngpus: [{select: {index: 0}, mig: {layout: all-disabled}}]\n"
 
 
@@ -379,21 +381,43 @@ def test_apply_carries_out_daemons_modes_and_slices_and_gives_them_back(helper, 
         capsys.readouterr()
         code = run(["apply", "--policy", str(policy), socket, state, "-o", "json"])
         answer = json.loads(capsys.readouterr().out)
-        assert run(["assert", "--policy", str(policy), socket]) == code == 0
+        assert run(["assert", "--policy", str(policy), socket, state]) == code == 0
         return {step["act"] for gpu in answer["gpus"] for step in gpu["steps"]}, answer
+
+    def found(verb, text, key):
+        policy.write_text(text)
+        capsys.readouterr()
+        run([*verb, "--policy", str(policy), socket, state, "-o", "json"])
+        return {step["act"] for gpu in json.loads(capsys.readouterr().out)[key] for step in gpu["steps"]}
 
     acts, answer = told(MPS)
     assert acts == {"set-compute-mode", "start-daemon"}
     (row,) = answer["resources"]
     assert (row["promised"], row["verified"], row["guarantee"]) == ("guarded", "advisory", "advisory")
     assert told(MPS)[0] == set(), "a second time there is nothing to do"
+    back = {"stop-daemon", "set-compute-mode"}
+    assert found(["assert"], EXCLUSIVE, "differences") == back
+    assert found(["apply", "--dry-run"], EXCLUSIVE, "gpus") == back
+    assert told(EXCLUSIVE)[0] == back
+    told(MPS)
     acts, _ = told(EVERYTHING)
     assert {"stop-daemon", "set-compute-mode", "set-mig-mode", "create-compute", "set-time-slice"} <= acts
     acts, _ = told(PLAIN)
     assert {"stop-daemon", "destroy-compute", "set-mig-mode"} <= acts
-    policy.write_text(MPS)
-    assert run(["assert", "--policy", str(policy), socket]) == 1
-    assert "start the MPS daemon" in capsys.readouterr().out
+    assert "start-daemon" in found(["assert"], MPS, "differences")
+
+
+def test_a_time_slice_that_cannot_be_set_keeps_no_other_gpu_waiting(tmp_path, capsys):
+    machine, policy = tmp_path / "machine.yaml", tmp_path / "policy.yaml"
+    machine.write_text(
+        "version: partage/v1\nkind: Machine\n"
+        "gpus: [{name: NVIDIA L4, time_slice: not-supported}, {name: NVIDIA L4}]\n"
+    )
+    policy.write_text(SLICES)
+    assert run(["apply", "--machine", str(machine), "--policy", str(policy), "-o", "json"]) == 3
+    gpus = json.loads(capsys.readouterr().out)["gpus"]
+    assert [gpu["outcome"] for gpu in gpus] == ["refused", "done"]
+    assert "time slice cannot be set" in gpus[0]["reason"]
 
 
 def test_two_never_change_a_node_at_a_time(helper, short_dir, capsys):

@@ -315,7 +315,7 @@ def test_the_daemons_of_a_layout_are_planned_where_its_devices_are_made_and_for_
 
 
 def test_all_gpus_of_a_shared_reset_wait_for_one_of_them() -> None:
-    """An A100 status without the fabric manager: one card's MIG mode takes a reset of all."""
+    """An A100 board without the fabric manager: one card's MIG mode takes a reset of all."""
     machine = load_machine("4xa100-sxm4-40gb")
     inventory = replace(asyncio.run(SimulatedHardware(machine).observe()), fabric_manager=False)
     desired = desired_of(

@@ -62,17 +62,18 @@ async def observe_input(
     hardware: Hardware,
     resolve: Resolve,
     pod_resources: PodResources | None = None,
-    original: Mapping[str, OriginalSettings] | None = None,
+    original_in: Callable[[str], Mapping[str, OriginalSettings]] = lambda _: {},
     attempts: Mapping[str, FailedAttempt] = _NO_ATTEMPTS,
 ) -> PlanInput:
     """Observe a node on which no agent runs.
 
-    pod_resources: None: pods are not known. Raises HardwareError, what ``resolve`` raises, and Unreachable
+    pod_resources: None: pods are not known. original_in: how GPUs were set before Partage changed them, by
+    UUID, if that was in the boot with this id. Raises HardwareError, what ``resolve`` raises, and Unreachable
     if the kubelet does not answer.
     """
     inventory = await hardware.observe()
     desired = resolve(inventory)
-    original = original or {}
+    original = original_in(inventory.boot_id)
     daemons = await hardware.daemons()
     intervals = [one.interval for one in desired.settings.values()]
     intervals += [one.interval for one in original.values()]
@@ -154,15 +155,14 @@ class ApplyResult(Frozen):
     def refused(self) -> dict[str, str]:
         """GPUs that could not be changed because something blocks them, and the reason, by UUID.
 
-        From the last plan only those that were rolled back.
+        From the last plan only those that were rolled back, or whose time slice cannot be set.
         """
         rolled_back = {
             gpu for one in self.outcomes if one.ending is TransactionEnd.BACK for gpu in one.transaction.gpus
         }
+        at_last = [gpu for gpu in blocked_gpus(self.last) if gpu in rolled_back] + unset_gpus(self.last)
         found = {gpu: self.plan.gpus[gpu].reason for gpu in blocked_gpus(self.plan)}
-        return found | {
-            gpu: self.last.gpus[gpu].reason for gpu in blocked_gpus(self.last) if gpu in rolled_back
-        }
+        return found | {gpu: self.last.gpus[gpu].reason for gpu in at_last}
 
     @property
     def failed(self) -> tuple[TransactionOutcome, ...]:
@@ -216,7 +216,7 @@ class ApplyRun(Struct):
 
     async def _observe(self) -> PlanInput:
         found = await observe_input(
-            self.hardware, self.resolve, self.pod_resources, self.original, dict(self._attempts)
+            self.hardware, self.resolve, self.pod_resources, lambda _: self.original, dict(self._attempts)
         )
         if not self.only_layouts:
             return found
@@ -283,12 +283,18 @@ def _next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
 def blocked_gpus(plan: NodePlan) -> list[str]:
     """UUIDs of GPUs that block the whole run."""
     stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN)
-    return [gpu for gpu, one in plan.gpus.items() if one.phase in stuck]
+    unset = unset_gpus(plan)
+    return [gpu for gpu, one in plan.gpus.items() if one.phase in stuck and gpu not in unset]
+
+
+def unset_gpus(plan: NodePlan) -> list[str]:
+    """UUIDs of GPUs with a time slice that the driver does not change; nothing else has to wait for that."""
+    return [gpu for gpu, one in plan.gpus.items() if one.phase is Phase.BLOCKED and one.blocked is None]
 
 
 def _may_pass(applied: ApplyResult) -> bool:
     """Whether only holders and processes block it, which may end."""
-    phases = {one.phase for one in applied.last.gpus.values()}
+    phases = {applied.last.gpus[gpu].phase for gpu in blocked_gpus(applied.last)}
     if Phase.BLOCKED in phases:
         return False
     busy = [isinstance(one.error, GpuInUse) and one.ending is TransactionEnd.BACK for one in applied.failed]

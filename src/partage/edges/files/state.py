@@ -24,6 +24,7 @@ from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 from partage.values import Frozen
 
+STATE_FILE = "state.json"
 LIMIT_BYTES = 16 * 1024 * 1024
 """Nothing larger is read or written; 10,000 offerings and a policy of 1 MiB stay below half of it."""
 KEPT_ASIDE = 9
@@ -58,6 +59,10 @@ class SavedState(Frozen):
     health: Mapping[str, Health] = field(default_factory=dict)
     original: Mapping[str, OriginalSettings] = field(default_factory=dict)
 
+    def original_in(self, boot_id: str) -> Mapping[str, OriginalSettings]:
+        """How GPUs were set, if that was in this boot: compute modes and time slices do not survive one."""
+        return self.original if self.boot_id == boot_id else {}
+
 
 class Loaded(Frozen):
     """state: None where there is none that can be used. problems: sentences for the log and the report."""
@@ -89,6 +94,18 @@ def is_locked(state_dir: Path) -> bool:
     return False
 
 
+def read_state(state_dir: Path) -> SavedState | None:
+    """What is saved there, without the lock and without changing anything; None: nothing that can be used.
+
+    Times in it are on a clock that shows 0.
+    """
+    try:
+        with (state_dir / STATE_FILE).open("rb") as stream:
+            return _decode(stream.read(LIMIT_BYTES + 1), 0.0)
+    except (OSError, ValueError):
+        return None
+
+
 class StateDir:
     """The state directory, locked for one agent. All calls block (fsync): call them in a thread.
 
@@ -97,7 +114,7 @@ class StateDir:
 
     def __init__(self, path: Path) -> None:
         """Make the directory and lock it. Raises InputError where another agent has it."""
-        self._file = path / "state.json"
+        self._file = path / STATE_FILE
         self._lock: int | None = None
         self.problem: str | None = None
         self._open(path)

@@ -4,37 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from msgspec.structs import replace
 
-from partage.agent.options import KUBELET_DIR, STATE_DIR
-from partage.errors import DaemonError, InputError, Problem
+from partage.agent.options import KUBELET_DIR
+from partage.errors import InputError
 from partage.faces.cli import common
+from partage.faces.cli.apply_state import ApplyState, Originals, open_state
+from partage.faces.cli.drain import DrainCommand, drain_command
 from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.agent.reconciler.executor import StepStatus
     from partage.agent.reconciler.one_shot import ApplyResult, Resolve
-    from partage.edges.files.journal import Journal, Unfinished
-    from partage.edges.files.state import SavedState, StateDir
+    from partage.edges.files.journal import Unfinished
     from partage.edges.hardware.port import Hardware
     from partage.edges.kubelet.pod_resources import PodResourcesClient
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
     from partage.model.step import Step
-    from partage.plan.reconcile.node_plan import NodePlan
-    from partage.plan.reconcile.settings_steps import OriginalSettings
 
 POD_RESOURCES = KUBELET_DIR.parent / "pod-resources" / "kubelet.sock"
 NO_KUBELET = "none"
-AGAIN_S = 2.0
-"""Seconds between two requests for the holders: the kubelet limits the rate."""
 
 
 class ApplyOptions(Frozen):
@@ -44,7 +39,7 @@ class ApplyOptions(Frozen):
     hardware_socket: Path | None
     pod_resources: Path | None
     state_dir: Path | None
-    drain: str | None
+    drain: DrainCommand | None
     timeout_s: float
     dry_run: bool
     write: str | None
@@ -62,12 +57,7 @@ class ApplyOptions(Frozen):
     help=f"The kubelet's PodResources socket ({POD_RESOURCES}, where it exists; on a simulated node, none). "
     f"{NO_KUBELET}: the kubelet is not asked, for example before it starts.",
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help=f"Where the journal is kept ({STATE_DIR}; with --machine, nowhere).",
-)
+@common.state_dir_option
 @click.option(
     "--drain",
     metavar="COMMAND",
@@ -121,8 +111,8 @@ def command(
         machine=machine,
         hardware_socket=hardware_socket,
         pod_resources=pod_resources_socket(pod_resources, machine),
-        state_dir=state_dir or (STATE_DIR if machine is None else None),
-        drain=_command(drain),
+        state_dir=common.state_directory(state_dir, machine),
+        drain=drain_command(drain),
         timeout_s=timeout,
         dry_run=dry_run,
         write=write,
@@ -131,10 +121,10 @@ def command(
     )
     if policy is not None and not dry_run:
         _leave_it_to_the_agent(policy, config, options)
-    with _kept(options) as kept:
-        goal = _goal(policy, config, kept.unfinished, undo=undo)
-        applied = asyncio.run(_apply(options, goal, kept))
-    return _answer(applied, goal, kept.unfinished, output)
+    with open_state(options.state_dir, dry_run=dry_run, undo=undo) as state:
+        goal = _goal(policy, config, state.unfinished, undo=undo)
+        applied = asyncio.run(_apply(options, goal, state))
+    return _answer(applied, goal, state.unfinished, output)
 
 
 def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOptions) -> None:
@@ -166,19 +156,6 @@ class ApplyGoal(Frozen):
     digest: str = ""
 
 
-class ApplyState(Frozen):
-    """What is kept on disk; nothing for a simulated node.
-
-    journal: None if nothing is written. unfinished: an interrupted run. directory, saved: the state that is
-    shared with the agent.
-    """
-
-    journal: Journal | None = None
-    unfinished: Unfinished | None = None
-    directory: StateDir | None = None
-    saved: SavedState | None = None
-
-
 def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> ApplyGoal:
     from partage.agent.reconciler.one_shot import desired_for_undo
     from partage.edges.files.catalogue import geometry_of
@@ -199,60 +176,11 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
     return ApplyGoal(lambda found: desired_for_undo(common.need_driver(found), layouts))
 
 
-def _command(drain: str | None) -> str | None:
-    """The command, checked."""
-    try:
-        if drain is not None and not shlex.split(drain):
-            raise InputError("--drain names no command")
-    except ValueError as error:
-        raise InputError(f"--drain is not a command: {error}") from error
-    return drain
-
-
 def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
     """The PodResources socket: ``--pod-resources``, else the usual path if it exists; None: do not ask."""
     if said is not None:
         return None if said == NO_KUBELET else Path(said)
     return POD_RESOURCES if machine is None and POD_RESOURCES.exists() else None
-
-
-# --- state on disk ----------------------------------------------------------------------------
-
-
-@contextmanager
-def _kept(options: ApplyOptions) -> Iterator[ApplyState]:
-    """The state on disk. The state directory is locked during the block."""
-    from partage.edges.files.journal import Journal, UnreadableJournal, read_journal
-    from partage.edges.files.state import StateDir
-
-    if options.state_dir is None:
-        yield ApplyState()
-        return
-    if options.dry_run:
-        last = read_journal(options.state_dir)
-        yield ApplyState(unfinished=None if isinstance(last, UnreadableJournal) else last)
-        return
-    try:
-        state = StateDir(options.state_dir)
-    except InputError as error:
-        hint = "the agent owns the node: give it the policy, or stop it; partage plan shows what it would do"
-        raise InputError(error.problems[0].message, hint) from error
-    try:
-        if state.problem is not None:
-            raise DaemonError(state.problem, "name another directory with --state-dir")
-        last = read_journal(options.state_dir)
-        if isinstance(last, UnreadableJournal):
-            if options.undo:
-                raise InputError(last.reason, "name the policy to apply with --policy")
-            common.print_problems([Problem("", "", "warning", f"{last.reason}; planned again")])
-            last = None
-        if last is not None:
-            common.print_problems([Problem("", "", "warning", f"{last}; continuing from the present state")])
-        loaded = state.load(0.0)
-        common.print_problems(Problem("", "", "warning", problem) for problem in loaded.problems)
-        yield ApplyState(Journal(options.state_dir), last, state, loaded.state)
-    finally:
-        state.close()
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -264,7 +192,7 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
 
     hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
     pods = _pods(options.pod_resources)
-    originals = _Originals(state)
+    originals = Originals(state)
     try:
         boot_id = (await hardware.observe()).boot_id
         return await ApplyRun(
@@ -278,7 +206,7 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
             digest=goal.digest,
             original=originals.of(boot_id),
             save=originals.save,
-            drain=None if options.drain is None else DrainCommand(options.drain),
+            drain=options.drain,
             timeout_s=options.timeout_s,
             dry_run=options.dry_run,
             only_layouts=options.undo,
@@ -289,32 +217,6 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
         if options.write is not None:
             await _write(hardware, options.write)
         await hardware.close()
-
-
-class _Originals:
-    """Settings of GPUs before Partage changed them, in the state that is shared with the agent."""
-
-    def __init__(self, state: ApplyState) -> None:
-        self._directory = state.directory
-        self._saved = state.saved
-        self._boot_id = ""
-
-    def of(self, boot_id: str) -> Mapping[str, OriginalSettings]:
-        """What was saved during this boot: compute modes and time slices do not survive a reboot."""
-        self._boot_id = boot_id
-        same_boot = self._saved is not None and self._saved.boot_id == boot_id
-        return self._saved.original if self._saved is not None and same_boot else {}
-
-    async def save(self, original: Mapping[str, OriginalSettings]) -> None:
-        """Write them. Raises DaemonError if that fails: then nothing may be changed."""
-        from partage.edges.files.state import SavedState
-
-        if self._directory is None:
-            return
-        saved = replace(self._saved or SavedState(), boot_id=self._boot_id, original=original)
-        failure = await asyncio.to_thread(self._directory.save, saved, 0.0)
-        if failure is not None:
-            raise DaemonError(failure.reason, "nothing is changed that could not be restored")
 
 
 def _progress(inventory: Inventory) -> Callable[[Step, StepStatus, str], None]:
@@ -346,42 +248,6 @@ async def _write(hardware: Hardware, path: str) -> None:
 
     text = json.dumps(machine_to_json(await hardware.observe()), indent=2) + "\n"
     common.write_file(path, text)
-
-
-class DrainCommand(Frozen):
-    """``--drain``: runs a command with the holders as input, then waits until the next check."""
-
-    line: str
-
-    async def __call__(self, plan: NodePlan, inventory: Inventory, left_s: float) -> None:
-        """Raises InputError if there is no such command. If it fails, a warning is printed, and it is
-        retried."""
-        from partage.faces.plan_rows import blocked_of, holder_rows
-
-        holders = holder_rows(blocked_of(plan), inventory)
-        document = json.dumps(common.document("Holders", {"holders": holders})).encode()
-        began = asyncio.get_running_loop().time()
-        trouble = await self._run(document, left_s)
-        if trouble:
-            common.print_problems([Problem("", "", "warning", f"--drain: {trouble}")])
-        spent = asyncio.get_running_loop().time() - began
-        await asyncio.sleep(max(0.0, min(AGAIN_S, left_s - spent)))
-
-    async def _run(self, document: bytes, left_s: float) -> str:
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *shlex.split(self.line), stdin=asyncio.subprocess.PIPE, stdout=2
-            )
-        except OSError as error:
-            raise InputError(f"--drain: {self.line!r} cannot be run: {error.strerror}") from error
-        try:
-            async with asyncio.timeout(left_s):
-                await process.communicate(document)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            return f"the command did not end within {left_s:.0f} s"
-        return f"the command ended with exit code {process.returncode}" if process.returncode else ""
 
 
 def _tell(sentence: str) -> None:

@@ -23,6 +23,7 @@ _FALSE = 1
 @common.machine_option
 @common.hardware_socket_option
 @common.run_dir_option
+@common.state_dir_option
 @common.output_option("table", "json", "yaml")
 def command(
     *,
@@ -31,6 +32,7 @@ def command(
     machine: str | None,
     hardware_socket: Path | None,
     run_dir: str | None,
+    state_dir: Path | None,
     output: str,
 ) -> int:
     """Compare the node with the policy: MIG layouts, MPS daemons, compute modes, time slices.
@@ -44,7 +46,7 @@ def command(
     from partage.plan.reconcile.planner import plan_node
 
     loaded = common.read_policy(policy, config)
-    found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir)
+    found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir)
     common.print_problems([*loaded.warnings, *found.desired.warnings])
     rows = list(_differences(found, plan_node(found.desired, found.now, geometry_of)))
     if output == "table":

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from partage.agent.options import STATE_DIR
 from partage.errors import Problem
 
 if TYPE_CHECKING:
@@ -79,6 +80,21 @@ def policy_options(command: Command) -> Command:
         help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
         "input. Default: every GPU is exclusive.",
     )(command)
+
+
+def state_dir_option(command: Command) -> Command:
+    """``--state-dir``: where the agent and ``apply`` keep what they have to remember."""
+    return click.option(
+        "--state-dir",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help=f"Directory of the journal and the saved state ({STATE_DIR}; with --machine: none).",
+    )(command)
+
+
+def state_directory(named: Path | None, machine: str | None) -> Path | None:
+    """The state directory; None: a simulated node has none."""
+    return named or (STATE_DIR if machine is None else None)
 
 
 def hardware_socket_option(command: Command) -> Command:
@@ -227,20 +243,34 @@ def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tu
 
 
 def plan_input(
-    machine: str | None, policy: Policy, socket: Path | None = None, run_dir: str | None = None
+    machine: str | None,
+    policy: Policy,
+    socket: Path | None = None,
+    *,
+    run_dir: str | None = None,
+    state_dir: Path | None = None,
 ) -> PlanInput:
-    """Observe the node and resolve the policy on it. Raises what makes that impossible."""
+    """Observe the node and resolve the policy on it. Raises what makes that impossible.
+
+    state_dir: has the settings that GPUs had before Partage changed them.
+    """
     import asyncio
 
     from partage.agent.reconciler.one_shot import observe_input
     from partage.edges.files.catalogue import geometry_of
+    from partage.edges.files.state import read_state
     from partage.plan.offer.desired import resolve
+
+    directory = state_directory(state_dir, machine)
+    saved = None if directory is None else read_state(directory)
 
     async def once() -> PlanInput:
         hardware = open_hardware(machine, socket, run_dir=run_dir)
         try:
             return await observe_input(
-                hardware, lambda found: resolve(policy, need_driver(found), geometry_of)
+                hardware,
+                lambda found: resolve(policy, need_driver(found), geometry_of),
+                original_in=lambda boot_id: {} if saved is None else saved.original_in(boot_id),
             )
         finally:
             await hardware.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -62,6 +63,7 @@ class PolicyOnNode(Frozen):
     help="With --demand: when to stop the search; the answer says how much better it could be. Default: 6.",
 )
 @common.run_dir_option
+@common.state_dir_option
 @common.output_option("table", "json", "yaml")
 @click.argument("more_machines", nargs=-1, metavar="")
 def command(
@@ -73,6 +75,7 @@ def command(
     machines: tuple[str, ...],
     time_limit_s: float | None,
     run_dir: str | None,
+    state_dir: Path | None,
     output: str,
     more_machines: tuple[str, ...],
 ) -> int:
@@ -98,7 +101,7 @@ def command(
         raise click.UsageError("--machines and --time-limit go with --demand")
     loaded = common.read_policy(policy, config)
     common.print_problems(loaded.warnings)
-    planned = make_plan(loaded, machine, run_dir, named=policy is not None)
+    planned = make_plan(loaded, machine, run_dir, state_dir, named=policy is not None)
     common.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
         _print(planned, common.console())
@@ -108,7 +111,12 @@ def command(
 
 
 def make_plan(
-    loaded: LoadedPolicy, machine: str | None, run_dir: str | None, *, named: bool = True
+    loaded: LoadedPolicy,
+    machine: str | None,
+    run_dir: str | None,
+    state_dir: Path | None = None,
+    *,
+    named: bool = True,
 ) -> PolicyOnNode:
     """Resolve the policy on the node and plan. Raises whatever makes it impossible, with all problems.
 
@@ -124,7 +132,7 @@ def make_plan(
     report, policy = common.agent_report(machine, run_dir), loaded.policy
     seen = report.planned_from if report else None
     if seen is None:
-        found = common.plan_input(machine, policy, run_dir=run_dir)
+        found = common.plan_input(machine, policy, run_dir=run_dir, state_dir=state_dir)
         desired, now = found.desired, found.now
     else:
         policy, now = policy if named else seen.policy, seen.snapshot
