@@ -9,12 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from msgspec import to_builtins
-
 from partage import __version__
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, ReadinessReason, assess
 from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.codec.values import to_plain
 from partage.edges.kubelet.port import EndpointState
 from partage.faces.documents import Verify, node_rows, resource_rows
 from partage.faces.reported import PlannedFrom
@@ -44,6 +43,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         "resources": _resources(report, status.endpoints()),
         "held": [_entry(entry, at) for entry in report.entries],
         "watch": _watch(look, at) if (look := status.look()) is not None else None,
+        "offer": to_plain(report.offer),
         "plannedFrom": planned_from(report),
     }
 
@@ -52,7 +52,7 @@ def planned_from(report: Report) -> dict[str, Any] | None:
     """What the planner looked at, whole: ``partage plan`` plans from it as the agent does."""
     if report.policy_in_force is None or report.snapshot is None:
         return None
-    plain: dict[str, Any] = to_builtins(PlannedFrom(report.policy_in_force, report.snapshot))
+    plain: dict[str, Any] = to_plain(PlannedFrom(report.policy_in_force, report.snapshot))
     return plain
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msgspec import ValidationError, convert, field
+from msgspec import field
 
-from partage.model.ids import ResourceName
-from partage.model.policy import Interval, Policy, Strategy
-from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.codec.values import CodecError, from_plain
+from partage.model.policy import Policy
+from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.reconcile.node_plan import Snapshot
 from partage.values import Frozen
 
@@ -91,7 +91,7 @@ def read_report(path: Path | None) -> Reported | Unreadable | None:
 
 def _reported(document: Mapping[str, Any]) -> Reported:
     gpus = document["gpus"]
-    offer = _offer(document["resources"], gpus)
+    offer = from_plain(dict[str, GpuOffer], document["offer"])
     return Reported(
         at=str(document["at"]),
         version=str(document["agent"]["version"]),
@@ -108,42 +108,9 @@ def _reported(document: Mapping[str, Any]) -> Reported:
 
 def _planned_from(plain: object) -> PlannedFrom | None:
     try:
-        return None if plain is None else convert(plain, PlannedFrom)
-    except ValidationError:
+        return None if plain is None else from_plain(PlannedFrom, plain)
+    except CodecError:
         return None
-
-
-def _offer(resources: list[Any], gpus: list[Any]) -> NodeOffer:
-    offer: dict[str, list[DeviceOffer]] = {row["uuid"]: [] for row in gpus}
-    for resource in resources:
-        for gpu in resource["gpus"]:
-            for device in gpu["devices"]:
-                offer.setdefault(gpu["uuid"], []).append(_offering(resource["name"], gpu, device))
-    return {uuid: tuple(offerings) for uuid, offerings in offer.items()}
-
-
-def _offering(name: str, gpu: Mapping[str, Any], device: Mapping[str, Any]) -> DeviceOffer:
-    interval = device.get("interval")
-    return DeviceOffer(
-        device=device["uuid"] or "",
-        gpu=gpu["uuid"],
-        index=device.get("index") or str(gpu["index"]),
-        gpu_index=gpu["index"],
-        resource=ResourceName(name),
-        strategy=Strategy(gpu["strategy"]),
-        shared=Strategy(device["sharing"]),
-        replicas=device["replicas"],
-        memory_bytes=device["memoryBytes"],
-        guarantee=Guarantee(device["guarantee"]),
-        first=device["firstShare"],
-        count=device["count"],
-        threads_percent=device.get("threadsPercent"),
-        interval=None if interval is None else Interval(interval),
-        single=device["oneShareOnly"],
-        planned=device["planned"],
-        profile=device.get("profile"),
-        pipe=device.get("pipe", ""),
-    )
 
 
 def _gpu_indexes(offer: NodeOffer) -> dict[str, int]:
