@@ -43,11 +43,6 @@ class MigProfile(Frozen, order=True):
         """The profile of its GPU instance: ``3g.40gb`` for ``1c.3g.40gb``."""
         return MigProfile(self.gpu_slices, self.gigabytes, self.gpu_slices, self.attributes)
 
-    @property
-    def resource_suffix(self) -> str:
-        """Its part of a resource name: ``mig-1g.10gb.me`` (``+`` becomes ``.``, ``-me`` stays)."""
-        return f"mig-{self}".replace("+", ".").replace(",", ".")
-
     def __str__(self) -> str:
         c = "" if self.compute_slices == self.gpu_slices else f"{self.compute_slices}c."
         tail = ",".join(self.attributes)
