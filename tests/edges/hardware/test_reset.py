@@ -73,8 +73,8 @@ async def test_who_looks_while_the_reset_goes_on_waits_and_does_not_disturb_it(
 ) -> None:
     started, go = node.root / "started", node.root / "go"
     node.add_nvidia_smi(
-        f"import os, time\nopen({str(started)!r}, 'w')\n"
-        f"while not os.path.exists({str(go)!r}): time.sleep(0.005)"
+        f"import os, time\nopen({str(started)!r}, 'w')\nend = time.monotonic() + {LIMIT_S}\n"
+        f"while not os.path.exists({str(go)!r}) and time.monotonic() < end: time.sleep(0.005)"
     )
     act = asyncio.create_task(pair.perform(STEP))
     async with asyncio.timeout(LIMIT_S):
