@@ -1,4 +1,4 @@
-"""Pods that start while the agent is killed and begun anew: what is lost or given twice."""
+"""Pods that start while the agent is killed and started again: what is lost or given twice."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class _Manager:
 
 
 class _Agent:
-    """An agent that is begun anew whenever it was killed."""
+    """An agent that is started again whenever it was killed."""
 
     def __init__(self, directories: Place) -> None:
         self._directories = directories
@@ -143,7 +143,7 @@ class _Agent:
 
 
 def storm(client: Client, seconds: float, kills: int) -> Storm:
-    """So many pods a second; the agent is killed at even distances, and begun anew at once."""
+    """So many pods a second; the agent is killed at even distances, and started again at once."""
     with (
         place() as directories,
         scripted_kubelet(directories.kubelet_dir, directories.pod_resources) as kubelet,
