@@ -94,6 +94,7 @@ class Reconciler(Struct):
     endings: Counter[str] = field(default_factory=Counter)
     _plan: NodePlan = field(default_factory=NodePlan)
     _nothing_ready: bool = False
+    _observed_s: float = 0.0
     _published: asyncio.Event = field(default_factory=asyncio.Event)
 
     # --- the loop's side ---
@@ -121,6 +122,7 @@ class Reconciler(Struct):
 
     async def step(self) -> None:
         """Observe once, plan once, carry out what is ready."""
+        self._observed_s = self.clock()
         if not await self.port.observe(users=not self._plan.settled):
             await asyncio.sleep(self.retry_s)
             return
@@ -148,9 +150,12 @@ class Reconciler(Struct):
         return not self._nothing_ready and (bool(self._plan.ready) or Phase.READY in phases)
 
     def _pause_s(self) -> float | None:
-        pause_s = self.port.pause_s(settled=self._plan.settled)
-        due_s = [one.again_s - self.clock() for one in self.attempts.values()]
-        return pause_s if pause_s is None else max(0.0, min([pause_s, *(s for s in due_s if s > 0)]))
+        """Counted from the last observation: turns that are published more often must not delay the next."""
+        pause_s, now_s = self.port.pause_s(settled=self._plan.settled), self.clock()
+        if pause_s is None:
+            return None
+        due_s = [one.again_s for one in self.attempts.values() if one.again_s > now_s]
+        return max(0.0, min([self._observed_s + pause_s, *due_s]) - now_s)
 
     async def _carry_out(self, batch: Sequence[Transaction]) -> None:
         gpus = [gpu for transaction in batch for gpu in transaction.gpus]
