@@ -80,7 +80,7 @@ class Agent:
         self.pages = agent_pages(self.board, INTERVALS, lambda: self.helper)
         self.states = [EndpointState(name, serving=True, registered=True) for name in (SHARED, GPU)]
         self.board.endpoints = lambda: self.states
-        self.board.counts.asked = lambda: {SHARED: RequestCounts(3, 1, 0)}
+        self.board.counts.asked = lambda: {SHARED: RequestCounts(3, 1)}
         self.report = a_report(self.clock.now_s)
         self.board.publish(self.report)
 
