@@ -225,7 +225,7 @@ def _print_costs(begun: Starts, costs: Costs) -> None:
 
 def _print_storm(weather: Storm) -> None:
     kills = len(weather.absent_s)
-    print(f"\n{PODS_PER_S} pods a second, {weather.wanted} in all, agent killed and started again {kills} times")
+    print(f"\n{PODS_PER_S} pods a second, {weather.wanted} in all, agent killed {kills} times and started")
     print(f"  admitted {weather.admitted}, lost {weather.wanted - weather.admitted};", end=" ")
     print(
         f"calls that failed and were repeated {weather.failed_calls}, wrong answers {weather.wrong},", end=" "

@@ -80,7 +80,7 @@ class Agent:
         self.pages = agent_pages(self.status, INTERVALS, lambda: self.helper)
         self.states = [EndpointState(name, serving=True, registered=True) for name in (SHARED, GPU)]
         self.status.endpoints = lambda: self.states
-        self.status.counts.asked = lambda: {SHARED: RequestCounts(3, 1, 0)}
+        self.status.counts.asked = lambda: {SHARED: RequestCounts(3, 1)}
         self.report = a_report(self.clock.now_s)
         self.status.publish(self.report)
 

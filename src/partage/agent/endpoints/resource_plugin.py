@@ -61,7 +61,7 @@ class ResourcePlugin:
         self._list = DeviceList(1, served.rows)
         self._listed = frozenset(row.id for row in served.rows)
         self._news = asyncio.Event()
-        self._allocations = self._refusals = self._pre_starts = 0
+        self._allocations = self._refusals = 0
 
     # --- the loop's side ---
 
@@ -73,7 +73,7 @@ class ResourcePlugin:
     @property
     def asked(self) -> RequestCounts:
         """What the kubelet has asked until now."""
-        return RequestCounts(self._allocations, self._refusals, self._pre_starts)
+        return RequestCounts(self._allocations, self._refusals)
 
     def publish(self, served: ServedResource) -> None:
         """Serve this from now on. The kubelet gets a message only if the rows differ."""
@@ -133,7 +133,6 @@ class ResourcePlugin:
 
     async def pre_start(self, ids: Sequence[str]) -> None:
         """Ask PodResources which container starts. Never keeps a container from starting."""
-        self._pre_starts += 1
         asked_s = self._hooks.clock()
         try:
             async with asyncio.timeout(PRE_START_S):

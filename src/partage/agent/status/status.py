@@ -19,7 +19,6 @@ class RequestCounts(Frozen):
 
     allocations: int = 0
     refusals: int = 0
-    pre_starts: int = 0
 
 
 class AgentCounts(Struct):

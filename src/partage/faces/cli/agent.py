@@ -94,7 +94,7 @@ def command(
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
     )
-    helper = HelperProcess(options, machine, hardware_socket)
+    helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
         from partage.faces.agent import serve  # while the helper imports what it needs
@@ -104,7 +104,7 @@ def command(
         gc.enable()
 
 
-class HelperProcess:
+class AgentHelper:
     """The helper process: started here, or already running."""
 
     def __init__(self, options: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
