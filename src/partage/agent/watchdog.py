@@ -98,7 +98,7 @@ class Watchdog(Struct):
 
     @property
     def unwatched(self) -> frozenset[str]:
-        """GPUs whose guarded shares nobody watches at this moment."""
+        """GPUs with guarded shares that are not watched now."""
         return unwatched(self._promised, self.watched)
 
     # --- the task ---

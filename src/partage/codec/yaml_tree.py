@@ -34,7 +34,7 @@ def join(path: str, key: str | int) -> str:
 
 
 class _Open(Struct):
-    """A mapping or list that has begun and not ended."""
+    """A mapping or list that is not complete yet."""
 
     value: list[Value] | dict[str, Value]
     anchor: str | None

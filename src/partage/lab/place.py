@@ -30,7 +30,7 @@ class TenantMode(StrEnum):
     """How tenants use a device.
 
     alone: one process. one-after-the-other: all are there, one computes at a time. parallel: at the same
-    time on the CPU, which says nothing about a GPU. without-guard, with-guard: one process, started anew
+    time on the CPU, which says nothing about a GPU. without-guard, with-guard: one process, started again
     for each repeat.
     """
 

@@ -1,9 +1,9 @@
 """What is being done to the node's GPUs, written down before it is done: ``<state-dir>/journal.jsonl``.
 
-One JSON object a line, each flushed to the disk before anybody goes on, so that whoever was killed at any
-moment has left word of how far he was. A new journal replaces the last one as a whole; the last line may be
-torn. Nobody goes on from a journal: the GPUs are read again, and the way is planned anew. It says what was
-wanted, what was there before (the way back), and where it stopped.
+One JSON object a line, each flushed to the disk before the next step, so that a process that is killed at
+any moment leaves how far it was. A new journal replaces the last one as a whole; the last line may be
+incomplete. Work does not continue from a journal: the GPUs are read and planned again. It says what was
+wanted, which layouts were there before (for ``--undo``), and where the run stopped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StepDone(Tagged):
 
 
 class StepFailed(Tagged):
-    """The step could not be done, or nobody knows whether it was."""
+    """The step could not be done, or it is not known whether it was."""
 
     number: int
     reason: str
@@ -133,7 +133,7 @@ class Journal:
         self._write(StepDone(self._number, made))
 
     def failed(self, reason: str) -> None:
-        """It could not be done, or nobody knows whether it was."""
+        """It could not be done, or it is not known whether it was."""
         # The reason may quote a file name that is not Unicode text; the journal must not fail for that.
         self._write(StepFailed(self._number, reason.encode(errors="backslashreplace").decode()))
 
@@ -143,7 +143,7 @@ class Journal:
         self.close()
 
     def conclude(self) -> None:
-        """End the journal that somebody left without an end: what he began is done by now."""
+        """End the journal that another process left without an end: what it began is done by now."""
         self.close()
         self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:

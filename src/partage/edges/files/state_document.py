@@ -1,7 +1,7 @@
 """What ``state.json`` holds, as types, and how it is made of the agent's values and read back.
 
 The caller's clock means nothing to the next process, so times are written as seconds passed or left. Time in
-which no agent runs counts for nothing: nobody watched.
+which no agent runs does not count: the node was not watched.
 """
 
 from __future__ import annotations

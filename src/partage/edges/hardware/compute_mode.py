@@ -43,7 +43,7 @@ def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handl
 
 
 def blocking_processes(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
-    """Whose contexts keep an MPS server, or whoever shall have the GPU alone, from it.
+    """Processes with contexts that block an MPS server, or a process that is to have the GPU alone.
 
     Without MPS servers and their clients, for which the mode is set, and graphics, which no mode affects.
     """

@@ -14,7 +14,7 @@ import click
 from partage.agent.options import KUBELET_DIR
 from partage.errors import InputError
 from partage.faces.cli import common
-from partage.faces.cli.apply_state import ApplyState, Originals, open_state
+from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
 from partage.faces.cli.drain import DrainCommand, drain_command
 from partage.values import Frozen
 
@@ -192,7 +192,7 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
 
     hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
     pods = _pods(options.pod_resources)
-    originals = Originals(state)
+    originals = SavedOriginals(state)
     try:
         boot_id = (await hardware.observe()).boot_id
         return await ApplyRun(

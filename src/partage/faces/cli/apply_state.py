@@ -70,7 +70,7 @@ def open_state(state_dir: Path | None, *, dry_run: bool, undo: bool) -> Iterator
         state.close()
 
 
-class Originals:
+class SavedOriginals:
     """Settings of GPUs before Partage changed them, in the state that is shared with the agent."""
 
     def __init__(self, state: ApplyState) -> None:

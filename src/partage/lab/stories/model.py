@@ -62,7 +62,7 @@ class ChangePolicy(Frozen):
 
 
 class RestartKubelet(Frozen):
-    """The kubelet stops and starts again; its device plugins have to register anew."""
+    """The kubelet stops and starts again; its device plugins have to register again."""
 
 
 class RestartAgent(Frozen):
