@@ -175,9 +175,9 @@ class ApplyResult(Frozen):
 class ApplyRun(Struct):
     """One run of ``partage apply``.
 
-    journal: None where nothing outlives this process. original: how GPUs were set before Partage changed
-    them; save: writes it to disk. drain: None: holders are not asked to end. timeout_s: how long they may
-    take. only_layouts: settings are not changed.
+    journal: None where nothing outlives this process. original_in: how GPUs were set before Partage changed
+    them, by boot id; save: writes it to disk. drain: None: holders are not asked to end. timeout_s: how long
+    they may take. only_layouts: settings are not changed.
     """
 
     hardware: Hardware
@@ -188,7 +188,7 @@ class ApplyRun(Struct):
     journal: Journal | None = None
     unfinished: Unfinished | None = None
     digest: str = ""
-    original: Mapping[str, OriginalSettings] = field(default_factory=dict)
+    original_in: Callable[[str], Mapping[str, OriginalSettings]] = lambda _: {}
     save: Callable[[Mapping[str, OriginalSettings]], Awaitable[None]] | None = None
     drain: Drain | None = None
     timeout_s: float = 0.0
@@ -197,6 +197,7 @@ class ApplyRun(Struct):
     clock: Callable[[], float] = time.monotonic
     _attempts: dict[str, FailedAttempt] = field(default_factory=dict)
     _before: dict[str, DesiredMig] = field(default_factory=dict)
+    _original: Mapping[str, OriginalSettings] | None = None
 
     async def run(self) -> ApplyResult:
         """Apply, or report what blocks it. Raises what makes the policy wrong or impossible."""
@@ -216,12 +217,18 @@ class ApplyRun(Struct):
 
     async def _observe(self) -> PlanInput:
         found = await observe_input(
-            self.hardware, self.resolve, self.pod_resources, lambda _: self.original, dict(self._attempts)
+            self.hardware, self.resolve, self.pod_resources, self._original_in, dict(self._attempts)
         )
         if not self.only_layouts:
             return found
         observed = replace(found.now.observed, daemons=())
         return PlanInput(found.desired, replace(found.now, observed=observed, original={}))
+
+    def _original_in(self, boot_id: str) -> Mapping[str, OriginalSettings]:
+        """What was saved, and after the first step what this run has noted besides."""
+        if self._original is None:
+            self._original = self.original_in(boot_id)
+        return self._original
 
     def _plan(self, found: PlanInput) -> NodePlan:
         return plan_node(found.desired, found.now, self.geometry_of)
@@ -246,9 +253,10 @@ class ApplyRun(Struct):
         self, batch: Sequence[Transaction], inventory: Inventory
     ) -> tuple[TransactionOutcome, ...]:
         """One after the other. One journal for all layouts, so that ``--undo`` restores all of them."""
-        self.original = note_originals((step for one in batch for step in one.steps), self.original)
+        steps = (step for one in batch for step in one.steps)
+        self._original = note_originals(steps, self._original or {})
         if self.save is not None:
-            await self.save(self.original)
+            await self.save(self._original)
         journal = self.journal if makes_layout(batch[0]) else None
         self._before = {**layouts_before(inventory, batch), **self._before}
         if self.unfinished is not None:

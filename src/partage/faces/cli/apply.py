@@ -194,7 +194,6 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
     pods = _pods(options.pod_resources)
     originals = SavedOriginals(state)
     try:
-        boot_id = (await hardware.observe()).boot_id
         return await ApplyRun(
             hardware=hardware,
             resolve=goal.resolve,
@@ -204,7 +203,7 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
             journal=state.journal,
             unfinished=state.unfinished,
             digest=goal.digest,
-            original=originals.of(boot_id),
+            original_in=originals.of,
             save=originals.save,
             drain=options.drain,
             timeout_s=options.timeout_s,
