@@ -50,3 +50,7 @@ class ContainerHold(Frozen):
     container: str
     resource: ResourceName
     ids: tuple[str, ...]
+
+
+CheckpointHolds = Mapping[ResourceName, Mapping[str, frozenset[str]]]
+"""Held ids, by resource, in the kubelet's checkpoint, and the UIDs of the pods that hold each."""

@@ -57,8 +57,7 @@ class TurnInput(Frozen):
 class NodeState(Frozen):
     """The state that a turn passes to the next one.
 
-    restored: GPUs whose serving was read from the state file; they do not change before their holders are
-    known.
+    restored: GPUs whose serving was read from the state file, until their holders are known.
     """
 
     serving: Mapping[str, GpuServing] = field(default_factory=dict)
@@ -97,7 +96,7 @@ def turn(
         now_s=now.now_s,
         settle_s=planner.settle_s,
     )
-    return TurnResult(NodeState(plan.serving, health, now.unknown), new_view, plan)
+    return TurnResult(NodeState(plan.serving, health, before.restored & now.unknown), new_view, plan)
 
 
 def after_restart(state: NodeState) -> NodeState:

@@ -14,7 +14,7 @@ from partage.edges.kubelet.port import EndpointState
 from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.known_node import UNSEEN
-from partage.plan.report import Report
+from partage.plan.report import DependencyProblems, Report
 from partage.values import Frozen
 
 
@@ -97,12 +97,15 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
                 yield ReadinessReason(
                     "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
                 )
-    needed = report.dependencies
-    if needed.pod_resources:
-        yield ReadinessReason("holders-unknown", needed.pod_resources)
-    if needed.state_dir:
-        yield ReadinessReason("state-not-saved", needed.state_dir)
-    if needed.cdi:
-        yield ReadinessReason("cdi-incomplete", needed.cdi)
-    if needed.guard:
-        yield ReadinessReason("guard-not-written", needed.guard)
+    yield from _dependencies(report.dependencies)
+
+
+def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
+    problems = {
+        "holders-unknown": needed.pod_resources,
+        "holds-unproven": needed.checkpoint and f"GPUs that have to change wait: {needed.checkpoint}",
+        "state-not-saved": needed.state_dir,
+        "cdi-incomplete": needed.cdi,
+        "guard-not-written": needed.guard,
+    }
+    yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

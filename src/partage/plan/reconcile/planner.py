@@ -127,12 +127,14 @@ def _next_serving(
     """What every GPU serves next.
 
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
-    serves.
+    serves; that is nothing for a GPU that was never served.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
     still = unseen | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
     moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still}
-    wanted = {gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still}
+    wanted = {
+        gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
+    }
     moved = transition(moving, wanted, now.held, now.now_s, settle_s, gpu_of=gpu_of)
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
@@ -173,7 +175,7 @@ def _phase(
         return draft.stuck, draft.reason
     if uuid in now.attempts and draft.reason:
         return Phase.FAILED, now.attempts[uuid].reason
-    if waits is not None and uuid in now.unknown:
+    if uuid in now.unknown and (waits is not None or uuid not in now.served):
         return Phase.UNKNOWN, "it is not known yet who holds its shares"
     if waits:
         return Phase.WAITING, draft.reason or "shares of it are held"

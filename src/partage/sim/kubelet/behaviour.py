@@ -23,6 +23,8 @@ class Behaviour(Frozen):
     It can be replaced while the kubelet runs, except for the last four fields: these are read once.
     answers_registration: False: Register is never answered.
     lists_ended_pods:     PodResources names pods that ended, as kubelets before 1.36 can.
+    knows_pods:           False: PodResources does not name pods from before the last start, and their ends are
+                          not noticed: as after a start until the API server answers.
     unlisted_s:           how long after its admission PodResources does not name a pod yet.
     start_delay_s:        how long sandbox and image take after that; then containers start.
     list_delay_s:         how long after its making an answer of PodResources arrives.
@@ -33,6 +35,7 @@ class Behaviour(Frozen):
     answers_registration: bool = True
     pod_resources: PodResourcesMode = PodResourcesMode.SERVES
     lists_ended_pods: bool = False
+    knows_pods: bool = True
     unlisted_s: float = 0.0
     start_delay_s: float = 0.0
     list_delay_s: float = 0.0
