@@ -13,9 +13,11 @@ from partage.agent.options import Intervals
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.plan.serve.ledger import Certainty, Ledger
 from tests.kubelet_script import until
+
+GPU_A = ShareId("GPU-a")
 
 GPU = ResourceName("nvidia.com/gpu")
 QUICK = Intervals(holders_first_s=0.01, holders_s=0.2, holders_longest_s=3.0, check_longest_s=0.2)
@@ -64,11 +66,11 @@ class File:
 
 def holds(**pods: str) -> CheckpointHolds:
     """Ids of GPUs a, b, c, and the UIDs of their pods."""
-    return {GPU: {f"GPU-{gpu}": frozenset(uids.split()) for gpu, uids in pods.items()}}
+    return {GPU: {ShareId(f"GPU-{gpu}"): frozenset(uids.split()) for gpu, uids in pods.items()}}
 
 
 def hold(pod: str, *ids: str, resource: ResourceName = GPU) -> ContainerHold:
-    return ContainerHold("default", pod, "main", resource, ids)
+    return ContainerHold("default", pod, "main", resource, tuple(map(ShareId, ids)))
 
 
 def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GPU-a"]) -> PodResourcesPoller:
@@ -79,7 +81,7 @@ def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GP
         clock=lambda: asyncio.get_running_loop().time(),
         ask=lambda: None,
         intervals=QUICK,
-        names=lambda: NodeNames({GPU}, frozenset(gpus()), frozenset(gpus())),
+        names=lambda: NodeNames({GPU}, frozenset(map(GpuUuid, gpus())), frozenset(map(GpuUuid, gpus()))),
         kubelet=lambda: kubelet.life,
         resend=kubelet.resend,
     )
@@ -105,7 +107,7 @@ async def test_an_allocate_is_followed_by_questions_until_its_pod_is_named() -> 
     kubelet = Kubelet()
     one = questions(kubelet)
     async with asking(one):
-        one.ledger.allocated(GPU, ["GPU-a"], one.clock())
+        one.ledger.allocated(GPU, [GPU_A], one.clock())
         one.soon()
         await until(lambda: kubelet.asked >= 3)
         kubelet.says = (hold("pod", "GPU-a"),)
@@ -142,7 +144,7 @@ async def test_other_vendors_devices_are_left_alone() -> None:
     foreign = hold("a", "mlx5_0", resource=ResourceName("rdma/hca"))
     older = hold("b", "GPU-a::3", resource=ResourceName("nvidia.com/old"))
     kubelet.says = (foreign, older)
-    kubelet.has = {ResourceName("rdma/hca"): {"mlx5_1": frozenset({"uid"})}}
+    kubelet.has = {ResourceName("rdma/hca"): {ShareId("mlx5_1"): frozenset({"uid"})}}
     one = questions(kubelet)
     async with asking(one):
         assert [entry.id for entry in one.ledger.entries()] == ["GPU-a::3"]

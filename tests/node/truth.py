@@ -79,7 +79,9 @@ class Truth:
             if entry is None or report.made.clock_s <= self._changed_s[share]:
                 continue
             named = [(f"{one.namespace}/{one.pod}", one.container) for one in entry.holders]
-            assert entry.certainty is Certainty.TENTATIVE or holder in named, f"{holder} has {share}: {entry}"
+            unnamed = entry.certainty is Certainty.UNCONFIRMED and not named
+            known = entry.certainty is Certainty.TENTATIVE or unnamed or holder in named
+            assert known, f"{holder} has {share}: {entry}"
 
     def _ledger_says_everything(self, in_use: list[Held]) -> None:
         """Once all have had time to speak, it is exact; in doubt only where ended pods are named, too."""
@@ -97,7 +99,7 @@ class Truth:
                 continue
             entry = entries.get(one.share)
             assert entry is not None, f"{one} is not in the ledger"
-            assert entry.certainty is not Certainty.TENTATIVE, f"{one} has no name: {entry}"
+            assert entry.certainty in (Certainty.OBSERVED, Certainty.PROVEN), f"{one} has no name: {entry}"
             if not world.kubelet.behaviour.lists_ended_pods:
                 assert entry.holder is not None, f"{one} is doubtful: {entry}"
         if not world.kubelet.behaviour.lists_ended_pods:

@@ -26,6 +26,7 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
 from partage.model.gpu import NoDriver
+from partage.model.ids import GpuUuid
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
@@ -158,7 +159,7 @@ class Loop(Struct):
             in_hand=parts.reconciler.in_hand,
         )
 
-    def _unknown(self, node: KnownNode) -> frozenset[str]:
+    def _unknown(self, node: KnownNode) -> frozenset[GpuUuid]:
         """GPUs whose holders are not known.
 
         Without the kubelet's checkpoint, what an earlier agent gave may be held though nobody names it.
@@ -268,6 +269,6 @@ class Loop(Struct):
         )
 
 
-def _shares(state: NodeState) -> dict[str, GpuOffer]:
+def _shares(state: NodeState) -> dict[GpuUuid, GpuOffer]:
     """The offers of all shares that are or can be held, by GPU."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in state.serving.items()}

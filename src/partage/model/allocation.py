@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec import field
 
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.values import Frozen
 
 
@@ -49,8 +49,8 @@ class ContainerHold(Frozen):
     pod: str
     container: str
     resource: ResourceName
-    ids: tuple[str, ...]
+    ids: tuple[ShareId, ...]
 
 
-CheckpointHolds = Mapping[ResourceName, Mapping[str, frozenset[str]]]
+CheckpointHolds = Mapping[ResourceName, Mapping[ShareId, frozenset[str]]]
 """Held ids, by resource, in the kubelet's checkpoint, and the UIDs of the pods that hold each."""

@@ -18,7 +18,7 @@ from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
-from partage.model.ids import ShareId
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.plan.serve.ledger import Certainty, Ledger
 from partage.values import Frozen
 
@@ -32,14 +32,14 @@ CHECKPOINT_STEP_S = 0.02
 class NodeNames(Frozen):
     """Partage's resource names, the UUIDs of the node's GPUs, and of all GPUs and MIG devices."""
 
-    resources: Collection[str]
-    gpus: frozenset[str]
-    devices: Collection[str]
+    resources: Collection[ResourceName]
+    gpus: frozenset[GpuUuid]
+    devices: Collection[DeviceUuid]
 
-    def has(self, resource: str, ids: Iterable[str]) -> bool:
+    def has(self, resource: ResourceName, ids: Iterable[ShareId]) -> bool:
         """Whether a hold is of these resources or devices. Its name may be from an earlier policy or another
         plugin."""
-        return resource in self.resources or any(ShareId.parse(share).device in self.devices for share in ids)
+        return resource in self.resources or any(device_of(share) in self.devices for share in ids)
 
 
 class PodResourcesPoller(Struct):
@@ -60,14 +60,14 @@ class PodResourcesPoller(Struct):
     names: Callable[[], NodeNames]
     kubelet: Callable[[], object]
     resend: Callable[[], bool]
-    known: frozenset[str] = frozenset()
+    known: frozenset[GpuUuid] = frozenset()
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
     _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
-    _checked: frozenset[tuple[str, str]] = frozenset()
+    _checked: frozenset[tuple[ResourceName, ShareId]] = frozenset()
     _check_pause_s: float = 0.0
     _check_s: float = 0.0
     asked_once: asyncio.Event = field(default_factory=asyncio.Event)

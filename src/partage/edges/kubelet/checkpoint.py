@@ -15,7 +15,7 @@ from pathlib import Path
 
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.values import Frozen
 
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -64,7 +64,7 @@ class CheckpointFile:
 
 def _holds(entries: list[dict[str, object]]) -> CheckpointHolds:
     """Raises KeyError or TypeError for another format."""
-    held: dict[ResourceName, dict[str, set[str]]] = {}
+    held: dict[ResourceName, dict[ShareId, set[str]]] = {}
     for entry in entries:
         by_id = held.setdefault(ResourceName(str(entry["ResourceName"])), {})
         for share in _ids(entry["DeviceIDs"]):
@@ -75,11 +75,11 @@ def _holds(entries: list[dict[str, object]]) -> CheckpointHolds:
     }
 
 
-def _ids(devices: object) -> Iterator[str]:
+def _ids(devices: object) -> Iterator[ShareId]:
     """A mapping by NUMA node since Kubernetes 1.20, a plain list before. Raises TypeError for anything
     else.
     """
     for part in devices.values() if isinstance(devices, dict) else [devices]:
         if not isinstance(part, list):
             raise TypeError(f"{type(part).__name__} instead of a list of ids")
-        yield from map(str, part)
+        yield from (ShareId(str(one)) for one in part)

@@ -23,7 +23,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.values import Frozen
 
 
@@ -62,7 +62,7 @@ class LedgerEntry(Frozen):
     """
 
     resource: ResourceName
-    id: str
+    id: ShareId
     certainty: Certainty
     holders: tuple[Holder, ...]
     since_s: float
@@ -84,7 +84,7 @@ class LedgerEntry(Frozen):
 class HeldIds(Frozen):
     """Ids held now, by resource, for all GPUs."""
 
-    ids: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
 
 
 class _Past(Frozen):
@@ -100,7 +100,7 @@ class _Past(Frozen):
 
 _NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
 """PodResources named a holder, and the same kubelet still runs."""
-_Names = dict[str, set[Holder]]
+_Names = dict[ShareId, set[Holder]]
 _NOBODY: frozenset[Holder] = frozenset()
 
 
@@ -115,8 +115,8 @@ class Ledger:
 
     def __init__(self, unlisted_grace_s: float = 120.0) -> None:
         self._grace_s = unlisted_grace_s
-        self._rows: dict[ResourceName, dict[str, LedgerEntry]] = {}
-        self._past: dict[ResourceName, dict[str, _Past]] = {}
+        self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
+        self._past: dict[ResourceName, dict[ShareId, _Past]] = {}
         self._observed_s = -inf
         self._version = 0
         self._entries: tuple[int, tuple[LedgerEntry, ...]] = (0, ())
@@ -127,13 +127,13 @@ class Ledger:
         """Increases with every change of an entry; equal versions mean equal entries."""
         return self._version
 
-    def allocated(self, resource: ResourceName, ids: Sequence[str], now_s: float) -> None:
+    def allocated(self, resource: ResourceName, ids: Sequence[ShareId], now_s: float) -> None:
         """Allocate returned these ids: for a new holder, or for the next container of the same pod."""
         for share in ids:
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
             self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), now_s))
 
-    def restored(self, resource: ResourceName, ids: Iterable[str], now_s: float) -> None:
+    def restored(self, resource: ResourceName, ids: Iterable[ShareId], now_s: float) -> None:
         """The kubelet's checkpoint has these ids: they are held until their end is proven."""
         for share in set(ids) - self._rows.get(resource, {}).keys():
             self._put(LedgerEntry(resource, share, Certainty.UNCONFIRMED, (), now_s))
@@ -145,7 +145,7 @@ class Ledger:
                 self._put(replace(entry, certainty=Certainty.UNCONFIRMED))
 
     @property
-    def must_check(self) -> frozenset[tuple[ResourceName, str]]:
+    def must_check(self) -> frozenset[tuple[ResourceName, ShareId]]:
         """Held ids for which the checkpoint is needed: unconfirmed ones, and those that several pods hold."""
         return frozenset(
             (entry.resource, entry.id)
@@ -171,9 +171,9 @@ class Ledger:
     def offered_as_free(
         self,
         resource: ResourceName,
-        available: Collection[str],
+        available: Collection[ShareId],
         now_s: float,
-        must_include: Iterable[str] = (),
+        must_include: Iterable[ShareId] = (),
     ) -> None:
         """GetPreferredAllocation listed these ids: they are free, except those that must be included.
 
@@ -207,7 +207,7 @@ class Ledger:
             self._observe(resource, said.get(resource, {}), asked_s)
 
     def proven(
-        self, resource: ResourceName, ids: Sequence[str], holders: Sequence[ContainerHold], asked_s: float
+        self, resource: ResourceName, ids: Sequence[ShareId], holders: Sequence[ContainerHold], asked_s: float
     ) -> None:
         """PreStartContainer came for exactly these ids, and PodResources, asked then at asked_s, returned
         ``holders``.
@@ -216,7 +216,7 @@ class Ledger:
         ordinary init container) or more than one, nothing is proven.
         """
         self._observed_s = max(self._observed_s, asked_s)
-        held_by: dict[Holder, set[str]] = {}
+        held_by: dict[Holder, set[ShareId]] = {}
         for row in holders:
             if row.resource == resource:
                 held_by.setdefault(Holder(row.namespace, row.pod, row.container), set()).update(row.ids)
@@ -275,7 +275,7 @@ class Ledger:
             certainty = Certainty.UNCONFIRMED if late else Certainty.TENTATIVE
             self._put(replace(entry, certainty=certainty, holders=()))
 
-    def _name(self, resource: ResourceName, share: str, named: set[Holder], asked_s: float) -> None:
+    def _name(self, resource: ResourceName, share: ShareId, named: set[Holder], asked_s: float) -> None:
         """An answer lists these containers with the id."""
         if self._changed_s(resource, share) >= asked_s:
             return
@@ -297,7 +297,7 @@ class Ledger:
         self,
         entry: LedgerEntry | None,
         resource: ResourceName,
-        share: str,
+        share: ShareId,
         holders: tuple[Holder, ...],
         asked_s: float,
     ) -> None:
@@ -309,7 +309,7 @@ class Ledger:
         self._put(LedgerEntry(resource, share, Certainty.OBSERVED, holders, since_s))
 
     def _prove(
-        self, resource: ResourceName, share: str, holder: Holder, named: set[Holder], asked_s: float
+        self, resource: ResourceName, share: ShareId, holder: Holder, named: set[Holder], asked_s: float
     ) -> None:
         """``holder`` starts with this id; other containers listed with it have released it."""
         entry = self._rows.get(resource, {}).get(share)
@@ -317,18 +317,18 @@ class Ledger:
         self._remember(resource, share, _Past(frozenset(named - {holder}), since_s))
         self._put(LedgerEntry(resource, share, Certainty.PROVEN, (holder,), since_s))
 
-    def _changed_s(self, resource: ResourceName, share: str) -> float:
+    def _changed_s(self, resource: ResourceName, share: ShareId) -> float:
         """When the id was last allocated or released; answers to earlier questions are out of date."""
         entry = self._rows.get(resource, {}).get(share)
         past = self._past.get(resource, {}).get(share)
         given = entry is not None and entry.certainty is not Certainty.UNCONFIRMED
         return max(entry.since_s if entry and given else -inf, past.since_s if past else -inf)
 
-    def _former(self, resource: ResourceName, share: str) -> frozenset[Holder]:
+    def _former(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
         past = self._past.get(resource, {}).get(share)
         return past.holders if past else _NOBODY
 
-    def _still_named(self, resource: ResourceName, share: str, named: set[Holder]) -> frozenset[Holder]:
+    def _still_named(self, resource: ResourceName, share: ShareId, named: set[Holder]) -> frozenset[Holder]:
         """Former holders that have been listed ever since; others are forgotten and would count as new."""
         past = self._past.get(resource, {}).get(share)
         if past is None:
@@ -338,13 +338,13 @@ class Ledger:
             self._remember(resource, share, replace(past, holders=still))
         return still
 
-    def _remember(self, resource: ResourceName, share: str, past: _Past) -> None:
+    def _remember(self, resource: ResourceName, share: ShareId, past: _Past) -> None:
         if past.holders or past.free:
             self._past.setdefault(resource, {})[share] = past
         else:
             self._past.get(resource, {}).pop(share, None)
 
-    def _give_up(self, resource: ResourceName, share: str) -> frozenset[Holder]:
+    def _give_up(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
         """All containers listed with the id until now."""
         entry = self._rows.get(resource, {}).get(share)
         return self._former(resource, share).union(entry.holders if entry else ())
@@ -355,7 +355,7 @@ class Ledger:
             rows[entry.id] = entry
             self._version += 1
 
-    def _drop(self, resource: ResourceName, share: str) -> None:
+    def _drop(self, resource: ResourceName, share: ShareId) -> None:
         rows = self._rows[resource]
         del rows[share]
         if not rows:

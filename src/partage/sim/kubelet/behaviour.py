@@ -23,8 +23,8 @@ class Behaviour(Frozen):
     It can be replaced while the kubelet runs, except for the last four fields: these are read once.
     answers_registration: False: Register is never answered.
     lists_ended_pods:     PodResources names pods that ended, as kubelets before 1.36 can.
-    knows_pods:           False: PodResources does not name pods from before the last start, and their ends are
-                          not noticed: as after a start until the API server answers.
+    knows_pods:           False: pods from before the last start are not named, and their ends not noticed: as
+                          after a start until the API server answers.
     unlisted_s:           how long after its admission PodResources does not name a pod yet.
     start_delay_s:        how long sandbox and image take after that; then containers start.
     list_delay_s:         how long after its making an answer of PodResources arrives.
