@@ -95,7 +95,7 @@ class Truth:
         entries = _entries(report)
         waiting = {status.pod.key for status in world.live() if status.waiting}
         for one in in_use:
-            if not one.named or one.pod in waiting:
+            if not one.named or one.pod in waiting or world.is_unknown(one):
                 continue
             entry = entries.get(one.share)
             assert entry is not None, f"{one} is not in the ledger"
@@ -116,7 +116,7 @@ class Truth:
     def _unsettled(self) -> list[str]:
         world = self._world
         complaints = self._silent_or_unregistered()
-        offered, held = world.offered(), world.held()
+        offered, held = world.offered(), [one for one in world.held() if not world.is_unknown(one)]
         for gpu, wanted in world.wanted().items():
             mine = {share: healthy for share, healthy in offered.items() if world.gpu(share) == gpu}
             complaints += self._complaints_of(gpu, wanted, held, mine)
