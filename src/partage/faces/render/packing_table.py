@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from partage.faces.packing_document import demand_words, places, served_counts
+from partage.faces.documents.packing import demand_words, places, served_counts
 from partage.faces.render.tables import plain_table
 from partage.faces.wording import product_word
 from partage.model.layout import LayoutItem

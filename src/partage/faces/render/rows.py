@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from partage.faces.reported import HeldShare
-from partage.faces.wording import product_word, sharing_text
+from partage.faces.documents.report import ReportedGpuRow
+from partage.faces.documents.show import ShownShare
+from partage.faces.wording import pod_name, product_word, sharing_text
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
@@ -84,7 +84,7 @@ def _share(offering: DeviceOffer) -> str:
     return f"{format_bytes(offering.memory_bytes)}{compute}{planned}"
 
 
-def holder_lines(held: Sequence[HeldShare], offer: NodeOffer) -> list[HolderLine]:
+def holder_lines(held: Sequence[ShownShare], offer: NodeOffer) -> list[HolderLine]:
     """Held shares, in words."""
     shares = shares_of(offer)
     return [
@@ -113,24 +113,22 @@ def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
 
 
 def _reason(plan: GpuPlan) -> str:
-    pods = sorted({f"{one.namespace}/{one.pod}" for entry in plan.waiting_for for one in entry.holders})
+    pods = sorted({pod_name(holder) for entry in plan.waiting_for for holder in entry.holders})
     return f"{plan.reason}, by {listed(pods, 4)}" if pods else plan.reason
 
 
-def waiting_lines(waited_for: Sequence[Mapping[str, Any]]) -> list[str]:
+def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
     """GPUs that wait for their holders before they change, a sentence each."""
     lines = []
-    for row in waited_for:
-        pods = {f"{one['namespace']}/{one['pod']}" for share in row["waitingFor"] for one in share["holders"]}
-        change = f"GPU {row['index']} changes to {row['wantedStrategy'] or 'nothing'}"
+    for gpu in waiting:
+        pods = {pod_name(holder) for entry in gpu.waiting_for for holder in entry.holders}
+        change = f"GPU {gpu.index} changes to {gpu.wanted_strategy or 'nothing'}"
         if pods:
             lines.append(
                 f"{change} when {listed(sorted(pods), 4)} {'has' if len(pods) == 1 else 'have'} ended"
             )
         else:
-            lines.append(
-                f"{change} when {'its holders have ended' if row['waitingFor'] else 'it has settled'}"
-            )
+            lines.append(f"{change} when {'its holders have ended' if gpu.waiting_for else 'it has settled'}")
     return lines
 
 

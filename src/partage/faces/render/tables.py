@@ -1,9 +1,8 @@
-"""Tables as all answers have them, and those of ``plan``, ``apply`` and ``show``."""
+"""Tables as all answers have them, and those of a node and what it offers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.console import RenderableType
@@ -13,7 +12,6 @@ from rich.text import Text
 from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
 from partage.faces.wording import guarantee_words
 from partage.model.share import Guarantee, NodeOffer
-from partage.text import gpus
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",
@@ -81,56 +79,6 @@ def guarantees_used(offer: NodeOffer) -> Text:
     used = {offering.guarantee for offerings in offer.values() for offering in offerings}
     ordered = sorted(used, key=lambda guarantee: -guarantee.strength)
     return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
-
-
-_INSTEAD = dict.fromkeys(("refused", "untouched", "back"), "as before") | {"torn": "uncertain"}
-"""What is said in place of a layout that did not come about."""
-
-
-def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What ``apply`` did, or would do, GPU by GPU; those on which there was nothing to do are left out."""
-    table = plain_table("GPUs", "GPU", "Outcome", "MIG devices", "Steps", right=("GPU",))
-    rows = [row for row in rows if row["outcome"] != "unchanged"]
-    for row in rows:
-        layout = _INSTEAD.get(row["outcome"], ", ".join(row.get("layout", ())) or "-")
-        steps = row.get("reason") or "\n".join(step["detail"] for step in row.get("steps", ()))
-        bad = row["outcome"] in ("refused", "back", "torn")
-        table.add_row(
-            str(row["index"]),
-            row["outcome"],
-            layout,
-            Text(steps),
-            style="red" if bad else "",
-        )
-    if not rows:
-        table.add_row("", "nothing to do", "", "")
-    return table
-
-
-def steps_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The steps in their order, equal ones of several GPUs in one row, and how far each reaches."""
-    table = plain_table("What would change", "GPUs", "Step", "Must be idle meanwhile")
-    for detail, changed, idle in _alike(rows):
-        table.add_row(gpus(sorted(changed)), Text(detail), gpus(sorted(idle)) if idle else "")
-    return table
-
-
-def _alike(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, set[int], set[int]]]:
-    """Equal steps together, never before a step that comes earlier on the same GPU."""
-    found: list[tuple[str, set[int], set[int]]] = []
-    for row in rows:
-        changed, idle = set(row["gpus"]), set(row["idle"])
-        for detail, earlier, idle_too in reversed(found):
-            if detail == row["detail"]:
-                earlier.update(changed)
-                idle_too.update(idle)
-                break
-            if not earlier.isdisjoint(changed):
-                found.append((row["detail"], changed, idle))
-                break
-        else:
-            found.append((row["detail"], changed, idle))
-    return found
 
 
 def gpus_table(lines: Sequence[GpuLine]) -> Table:
