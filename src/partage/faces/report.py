@@ -127,25 +127,17 @@ def _daemon_row(one: DaemonState) -> DaemonRow:
 def _resource_rows(report: Report, status: AgentStatus) -> tuple[ReportedResourceRow, ...]:
     offered = {one.name: one for one in resource_rows(report.offer, verify_of(report))}
     states = {state.resource: state for state in status.endpoints()}
-    return tuple(
-        _resource_row(
-            one, offered.get(one.name, _nothing(one)), states.get(one.name, EndpointState(one.name))
-        )
-        for one in report.resources
-    )
-
-
-def _nothing(resource: ResourceReport) -> ResourceRow:
-    return ResourceRow(resource.name, 0, None, None, None, None, ())
+    return tuple(_resource_row(one, offered.get(one.name), states.get(one.name)) for one in report.resources)
 
 
 def _resource_row(
-    resource: ResourceReport, offered: ResourceRow, state: EndpointState
+    resource: ResourceReport, offered: ResourceRow | None, state: EndpointState | None
 ) -> ReportedResourceRow:
     """The row of ``plan``, and how the resource stands with the kubelet."""
+    state = state or EndpointState(resource.name)
     return row(
         ReportedResourceRow,
-        offered,
+        offered or ResourceRow(resource.name, 0, None, None, None, None, ()),
         listed=resource.listed,
         healthy=resource.healthy,
         held=resource.held,

@@ -100,13 +100,7 @@ def _draw(node: ShownNode, path: str) -> None:
 def _print(node: ShownNode, console: Console) -> None:
     from partage.faces.documents.show import shown_shares
     from partage.faces.render.picture import legend, picture
-    from partage.faces.render.rows import (
-        gpu_lines,
-        holder_lines,
-        links_sentence,
-        pending_lines,
-        waiting_lines,
-    )
+    from partage.faces.render.rows import links_sentence, pending_lines, waiting_lines
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.model.gpu import Driver
 
@@ -117,7 +111,7 @@ def _print(node: ShownNode, console: Console) -> None:
         + (", simulated" if inventory.simulated else "")
     )
     console.print()
-    console.print(gpus_table(gpu_lines(inventory, report.troubles if report else {})))
+    console.print(gpus_table(inventory, report.troubles if report else {}))
     if links := links_sentence(inventory):
         console.print(f"\n{links}", style="dim")
     console.print()
@@ -131,7 +125,7 @@ def _print(node: ShownNode, console: Console) -> None:
     if report is not None:
         if report.held:
             console.print()
-            console.print(holders_table(holder_lines(shown_shares(report), node.offer)))
+            console.print(holders_table(shown_shares(report), node.offer))
         pending = pending_lines(inventory, report.pending)
         for line in (*waiting_lines(report.waiting), *pending, *report.messages):
             console.print(f"! {line}", style="yellow", markup=False)

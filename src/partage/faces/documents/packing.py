@@ -28,19 +28,15 @@ class ProofRow(Frozen, omit_defaults=True):
     spared: str | None = None
 
 
-class ReusedRow(Frozen):
-    """A MIG device that exists already, and serves the demand."""
+class PackedDeviceRow(Frozen, omit_defaults=True):
+    """A MIG device that exists. uuid: None for a GPU instance without MIG devices.
 
-    uuid: str
-    profile: str
-
-
-class DisturbedRow(Frozen):
-    """A MIG device that is destroyed. uuid: None for a GPU instance without MIG devices."""
+    start: its first memory slice, if it is destroyed.
+    """
 
     uuid: str | None
     profile: str
-    start: int | None
+    start: int | None = None
 
 
 class AssignmentRow(Frozen):
@@ -53,8 +49,8 @@ class AssignmentRow(Frozen):
     mig_mode_change: bool
     layout: tuple[str, ...]
     serves: Mapping[str, int]
-    reused: tuple[ReusedRow, ...]
-    disturbed: tuple[DisturbedRow, ...]
+    reused: tuple[PackedDeviceRow, ...]
+    disturbed: tuple[PackedDeviceRow, ...]
 
 
 class UnavailableRow(Frozen):
@@ -107,9 +103,9 @@ def _assignment_row(one: PackedGpu) -> AssignmentRow:
         mig_mode_change=not gpu.mig_enabled,
         layout=tuple(map(str, one.layout)),
         serves=served_counts(one.serves),
-        reused=tuple(ReusedRow(device.uuid, str(device.profile)) for device in one.reused),
+        reused=tuple(PackedDeviceRow(device.uuid, str(device.profile)) for device in one.reused),
         disturbed=tuple(
-            DisturbedRow(gone.uuid, str(gone.item.profile), gone.item.start) for gone in one.disturbed
+            PackedDeviceRow(gone.uuid, str(gone.item.profile), gone.item.start) for gone in one.disturbed
         ),
     )
 

@@ -8,10 +8,9 @@ from typing import Literal
 from partage.faces.documents.document import Document, row
 from partage.faces.documents.node import NodeRow, node_row
 from partage.faces.documents.plan import HeldRow, held_row
-from partage.faces.documents.report import EntryRow, ReportDocument
+from partage.faces.documents.report import ReportDocument, ReportedGpuRow
 from partage.faces.documents.resources import ResourceRow, resource_rows
 from partage.model.gpu import Inventory
-from partage.model.policy import Strategy
 from partage.model.share import NodeOffer
 from partage.values import Frozen
 
@@ -22,21 +21,11 @@ class ShownShare(HeldRow):
     gpu: int | None
 
 
-class WaitingGpuRow(Frozen):
-    """A GPU that changes once these shares are released."""
-
-    index: int
-    uuid: str
-    strategy: Strategy | None
-    wanted_strategy: Strategy | None
-    waiting_for: tuple[EntryRow, ...]
-
-
 class ShownAgent(Frozen):
     """The agent, from its report at that time. policy: its source, empty for none.
 
     reasons: everything that is wrong. troubles, pending: GPU UUID to what is wrong with it, and to why it is
-    not as the policy wants it.
+    not as the policy wants it. waited_for: GPUs that change once their shares are released.
     """
 
     version: str
@@ -44,7 +33,7 @@ class ShownAgent(Frozen):
     policy: str
     reasons: tuple[str, ...]
     troubles: Mapping[str, str]
-    waited_for: tuple[WaitingGpuRow, ...]
+    waited_for: tuple[ReportedGpuRow, ...]
     pending: Mapping[str, str]
 
 
@@ -86,5 +75,5 @@ def _agent(report: ReportDocument) -> ShownAgent:
         version=report.agent.version,
         policy=report.policy.source,
         reasons=report.messages,
-        waited_for=tuple(row(WaitingGpuRow, gpu) for gpu in report.waiting),
+        waited_for=report.waiting,
     )

@@ -17,16 +17,6 @@ from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
 from partage.values import Frozen
 
 
-class SceneRow(Frozen, omit_defaults=True):
-    """One thing that happened, as in ``StoryScene``. good: only where something was expected."""
-
-    at_s: float
-    verb: str
-    text: str
-    good: bool | None = None
-    details: tuple[str, ...] = ()
-
-
 class PodRow(Frozen):
     """One pod."""
 
@@ -46,7 +36,7 @@ class SimulationDocument(Document, kw_only=True):
     machine: str
     policy: str | None
     passed: bool
-    scenes: tuple[SceneRow, ...]
+    scenes: tuple[StoryScene, ...]
     contradictions: tuple[str, ...]
     capacity: Mapping[str, int]
     allocatable: Mapping[str, int]
@@ -63,7 +53,7 @@ def simulation_document(story: Story, ending: StoryEnding) -> SimulationDocument
         machine=story.machine.name,
         policy=story.policy.name if story.policy else None,
         passed=ending.good,
-        scenes=tuple(_scene_row(scene) for scene in ending.scenes),
+        scenes=tuple(replace(scene, at_s=round(scene.at_s, 3)) for scene in ending.scenes),
         contradictions=ending.contradictions,
         capacity=ending.snapshot.capacity,
         allocatable=ending.snapshot.allocatable,
@@ -71,10 +61,6 @@ def simulation_document(story: Story, ending: StoryEnding) -> SimulationDocument
         node=node_row(ending.inventory),
         pods=tuple(_pod_row(status) for status in ending.snapshot.pods),
     )
-
-
-def _scene_row(scene: StoryScene) -> SceneRow:
-    return row(SceneRow, scene, at_s=round(scene.at_s, 3))
 
 
 def _pod_row(status: PodStatus) -> PodRow:

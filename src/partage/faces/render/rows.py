@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from partage.faces.documents.report import ReportedGpuRow
 from partage.faces.documents.show import ShownShare
 from partage.faces.wording import pod_name, product_word, sharing_text
 from partage.lab.share_names import shares_of
-from partage.model.gpu import Gpu, Inventory, Link
+from partage.model.gpu import Gpu, Inventory, Link, LostGpu
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.text import listed, numbers
@@ -25,29 +25,6 @@ class OfferLine(Frozen):
     sharing_text: str
     share: str
     guarantee: Guarantee
-
-
-class GpuLine(Frozen):
-    """One GPU of the node, in words."""
-
-    index: str
-    product: str
-    memory: str
-    mig: str
-    mode: str
-    numa: str
-    health: str
-    healthy: bool
-
-
-class HolderLine(Frozen):
-    """One held share, in words."""
-
-    gpu: str
-    resource: str
-    share: str
-    holder: str
-    certainty: str
 
 
 def offer_lines(offer: NodeOffer) -> list[OfferLine]:
@@ -84,19 +61,13 @@ def _share(offering: DeviceOffer) -> str:
     return f"{format_bytes(offering.memory_bytes)}{compute}{planned}"
 
 
-def holder_lines(held: Sequence[ShownShare], offer: NodeOffer) -> list[HolderLine]:
-    """Held shares, in words."""
+def holder_cells(held: Sequence[ShownShare], offer: NodeOffer) -> Iterator[tuple[str, ...]]:
+    """The cells of each held share: GPU, resource, share, who holds it, and how certain that is."""
     shares = shares_of(offer)
-    return [
-        HolderLine(
-            gpu="?" if share.gpu is None else str(share.gpu),
-            resource=share.resource,
-            share=shares[share.id].words if share.id in shares else share.id,
-            holder=" or ".join(share.holders) or "not known yet",
-            certainty=share.certainty,
-        )
-        for share in held
-    ]
+    for share in held:
+        gpu = "?" if share.gpu is None else str(share.gpu)
+        name = shares[share.id].words if share.id in shares else share.id
+        yield gpu, share.resource, name, " or ".join(share.holders) or "not known yet", share.certainty
 
 
 def pending_lines(inventory: Inventory, pending: Mapping[str, str]) -> list[str]:
@@ -132,26 +103,18 @@ def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
     return lines
 
 
-def gpu_lines(inventory: Inventory, troubles: Mapping[str, str]) -> list[GpuLine]:
-    """All GPUs, lost ones included, ordered by index. troubles: GPU UUID to what is wrong with it."""
-    lines = {gpu.index: _gpu_line(gpu, troubles.get(gpu.uuid, "")) for gpu in inventory}
-    for gpu in inventory.lost:
-        lines[gpu.index] = GpuLine(
-            str(gpu.index), gpu.uuid or "?", "", "", "", "", f"lost: {gpu.reason}", False
-        )
-    return [lines[index] for index in sorted(lines)]
-
-
-def _gpu_line(gpu: Gpu, trouble: str) -> GpuLine:
-    return GpuLine(
-        index=str(gpu.index),
-        product=product_word(gpu.product),
-        memory=format_bytes(gpu.memory_bytes),
-        mig=_mig_word(gpu),
-        mode=gpu.compute_mode.word,
-        numa="" if gpu.numa_node is None else str(gpu.numa_node),
-        health=trouble or "healthy",
-        healthy=not trouble,
+def gpu_cells(gpu: Gpu | LostGpu, trouble: str) -> tuple[str, ...]:
+    """The cells of one GPU: index, product, memory, MIG, compute mode, NUMA node, health."""
+    if isinstance(gpu, LostGpu):
+        return str(gpu.index), gpu.uuid or "?", "", "", "", "", f"lost: {gpu.reason}"
+    return (
+        str(gpu.index),
+        product_word(gpu.product),
+        format_bytes(gpu.memory_bytes),
+        _mig_word(gpu),
+        gpu.compute_mode.word,
+        "" if gpu.numa_node is None else str(gpu.numa_node),
+        trouble or "healthy",
     )
 
 

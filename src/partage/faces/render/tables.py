@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
+from partage.faces.documents.show import ShownShare
+from partage.faces.render.rows import gpu_cells, holder_cells, offer_lines
 from partage.faces.wording import guarantee_words
+from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.share import Guarantee, NodeOffer
 
 _GUARANTEE_STYLES = {
@@ -81,22 +83,22 @@ def guarantees_used(offer: NodeOffer) -> Text:
     return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
 
 
-def gpus_table(lines: Sequence[GpuLine]) -> Table:
-    """The GPUs of a node."""
+def gpus_table(inventory: Inventory, troubles: Mapping[str, str]) -> Table:
+    """All GPUs of a node, lost ones too. troubles: GPU UUID to what is wrong with it."""
     table = plain_table(
         "GPUs", "GPU", "Product", "Memory", "MIG", "Mode", "NUMA", "Health", right=("GPU", "Memory")
     )
-    for line in lines:
-        style = "" if line.healthy else "red"
-        table.add_row(
-            line.index, line.product, line.memory, line.mig, line.mode, line.numa, line.health, style=style
-        )
+    gpus: list[Gpu | LostGpu] = [*inventory.gpus, *inventory.lost]
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
+        trouble = troubles.get(gpu.uuid or "", "")
+        style = "red" if trouble or isinstance(gpu, LostGpu) else ""
+        table.add_row(*gpu_cells(gpu, trouble), style=style)
     return table
 
 
-def holders_table(lines: Sequence[HolderLine]) -> Table:
+def holders_table(held: Sequence[ShownShare], offer: NodeOffer) -> Table:
     """Who holds what."""
     table = plain_table("Who holds shares", "GPU", "Resource", "Share", "Held by", "Known", right=("GPU",))
-    for line in lines:
-        table.add_row(line.gpu, line.resource, line.share, line.holder, line.certainty)
+    for cells in holder_cells(held, offer):
+        table.add_row(*cells)
     return table
