@@ -1,4 +1,4 @@
-"""The table of a packing: GPUs that are treated alike share a row."""
+"""The table of a packing: GPUs with equal layouts and equal changes are one row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Kind(Frozen):
 
 
 def packing_table(packing: Packing) -> tuple[Table, int]:
-    """The rows with the most GPUs, and how many GPUs are in none."""
+    """The table with the largest rows, and the number of GPUs in rows that are left out."""
     by_kind: dict[_Kind, list[PackedGpu]] = {}
     for one in packing.assignments:
         by_kind.setdefault(_kind(one), []).append(one)

@@ -1,4 +1,4 @@
-"""The lines of the tables as values: what is grouped with what, and how it is said."""
+"""The rows of the tables as text: what is put together in one row, and how it is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from partage.values import Frozen
 
 
 class OfferLine(Frozen):
-    """Shares of one resource that are alike. name: empty from a resource's second line on."""
+    """Equal shares of one resource. name: empty from the second line of a resource on."""
 
     name: str
     count: int
@@ -133,7 +133,7 @@ def _mig_word(gpu: Gpu) -> str:
 
 
 def links_sentence(inventory: Inventory) -> str:
-    """How the GPUs are joined, in one sentence; empty for fewer than two GPUs."""
+    """How the GPUs are connected, in one sentence; empty for fewer than two GPUs."""
     if not inventory.links:
         return ""
     kinds: dict[str, int] = {}

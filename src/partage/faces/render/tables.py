@@ -1,4 +1,4 @@
-"""Tables as all answers have them, and those of a node and what it offers."""
+"""The tables of a node: what it offers, its GPUs, its holders; and the style of all tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GUARANTEE_STYLES = {
 
 
 def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """A table as all answers have it. right: columns of numbers."""
+    """An empty table. right: columns of numbers."""
     table = Table(
         title=title,
         title_justify="left",
@@ -34,7 +34,7 @@ def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
         pad_edge=False,
     )
     for column in columns:
-        # A name is copied out of the table, so it stays whole; sentences may be folded.
+        # People copy names out of the table, so they are not broken into lines.
         table.add_column(
             column,
             justify="right" if column in right else "left",
@@ -47,7 +47,7 @@ def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 def report_lines(
     head: Iterable[str], tables: Iterable[Table], remarks: Iterable[str]
 ) -> Iterator[RenderableType]:
-    """A report of an experiment: what was run, its tables, and what to know before relying on it."""
+    """A report of an experiment: what was run, its tables, and remarks."""
     yield from map(Text, head)
     for table in tables:
         yield Text()
@@ -77,7 +77,7 @@ def resources_table(offer: NodeOffer) -> Table:
 
 
 def guarantees_used(offer: NodeOffer) -> Text:
-    """What the words in the last column mean."""
+    """What the guarantees in the last column mean."""
     used = {offering.guarantee for offerings in offer.values() for offering in offerings}
     ordered = sorted(used, key=lambda guarantee: -guarantee.strength)
     return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
