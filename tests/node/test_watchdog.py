@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import assess
 from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout
-from partage.faces.documents.report import WatchRow
+from partage.faces.documents.watch import WatchRow
 from partage.faces.report import report_document
 from partage.model.process import Processes
 from partage.model.share import Guarantee
@@ -391,6 +392,7 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
 
         said = section()
         assert said is not None
+        assert decode(WatchRow, encode(said)) == said
         (row,) = said.containers
         assert (row.pod, row.used_bytes, row.over) == ("train", 24 * GIB, True)
         (concern,) = said.concerns

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +18,6 @@ from partage.faces.documents.document import row
 from partage.faces.documents.node import node_row
 from partage.faces.documents.report import (
     AgentProcess,
-    ConcernRow,
     DaemonRow,
     EntryRow,
     HealthDocument,
@@ -29,19 +27,14 @@ from partage.faces.documents.report import (
     ReportDocument,
     ReportedGpuRow,
     ReportedResourceRow,
-    UsageRow,
-    WatchRow,
 )
 from partage.faces.documents.resources import ResourceRow, Verify, resource_rows
+from partage.faces.documents.watch import TimeOf, watch_row
 from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.reconcile.verification import verified
 from partage.plan.report import GpuReport, Report, ResourceReport
 from partage.plan.serve.ledger import LedgerEntry
-from partage.plan.serve.watchdog import ContainerUsage, GrantKind, Violation
-
-TimeOf = Callable[[float], str]
-"""A time of the agent's clock as RFC 3339, in UTC, to the millisecond."""
 
 
 def report_document(report: Report, status: AgentStatus, readiness: Readiness) -> ReportDocument:
@@ -58,7 +51,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         gpus=tuple(_gpu_row(gpu, time_of) for gpu in report.gpus),
         resources=_resource_rows(report, status),
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
-        watch=None if look is None else _watch_row(look, time_of),
+        watch=None if look is None else watch_row(look, time_of),
         offer=report.offer,
         planned_from=Raw(encode(_planned_from(report))),
     )
@@ -150,39 +143,6 @@ def _resource_row(
 
 def _entry_row(entry: LedgerEntry, time_of: TimeOf) -> EntryRow:
     return row(EntryRow, entry, since=time_of(entry.since_s))
-
-
-# --- the watchdog ------------------------------------------------------------------------------------
-
-
-def _watch_row(look: WatchObservation, time_of: TimeOf) -> WatchRow:
-    """Containers that hold shares of GPUs that are watched, and those that do something wrong."""
-    usages, violations = look.watched.usages, look.watched.violations
-    return WatchRow(
-        at=time_of(look.at_s),
-        blind=look.blind or None,
-        containers=tuple(_usage_row(usage) for usage in usages if usage.grant is GrantKind.HELD),
-        concerns=tuple(_concern_row(one) for one in violations),
-    )
-
-
-def _concern_row(violation: Violation) -> ConcernRow:
-    usage = _usage_row(violation.usage)
-    return row(ConcernRow, usage, concern=violation.concern, reason=violation.reason)
-
-
-def _usage_row(usage: ContainerUsage) -> UsageRow:
-    holder = usage.holder
-    return row(
-        UsageRow,
-        usage,
-        namespace=holder.namespace if holder else None,
-        pod=holder.pod if holder else None,
-        container=holder.container if holder else None,
-        container_id=usage.container,
-        at_least=usage.partly,
-        share_bytes=usage.granted_bytes,
-    )
 
 
 # --- the file ----------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ from partage.errors import Problem
 from partage.faces.documents.document import Document
 from partage.faces.documents.node import NodeRow
 from partage.faces.documents.resources import ResourceRow
+from partage.faces.documents.watch import WatchRow
 from partage.faces.wording import pod_name
 from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Policy, Strategy
-from partage.model.share import Guarantee, NodeOffer
+from partage.model.share import NodeOffer
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.report import PolicyState
 from partage.plan.serve.ledger import Certainty, Holder
-from partage.plan.serve.watchdog import ViolationKind
 from partage.values import Frozen
 
 
@@ -120,39 +120,6 @@ class ReportedResourceRow(ResourceRow):
     watching: bool
     registrations: int
     last_error: str | None
-
-
-class UsageRow(Frozen):
-    """What one container uses of a device. at_least: some of its processes have no figure."""
-
-    gpu: str
-    device: str
-    namespace: str | None
-    pod: str | None
-    container: str | None
-    container_id: str
-    pids: tuple[int, ...]
-    used_bytes: int
-    at_least: bool
-    share_bytes: int
-    guarantee: Guarantee | None
-    over: bool
-
-
-class ConcernRow(UsageRow):
-    """A container that does something wrong."""
-
-    concern: ViolationKind
-    reason: str
-
-
-class WatchRow(Frozen):
-    """The watchdog's last check. blind: why processes may be missing."""
-
-    at: str
-    blind: str | None
-    containers: tuple[UsageRow, ...]
-    concerns: tuple[ConcernRow, ...]
 
 
 class PlannedFrom(Frozen):
