@@ -13,6 +13,7 @@ from partage.faces.documents.document import Document, PolicySource
 from partage.faces.documents.plan import HolderRow, StepRow, blocked_fields, layout_fields, step_rows
 from partage.faces.documents.resources import ResourceRow
 from partage.model.gpu import Gpu
+from partage.model.ids import GpuUuid
 from partage.plan.offer.findings import name_gpus
 from partage.plan.reconcile.blocked import BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
@@ -45,7 +46,7 @@ class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     """
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     outcome: GpuOutcome
     layout: tuple[str, ...] | None = None
     kept: tuple[str, ...] | None = None
@@ -116,7 +117,7 @@ def _gpu_row(gpu: Gpu, applied: ApplyResult) -> AppliedGpuRow:
     )
 
 
-def _layout_fields(uuid: str, applied: ApplyResult) -> dict[str, Any]:
+def _layout_fields(uuid: GpuUuid, applied: ApplyResult) -> dict[str, Any]:
     """Of the last plan in which its layout changed."""
     found = [plan.mig.of(uuid) for plan in applied.plans]
     changed = [one for one in found if isinstance(one, GpuMigPlan) and one.steps]
@@ -124,7 +125,7 @@ def _layout_fields(uuid: str, applied: ApplyResult) -> dict[str, Any]:
 
 
 def _outcome(
-    uuid: str, applied: ApplyResult, own: Sequence[TransactionOutcome], failed: TransactionOutcome | None
+    uuid: GpuUuid, applied: ApplyResult, own: Sequence[TransactionOutcome], failed: TransactionOutcome | None
 ) -> GpuOutcome:
     if uuid in applied.refused:
         return GpuOutcome.REFUSED

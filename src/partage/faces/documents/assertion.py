@@ -10,6 +10,7 @@ from partage.errors import Problem
 from partage.faces.documents.document import Document
 from partage.faces.documents.plan import StepRow, step_rows
 from partage.model.gpu import Gpu
+from partage.model.ids import GpuUuid
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 from partage.plan.reconcile.node_plan import NodePlan
@@ -27,7 +28,7 @@ class DifferenceRow(Frozen, kw_only=True, omit_defaults=True):
     """One GPU that is not as the policy wants it. wanted, found: only where its MIG layout differs."""
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     wanted: LayoutRow | None = None
     found: LayoutRow | None = None
     detail: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from partage.faces.documents.document import row
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, MigMode, NoDriver
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.values import Frozen
 
@@ -22,7 +23,7 @@ class MigDeviceRow(Frozen):
     """One MIG device. gpu_instance, compute_instance: the driver's ids."""
 
     index: int
-    uuid: str
+    uuid: MigUuid
     profile: str
     gpu_instance: int
     compute_instance: int
@@ -34,7 +35,7 @@ class GpuRow(Frozen):
     """One GPU that answers. compute_capability: ``9.0``. compute_mode, recovery_action: NVML's words."""
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     minor: int
     product: str
     architecture: str

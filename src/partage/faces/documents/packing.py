@@ -9,6 +9,7 @@ from typing import Literal
 
 from partage.errors import Problem
 from partage.faces.documents.document import Document, row
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import Unavailable
@@ -34,7 +35,7 @@ class PackedDeviceRow(Frozen, omit_defaults=True):
     start: its first memory slice, if it is destroyed.
     """
 
-    uuid: str | None
+    uuid: MigUuid | None
     profile: str
     start: int | None = None
 
@@ -44,7 +45,7 @@ class AssignmentRow(Frozen):
 
     machine: str | None
     gpu: int
-    uuid: str
+    uuid: GpuUuid
     product: str
     mig_mode_change: bool
     layout: tuple[str, ...]
@@ -58,7 +59,7 @@ class UnavailableRow(Frozen):
 
     machine: str | None
     gpu: int
-    uuid: str | None
+    uuid: GpuUuid | None
     reason: str
 
 

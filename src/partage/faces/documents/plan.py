@@ -12,6 +12,7 @@ from partage.faces.documents.report import EntryRow
 from partage.faces.documents.resources import ResourceRow
 from partage.faces.wording import container_name
 from partage.model.gpu import Gpu, Inventory
+from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId
 from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, UseKind, blast, gpus_of
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
@@ -44,8 +45,8 @@ class HolderRow(Frozen):
     name: str
     pid: int | None
     gpu: int | None
-    uuid: str
-    devices: tuple[str, ...]
+    uuid: GpuUuid
+    devices: tuple[MigUuid, ...]
     profile: str | None
     why: str
 
@@ -53,8 +54,8 @@ class HolderRow(Frozen):
 class HeldRow(Frozen, kw_only=True):
     """One held share. holders: ``namespace/pod/container``; several: ambiguous."""
 
-    resource: str
-    id: str
+    resource: ResourceName
+    id: ShareId
     certainty: Certainty
     holders: tuple[str, ...]
 
@@ -66,7 +67,7 @@ class PlannedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     """
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     phase: Phase
     reason: str | None
     layout: tuple[str, ...] | None = None
@@ -199,5 +200,5 @@ def _holder_row(use: GpuUse, blocker: Blocker, inventory: Inventory) -> HolderRo
     )
 
 
-def _indexes(uuids: Sequence[str], inventory: Inventory) -> tuple[int, ...]:
+def _indexes(uuids: Sequence[GpuUuid], inventory: Inventory) -> tuple[int, ...]:
     return tuple(sorted(gpu.index for gpu in inventory if gpu.uuid in uuids))

@@ -17,6 +17,7 @@ from partage.faces.documents.resources import ResourceRow
 from partage.faces.documents.watch import WatchRow
 from partage.faces.wording import pod_name
 from partage.model.health import HealthState
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Policy, Strategy
 from partage.model.share import NodeOffer
@@ -54,8 +55,8 @@ class HealthRow(Frozen):
 class EntryRow(Frozen):
     """One held share. holders: several: ambiguous. since: RFC 3339, as all times here."""
 
-    resource: str
-    id: str
+    resource: ResourceName
+    id: ShareId
     certainty: Certainty
     holders: tuple[Holder, ...]
     since: str
@@ -69,7 +70,7 @@ class EntryRow(Frozen):
 class DaemonRow(Frozen):
     """One MPS daemon. clients: number of processes. memory_bytes, threads_percent: its limits."""
 
-    device: str
+    device: DeviceUuid
     state: DaemonPhase
     pid: int | None
     clients: int
@@ -86,7 +87,7 @@ class ReportedGpuRow(Frozen):
     """
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     product: str
     strategy: Strategy | None
     wanted_strategy: Strategy | None
@@ -165,12 +166,12 @@ class ReportDocument(Document, kw_only=True):
         return tuple(reason.message for reason in (*self.reasons, *self.degraded))
 
     @property
-    def troubles(self) -> dict[str, str]:
+    def troubles(self) -> dict[GpuUuid, str]:
         """GPU UUID to what is wrong with it."""
         return {gpu.uuid: gpu.trouble for gpu in self.gpus if gpu.trouble}
 
     @property
-    def pending(self) -> dict[str, str]:
+    def pending(self) -> dict[GpuUuid, str]:
         """GPU UUID to what keeps it from being as the policy wants it."""
         return {gpu.uuid: gpu.reason for gpu in self.gpus if gpu.reason}
 
@@ -180,13 +181,13 @@ class ReportDocument(Document, kw_only=True):
         return tuple(gpu for gpu in self.gpus if gpu.phase in (Phase.WAITING, Phase.WITHDRAWING))
 
     @property
-    def gpu_of_share(self) -> dict[str, int]:
+    def gpu_of_share(self) -> dict[ShareId, int]:
         """Share id to the index of its GPU, for all shares that are offered."""
         offerings = (offering for gpu_offer in self.offer.values() for offering in gpu_offer)
         return {share: offering.gpu_index for offering in offerings for share in offering.share_ids}
 
     @property
-    def holders(self) -> dict[str, str]:
+    def holders(self) -> dict[ShareId, str]:
         """Share id to the pods that hold it."""
         return {entry.id: entry.pods or "?" for entry in self.held}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from partage.faces.documents.document import row
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
 from partage.plan.reconcile.verification import said
@@ -21,7 +22,7 @@ class DeviceRow(Frozen, kw_only=True, omit_defaults=True):
     Keys that do not apply are left out.
     """
 
-    uuid: str | None
+    uuid: DeviceUuid | None
     index: str | None = None
     profile: str | None = None
     sharing: Strategy
@@ -43,7 +44,7 @@ class ResourceGpuRow(Frozen):
     """What one GPU adds to a resource. memory_bytes: of the smallest share, where shares differ."""
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     count: int
     strategy: Strategy
     guarantee: Guarantee
@@ -61,7 +62,7 @@ class ResourceRow(Frozen):
     strategy: ``mixed`` for several. None, as the guarantees: nothing is offered under this name any more.
     """
 
-    name: str
+    name: ResourceName
     count: int
     strategy: str | None
     guarantee: Guarantee | None

@@ -11,6 +11,7 @@ from partage.faces.documents.plan import HeldRow, held_row
 from partage.faces.documents.report import ReportDocument, ReportedGpuRow
 from partage.faces.documents.resources import ResourceRow, resource_rows
 from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
 from partage.model.share import NodeOffer
 from partage.values import Frozen
 
@@ -32,9 +33,9 @@ class ShownAgent(Frozen):
     at: str
     policy: str
     reasons: tuple[str, ...]
-    troubles: Mapping[str, str]
+    troubles: Mapping[GpuUuid, str]
     waited_for: tuple[ReportedGpuRow, ...]
-    pending: Mapping[str, str]
+    pending: Mapping[GpuUuid, str]
 
 
 class NodeAnswer(NodeRow, kw_only=True):

@@ -13,6 +13,7 @@ from partage.faces.documents.resources import ResourceRow, resource_rows
 from partage.faces.report import verify_of
 from partage.lab.stories.model import Story
 from partage.lab.stories.play import StoryEnding, StoryScene
+from partage.model.ids import GpuUuid, ShareId
 from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
 from partage.values import Frozen
 
@@ -74,7 +75,7 @@ def _in_order(container: ContainerStatus) -> ContainerStatus:
     return replace(container, ids=ids, env=dict(sorted(container.env.items())))
 
 
-def holders_of(ending: StoryEnding) -> dict[str, str]:
+def holders_of(ending: StoryEnding) -> dict[ShareId, str]:
     """Share id to the pod that holds it, as the kubelet reports it."""
     return {
         share: status.pod.key
@@ -86,7 +87,7 @@ def holders_of(ending: StoryEnding) -> dict[str, str]:
     }
 
 
-def troubles_of(ending: StoryEnding) -> dict[str, str]:
+def troubles_of(ending: StoryEnding) -> dict[GpuUuid, str]:
     """GPU UUID to what is wrong with it, as the agent reports it."""
     report = ending.snapshot.report
     return {

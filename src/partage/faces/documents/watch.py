@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from partage.agent.status.status import WatchObservation
 from partage.faces.documents.document import row
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.share import Guarantee
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, Violation, ViolationKind
 from partage.values import Frozen
@@ -17,8 +18,8 @@ TimeOf = Callable[[float], str]
 class UsageRow(Frozen):
     """What one container uses of a device. at_least: some of its processes have no figure."""
 
-    gpu: str
-    device: str
+    gpu: GpuUuid
+    device: DeviceUuid
     namespace: str | None
     pod: str | None
     container: str | None

@@ -9,6 +9,7 @@ from partage.faces.documents.show import ShownShare
 from partage.faces.wording import pod_name, product_word, sharing_text
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu
+from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.text import listed, numbers
@@ -70,7 +71,7 @@ def holder_cells(held: Sequence[ShownShare], offer: NodeOffer) -> Iterator[tuple
         yield gpu, share.resource, name, " or ".join(share.holders) or "not known yet", share.certainty
 
 
-def pending_lines(inventory: Inventory, pending: Mapping[str, str]) -> list[str]:
+def pending_lines(inventory: Inventory, pending: Mapping[GpuUuid, str]) -> list[str]:
     """What keeps GPUs from being as the policy wants them, a line for each."""
     found = ((gpu, pending[gpu.uuid]) for gpu in inventory if gpu.uuid in pending)
     return [text if text.startswith("GPU ") else f"GPU {gpu.index}: {text}" for gpu, text in found]

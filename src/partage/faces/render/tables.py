@@ -13,6 +13,7 @@ from partage.faces.documents.show import ShownShare
 from partage.faces.render.rows import gpu_cells, holder_cells, offer_lines
 from partage.faces.wording import guarantee_words
 from partage.model.gpu import Gpu, Inventory, LostGpu
+from partage.model.ids import GpuUuid
 from partage.model.share import Guarantee, NodeOffer
 
 _GUARANTEE_STYLES = {
@@ -83,14 +84,14 @@ def guarantees_used(offer: NodeOffer) -> Text:
     return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
 
 
-def gpus_table(inventory: Inventory, troubles: Mapping[str, str]) -> Table:
+def gpus_table(inventory: Inventory, troubles: Mapping[GpuUuid, str]) -> Table:
     """All GPUs of a node, lost ones too. troubles: GPU UUID to what is wrong with it."""
     table = plain_table(
         "GPUs", "GPU", "Product", "Memory", "MIG", "Mode", "NUMA", "Health", right=("GPU", "Memory")
     )
     gpus: list[Gpu | LostGpu] = [*inventory.gpus, *inventory.lost]
     for gpu in sorted(gpus, key=lambda gpu: gpu.index):
-        trouble = troubles.get(gpu.uuid or "", "")
+        trouble = troubles.get(gpu.uuid, "") if gpu.uuid else ""
         style = "red" if trouble or isinstance(gpu, LostGpu) else ""
         table.add_row(*gpu_cells(gpu, trouble), style=style)
     return table
