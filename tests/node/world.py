@@ -74,8 +74,8 @@ class World:
     """One node.
 
     may_refuse: the policy has been wrong since the agent started; it may end over that before its first turn.
-    troubles: faults that last until they are healed. quiet_since_s: nothing happened since. unrecorded: shares
-    that were held when the agent's state was lost.
+    troubles: faults that last until they are healed. quiet_since_s: nothing happened since. unrecorded:
+    shares that were held when the agent's state was lost.
     """
 
     place: Place

@@ -128,6 +128,8 @@ class Loop(Struct):
             seen = replace(seen, snapshot=self.snapshot(), held_version=parts.ledger.version)
             done = self._decide(seen)  # the disk may have taken seconds, and pods may have come meanwhile
         self.state, self.view, self._due_s = done.state, done.view, done.plan.due_s
+        if parts.ledger.suspect(done.plan.suspected):
+            parts.pod_resources.soon()
         parts.pod_resources.waited_for(waited=any(done.plan.waiting.values()))
         parts.watchdog.update(parts.policies.desired, self.view.offer)
         self._publish(seen.node)
@@ -157,6 +159,7 @@ class Loop(Struct):
             original=parts.originals.by_gpu,
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
+            checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
         )
 
     def _unknown(self, node: KnownNode) -> frozenset[GpuUuid]:

@@ -150,23 +150,47 @@ def test_a_free_id_is_no_longer_unconfirmed():
     assert ledger.entries() == ()
 
 
-def test_an_id_of_two_pods_counts_as_given_twice_once_the_checkpoint_agrees():
+def test_a_suspected_hold_is_compared_with_the_checkpoint():
     """Before Kubernetes 1.36 a pod that ended may be named beside the one that holds the id."""
     ledger = Ledger()
     ledger.observed([says("web", A), says("db", A)], 1)
+    assert not ledger.must_check
+    assert ledger.suspect(frozenset({(GPU, A), (GPU, B)}))
+    assert not ledger.suspect(frozenset({(GPU, A)}))
     assert ledger.must_check == {(GPU, A)}
-    ledger.checked({GPU: {A: frozenset({"uid-1"})}}, 1)
-    assert not only(ledger).twice
-    ledger.checked({GPU: {A: frozenset({"uid-1", "uid-2"})}}, 2)
-    assert only(ledger).twice
-    ledger.observed([says("db", A)], 3)
-    assert not only(ledger).twice
+    ledger.checked({GPU: {A: frozenset({"uid-1"})}}, 2)
+    assert only(ledger).checkpoint_pods == 1
+    ledger.checked({GPU: {A: frozenset({"uid-1", "uid-2"})}}, 3)
+    assert only(ledger).checkpoint_pods == 2
+    ledger.observed([says("db", A)], 4)
+    assert only(ledger).checkpoint_pods == 0, "other holders: to be compared again"
+
+
+def test_a_suspected_hold_that_the_checkpoint_lacks_is_a_pods_that_ended():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.checked({}, 2)
+    assert ledger.entries() == ()
+    ledger.observed([says("web", A)], 3)
+    assert ledger.entries() == (), "it is still named"
+    ledger.observed([says("web", A), says("db", A)], 4)
+    assert only_holder(ledger, A) == holder("db")
+
+
+def test_a_suspected_hold_that_was_allocated_meanwhile_stays():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.allocated(GPU, [A], 3)
+    ledger.checked({}, 2)
+    assert only(ledger).certainty is Certainty.TENTATIVE
 
 
 def test_two_containers_of_one_pod_may_have_the_same_id():
     ledger = Ledger()
     ledger.observed([says("web", A), says("web", A, container="sidecar")], 1)
-    assert not ledger.must_check
+    assert len(only(ledger).pods) == 1
 
 
 def test_time_alone_releases_nothing_while_the_kubelet_does_not_answer():

@@ -85,6 +85,8 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
     for problem in report.policy.problems:
         yield ReadinessReason("policy-refused", str(problem))
     for gpu in report.gpus:
+        if gpu.plan is not None and gpu.plan.conflict:
+            yield ReadinessReason("shares-conflict", f"GPU {gpu.index} ({gpu.uuid}): {gpu.plan.conflict}")
         if not gpu.health.state.offered:
             yield ReadinessReason("gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}): {gpu.health.reason}")
         for gi_id, phase in gpu.instances.items():

@@ -6,7 +6,7 @@ compare or carry out the same ``NodePlan``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -15,12 +15,13 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
+from partage.plan.reconcile.conflicts import conflicts
 from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.transition import GpuServing, due_s, transition, waiting
-from partage.plan.serve.ledger import LedgerEntry
+from partage.plan.serve.ledger import Certainty, LedgerEntry
 
 SETTLE_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
@@ -53,10 +54,14 @@ class Planner(Struct):
             waits = waiting(now.served, now.entries, _gpu_of(now))
             return NodePlan(serving=dict(now.served), waiting=waits)
         draft = self._draft(desired, now)
-        gpu_of = _gpu_of(now)
-        serving = _next_serving(draft, now, self.settle_s, gpu_of)
+        gpu_of, known = _gpu_of(now), now.observed.node.known
+        conflict = conflicts(now.served, now.held, now.entries, known, checkpoint=now.checkpoint)
+        serving = _next_serving(draft, now, self.settle_s, gpu_of, conflict.found)
         waits = waiting(serving, now.entries, gpu_of)
-        gpus = {uuid: _gpu_plan(uuid, one, now, waits) for uuid, one in draft.gpus.items()}
+        gpus = {
+            uuid: _gpu_plan(uuid, one, now, waits, conflict.found.get(uuid, ""))
+            for uuid, one in draft.gpus.items()
+        }
         ready = tuple(one for one in draft.transactions if _is_ready(one, draft, now, serving))
         return NodePlan(
             gpus=gpus,
@@ -66,6 +71,7 @@ class Planner(Struct):
             waiting=waits,
             unusable=draft.unusable,
             mig=draft.mig,
+            suspected=conflict.suspected,
             due_s=due_s(serving, self.settle_s),
         )
 
@@ -123,7 +129,11 @@ def _gpu_of(now: Snapshot) -> dict[DeviceUuid, GpuUuid]:
 
 
 def _next_serving(
-    draft: NodeDraft, now: Snapshot, settle_s: float, gpu_of: Mapping[DeviceUuid, GpuUuid]
+    draft: NodeDraft,
+    now: Snapshot,
+    settle_s: float,
+    gpu_of: Mapping[DeviceUuid, GpuUuid],
+    in_conflict: Collection[GpuUuid],
 ) -> dict[GpuUuid, GpuServing]:
     """What every GPU serves next.
 
@@ -136,7 +146,8 @@ def _next_serving(
     wanted = {
         gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
     }
-    moved = transition(moving, wanted, now.held, now.now_s, settle_s, gpu_of=gpu_of)
+    drained = [gpu for gpu in in_conflict if gpu in moving or gpu in wanted]
+    moved = transition(moving, wanted, now.held, now.now_s, settle_s, gpu_of=gpu_of, in_conflict=drained)
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
 
@@ -145,10 +156,16 @@ def _next_serving(
 
 
 def _gpu_plan(
-    uuid: GpuUuid, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[GpuUuid, tuple[LedgerEntry, ...]]
+    uuid: GpuUuid,
+    draft: GpuDraft,
+    now: Snapshot,
+    waiting_gpus: Mapping[GpuUuid, tuple[LedgerEntry, ...]],
+    conflict: str,
 ) -> GpuPlan:
     steps = () if draft.transaction is None else _steps_of(uuid, draft.transaction)
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
+    if conflict and uuid not in now.in_hand:
+        phase, reason = Phase.WAITING, conflict
     attempt = now.attempts.get(uuid)
     return GpuPlan(
         phase=phase,
@@ -158,6 +175,7 @@ def _gpu_plan(
         waiting_for=waiting_gpus.get(uuid, ()),
         blocked=draft.blocked,
         again_s=attempt.again_s if attempt and phase is Phase.FAILED else None,
+        conflict=conflict,
     )
 
 
@@ -179,13 +197,19 @@ def _phase(
     if uuid in now.unknown and (waits is not None or uuid not in now.served):
         return Phase.UNKNOWN, "it is not known yet who holds its shares"
     if waits:
-        return Phase.WAITING, draft.reason or "shares of it are held"
+        return Phase.WAITING, draft.reason or _held(waits)
     if waits is not None:
         return Phase.WITHDRAWING, draft.reason or "its shares are withdrawn"
     if draft.transaction is not None:
         others = [gpu for gpu in draft.transaction.gpus if gpu != uuid and gpu in waiting_gpus]
         return (Phase.WAITING if others else Phase.READY), draft.reason
     return Phase.SETTLED, ""
+
+
+def _held(entries: Iterable[LedgerEntry]) -> str:
+    if any(entry.certainty is Certainty.UNCONFIRMED for entry in entries):
+        return "shares of it are held by the kubelet's checkpoint, though PodResources does not name them now"
+    return "shares of it are held"
 
 
 def _is_ready(

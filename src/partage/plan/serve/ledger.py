@@ -51,6 +51,10 @@ class Holder(Frozen, order=True):
     container: str
 
 
+Hold = tuple[ResourceName, ShareId]
+"""One held id, and the resource under which it was allocated."""
+
+
 class LedgerEntry(Frozen):
     """One held id.
 
@@ -58,7 +62,7 @@ class LedgerEntry(Frozen):
     several. Holders of a tentative entry were named before the id was allocated again, so they may be out
     of date.
     since_s: when it was allocated, or first observed as held.
-    twice: several pods hold it, and the kubelet's checkpoint agrees.
+    checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
     """
 
     resource: ResourceName
@@ -66,7 +70,12 @@ class LedgerEntry(Frozen):
     certainty: Certainty
     holders: tuple[Holder, ...]
     since_s: float
-    twice: bool = False
+    checkpoint_pods: int = 0
+
+    @property
+    def hold(self) -> Hold:
+        """Resource and id."""
+        return self.resource, self.id
 
     @property
     def pods(self) -> frozenset[tuple[str, str]]:
@@ -117,6 +126,7 @@ class Ledger:
         self._grace_s = unlisted_grace_s
         self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
         self._past: dict[ResourceName, dict[ShareId, _Past]] = {}
+        self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
         self._version = 0
         self._entries: tuple[int, tuple[LedgerEntry, ...]] = (0, ())
@@ -144,29 +154,37 @@ class Ledger:
             if entry.certainty in _NAMED:
                 self._put(replace(entry, certainty=Certainty.UNCONFIRMED))
 
+    def suspect(self, holds: frozenset[Hold]) -> bool:
+        """These holds contradict others: perhaps PodResources names a pod that ended. Returns whether there
+        are new ones."""
+        before, self._suspected = self._suspected, holds
+        return not holds <= before
+
     @property
-    def must_check(self) -> frozenset[tuple[ResourceName, ShareId]]:
-        """Held ids for which the checkpoint is needed: unconfirmed ones, and those that several pods hold."""
+    def must_check(self) -> frozenset[Hold]:
+        """Held ids that have to be compared with the checkpoint: unconfirmed and suspected ones."""
         return frozenset(
-            (entry.resource, entry.id)
+            entry.hold
             for entry in self.entries()
-            if entry.certainty is Certainty.UNCONFIRMED or (entry.certainty in _NAMED and len(entry.pods) > 1)
+            if entry.certainty is Certainty.UNCONFIRMED or entry.hold in self._suspected
         )
 
     def checked(self, checkpoint: CheckpointHolds, asked_s: float) -> None:
         """The kubelet wrote this checkpoint after PodResources had answered the question of asked_s.
 
         With that question the kubelet forgets the pods that ended, if it knows its pods; otherwise the
-        checkpoint still has them. So an unconfirmed id that is not in it has ended.
+        checkpoint still has them. So an id that is not in it has ended, whoever is named with it.
         """
         for resource, share in self.must_check:
             entry, pods = self._rows[resource][share], checkpoint.get(resource, {}).get(share, frozenset())
-            if entry.since_s > asked_s:
+            if self._changed_s(resource, share) > asked_s or entry.certainty is Certainty.TENTATIVE:
                 continue
-            if entry.certainty is not Certainty.UNCONFIRMED:
-                self._put(replace(entry, twice=len(pods) > 1))
-            elif not pods:
-                self._drop(resource, share)
+            if pods:
+                self._put(replace(entry, checkpoint_pods=len(pods)))
+                continue
+            if entry.certainty is not Certainty.UNCONFIRMED:  # its pods have ended, and are still named
+                self._remember(resource, share, _Past(self._give_up(resource, share), asked_s))
+            self._drop(resource, share)
 
     def offered_as_free(
         self,
