@@ -78,7 +78,7 @@ class HardwareObserver(Struct):
         """Observe the whole node every observe_s, on changes, and every retry_s while it cannot be
         observed."""
         while True:
-            unavailable = self.trouble or self.no_driver
+            unavailable = self.node is None or self.trouble or self.no_driver
             await _either(self._look, self.intervals.retry_s if unavailable else self.intervals.observe_s)
             await self.observe()
 

@@ -166,6 +166,8 @@ def _gpu_plan(
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
     if conflict and uuid not in now.in_hand:
         phase, reason = Phase.WAITING, conflict
+    elif phase is Phase.WAITING and _unconfirmed(waiting_gpus.get(uuid, ())):
+        reason += "; the kubelet's checkpoint has holds that PodResources does not name now"
     attempt = now.attempts.get(uuid)
     return GpuPlan(
         phase=phase,
@@ -197,7 +199,7 @@ def _phase(
     if uuid in now.unknown and (waits is not None or uuid not in now.served):
         return Phase.UNKNOWN, "it is not known yet who holds its shares"
     if waits:
-        return Phase.WAITING, draft.reason or _held(waits)
+        return Phase.WAITING, draft.reason or "shares of it are held"
     if waits is not None:
         return Phase.WITHDRAWING, draft.reason or "its shares are withdrawn"
     if draft.transaction is not None:
@@ -206,10 +208,8 @@ def _phase(
     return Phase.SETTLED, ""
 
 
-def _held(entries: Iterable[LedgerEntry]) -> str:
-    if any(entry.certainty is Certainty.UNCONFIRMED for entry in entries):
-        return "shares of it are held by the kubelet's checkpoint, though PodResources does not name them now"
-    return "shares of it are held"
+def _unconfirmed(entries: Iterable[LedgerEntry]) -> bool:
+    return any(entry.certainty is Certainty.UNCONFIRMED for entry in entries)
 
 
 def _is_ready(
