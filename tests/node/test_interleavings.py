@@ -58,6 +58,7 @@ BEHAVIOURS = st.builds(
     unlisted_s=st.sampled_from([0.0, 0.5]),
     start_delay_s=st.sampled_from([0.0, 0.3, 5.0]),
     list_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
+    allocate_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
     always_asks_preference=st.booleans(),
     ignores_late_ends=st.booleans(),
 )

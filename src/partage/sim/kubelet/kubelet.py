@@ -55,6 +55,7 @@ class EmbeddedKubelet:
             rng=Random(seed),  # noqa: S311 (a simulation has to be repeatable)
             clock=clock,
             grace_s=self.behaviour.grace_s,
+            allocate_delay_s=self.behaviour.allocate_delay_s,
             always_asks_preference=self.behaviour.always_asks_preference,
             ignores_late_ends=self.behaviour.ignores_late_ends,
         )
