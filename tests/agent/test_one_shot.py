@@ -15,7 +15,8 @@ from partage.faces.apply_rows import exit_code, problems, rows
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout, plan_gpu_mig
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
+from partage.plan.reconcile.mig_plan import plan_mig
 from partage.sim.node.faults import FailCall, Occupy
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -86,7 +87,7 @@ async def _play(data):
     for was, now in zip(before.gpus, after.gpus, strict=True):
         assert now.empty_instances == ()
         if endings.get(was.uuid) is TransactionEnd.DONE:
-            plan = plan_gpu_mig(now, second[was.uuid], geometry)
+            plan = plan_mig(after, {was.uuid: second[was.uuid]}, lambda gpu: geometry).of(was.uuid)
             assert isinstance(plan, GpuMigPlan)
             assert plan.steps == ()
         else:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import load
-from partage.model.gpu import ComputeMode, MigMode
+from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
 from partage.model.placement import Placement
@@ -41,7 +41,8 @@ from partage.model.step import (
     undo,
 )
 from partage.plan.reconcile.blocked import Blocked, BlockKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout, plan_gpu_mig
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
+from partage.plan.reconcile.mig_plan import plan_mig
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry
 
@@ -62,9 +63,12 @@ def has_gpu(name="default/train", kind=UseKind.POD):
     return GpuUse("GPU-0", kind, name)
 
 
-def plan_of(*args, **more):
+def plan_of(gpu, wanted, geometry, uses=(), renew=()):
     """Either answer: which of the two a test expects, it says by what it reads."""
-    return plan_gpu_mig(*args, **more)
+    node = Inventory(Driver("550.163.01", "12.4"), (gpu,))
+    return plan_mig(node, {gpu.uuid: wanted}, lambda gpu: geometry, uses, renew={gpu.uuid: renew}).of(
+        gpu.uuid
+    )
 
 
 def uses_of(card):
@@ -417,11 +421,6 @@ def test_a_monitor_blocks_a_reset_and_no_other_change_of_mode():
         "GPU 0 cannot be reset: it is used by monitor nv-hostengine, and GPU 0 has to be idle"
     )
     assert isinstance(plan(Card(H100, mode=OFF), desired(), uses=[dcgm]), GpuMigPlan)
-
-
-def test_whether_a_reset_is_needed_can_be_the_drivers_word():
-    steps = plan(Card(A100, mode=OFF), desired(), resets=lambda gpu: False).steps
-    assert [type(step) for step in steps] == [SetMigMode, Verify]
 
 
 # --- laws ----------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from msgspec import field
+
 from partage.edges.files.providers import misnamed
 from partage.model.geometry import Engines, Geometry, ProfileSpec
 from partage.model.gpu import Gpu
@@ -33,9 +35,7 @@ class GpuModel(Frozen):
     one first.
     pci_device_ids:  device and vendor id, ``0x233010de``, in the order of ``products`` if there are as
     many.
-    memory_bytes:    total as the driver reports it. memory_derived: computed from the name, no report is
-    known.
-    nvlink:          a note about NVLink if the source has one.
+    memory_bytes:    total as the driver reports it, or computed from the name if no report is known.
     geometry:        None without MIG, and if no placements are published; ``no_geometry`` says which.
     """
 
@@ -45,16 +45,12 @@ class GpuModel(Frozen):
     architecture: str
     compute_capability: tuple[int, int]
     memory_bytes: int
-    memory_derived: bool
-    mig: bool
-    mig_survives_reboot: bool
-    mig_needs_reset: bool
-    geometry: Geometry | None
-    renamed_geometries: Mapping[int, Geometry]
+    mig: bool = False
+    mig_survives_reboot: bool = False
+    mig_needs_reset: bool = False
+    geometry: Geometry | None = None
+    renamed_geometries: Mapping[int, Geometry] = field(default_factory=dict)
     no_geometry: str = ""
-    nvlink: str = ""
-    confidence: str = ""
-    notes: str = ""
 
     def geometry_for(self, memory_bytes: int) -> Geometry | None:
         """The geometry, with the profile names of a GPU with this much memory.
@@ -185,14 +181,7 @@ def _plain_model(row: Mapping[str, Any]) -> GpuModel:
         architecture=row["architecture"],
         compute_capability=_capability(row["compute_capability"]),
         memory_bytes=row["memory_mib"] * MIB,
-        memory_derived=False,
-        mig=False,
-        mig_survives_reboot=False,
-        mig_needs_reset=False,
-        geometry=None,
-        renamed_geometries={},
         no_geometry=f"{row['product']} has no MIG",
-        nvlink=row["nvlink"],
     )
 
 
@@ -207,7 +196,6 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
         architecture=row["architecture"],
         compute_capability=_capability(row["compute_capability"]),
         memory_bytes=total_mib * MIB if total_mib else row["name_total_gib"] * GIB,
-        memory_derived=not total_mib,
         mig=True,
         mig_survives_reboot=bool(row["mig_mode_survives_reboot"]),
         mig_needs_reset=bool(row["mig_mode_change_needs_reset"]),
@@ -217,8 +205,6 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
             for key, variant in (row.get("name_variants") or {}).items()
         },
         no_geometry="" if geometry else f"no placements are published for {row['id']}: not plannable offline",
-        confidence=row["confidence"],
-        notes=row["notes"] or "",
     )
 
 
@@ -240,8 +226,6 @@ def _spec(name: str, row: Mapping[str, Any], preferred: list[int]) -> ProfileSpe
     memory_mib, engines = row["memory_mib"], row["engines"]
     return ProfileSpec(
         profile=MigProfile.parse(name),
-        nvml_profile=row["nvml_enum"],
-        smi_id=row["smi_id"],
         compute_slices=row["slices"],
         size=row["placements"]["size"],
         starts=tuple(row["placements"]["starts"]),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 
-from partage.edges.hardware.mig_devices import named, named_gigabytes
+from partage.edges.hardware.mig_devices import named
 from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
 from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import HardwareError, NotPermitted
 from partage.model.gpu import EmptyInstance
 from partage.model.placement import Placement
+from partage.model.profile import named_gigabytes
 from partage.values import Frozen
 
 _MOST = 32

@@ -98,12 +98,6 @@ def _unknown_model(name: str) -> GpuModel:
         architecture=UNKNOWN_ARCHITECTURE,
         compute_capability=(0, 0),
         memory_bytes=0,
-        memory_derived=True,
-        mig=False,
-        mig_survives_reboot=False,
-        mig_needs_reset=False,
-        geometry=None,
-        renamed_geometries={},
     )
 
 
