@@ -49,7 +49,7 @@ async def test_a_mode_that_the_driver_refuses_stays_and_the_reason_is_its_own(
 ) -> None:
     node.write(**{"fail.nvmlDeviceSetComputeMode": code})
     with pytest.raises(
-        kind, match=r"cannot set the compute mode to exclusive-process: .*; it is default"
+        kind, match=r"cannot set the compute mode to exclusive-process: .*; the GPU is unchanged"
     ) as e:
         await card.perform(EXCLUSIVE)
     assert type(e.value) is kind

@@ -10,9 +10,9 @@ import ctypes
 from collections.abc import Mapping
 
 from partage.edges.hardware.mig_devices import named
-from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
+from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml, placement_of
 from partage.edges.hardware.translate import NOT_FOUND
-from partage.errors import HardwareError, NotPermitted
+from partage.errors import NotPermitted
 from partage.model.gpu import EmptyInstance
 from partage.model.placement import Placement
 from partage.model.profile import named_gigabytes
@@ -73,10 +73,9 @@ def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuIn
         for handle in _listed(nvml, "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile_id):
             info = nvml.optional("nvmlGpuInstanceGetInfo", handle, absent=_GONE)
             if info is not None:
-                place = _placement(info.id, info.placement)
-                found.append(
-                    GpuInstance(handle, int(info.id), name, place, kinds[profile_id], gigabytes),
-                )
+                gi_id = int(info.id)
+                place = placement_of(gi_id, info)
+                found.append(GpuInstance(handle, gi_id, name, place, kinds[profile_id], gigabytes))
     return tuple(sorted(found, key=lambda one: one.placement))
 
 
@@ -150,13 +149,6 @@ def _listed(nvml: Nvml, call: str, kind: str, of: Handle, profile_id: int) -> li
     if nvml.optional(call, of, profile_id, handles, ctypes.byref(count), absent=_GONE) is None:
         return []
     return [Handle(handle) for handle in handles[: count.value]]
-
-
-def _placement(gi_id: int, place: object) -> Placement:
-    try:
-        return Placement(int(place.start), int(place.size))  # type: ignore[attr-defined]
-    except ValueError as error:
-        raise HardwareError(f"GPU instance {gi_id} reports an invalid placement: {error}") from error
 
 
 def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> str:

@@ -15,12 +15,12 @@ from partage.edges.hardware.end_process import check_uses_gpu, end_process, refu
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvml_steps import NvmlSteps
+from partage.edges.hardware.nvml_steps import perform_step
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, prepare, run_nvidia_smi, verify_reset
+from partage.edges.hardware.reset import check_nvidia_smi, prepare, run_nvidia_smi, verify_reset
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
@@ -97,7 +97,6 @@ class NvmlHardware:
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
         self._persistence = PersistenceMode(self._host.run)
-        self._steps = NvmlSteps(self._nvml, self._host, self._reopen)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
         self._some_lost = False
@@ -108,7 +107,7 @@ class NvmlHardware:
         return await self._on_thread(self._observe)
 
     async def conditions(self) -> tuple[GpuCondition, ...]:
-        return await self._on_thread(self._conditions)
+        return await self._query(self._discovery.conditions)
 
     async def events(self, timeout_s: float) -> Events:
         loop = asyncio.get_running_loop()
@@ -124,12 +123,17 @@ class NvmlHardware:
                 return events
 
     async def perform(self, step: Step) -> Created | None:
-        if isinstance(step, EndProcess):
-            await self._end(step)
-            return None
-        if isinstance(step, StartDaemon | StopDaemon | EndClient):
-            await perform_daemon_step(self._keeper, step)
-            return None
+        match step:
+            case EndProcess():
+                await self._end(step)
+            case StartDaemon() | StopDaemon() | EndClient():
+                await perform_daemon_step(self._keeper, step)
+            case _:
+                return await self._perform_alone(step)
+        return None
+
+    async def _perform_alone(self, step: Step) -> Created | None:
+        """Perform a step while no other call is made."""
         async with self._one_step:
             self._idle.clear()
             try:
@@ -137,10 +141,13 @@ class NvmlHardware:
                     case Reset():
                         await self._reset(step)
                     case SetTimeSlice():
-                        await self._worker.call(lambda: self._find(step.gpu), self._deadline_s)
+                        await self._in_session(lambda: self._nvml.gpu_handle(step.gpu), self._deadline_s)
                         await set_time_slice(self._host, step)
                     case _:
-                        return await self._worker.call(lambda: self._perform(step), self._act_deadline_s)
+                        return await self._in_session(
+                            lambda: perform_step(self._nvml, self._host, self._reopen, step),
+                            self._act_deadline_s,
+                        )
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
@@ -148,13 +155,13 @@ class NvmlHardware:
         return None
 
     async def uses(self) -> tuple[GpuUse, ...]:
-        return await self._on_thread(self._uses)
+        return await self._query(lambda: uses(self._nvml, self._host))
 
     async def processes(self) -> Processes:
-        return await self._on_thread(self._processes)
+        return await self._query(lambda: processes(self._nvml, self._host))
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
-        return await time_slices(self._host, await self._on_thread(self._uuids))
+        return await time_slices(self._host, await self._query(self._nvml.handles))
 
     async def daemons(self) -> tuple[DaemonState, ...]:
         return await observe_daemons(self._keeper)
@@ -168,9 +175,11 @@ class NvmlHardware:
     async def _reset(self, step: Reset) -> None:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
         check_nvidia_smi(self._host)
-        before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
+        pending = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
         output = await run_nvidia_smi(self._host, step.gpus)
-        await self._worker.call(lambda: self._conclude(step, before, output), self._deadline_s)
+        await self._in_session(
+            lambda: verify_reset(self._nvml, step, output, pending=pending), self._deadline_s
+        )
 
     async def _end(self, step: EndProcess) -> None:
         """End a process. This takes a while and needs no session, so other calls do not have to wait."""
@@ -185,6 +194,14 @@ class NvmlHardware:
         while not self._idle.is_set():
             await self._idle.wait()
         return await self._worker.call(function, self._deadline_s)
+
+    async def _query(self, function: Callable[[], T]) -> T:
+        """As ``_on_thread``, in an open session. Raises DriverUnavailable."""
+        return await self._on_thread(lambda: self._with_session(function))
+
+    async def _in_session(self, function: Callable[[], T], deadline_s: float) -> T:
+        """A part of the step that is being performed. Raises DriverUnavailable."""
+        return await self._worker.call(lambda: self._with_session(function), deadline_s)
 
     def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
         def publish(events: Events) -> None:
@@ -217,31 +234,10 @@ class NvmlHardware:
         self._some_lost = bool(inventory.lost)
         return inventory
 
-    def _conditions(self) -> tuple[GpuCondition, ...]:
-        return self._with_session(self._discovery.conditions)
-
-    def _uses(self) -> tuple[GpuUse, ...]:
-        return self._with_session(lambda: uses(self._nvml, self._host))
-
-    def _processes(self) -> Processes:
-        return self._with_session(lambda: processes(self._nvml, self._host))
-
-    def _uuids(self) -> tuple[str, ...]:
-        return self._with_session(lambda: tuple(self._nvml.handles()))
-
-    def _find(self, uuid: str) -> None:
-        self._with_session(lambda: self._nvml.gpu_handle(uuid))
-
-    def _perform(self, step: Step) -> Created | None:
-        return self._with_session(lambda: self._steps.perform(step))
-
-    def _prepare(self, step: Reset) -> PendingModes:
-        before = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
+    def _prepare(self, step: Reset) -> bool:
+        pending = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
         self._end_session()
-        return before
-
-    def _conclude(self, step: Reset, before: PendingModes, output: str | None) -> None:
-        self._with_session(lambda: verify_reset(self._nvml, step, before, output))
+        return pending
 
     def _with_session(self, function: Callable[[], T]) -> T:
         """What the function returns. Raises DriverUnavailable, and closes the session then."""

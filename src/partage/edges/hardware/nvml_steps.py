@@ -30,38 +30,30 @@ from partage.model.step import (
 )
 
 
-class NvmlSteps:
-    """Performs one step at a time, on one thread."""
+def perform_step(nvml: Nvml, host: Host, reopen: Callable[[], None], step: Step) -> Created | None:
+    """Perform one step, on the thread of the session. Raises HardwareError as ``Hardware.perform`` says.
 
-    def __init__(self, nvml: Nvml, host: Host, reopen: Callable[[], None]) -> None:
-        """reopen: closes the NVML session with all its handles and opens a new one."""
-        self._nvml = nvml
-        self._host = host
-        self._reopen = reopen
-        self._instances = MigInstances(nvml, host)
-
-    def perform(self, step: Step) -> Created | None:
-        """Perform one step. Raises HardwareError as ``Hardware.perform`` says.
-
-        Raises Unsupported for a step that NVML has no call for: reset, time slice, process, MPS daemon.
-        """
-        match step:
-            case CreateInstance():
-                return self._instances.create_gpu_instance(step)
-            case CreateCompute():
-                return self._instances.create_compute_instance(step)
-            case SetMigMode():
-                set_mig_mode(self._nvml, self._host, self._reopen, step)
-            case DestroyCompute():
-                self._instances.destroy_compute_instance(step)
-            case DestroyInstance():
-                self._instances.destroy_gpu_instance(step)
-            case Verify():
-                self._instances.verify(step)
-            case SetComputeMode():
-                set_compute_mode(self._nvml, self._host, step, self._nvml.gpu_handle(step.gpu))
-            case Reset() | SetTimeSlice() | EndProcess() | StartDaemon() | StopDaemon() | EndClient():
-                raise Unsupported(f"NVML has no call to {step}")
-            case _:
-                assert_never(step)
-        return None
+    reopen: closes the NVML session with all its handles and opens a new one. Raises Unsupported for a step
+    that NVML has no call for: reset, time slice, process, MPS daemon.
+    """
+    instances = MigInstances(nvml, host)
+    match step:
+        case CreateInstance():
+            return instances.create_gpu_instance(step)
+        case CreateCompute():
+            return instances.create_compute_instance(step)
+        case SetMigMode():
+            set_mig_mode(nvml, host, reopen, step)
+        case DestroyCompute():
+            instances.destroy_compute_instance(step)
+        case DestroyInstance():
+            instances.destroy_gpu_instance(step)
+        case Verify():
+            instances.verify(step)
+        case SetComputeMode():
+            set_compute_mode(nvml, host, step, nvml.gpu_handle(step.gpu))
+        case Reset() | SetTimeSlice() | EndProcess() | StartDaemon() | StopDaemon() | EndClient():
+            raise Unsupported(f"NVML has no call to {step}")
+        case _:
+            assert_never(step)
+    return None

@@ -68,7 +68,7 @@ class DaemonDeadlines(Frozen):
 
 
 class MpsKeeper:
-    """The daemons below one run directory. Implements ``MpsDaemons``."""
+    """The daemons below one run directory. Implements ``edges.hardware.port.DaemonKeeper``."""
 
     def __init__(
         self,
