@@ -307,9 +307,9 @@ class Table:
         found = self.given(key)
         return None if found and found.value is None else self.value(key, read, default)
 
-    def needed(self, key: str, read: Callable[[Field], T | None]) -> T | None:
-        """As ``value``; its absence is an error."""
-        found = self.required(key)
+    def needed(self, key: str, read: Callable[[Field], T | None], what: str = "") -> T | None:
+        """As ``value``; its absence is an error. what: one sentence of advice."""
+        found = self.required(key, what)
         return read(found) if found else None
 
     def boolean(self, key: str, *, default: bool) -> bool:

@@ -40,10 +40,9 @@ def _configs(table: Table) -> dict[str, Field]:
     version = table.required("version", "a file of mig-parted says 'version: v1'")
     if version is not None and version.value != "v1":
         version.error(f"has to be v1, not {describe(version.value)}")
-    field = table.required("mig-configs")
-    configs = field.mapping() if field else None
-    if field is not None and configs is not None and not configs:
-        field.error("is empty", "name at least one configuration")
+    configs = table.needed("mig-configs", Field.mapping)
+    if configs is not None and not configs:
+        table.here("mig-configs").error("is empty", "name at least one configuration")
     return configs or {}
 
 
@@ -75,8 +74,7 @@ def _entry(field: Field) -> GpuEntry | None:
     if table is None:
         return None
     select = _select(table)
-    switch = table.required("mig-enabled", "true or false")
-    enabled = switch.boolean() if switch else None
+    enabled = table.needed("mig-enabled", Field.boolean, "true or false")
     wanted = table.get("mig-devices")
     items = _items(wanted) if wanted is not None else ()
     if enabled is True and wanted is None:
