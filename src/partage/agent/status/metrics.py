@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from msgspec.structs import fields
 from prometheus_client import CollectorRegistry, generate_latest
@@ -30,18 +31,26 @@ HelperOf = Callable[[], HelperState]
 _Row = tuple[tuple[str, ...], float]
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
-    family = GaugeMetricFamily(f"partage_{name}", text, labels=labels)
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    rows: Iterable[_Row],
+) -> Metric:
+    family = kind(f"partage_{name}", text, labels=labels)
     for values, number in rows:
         family.add_metric(values, number)
     return family
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
-    family = CounterMetricFamily(f"partage_{name}", text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)
+
+
+def _figure(name: str, text: str, value: float) -> Metric:
+    """A gauge without labels."""
+    return _gauge(name, text, (), [((), float(value))])
 
 
 class ReportCollector(Collector):
@@ -64,21 +73,17 @@ class ReportCollector(Collector):
         yield from _gpus(report)
         yield from _daemons(report)
         yield from _shares(report)
-        yield _gauge(
-            "seconds_since_turn",
-            "Seconds since the last turn of the agent's loop.",
-            (),
-            [((), max(0.0, self._status.clock() - report.made.clock_s))],
-        )
+        since_s = max(0.0, self._status.clock() - report.made.clock_s)
+        yield _figure("seconds_since_turn", "Seconds since the last turn of the agent's loop.", since_s)
 
     def _agent(self) -> Iterator[Metric]:
         status = self._status
         info = ((__version__, platform.python_version()), 1.0)
         yield _gauge("build_info", "Version of Partage and of Python.", ("version", "python"), [info])
         well = not assess(status, self._intervals).not_well
-        yield _gauge("healthy", "1 while /healthz answers 200.", (), [((), float(well))])
+        yield _figure("healthy", "1 while /healthz answers 200.", well)
         alive = stalled(status, self._intervals) is None
-        yield _gauge("loop_alive", "1 while the agent's loop runs.", (), [((), float(alive))])
+        yield _figure("loop_alive", "1 while the agent's loop runs.", alive)
         states = status.endpoints()
         yield _gauge(
             "registered",
@@ -94,7 +99,7 @@ class ReportCollector(Collector):
         )
         if self._helper is not None:
             helper = self._helper()
-            yield _gauge("helper_up", "1 while the helper process answers.", (), [((), float(helper.up))])
+            yield _figure("helper_up", "1 while the helper process answers.", helper.up)
             yield _counter(
                 "helper_restarts", "Times the helper process was replaced.", (), [((), helper.restarts)]
             )
@@ -152,9 +157,7 @@ def _watch(look: WatchObservation | None) -> Iterator[Metric]:
     """Containers that hold shares of watched GPUs. A container without any figure has no sample of memory."""
     if look is None:
         return
-    yield _gauge(
-        "watchdog_blind", "1 while containers cannot be watched.", (), [((), float(bool(look.blind)))]
-    )
+    yield _figure("watchdog_blind", "1 while containers cannot be watched.", bool(look.blind))
     labels = ("namespace", "pod", "container", "gpu")
     used: Counter[tuple[str, ...]] = Counter()
     over: dict[tuple[str, ...], float] = {}
@@ -179,15 +182,12 @@ def _watch(look: WatchObservation | None) -> Iterator[Metric]:
 def _node(report: Report) -> Iterator[Metric]:
     driver = report.node.inventory.driver
     works = not isinstance(driver, NoDriver)
-    yield _gauge("driver_up", "1 while there is a driver that works.", (), [((), float(works))])
+    yield _figure("driver_up", "1 while there is a driver that works.", works)
     if not isinstance(driver, NoDriver):
         row = ((driver.version, driver.cuda), 1.0)
         yield _gauge("driver_info", "The driver.", ("version", "cuda"), [row])
     policy = report.policy
-    holds = not policy.problems
-    yield _gauge(
-        "policy_valid", "1 while the policy that was asked for is in force.", (), [((), float(holds))]
-    )
+    yield _figure("policy_valid", "1 while the policy that was asked for is in force.", not policy.problems)
     yield _gauge(
         "policy_state",
         "1 for the policy in force: the file, the last good one, the built-in one, none.",

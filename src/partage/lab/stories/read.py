@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from partage.codec.fields import Dialect, Field, Notes, Place, Table
 from partage.codec.yaml_document import check_size, read_document
@@ -31,9 +30,6 @@ from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
-
-T = TypeVar("T")
-D = TypeVar("D")
 
 _TOP = ("title", "machine", "policy", "config", "steps")
 _STEPS = {

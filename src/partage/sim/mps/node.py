@@ -6,7 +6,6 @@ variable can carry this.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -83,16 +82,9 @@ def install(directory: Path, node: MpsNode) -> Path:
 
 def save(directory: Path, node: MpsNode) -> None:
     """Write the node's file. Daemons that already run do not read it again."""
-    content = {
-        "gpus": dict(node.gpus),
-        "clients": node.clients,
-        "multi_user": node.multi_user,
-        "ignores_limits": node.ignores_limits,
-        "protocol": node.protocol,
-    }
-    (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
+    (directory / FILE).write_bytes(msgspec.json.encode(node))
 
 
 def load(directory: Path) -> MpsNode:
     """The node of a program that is installed in ``directory``. Raises OSError, ValueError."""
-    return MpsNode(**json.loads((directory / FILE).read_text(encoding="utf-8")))
+    return msgspec.json.decode((directory / FILE).read_bytes(), type=MpsNode)
