@@ -209,7 +209,7 @@ def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachi
 
     if settings.device == "cpu":
         return node.cpu_machine(), node.cpu_place(settings)
-    inventory, uses = common.look(None)
+    inventory, uses = common.observe_with_uses(None)
     if isinstance(inventory.driver, NoDriver):
         raise DriverUnavailable(
             f"there is no GPU to measure here: {inventory.driver.reason}",

@@ -84,7 +84,7 @@ def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, fro
     from partage.plan.packing.candidates import in_use
 
     if not machines:
-        inventory, uses = common.look(None)
+        inventory, uses = common.observe_with_uses(None)
         yield None, common.need_driver(inventory), in_use(inventory, uses)
         return
     left = MOST_GPUS
