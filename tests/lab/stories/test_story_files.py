@@ -44,7 +44,8 @@ def test_several_containers_and_init_containers_keep_their_order(story):
 
 def test_faults_are_said_in_the_words_of_the_simulation(story):
     step = _only_step(story, "fault: {gpu: 1, xid: 79}")
-    assert step == FaultStep(RaiseXid(1, 79), "XID 79 on GPU 1")
+    assert step == FaultStep(RaiseXid(1, 79))
+    assert str(step.fault) == "XID 79 on GPU 1"
 
 
 def test_a_policy_may_stand_in_the_story_or_beside_it(story, tmp_path):

@@ -76,10 +76,9 @@ class Later(Frozen):
 
 
 class FaultStep(Frozen):
-    """A fault of the node. words: as the story says it."""
+    """A fault of the node."""
 
     fault: Fault
-    words: str
 
 
 class Expect(Frozen):

@@ -150,7 +150,7 @@ class StoryPlayer:
                 self._report("later", f"{step.seconds:g} s pass")
             case FaultStep():
                 await self.stage.hardware.inject(step.fault)
-                self._report("fault", step.words)
+                self._report("fault", str(step.fault))
             case Expect():
                 await self._expect(step)
             case _:

@@ -11,10 +11,10 @@ from partage.codec.fields import Dialect, Field, Notes, Place, Table
 from partage.codec.yaml_document import check_size, read_document
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.lab.stories.expectation import read_expectation
-from partage.lab.stories.faults import read_fault_step
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
+    FaultStep,
     Later,
     PolicyText,
     RestartAgent,
@@ -27,6 +27,8 @@ from partage.lab.stories.model import (
 )
 from partage.model.ids import parse_resource_name
 from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.faults import Fault
+from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
@@ -190,7 +192,8 @@ class StoryReader(Frozen):
         return Later(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
 
     def _fault(self, step: Table) -> StoryStep | None:
-        return step.needed("fault", read_fault_step)
+        fault: Fault | None = step.needed("fault", read_fault)
+        return FaultStep(fault) if fault else None
 
     def _expect(self, step: Table) -> StoryStep | None:
         return read_expectation(step)

@@ -79,14 +79,8 @@ def in_use(inventory: Inventory, uses: Iterable[GpuUse]) -> frozenset[str]:
         device.uuid
         for gpu in inventory
         for device in gpu.mig_devices
-        if any(_is_of(use, gpu, device) for use in work)
+        if any(use.is_of(gpu.uuid, device) for use in work)
     ) | {use.gpu for use in work if use.whole}
-
-
-def _is_of(use: GpuUse, gpu: Gpu, device: MigDevice) -> bool:
-    if use.gpu != gpu.uuid or use.whole:
-        return False
-    return use.device == device.uuid or (use.gi_id == device.gi_id and use.ci_id in (None, device.ci_id))
 
 
 def survey(

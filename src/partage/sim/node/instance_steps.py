@@ -19,7 +19,6 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
-    GpuUse,
 )
 from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
 from partage.sim.node.refusals import gpu_in_mig_mode, in_use
@@ -125,7 +124,7 @@ def destroy_compute(state: SimulatedNode, step: DestroyCompute) -> SimulatedNode
     """Raises GpuInUse, NotFound, Unsupported."""
     gpu = gpu_in_mig_mode(state, step.gpu, may_leave=True)
     device = _device_at(gpu, step)
-    if uses := [use for use in state.all_uses if _uses_device(use, gpu, device)]:
+    if uses := [use for use in state.all_uses if use.is_of(gpu.uuid, device)]:
         raise in_use(f"{device.uuid} is in use", uses)
     rest = tuple(one for one in gpu.mig_devices if one is not device)
     # The other compute instances keep their slices.
@@ -151,12 +150,6 @@ def _device_at(gpu: Gpu, step: DestroyCompute) -> MigDevice:
         ):
             return device
     raise NotFound(f"GPU {gpu.index} has no such MIG device {step.profile} at {step.placement}")
-
-
-def _uses_device(use: GpuUse, gpu: Gpu, device: MigDevice) -> bool:
-    if use.gpu != gpu.uuid:
-        return False
-    return use.device == device.uuid or (use.gi_id == device.gi_id and use.ci_id in (None, device.ci_id))
 
 
 def _lowest_free(taken: Iterable[int]) -> int:
