@@ -27,7 +27,6 @@ from partage.lab.stories.model import (
 )
 from partage.model.ids import parse_resource_name
 from partage.sim.kubelet.pod import Container, Pod
-from partage.sim.node.faults import Fault
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import Machine
@@ -192,7 +191,8 @@ class StoryReader(Frozen):
         return Later(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
 
     def _fault(self, step: Table) -> StoryStep | None:
-        fault: Fault | None = step.needed("fault", read_fault)
+        place = step.required("fault")
+        fault = read_fault(place) if place else None
         return FaultStep(fault) if fault else None
 
     def _expect(self, step: Table) -> StoryStep | None:
