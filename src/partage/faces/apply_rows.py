@@ -9,9 +9,9 @@ from partage.agent.reconciler.one_shot import ApplyResult
 from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.plan_rows import blocked_keys, mig_keys, step_row
 from partage.model.gpu import Gpu
-from partage.plan.offer.findings import name_gpus
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import Phase
+from partage.text import gpus as name_gpus
 
 
 def exit_code(applied: ApplyResult) -> int:

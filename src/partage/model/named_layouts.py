@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from partage.model.geometry import Geometry, MisprintedLayout
 from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind
 from partage.model.profile import MigProfile
+from partage.text import counted
 from partage.values import Frozen
 
 ENABLED, DISABLED, BALANCED = "all-enabled", "all-disabled", "all-balanced"
@@ -114,10 +115,6 @@ def _correction(
 ) -> str:
     right = Counter(wrong.right)
     called = next((name for name, items in known.items() if Counter(i.profile for i in items) == right), None)
-    written = name or _counts(wrong.listed)
-    taken = f"{called}: {_counts(wrong.right)}" if called else _counts(wrong.right)
+    written = name or counted(wrong.listed)
+    taken = f"{called}: {counted(wrong.right)}" if called else counted(wrong.right)
     return f"{written} is a misprint in {wrong.source}: {geometry.model} has no such profile; using {taken}"
-
-
-def _counts(profiles: Sequence[MigProfile]) -> str:
-    return " + ".join(f"{count} x {profile}" for profile, count in Counter(profiles).items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
@@ -11,8 +12,10 @@ from partage.edges.hardware.port import Hardware
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.step import GpuUse
+from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import Observed
+from partage.plan.reconcile.settings_steps import OriginalSettings
 
 _AT_ONCE = -math.inf
 
@@ -26,8 +29,8 @@ class SettingsObserver(Struct):
     """
 
     hardware: Hardware
-    clock: Callable[[], float]
-    slices_s: float
+    clock: Callable[[], float] = time.monotonic
+    slices_s: float = 60.0
     daemons: tuple[DaemonState, ...] | None = None
     uses: tuple[GpuUse, ...] = ()
     slices: Mapping[str, Interval] = field(default_factory=dict)
@@ -67,6 +70,12 @@ class SettingsObserver(Struct):
         """The node has booted: nothing is known."""
         self.daemons = None
         self.slices_changed()
+
+
+def slices_matter(desired: DesiredState | None, original: Mapping[str, OriginalSettings]) -> bool:
+    """Whether time slices are desired, or have to be restored. original: by GPU UUID."""
+    wanted = desired.settings.values() if desired is not None else ()
+    return any(one.interval is not None for one in (*wanted, *original.values()))
 
 
 def without_daemons(uses: tuple[GpuUse, ...], daemons: tuple[DaemonState, ...]) -> tuple[GpuUse, ...]:

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from partage.agent.observers.hardware import HardwareObserver
 from partage.agent.observers.policy import PolicyObserver
-from partage.agent.observers.settings import SettingsObserver
+from partage.agent.observers.settings import SettingsObserver, slices_matter
 from partage.agent.options import Intervals
 from partage.agent.originals import Originals
 from partage.agent.reconciler.reconciler import makes_layout
@@ -112,10 +112,7 @@ class NodePort(Struct):
             await self.unfinished.conclude(desired.layouts.keys() - plan.unsettled)
 
     def _slices_matter(self) -> bool:
-        """Whether time slices are desired, or have to be restored."""
-        desired = self.policies.desired
-        wanted = desired.settings.values() if desired is not None else ()
-        return any(one.interval is not None for one in (*wanted, *self.originals.by_gpu.values()))
+        return slices_matter(self.policies.desired, self.originals.by_gpu)
 
 
 def log_progress(inventory: Inventory) -> Progress:

@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.observers.settings import without_daemons
+from partage.agent.observers.settings import SettingsObserver, slices_matter
 from partage.agent.reconciler.executor import (
     Executor,
     Progress,
@@ -31,7 +31,7 @@ from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.known_node import recognise
 from partage.plan.reconcile.live_instances import to_renew
-from partage.plan.reconcile.node_plan import NodePlan, Observed, Phase, Snapshot
+from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
@@ -74,17 +74,9 @@ async def observe_input(
     inventory = await hardware.observe()
     desired = resolve(inventory)
     original = original_in(inventory.boot_id)
-    daemons = await hardware.daemons()
-    intervals = [one.interval for one in desired.settings.values()]
-    intervals += [one.interval for one in original.values()]
-    slices = await hardware.time_slices() if any(intervals) else ()
-    observed = Observed(
-        node=recognise(None, inventory),
-        daemons=daemons,
-        slices={one.gpu: one.interval for one in slices if one.interval is not None},
-        fixed_slices={one.gpu: one.reason for one in slices if one.interval is None},
-        uses=without_daemons(await hardware.uses(), daemons),
-    )
+    settings = SettingsObserver(hardware)
+    await settings.observe(users=True, slices=slices_matter(desired, original))
+    observed = settings.observed(recognise(None, inventory))
     entries = () if pod_resources is None else await _entries(pod_resources)
     modes = {gpu.uuid: gpu.compute_mode for gpu in inventory}
     needed = needed_originals(original, desired.settings, modes, observed.slices)

@@ -222,12 +222,12 @@ def _progress(inventory: Inventory) -> Callable[[Step, StepStatus, str], None]:
     """``GPU 3: taking back: destroy the GPU instance 3g.40gb at 4:4``, a line for each step."""
     from partage.agent.reconciler.executor import StepStatus
     from partage.model.step import gpus_of
-    from partage.plan.offer.findings import name_gpus
+    from partage.text import gpus
 
     def progress(step: Step, status: StepStatus, reason: str) -> None:
         if status is StepStatus.DONE:
             return
-        where = name_gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
+        where = gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
         said = "" if status is StepStatus.DOING else f"{status}: "
         _tell(f"{where}: {said}{step}{f': {reason}' if reason else ''}")
 

@@ -102,12 +102,11 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
     if mig is None:
         device, index, profile = gpu.uuid, str(gpu.index), None
     elif isinstance(mig, PlannedDevice):
-        device = f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}#{position}"
-        index, profile, nodes = f"{gpu.index}:{position}", str(mig.item.profile), ()
+        device = f"{gpu.uuid}/{mig.profile}@{mig.placement.start}#{position}"
+        index, profile, nodes = f"{gpu.index}:{position}", mig.profile, ()
     else:
         device, index, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.profile
-        minors = (minor for minor in (mig.gi_minor, mig.ci_minor) if minor is not None)
-        nodes += tuple(f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors)
+        nodes += mig.capability_files
     return DeviceOffer(
         device=device,
         gpu=gpu.uuid,

@@ -25,10 +25,11 @@ from partage.model.policy import (
     WatchAction,
 )
 from partage.plan.offer.claims import ClaimableDevice, claim
-from partage.plan.offer.findings import Findings, name_gpus
+from partage.plan.offer.findings import Findings
 from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
 from partage.plan.offer.presented import PlannedDevice, Presented, present
 from partage.plan.offer.select import GeometryOf, glob_matches, select
+from partage.text import gpus
 from partage.values import Frozen
 
 __all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign"]
@@ -146,13 +147,12 @@ def _default_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Opti
     """The name from the operator's patterns, else from the MIG strategy."""
     if mig is None:
         return _by_pattern(gpu.product, options.gpu_names) or _GPU
-    profile = mig.profile if isinstance(mig, MigDevice) else str(mig.item.profile)
-    named = _by_pattern(profile, options.mig_names)
+    named = _by_pattern(mig.profile, options.mig_names)
     if named is not None:
         return named
     if options.mig_strategy is MigStrategy.SINGLE:
         return _GPU
-    return ResourceName(f"{VENDOR}/mig-{profile.replace('+', '.').replace(',', '.')}")
+    return ResourceName(f"{VENDOR}/mig-{mig.profile.replace('+', '.').replace(',', '.')}")
 
 
 def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:
@@ -269,18 +269,13 @@ def _check_single(
     hint = f"{key}: mixed names MIG devices by their profile, and takes GPUs of all kinds"
     if whole:
         message = "all devices on the node must be configured with the same migEnabled value"
-        said = f"{message} under MIG strategy single: {name_gpus(whole)} without MIG"
+        said = f"{message} under MIG strategy single: {gpus(whole)} without MIG"
         findings.add("impossible", path, said, hint)
     for gpu in cut:
         if not presented[gpu.uuid].devices:
             message = f"device {gpu.index} has no MIG devices configured, and MIG strategy is single"
             findings.add("impossible", path, message, hint)
-    profiles = {
-        device.profile if isinstance(device, MigDevice) else str(device.item.profile)
-        for gpu in cut
-        for device in presented[gpu.uuid].devices
-        if device is not None
-    }
+    profiles = {device.profile for gpu in cut for device in presented[gpu.uuid].devices if device is not None}
     if len(profiles) > 1:
         message = f"more than one MIG device type present on node: {', '.join(sorted(profiles))}"
         findings.add("impossible", path, message, hint)
@@ -296,7 +291,7 @@ def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: 
     for name, unlike in kinds.items():
         if len(unlike) < 2:
             continue
-        said = "; ".join(f"{kind} on {name_gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+        said = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
         origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
         findings.add(
             "doubtful",
@@ -326,9 +321,7 @@ def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
 
 def _kind(target: Target) -> str:
     """A share in words; equal for equal shares."""
-    on = ""
-    if target.mig is not None:
-        on = f"{target.mig.profile if isinstance(target.mig, MigDevice) else target.mig.item.profile} "
+    on = f"{target.mig.profile} " if target.mig is not None else ""
     match target.sharing:
         case Exclusive():
             return f"{on}exclusive"

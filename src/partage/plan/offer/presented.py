@@ -14,6 +14,7 @@ from partage.model.named_layouts import resolve_layout
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
+from partage.text import counted
 from partage.units import MIB
 from partage.values import Frozen
 
@@ -29,6 +30,11 @@ class PlannedDevice(Frozen):
     placement: Placement
     memory_bytes: int
     siblings: int = 1
+
+    @property
+    def profile(self) -> str:
+        """As that of a MIG device."""
+        return str(self.item.profile)
 
 
 class Presented(Frozen):
@@ -171,7 +177,6 @@ def _not_plannable(gpu: Gpu) -> _Impossible:
 
 
 def _pending(gpu: Gpu, desired: DesiredMig) -> str:
-    counts = Counter(map(str, desired.items))
-    wanted = " + ".join(f"{count} x {name}" for name, count in counts.items()) or "no MIG devices"
+    wanted = counted(desired.items) or "no MIG devices"
     mode = "" if gpu.mig_enabled else "MIG mode has to be turned on, and "
     return f"{mode}the layout has still to be made: {wanted}"
