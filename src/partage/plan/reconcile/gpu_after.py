@@ -49,12 +49,13 @@ def steps_after(
     want: GpuSettings,
     *,
     daemons: Iterable[DaemonState],
-    slices: Mapping[str, Interval],
+    interval: Interval | None,
     original: OriginalSettings,
 ) -> tuple[PlannedStep, ...]:
     """The steps to ``want`` once the steps ``first`` are done: daemons, compute mode, time slice.
 
-    want: of the GPU as it will be (``gpu_after``). daemons: those of the GPU now. slices: now, by GPU UUID.
+    want: of the GPU as it will be (``gpu_after``). daemons: those of the GPU now. interval: its time
+    slice now, if it reports one.
     """
     made = gpu_after(gpu, first, geometry)
     stopped = {step.device for step in first if isinstance(step, StopDaemon)}
@@ -62,8 +63,8 @@ def steps_after(
     steps = settings_steps(made, want, left, original)
     there = {device.uuid for device in gpu.mig_devices}
     new = {device.uuid: device for device in made.mig_devices if device.uuid not in there}
-    slice_step = slice_steps({gpu.uuid: want}, _slices_after(made, first, slices), {gpu.uuid: original})
-    return (*(_planned(step, new) for step in (*steps.end, *steps.make)), *slice_step.values())
+    slices = slice_steps(gpu.uuid, want, _interval_after(made, first, interval), original)
+    return (*(_planned(step, new) for step in (*steps.end, *steps.make)), *slices)
 
 
 def _planned(step: Step, new: Mapping[str, MigDevice]) -> PlannedStep:
@@ -74,13 +75,12 @@ def _planned(step: Step, new: Mapping[str, MigDevice]) -> PlannedStep:
     return StartDaemonAt(step.gpu, device.profile, device.placement, step.spec.limits)
 
 
-def _slices_after(made: Gpu, first: Iterable[Step], slices: Mapping[str, Interval]) -> dict[str, Interval]:
+def _interval_after(made: Gpu, first: Iterable[Step], interval: Interval | None) -> Interval | None:
     """A change of MIG mode, and a reset, bring the default length; in MIG mode a GPU has none."""
     if made.mig_enabled:
-        return {}
-    if any(isinstance(step, (SetMigMode, Reset)) and made.uuid in gpus_of(step) for step in first):
-        return {made.uuid: Interval.DEFAULT}
-    return {made.uuid: slices[made.uuid]} if made.uuid in slices else {}
+        return None
+    reset = any(isinstance(step, (SetMigMode, Reset)) and made.uuid in gpus_of(step) for step in first)
+    return Interval.DEFAULT if reset else interval
 
 
 def _after_one(gpu: Gpu, step: Step, geometry: Geometry | None) -> Gpu:

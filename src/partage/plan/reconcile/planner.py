@@ -14,7 +14,8 @@ from partage.model.gpu import NoDriver
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node
+from partage.plan.reconcile.draft import NodeDraft, draft_node
+from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses

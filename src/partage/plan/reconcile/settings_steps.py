@@ -111,22 +111,13 @@ def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str
 
 
 def slice_steps(
-    wants: Mapping[str, GpuSettings],
-    slices: Mapping[str, Interval],
-    originals: Mapping[str, OriginalSettings],
-) -> dict[str, SetTimeSlice]:
-    """Time slices to set or restore, by GPU UUID.
-
-    slices: what each GPU has now; GPUs that report none are left out and not changed.
-    """
-    steps = {}
-    for gpu, now in slices.items():
-        want = wants.get(gpu, NO_SETTINGS).interval
-        if want is None:
-            want = originals.get(gpu, OriginalSettings()).interval
-        if want is not None and want is not now:
-            steps[gpu] = SetTimeSlice(gpu, want, now)
-    return steps
+    gpu: str, want: GpuSettings, now: Interval | None, before: OriginalSettings
+) -> tuple[SetTimeSlice, ...]:
+    """The time slice of one GPU (UUID) to set or restore. now: None: it reports none, and is not changed."""
+    interval = before.interval if want.interval is None else want.interval
+    if now is None or interval is None or interval is now:
+        return ()
+    return (SetTimeSlice(gpu, interval, now),)
 
 
 def note_originals(
