@@ -7,7 +7,7 @@ import random
 import pytest
 
 from partage.agent.reconciler.executor import Executor, JournalFailed, TransactionEnd, layouts_before
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.journal import Journal, JournalHeader, Unfinished, UnreadableJournal, read_journal
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InsufficientResources, NotFound
 from partage.model.gpu import Driver, Inventory, LostGpu
@@ -19,7 +19,7 @@ from tests.plan.reconcile.mig_card import Card
 
 MODELS = sorted(
     model.id
-    for model in load().simulable()
+    for model in load_catalogue().simulable()
     if model.geometry and any(spec.starts for spec in model.geometry.profiles)
 )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partage.agent.reconciler.executor import TransactionEnd
 from partage.agent.reconciler.one_shot import ApplyResult, ApplyRun, desired_for_undo
-from partage.edges.files.catalogue import geometry_of, load
+from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.errors import GpuInUse, InsufficientResources
 from partage.faces.apply_rows import exit_code, problems, rows
 from partage.model.layout import DoesNotFit, LayoutItem, place
@@ -23,7 +23,7 @@ from partage.sim.node.hardware import SimulatedHardware
 
 MODELS = sorted(
     model.id
-    for model in load().simulable()
+    for model in load_catalogue().simulable()
     if model.geometry and any(spec.starts for spec in model.geometry.profiles)
 )
 

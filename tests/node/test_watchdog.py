@@ -10,13 +10,13 @@ import pytest
 from msgspec.structs import replace
 
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import assess
+from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.errors import HardwareTimeout
 from partage.faces.report import report_document
 from partage.model.process import Processes
 from partage.model.share import Guarantee
-from partage.plan.reconcile.verification import said, verified
+from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
 from partage.plan.serve.ledger import Holder
 from partage.plan.serve.watchdog import ViolationKind
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
@@ -276,7 +276,9 @@ def told(world: World) -> set[Guarantee]:
     now = report.snapshot
     assert now is not None
     shares = [share for rows in report.offer.values() for share in rows]
-    return {said(share, verified(share, now.observed, report.watched)) for share in shares}
+    return {
+        stated_guarantee(share, verified_guarantee(share, now.observed, report.watched)) for share in shares
+    }
 
 
 def undisturbed(world: World) -> bool:
@@ -291,13 +293,15 @@ def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_i
         assert (await admitted(world, "train"))["PARTAGE_GUARANTEE"] == "guarded"
         await world.fault(HideProcesses())
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        assert [reason.code for reason in assess(status_of(world), Intervals()).degraded] == ["watch-blind"]
+        assert [reason.code for reason in readiness_of(status_of(world), Intervals()).degraded] == [
+            "watch-blind"
+        ]
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await asyncio.sleep(10.0)
         assert undisturbed(world)
         await world.fault(HideProcesses(on=False))
         await until(lambda: told(world) == {Guarantee.GUARDED})
-        assert assess(status_of(world), Intervals()).degraded == ()
+        assert readiness_of(status_of(world), Intervals()).degraded == ()
         assert undisturbed(world)
 
     with one_gpu(WARNED) as play:
@@ -386,7 +390,9 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
         def section() -> object:
             report = status_of(world).report
             assert report is not None
-            return report_document(report, status_of(world), assess(status_of(world), Intervals()))["watch"]
+            return report_document(report, status_of(world), readiness_of(status_of(world), Intervals()))[
+                "watch"
+            ]
 
         said = section()
         assert isinstance(said, dict)

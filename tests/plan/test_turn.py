@@ -15,8 +15,8 @@ from partage.model.ids import ResourceName
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Policy
 from partage.model.step import StartDaemon
-from partage.plan.offer.desired import DesiredState, live, resolve, with_driver_root
-from partage.plan.reconcile.known_node import GONE, KnownNode, recognise
+from partage.plan.offer.desired import DesiredState, existing_offer, resolve, with_driver_root
+from partage.plan.reconcile.known_node import GONE, KnownNode, with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
@@ -50,7 +50,7 @@ class Turning:
 
     def __init__(self, text: str = EXCLUSIVE, inventory: Inventory | None = None) -> None:
         self.inventory = inventory or observed()
-        self.node = recognise(None, self.inventory)
+        self.node = with_observed(None, self.inventory)
         self.desired = desired(text, self.inventory)
         self.ledger = Ledger()
         self.state = NodeState()
@@ -163,7 +163,7 @@ def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:
         gpus=tuple(gpu for gpu in node.inventory if gpu != gone),
         lost=(LostGpu(1, None, gone.pci_bus_id, "GPU is lost"),),
     )
-    node.node = recognise(node.node, without)
+    node.node = with_observed(node.node, without)
     node.desired = desired(EXCLUSIVE, node.node.inventory)
     node.turn(fresh=True)
     assert node.healthy() == [True, False, True, True]
@@ -175,7 +175,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> 
     node.turn()
     gone, *others = node.inventory.gpus
     moved = tuple(replace(gpu, index=index) for index, gpu in enumerate(others))
-    node.node = recognise(node.node, replace(node.inventory, gpus=moved))
+    node.node = with_observed(node.node, replace(node.inventory, gpus=moved))
     node.desired = desired(SHARED_ONES, node.node.inventory)
     node.turn(fresh=True)
     shares = {row.id: row.healthy for row in node.view.by_resource[SHARED]}
@@ -197,7 +197,7 @@ def test_a_lost_gpu_is_recognised_by_whatever_can_still_be_read(known_by: str) -
         reason="GPU is lost",
     )
     now = replace(inventory, gpus=tuple(gpu for gpu in inventory if gpu != gone), lost=(lost,))
-    node = recognise(recognise(None, inventory), now)
+    node = with_observed(with_observed(None, inventory), now)
     assert node.lost == {gone.uuid: "GPU is lost"}
     assert node.inventory.gpus == inventory.gpus
     assert node.inventory.lost == ()
@@ -205,7 +205,7 @@ def test_a_lost_gpu_is_recognised_by_whatever_can_still_be_read(known_by: str) -
 
 def test_a_lost_gpu_that_was_never_seen_stays_a_stranger() -> None:
     inventory = replace(observed(), lost=(LostGpu(9, "GPU-x", None, "GPU is lost"),))
-    node = recognise(None, inventory)
+    node = with_observed(None, inventory)
     assert node.lost == {}
     assert node.inventory.lost == inventory.lost
 
@@ -213,22 +213,22 @@ def test_a_lost_gpu_that_was_never_seen_stays_a_stranger() -> None:
 def test_a_gpu_that_is_no_longer_listed_is_lost_where_its_place_is_free() -> None:
     inventory = observed()
     last = inventory.gpus[-1]
-    node = recognise(recognise(None, inventory), replace(inventory, gpus=inventory.gpus[:-1]))
+    node = with_observed(with_observed(None, inventory), replace(inventory, gpus=inventory.gpus[:-1]))
     assert node.lost == {last.uuid: GONE}
     assert node.inventory.gpus == inventory.gpus
 
 
 def test_without_a_driver_the_node_is_what_it_was() -> None:
     inventory = observed()
-    before = recognise(None, inventory)
-    node = recognise(before, Inventory(NoDriver("driver-missing", "no driver")))
+    before = with_observed(None, inventory)
+    node = with_observed(before, Inventory(NoDriver("driver-missing", "no driver")))
     assert node.inventory.gpus == inventory.gpus
     assert isinstance(node.inventory.driver, NoDriver)
-    assert recognise(node, inventory) == before
+    assert with_observed(node, inventory) == before
 
 
 def test_a_node_without_a_driver_from_the_start_has_no_gpus() -> None:
-    node = recognise(None, Inventory(NoDriver("driver-missing", "no driver")))
+    node = with_observed(None, Inventory(NoDriver("driver-missing", "no driver")))
     assert node == KnownNode(Inventory(NoDriver("driver-missing", "no driver")))
 
 
@@ -266,7 +266,7 @@ def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> 
     inventory = observed()
     text = "version: partage/v1\ngpus:\n  - {select: {index: [0]}, mig: {layout: [3g.20gb, 3g.20gb]}}\n"
     found = desired(text, inventory)
-    assert live(found.offer)[inventory.gpus[0].uuid] == ()
+    assert existing_offer(found.offer)[inventory.gpus[0].uuid] == ()
     assert found.pending[inventory.gpus[0].uuid]
 
 

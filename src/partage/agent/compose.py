@@ -40,7 +40,7 @@ from partage.model.paths import check_socket_path
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.plan.reconcile.planner import Planner
-from partage.plan.reconcile.transition import answerable
+from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
 
@@ -169,7 +169,7 @@ class _Agent:
                 look.result()
             self._policies.resolve_on(self._hardware.node)
             self._policies.check_in_force()
-            self._watchdog.update(self._policies.desired, answerable(saved.serving))
+            self._watchdog.update(self._policies.desired, answerable_offer(saved.serving))
             async with self._running(beside):
                 await stopped
             log.info("stopped")
@@ -185,7 +185,7 @@ class _Agent:
         self._policies.fallback = saved.policy
         self._originals.by_gpu = saved.original
         self._served_before = {
-            one.device for devices in answerable(saved.serving).values() for one in devices
+            one.device for devices in answerable_offer(saved.serving).values() for one in devices
         }
         self._loop.state = after_restart(NodeState(saved.serving, saved.health))
         self._loop.boot_id = saved.boot_id

@@ -26,9 +26,9 @@ from partage.model.policy import WatchAction
 from partage.model.process import Processes
 from partage.model.share import NodeOffer
 from partage.plan.offer.desired import DesiredState
-from partage.plan.offer.guarantees import to_watch, unwatched
+from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.watchdog import Violation, ViolationKind, WatchResult, grants, watch
+from partage.plan.serve.watchdog import Violation, ViolationKind, WatchResult, check_usage, grants_of
 from partage.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Watchdog(Struct):
         wanted = desired.offer if desired else {}
         self._offer = offer
         self._promised = {gpu: (*offer.get(gpu, ()), *wanted.get(gpu, ())) for gpu in {**wanted, **offer}}
-        watched = to_watch(self._promised, self._watch_of)
+        watched = gpus_to_watch(self._promised, self._watch_of)
         if watched != self._watched:
             self._watched = watched
             self._news.set()
@@ -99,7 +99,7 @@ class Watchdog(Struct):
     @property
     def unwatched(self) -> frozenset[str]:
         """GPUs with guarded shares that are not watched now."""
-        return unwatched(self._promised, self.watched)
+        return gpus_unwatched(self._promised, self.watched)
 
     # --- the task ---
 
@@ -142,7 +142,7 @@ class Watchdog(Struct):
 
     async def _check(self, seen: Processes) -> WatchResult:
         names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
-        found = watch(seen, names, grants(self.ledger.entries(), self._offer), self._watch_of)
+        found = check_usage(seen, names, grants_of(self.ledger.entries(), self._offer), self._watch_of)
         if self.holders_known():
             return found
         # A container that the kubelet has not named yet may hold a share.

@@ -8,7 +8,7 @@ from typing import Any
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
-from partage.plan.reconcile.verification import said
+from partage.plan.reconcile.verification import stated_guarantee
 
 Verify = Callable[[DeviceOffer], Guarantee | None]
 """The guarantee of a share that was seen in force; None where nothing could be seen."""
@@ -56,7 +56,9 @@ def _guarantees(offerings: Sequence[DeviceOffer], verify: Verify) -> dict[str, s
     seen = [verify(one) for one in offerings]
     known = [one for one in seen if one is not None]
     return {
-        "guarantee": str(weakest(said(one, found) for one, found in zip(offerings, seen, strict=True))),
+        "guarantee": str(
+            weakest(stated_guarantee(one, found) for one, found in zip(offerings, seen, strict=True))
+        ),
         "promised": str(weakest(one.guarantee for one in offerings)),
         "verified": str(weakest(iter(known))) if len(known) == len(seen) else None,
     }

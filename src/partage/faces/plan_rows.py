@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from partage.model.gpu import Inventory
-from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, Verify, blast, gpus_of
+from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, Verify, blast_radius, gpus_of
 from partage.plan.reconcile.blocked import Blocked, Blocker
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan
@@ -22,7 +22,7 @@ def step_kind(step: PlannedStep) -> str:
 
 def step_row(step: PlannedStep, inventory: Inventory) -> dict[str, Any]:
     """One step. idle: indexes of GPUs that must not be used meanwhile, and that lose every instance."""
-    reach = blast(step)
+    reach = blast_radius(step)
     return {
         "act": step_kind(step),
         "gpus": _indexes(gpus_of(step), inventory),

@@ -11,7 +11,7 @@ from typing import Any
 
 from partage import __version__
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import Readiness, ReadinessReason, assess
+from partage.agent.status.readiness import Readiness, ReadinessReason, readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.codec.values import to_plain
 from partage.edges.kubelet.port import EndpointState
@@ -20,7 +20,7 @@ from partage.faces.reported import PlannedFrom
 from partage.model.health import HealthStatus
 from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan
-from partage.plan.reconcile.verification import verified
+from partage.plan.reconcile.verification import verified_guarantee
 from partage.plan.report import GpuReport, PolicyReport, Report
 from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind
@@ -81,7 +81,7 @@ class ReportFile:
         report = self._status.report
         if report is None:
             return ""
-        readiness = assess(self._status, self._intervals)
+        readiness = readiness_of(self._status, self._intervals)
         endpoints = self._status.endpoints()
         codes = [reason.code for reason in readiness.not_well]
         says = (
@@ -222,7 +222,7 @@ def verify_of(report: Report) -> Verify | None:
     now = report.snapshot
     if now is None:
         return None
-    return lambda share: verified(share, now.observed, report.watched)
+    return lambda share: verified_guarantee(share, now.observed, report.watched)
 
 
 def _watch(look: WatchObservation, at: _Times) -> dict[str, Any]:

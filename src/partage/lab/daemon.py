@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from partage.edges.mps.control_v2 import ControlV2
-from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.paths import DriverFiles
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, Unsupported
 from partage.lab import child
 from partage.lab.place import PIPE_VARIABLE
 from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, DaemonSpec
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 
 PROGRAMS = "usr/bin"
 """Where the programs of a simulated driver are, below its root."""
@@ -87,14 +87,14 @@ async def simulated_daemon(
     """
     home = passable_directory("daemon-", root)
     pipe, log = passable_directory("pipe-", home), passable_directory("log-", home)
-    program = install(root / PROGRAMS, MpsNode({spec.device: memory_bytes}, ignores_limits=deaf))
+    program = install_programs(root / PROGRAMS, MpsNode({spec.device: memory_bytes}, ignores_limits=deaf))
     environment = {
         "PATH": os.defpath,
         PIPE_VARIABLE: str(pipe),
         "CUDA_MPS_LOG_DIRECTORY": str(log),
         "CUDA_VISIBLE_DEVICES": spec.device,
     }
-    daemon = await child.begin([str(program), "-f", *_options(spec, home)], environment)
+    daemon = await child.start_child([str(program), "-f", *_options(spec, home)], environment)
     try:
         await _wait_until_it_serves(spec, DriverFiles(root), environment)
         yield pipe
@@ -108,7 +108,7 @@ def _options(spec: DaemonSpec, home: Path) -> list[str]:
     if not spec.namespaces:
         return [MULTI_USER_OPTIONS[spec.protocol]]
     path = home / "mps.toml"
-    path.write_text(configuration(spec), encoding="utf-8")
+    path.write_text(configuration_file(spec), encoding="utf-8")
     return [*OPTIONS, str(path), MULTI_USER_OPTIONS[spec.protocol]]
 
 

@@ -384,7 +384,7 @@ class BlastRadius(Frozen):
     reboot: bool | None = False
 
 
-def blast(step: PlannedStep) -> BlastRadius:
+def blast_radius(step: PlannedStep) -> BlastRadius:
     """The blast radius of a step. Instances are isolated: to make or destroy one touches no other."""
     match step:
         case SetMigMode(gpu):

@@ -175,7 +175,7 @@ async def test_a_slice_that_was_set_although_nvidia_smi_failed_is_set(
 async def test_an_nvidia_smi_that_hangs_is_given_up(node: StubNode) -> None:
     node.add_nvidia_smi("import time; time.sleep(60)")
     with pytest.raises(HardwareTimeout, match=r"did not end the test within 0\.5 s"):
-        await nvidia_smi.run(node.host, "the test", "--list", deadline_s=0.5)
+        await nvidia_smi.run_nvidia_smi(node.host, "the test", "--list", deadline_s=0.5)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from partage.lab.bench.model import BenchSettings, CellKey, Experiment
-from partage.lab.bench.schedule import guard_sessions, modes, sessions
+from partage.lab.bench.schedule import guard_sessions, possible_modes, sessions
 from partage.lab.place import NO_DAEMON, TenantMode, TenantPlace
 
 GPU = TenantPlace(device="GPU-0", memory_bytes=100, share_bytes=50)
@@ -27,7 +27,7 @@ MIG = TenantPlace(device="MIG-0", mig=("MIG-0", "MIG-1"))
     ],
 )
 def test_processes_run_in_every_mode_that_is_there(place, processes, found):
-    assert list(modes(place, processes)) == found
+    assert list(possible_modes(place, processes)) == found
 
 
 def test_every_cell_gets_all_its_repeats_over_the_passes():

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from partage.faces.cli import common
 from partage.faces.cli.main import run
 from partage.model.gpu import ComputeMode
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import Machine
@@ -64,7 +64,7 @@ class Real:
         for directory in (self.pipe, log):
             directory.mkdir(parents=True)
         node = MpsNode({gpu.uuid: gpu.memory_bytes}, ignores_limits=deaf)
-        program = install(self.root / "usr/bin", node)
+        program = install_programs(self.root / "usr/bin", node)
         env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
         options = ["-multiuser-server"] if multi_user else []
         daemon = subprocess.Popen([program, "-f", *options], env=env, stderr=subprocess.PIPE)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from partage.errors import InputError
-from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, RestartKubelet, RunPods, Say
+from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, Remark, RestartKubelet, RunPods
 from partage.lab.stories.read import read_story
 from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
 from partage.sim.kubelet.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
@@ -67,7 +67,7 @@ def test_the_command_line_outranks_the_file(story):
 
 
 def test_the_other_steps(story):
-    assert _only_step(story, "say: hello") == Say("hello")
+    assert _only_step(story, "say: hello") == Remark("hello")
     assert _only_step(story, "restart: kubelet") == RestartKubelet()
     step = _only_step(story, "{expect: {health: {suspect: [1]}, waiting: [0]}, within: 2s}")
     assert isinstance(step, Expect)

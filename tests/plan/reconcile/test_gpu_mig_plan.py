@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.codec.values import decode, encode
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
@@ -655,7 +655,7 @@ def test_as_many_compute_instances_stay_as_enumeration_finds_possible(scene):
 
 def test_a_profile_is_named_after_its_compute_slices_on_every_model():
     """Compute instances are named by it."""
-    for model in load().models:
+    for model in load_catalogue().models:
         for spec in model.geometry.profiles if model.geometry else ():
             assert spec.profile.gpu_slices == spec.profile.compute_slices == spec.compute_slices
 

@@ -34,7 +34,7 @@ from partage.plan.reconcile.settings_steps import (
     note_originals,
     settings_steps,
     slice_steps,
-    unusable,
+    unusable_devices,
 )
 from partage.sim.node.faults import SetMig
 from partage.sim.node.files.load import load_machine
@@ -105,9 +105,9 @@ def test_a_mode_that_was_not_ours_stays(before: OriginalSettings) -> None:
 
 
 def test_only_devices_whose_daemon_takes_no_clients_are_unusable() -> None:
-    assert unusable(WANT, [daemon()]) == {}
-    assert "fault" in unusable(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
-    assert "not been started" in unusable(WANT, ())[CARD.uuid]
+    assert unusable_devices(WANT, [daemon()]) == {}
+    assert "fault" in unusable_devices(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
+    assert "not been started" in unusable_devices(WANT, ())[CARD.uuid]
 
 
 @pytest.mark.parametrize(

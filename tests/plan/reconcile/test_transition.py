@@ -12,12 +12,12 @@ from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.plan.reconcile.transition import (
     GpuServing,
-    answerable,
-    due_s,
+    answerable_offer,
+    awaited_entries,
     foreign_holds,
-    listed,
+    listed_shares,
+    next_due_s,
     transition,
-    waiting,
 )
 from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 
@@ -73,7 +73,7 @@ NOTHING = HeldIds()
 
 
 def ids_listed(serving: dict[str, GpuServing], now_held: HeldIds) -> list[str]:
-    return [row.id for rows in listed(serving, now_held).values() for row in rows]
+    return [row.id for rows in listed_shares(serving, now_held).values() for row in rows]
 
 
 def test_a_gpu_that_nobody_serves_starts_with_what_is_wanted():
@@ -93,15 +93,15 @@ def test_a_gpu_in_use_drains_and_lists_only_what_is_held():
     serving = transition(before, {"GPU-0": (whole(),)}, now_held, 5, SETTLE_S)
     assert serving == {"GPU-0": GpuServing((sliced(),), draining=True, draining_since_s=5)}
     assert ids_listed(serving, now_held) == ["GPU-0::1"]
-    assert due_s(serving, SETTLE_S) is None
-    assert answerable(serving) == {"GPU-0": (sliced(),)}, "an Allocate under way is still answered"
+    assert next_due_s(serving, SETTLE_S) is None
+    assert answerable_offer(serving) == {"GPU-0": (sliced(),)}, "an Allocate under way is still answered"
 
 
 def test_a_free_gpu_changes_once_the_kubelet_has_had_time_to_see_its_ids_go():
     wanted = {"GPU-0": (whole(),)}
     serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
     assert ids_listed(serving, NOTHING) == []
-    assert due_s(serving, SETTLE_S) == 7
+    assert next_due_s(serving, SETTLE_S) == 7
     assert transition(serving, wanted, NOTHING, 6.9, SETTLE_S) == serving
     assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
 
@@ -204,7 +204,7 @@ def test_a_mig_device_that_is_gone_leaves_when_nobody_holds_it_and_its_neighbour
     assert ids_listed(serving, now_held) == ["MIG-0-0", "MIG-0-1"]
     serving = transition(serving, wanted, NOTHING, 10, SETTLE_S)
     assert ids_listed(serving, NOTHING) == ["MIG-0-0"]
-    assert due_s(serving, SETTLE_S) == 12
+    assert next_due_s(serving, SETTLE_S) == 12
     assert transition(serving, wanted, NOTHING, 12, SETTLE_S) == {"GPU-0": GpuServing((mig(0),))}
 
 
@@ -262,7 +262,7 @@ def test_a_held_share_that_fits_nothing_we_serve_makes_its_gpu_wait():
     assert serving["GPU-0"] == GpuServing((), draining=True, draining_since_s=0)
     assert serving["GPU-1"] == GpuServing((whole("GPU-1"),))
     assert foreign_holds(serving, now_held) == {"GPU-0": [(SHARED, "GPU-0::3")]}
-    (row,) = listed(serving, now_held)[SHARED]
+    (row,) = listed_shares(serving, now_held)[SHARED]
     assert (row.id, row.gpu, row.offering) == ("GPU-0::3", "GPU-0", None)
 
 
@@ -300,7 +300,7 @@ def test_a_hold_on_no_known_gpu_keeps_nobody_waiting():
     now_held = holding(SHARED, "GPU-9::3")
     serving = transition({}, {"GPU-0": (whole(),)}, now_held, 0, 0)
     assert serving == {"GPU-0": GpuServing((whole(),))}
-    assert listed(serving, now_held)[SHARED][0].gpu == ""
+    assert listed_shares(serving, now_held)[SHARED][0].gpu == ""
 
 
 def test_who_is_waited_for_is_said_with_names():
@@ -308,15 +308,15 @@ def test_who_is_waited_for_is_said_with_names():
     wanted = {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}
     entry = LedgerEntry(SHARED, "GPU-0::1", Certainty.OBSERVED, (Holder("default", "web", "main"),), 0)
     serving = transition(before, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
-    assert waiting(serving, [entry]) == {"GPU-0": (entry,), "GPU-1": ()}
-    assert waiting({"GPU-0": GpuServing((sliced(),))}, [entry]) == {}
+    assert awaited_entries(serving, [entry]) == {"GPU-0": (entry,), "GPU-1": ()}
+    assert awaited_entries({"GPU-0": GpuServing((sliced(),))}, [entry]) == {}
 
 
 def test_only_the_holders_of_leaving_mig_devices_are_waited_for():
     resource = mig(0).resource
     entries = [LedgerEntry(resource, f"MIG-0-{n}", Certainty.OBSERVED, (), 0) for n in (0, 1)]
     serving = {"GPU-0": GpuServing((mig(0),), leaving=(mig(1),))}
-    assert waiting(serving, entries) == {"GPU-0": (entries[1],)}
+    assert awaited_entries(serving, entries) == {"GPU-0": (entries[1],)}
 
 
 def test_unequal_mps_clients_keep_their_ids_apart():
@@ -331,7 +331,7 @@ def test_unequal_mps_clients_keep_their_ids_apart():
 
 def test_a_resource_whose_ids_are_all_withdrawn_keeps_an_empty_list():
     serving = {"GPU-0": GpuServing((sliced(),), draining=True, draining_since_s=0)}
-    assert listed(serving, NOTHING) == {SHARED: []}
+    assert listed_shares(serving, NOTHING) == {SHARED: []}
 
 
 # --- any interleaving -------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ class Changes(RuleBasedStateMachine):
 
     def step(self) -> None:
         self.serving = transition(self.serving, self.wanted, self.held_now(), self.now_s, SETTLE_S)
-        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
         self.seen += [(self.now_s, row.resource, row.id) for row in rows]
 
     @rule(data=st.data(), gpu=st.sampled_from(GPUS))
@@ -397,7 +397,7 @@ class Changes(RuleBasedStateMachine):
         if not free:
             return
         resource, share = data.draw(st.sampled_from(free))
-        offered = [one for offer in answerable(self.serving).values() for one in offer]
+        offered = [one for offer in answerable_offer(self.serving).values() for one in offer]
         matching = [one for one in offered if one.resource == resource and share in one.share_ids]
         assert len(matching) == 1, "what was listed a moment ago is answered, in one way"
         self.held[resource, share] = matching[0]
@@ -417,21 +417,21 @@ class Changes(RuleBasedStateMachine):
 
     @invariant()
     def no_id_is_listed_twice_and_every_held_one_is(self) -> None:
-        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
         ids = [row.id for row in rows]
         assert len(ids) == len(set(ids))
         assert {share for _, share in self.held} <= set(ids)
 
     @invariant()
     def what_is_listed_on_one_gpu_has_one_strategy(self) -> None:
-        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
         for gpu in GPUS:
             assert len({row.offering.strategy for row in rows if row.gpu == gpu and row.offering}) <= 1
 
     @invariant()
     def it_settles_when_nobody_holds_anything(self) -> None:
         serving = transition(self.serving, self.wanted, NOTHING, self.now_s, SETTLE_S)
-        due = due_s(serving, SETTLE_S)
+        due = next_due_s(serving, SETTLE_S)
         serving = transition(serving, self.wanted, NOTHING, due or self.now_s, SETTLE_S)
         serving = transition(serving, self.wanted, NOTHING, (due or self.now_s) + SETTLE_S, SETTLE_S)
         assert serving == {gpu: GpuServing(offer) for gpu, offer in self.wanted.items()}

@@ -15,7 +15,7 @@ from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
-from partage.plan.reconcile.known_node import KnownNode, recognise
+from partage.plan.reconcile.known_node import KnownNode, with_observed
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class HardwareObserver(Struct):
             return False
         self._note_unobserved("")
         self._note_driver(observed)
-        node = recognise(self.node, observed)
+        node = with_observed(self.node, observed)
         if node != self.node:
             self._fresh, self.node = True, node
             self.ask()

@@ -29,7 +29,7 @@ from partage.model.step import GpuUse, Transaction
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.attempts import FailedAttempt
-from partage.plan.reconcile.known_node import recognise
+from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.live_instances import to_renew
 from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
@@ -76,7 +76,7 @@ async def observe_input(
     original = original_in(inventory.boot_id)
     settings = SettingsObserver(hardware)
     await settings.observe(users=True, slices=slices_matter(desired, original))
-    observed = settings.observed(recognise(None, inventory))
+    observed = settings.observed(with_observed(None, inventory))
     entries = () if pod_resources is None else await _entries(pod_resources)
     modes = {gpu.uuid: gpu.compute_mode for gpu in inventory}
     needed = needed_originals(original, desired.settings, modes, observed.slices)
@@ -152,7 +152,9 @@ class ApplyResult(Frozen):
         rolled_back = {
             gpu for one in self.outcomes if one.ending is TransactionEnd.BACK for gpu in one.transaction.gpus
         }
-        at_last = [gpu for gpu in blocked_gpus(self.last) if gpu in rolled_back] + unset_gpus(self.last)
+        at_last = [gpu for gpu in blocked_gpus(self.last) if gpu in rolled_back] + gpus_with_fixed_slices(
+            self.last
+        )
         found = {gpu: self.plan.gpus[gpu].reason for gpu in blocked_gpus(self.plan)}
         return found | {gpu: self.last.gpus[gpu].reason for gpu in at_last}
 
@@ -283,11 +285,11 @@ def _next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
 def blocked_gpus(plan: NodePlan) -> list[str]:
     """UUIDs of GPUs that block the whole run."""
     stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN)
-    unset = unset_gpus(plan)
+    unset = gpus_with_fixed_slices(plan)
     return [gpu for gpu, one in plan.gpus.items() if one.phase in stuck and gpu not in unset]
 
 
-def unset_gpus(plan: NodePlan) -> list[str]:
+def gpus_with_fixed_slices(plan: NodePlan) -> list[str]:
     """UUIDs of GPUs with a time slice that the driver does not change; nothing else has to wait for that."""
     return [gpu for gpu, one in plan.gpus.items() if one.phase is Phase.BLOCKED and one.blocked is None]
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from partage import __version__
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import assess, stalled
+from partage.agent.status.readiness import readiness_of, stall_reason
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.edges.hardware.supervisor import HelperState
 from partage.model.gpu import NoDriver
@@ -80,9 +80,9 @@ class ReportCollector(Collector):
         status = self._status
         info = ((__version__, platform.python_version()), 1.0)
         yield _gauge("build_info", "Version of Partage and of Python.", ("version", "python"), [info])
-        well = not assess(status, self._intervals).not_well
+        well = not readiness_of(status, self._intervals).not_well
         yield _figure("healthy", "1 while /healthz answers 200.", well)
-        alive = stalled(status, self._intervals) is None
+        alive = stall_reason(status, self._intervals) is None
         yield _figure("loop_alive", "1 while the agent's loop runs.", alive)
         states = status.endpoints()
         yield _gauge(
@@ -276,7 +276,7 @@ def _shares(report: Report) -> Iterator[Metric]:
     )
 
 
-def exposition(status: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> Callable[[], bytes]:
+def metrics_writer(status: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> Callable[[], bytes]:
     """A function that writes all metrics in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(ReportCollector(status, intervals, helper))

@@ -34,7 +34,7 @@ _FORMAT = "1"
 """Version of the digest: a new one makes an upgrade write every spec again."""
 
 
-def digest(inventory: Inventory, options: Options, generator: str) -> str:
+def inventory_digest(inventory: Inventory, options: Options, generator: str) -> str:
     """Digest of everything that a spec depends on, 32 hex digits: driver, GPUs, MIG devices, options.
 
     generator: path of nvidia-ctk, empty if there is none.
@@ -51,7 +51,7 @@ def digest(inventory: Inventory, options: Options, generator: str) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def nodes_only(inventory: Inventory, options: Options) -> Spec:
+def device_files_spec(inventory: Inventory, options: Options) -> Spec:
     """A spec with device files and no libraries, for every GPU and MIG device, with the names that the policy
     asks for.
     """
@@ -60,7 +60,7 @@ def nodes_only(inventory: Inventory, options: Options) -> Spec:
     return _spec("gpu", devices, _nodes(control, options))
 
 
-def imex_channels(options: Options) -> Spec:
+def imex_spec(options: Options) -> Spec:
     """The spec of the IMEX channels, which are device files only."""
     path = "/dev/nvidia-caps-imex-channels/channel"
     devices = [_device(str(n), [f"{path}{n}"], options) for n in options.imex_channels]

@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import field
 
-from partage.edges.files.providers import misnamed
+from partage.edges.files.providers import misprints_of
 from partage.model.geometry import Engines, Geometry, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.model.profile import MigProfile
@@ -130,7 +130,7 @@ class Catalogue(Frozen):
 
 
 @cache
-def load() -> Catalogue:
+def load_catalogue() -> Catalogue:
     """The catalogue; read once."""
     mig = _read("mig.json")
     preferred = {name: row["preferred_starts"] for name, row in mig["geometries"].items()}
@@ -142,13 +142,13 @@ def load() -> Catalogue:
 
 def geometry_of(gpu: Gpu) -> Geometry | None:
     """What ``gpu`` allows under MIG; None if not known (``why_no_geometry``)."""
-    model = load().by_gpu(gpu)
+    model = load_catalogue().by_gpu(gpu)
     return model.geometry_for(gpu.memory_bytes) if model else None
 
 
 def why_no_geometry(gpu: Gpu) -> str:
     """One sentence about a GPU for which ``geometry_of`` returns None."""
-    model = load().by_gpu(gpu)
+    model = load_catalogue().by_gpu(gpu)
     if model is None:
         name = f"{gpu.product} ({gpu.pci_device_id})"
         return f"{name} is not in the catalogue: its MIG layouts cannot be planned offline"
@@ -218,7 +218,7 @@ def _geometry(row: Mapping[str, Any], names: tuple[str, ...], preferred: Mapping
             _spec(name, profile, preferred[profile["kind"]])
             for name, profile in zip(names, row["profiles"], strict=True)
         ),
-        misnamed=misnamed(row["id"]),
+        misnamed=misprints_of(row["id"]),
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from partage.codec.fields import Dialect, Field, Notes, Table, nearest
+from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.yaml_document import describe
 from partage.model.layout import LayoutItem
 from partage.model.policy import AllDevices, DesiredMig, GpuCriteria, GpuEntry, GpuSelector, Options, Policy
@@ -56,7 +56,7 @@ def _choose(notes: Notes, names: list[str], config: str | None) -> str:
             )
         return names[0] if names else ""
     if names and config not in names:
-        near = nearest(config, names)
+        near = nearest_word(config, names)
         advice = f"did you mean {near[:60]!r}? " if near else ""
         top.error(f"has no configuration {config[:60]!r}", f"{advice}it has: {shown}")
     return config

@@ -23,7 +23,7 @@ CLIENT_KEYS = ("name", "memory", "threads")
 _MIG = ("layout", "time-slicing", "mps")
 
 
-class Users(StrEnum):
+class MpsUsers(StrEnum):
     """``users``: whether the users of one MPS daemon share a server, or wait for each other."""
 
     SINGLE = "single"
@@ -51,7 +51,7 @@ def read_mps(field: Field) -> Mps:
     if table is None:
         return Mps(2)
     alone = table.boolean("exclusive-process", default=True)
-    multi_user = None if "users" not in table else table.choice("users", Users.SINGLE) is Users.MULTI
+    multi_user = None if "users" not in table else table.choice("users", MpsUsers.SINGLE) is MpsUsers.MULTI
     protocol = table.value("protocol", _protocol, _PROTOCOLS[0])
     if protocol >= 3 and multi_user is False:
         table.here("users").error(

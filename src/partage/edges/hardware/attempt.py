@@ -17,7 +17,7 @@ from partage.model.step import Step
 T = TypeVar("T")
 
 
-def attempt(
+def change_and_check(
     nvml: Nvml,
     host: Host,
     step: Step,

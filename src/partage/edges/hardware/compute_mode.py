@@ -73,9 +73,9 @@ def _refuse_if_blocked(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
 
 
 def _set(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handle) -> None:
-    from partage.edges.hardware.attempt import attempt
+    from partage.edges.hardware.attempt import change_and_check
 
-    attempt(
+    change_and_check(
         nvml,
         host,
         step,

@@ -58,7 +58,7 @@ class HelperConnection:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(frames.pack(frames.Request(number, verb, Raw(encode(arguments)))))
+            self._writer.write(frames.pack_message(frames.Request(number, verb, Raw(encode(arguments)))))
             async with asyncio.timeout(deadline_s):
                 return await answer
         except TimeoutError as error:
@@ -110,7 +110,7 @@ class HelperConnection:
         return reason
 
     async def _next_answer(self) -> frames.Answer | None:
-        return await frames.read(self._reader, frames.Answer, frames.MOST_ANSWER_BYTES)
+        return await frames.read_message(self._reader, frames.Answer, frames.MOST_ANSWER_BYTES)
 
     def _deliver(self, answer: frames.Answer) -> None:
         error = None if answer.error is None else to_error(answer.error)

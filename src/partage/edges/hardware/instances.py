@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 
-from partage.edges.hardware.mig_devices import named
+from partage.edges.hardware.mig_devices import profile_of
 from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml, placement_of
 from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import NotPermitted
@@ -53,13 +53,13 @@ class ComputeInstance(Frozen):
     uuid: str
 
 
-def names_of(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
+def profile_names(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
     """Profile id to name and the ``40`` in it. Profiles that have no valid name are left out."""
     names: dict[int, tuple[str, int]] = {}
     for profile_id, kind in profiles.items():
         gigabytes = named_gigabytes(kind.memory_bytes, gpu_memory_bytes)
         try:
-            names[profile_id] = str(named(kind.slices, kind, gigabytes)), gigabytes
+            names[profile_id] = str(profile_of(kind.slices, kind, gigabytes)), gigabytes
         except ValueError:
             continue
     return names
@@ -69,7 +69,7 @@ def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuIn
     """All GPU instances of a GPU, by placement. Raises HardwareError."""
     kinds = nvml.gi_profiles(gpu)
     found = []
-    for profile_id, (name, gigabytes) in names_of(kinds, gpu_memory_bytes).items():
+    for profile_id, (name, gigabytes) in profile_names(kinds, gpu_memory_bytes).items():
         for handle in _listed(nvml, "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile_id):
             info = nvml.optional("nvmlGpuInstanceGetInfo", handle, absent=_GONE)
             if info is not None:
@@ -109,7 +109,7 @@ def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[C
             info = nvml.optional("nvmlComputeInstanceGetInfo", handle, absent=_GONE)
             if info is not None:
                 ci_id = int(info.id)
-                name = str(named(slices, instance.kind, instance.gigabytes))
+                name = str(profile_of(slices, instance.kind, instance.gigabytes))
                 uuid = _uuid(nvml, gpu, Handle(info.device), instance.gi_id, ci_id)
                 found.append(ComputeInstance(handle, ci_id, name, slices, uuid))
     return tuple(sorted(found, key=lambda one: one.ci_id))

@@ -40,11 +40,11 @@ def _profile(attributes: MigAttributes, kind: GiProfile | None, gpu_memory_bytes
         raise HardwareError(f"the GPU instance profile of MIG device {attributes.uuid} is not known")
     gigabytes = named_gigabytes(attributes.memory_bytes, gpu_memory_bytes)
     try:
-        return named(attributes.compute_slices, kind, gigabytes)
+        return profile_of(attributes.compute_slices, kind, gigabytes)
     except ValueError as error:
         raise HardwareError(f"MIG device {attributes.uuid} cannot be named: {error}") from error
 
 
-def named(compute_slices: int, kind: GiProfile, gigabytes: int) -> MigProfile:
+def profile_of(compute_slices: int, kind: GiProfile, gigabytes: int) -> MigProfile:
     """The profile of a compute instance in a GPU instance. Raises ValueError if there is no such name."""
     return MigProfile.parse(f"{compute_slices}c.{kind.slices}g.{gigabytes}gb{kind.attribute}")

@@ -20,7 +20,7 @@ from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.reset import check_nvidia_smi, prepare, run_nvidia_smi, verify_reset
+from partage.edges.hardware.reset import check_nvidia_smi, prepare_reset, reset_gpus, verify_reset
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
@@ -176,7 +176,7 @@ class NvmlHardware:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
         check_nvidia_smi(self._host)
         pending = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
-        output = await run_nvidia_smi(self._host, step.gpus)
+        output = await reset_gpus(self._host, step.gpus)
         await self._in_session(
             lambda: verify_reset(self._nvml, step, output, pending=pending), self._deadline_s
         )
@@ -235,7 +235,7 @@ class NvmlHardware:
         return inventory
 
     def _prepare(self, step: Reset) -> bool:
-        pending = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
+        pending = self._with_session(lambda: prepare_reset(self._nvml, self._persistence, step))
         self._end_session()
         return pending
 

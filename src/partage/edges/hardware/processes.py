@@ -13,7 +13,7 @@ from partage.edges.hardware.running_processes import (
     GpuPart,
     NvmlDevices,
     RunningProcess,
-    listed,
+    listed_processes,
     read_devices,
     skip_failures,
 )
@@ -28,7 +28,7 @@ def processes(nvml: Nvml, host: Host) -> Processes:
     """All processes that the driver lists, each with its data in /proc. Raises DriverUnavailable."""
     devices = read_devices(nvml)
     own = own_pids(host.proc)
-    found = _merged(listed(nvml, devices.handles))
+    found = _merged(listed_processes(nvml, devices.handles))
     gpus = dict.fromkeys(part.gpu for part in devices.handles)
     running = [one for gpu in gpus for one in found if one.part.gpu == gpu and one.pid not in own]
     seen = {pid: read_process(host.proc, pid) for pid in {one.pid for one in running}}

@@ -67,7 +67,7 @@ Handle = NewType("Handle", object)
 EventSet = NewType("EventSet", object)
 
 
-class Pci(Frozen):
+class PciInfo(Frozen):
     """bus_id: ``00000000:1A:00.0``. device_id: device and vendor id, ``0x233010de``."""
 
     bus_id: str
@@ -164,9 +164,9 @@ class Nvml(Binding):
     def uuid(self, handle: Handle) -> str:
         return str(self.call("nvmlDeviceGetUUID", handle))
 
-    def pci(self, handle: Handle) -> Pci:
+    def pci(self, handle: Handle) -> PciInfo:
         info = self.call("nvmlDeviceGetPciInfo", handle)
-        return Pci(str(info.busId), f"0x{info.pciDeviceId:08x}")
+        return PciInfo(str(info.busId), f"0x{info.pciDeviceId:08x}")
 
     def product(self, handle: Handle) -> str:
         return str(self.call("nvmlDeviceGetName", handle))

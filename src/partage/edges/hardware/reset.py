@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
+from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run_nvidia_smi
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.readings import Handle, Nvml
 from partage.errors import (
@@ -23,7 +23,7 @@ DEADLINE_S = 45.0
 _PURPOSE = "a GPU reset"
 
 
-def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> bool:
+def prepare_reset(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> bool:
     """Turn persistence mode off, because it counts as a user of the GPU. Raises HardwareError.
 
     Returns whether the MIG mode of one of the GPUs waits for the reset.
@@ -36,7 +36,7 @@ def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> bool:
 def verify_reset(nvml: Nvml, step: Reset, output: str | None, *, pending: bool) -> None:
     """Check the MIG modes after the reset. The session is a new one, in which persistence mode is on again.
 
-    output: of nvidia-smi, if it failed. pending: as ``prepare`` returned it. Raises HardwareError if
+    output: of nvidia-smi, if it failed. pending: as ``prepare_reset`` returned it. Raises HardwareError if
     nvidia-smi failed and no mode took effect, or if a mode still waits.
     """
     handles = nvml.handles()
@@ -64,12 +64,12 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DEADLINE_S) -> str | None:
+async def reset_gpus(host: Host, gpus: Sequence[str], deadline_s: float = DEADLINE_S) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Raises Unsupported, HardwareTimeout.
     """
-    said = await run(host, _PURPOSE, "--gpu-reset", "-i", ",".join(gpus), deadline_s=deadline_s)
+    said = await run_nvidia_smi(host, _PURPOSE, "--gpu-reset", "-i", ",".join(gpus), deadline_s=deadline_s)
     return str(said) if said.code else None
 
 

@@ -80,7 +80,7 @@ def read_devices(nvml: Nvml) -> NvmlDevices:
     return NvmlDevices(minors, handles, migs)
 
 
-def listed(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
+def listed_processes(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
     """The processes that the driver lists. On a GPU in MIG mode it reports the instances of a process."""
     for part, handle in handles.items():
         for kind, call in _LISTS.items():

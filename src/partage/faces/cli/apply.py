@@ -261,7 +261,7 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
     from partage.faces.apply_rows import exit_code, problems, rows
     from partage.faces.documents import resource_rows
     from partage.plan.offer.guarantees import promised
-    from partage.plan.reconcile.verification import verified
+    from partage.plan.reconcile.verification import verified_guarantee
 
     found = [*applied.first.desired.warnings, *problems(applied)]
     common.print_problems(found)
@@ -273,7 +273,7 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
         return exit_code(applied)
     now = applied.now
     # Without an agent nothing watches what containers use.
-    verify = None if applied.dry_run else lambda share: verified(share, now.now.observed, ())
+    verify = None if applied.dry_run else lambda share: verified_guarantee(share, now.now.observed, ())
     policy = None if goal.policy is None else {"source": goal.policy.source, "format": goal.policy.format}
     body = {
         "policy": policy,

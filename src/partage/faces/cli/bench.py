@@ -160,7 +160,7 @@ def _measure(asked: dict[str, object]) -> BenchReport:
     machine, place = _node(settings, asked)
     python = find_python(_text(asked["python"]), settings.device, settings.engine)
     launch = TenantLaunch(python, settings.engine, settings.device)
-    runner = BenchRunner(settings, place, launch, lab.tell)
+    runner = BenchRunner(settings, place, launch, lab.print_progress)
     cells, memory = runner.run()
     versions = {"partage": __version__, "engine": settings.engine, **runner.versions()}
     return BenchReport(

@@ -21,7 +21,7 @@ MOST_GPUS = 20_000
 _REPEATED = re.compile(r"(\d{1,6})\s*\*\s*(\S.*)", re.ASCII)
 
 
-def answer(
+def print_packing(
     demand: str, machines: Sequence[str], run_dir: str | None, output: str, time_limit_s: float | None
 ) -> int:
     """Print the packing. machines: as written; none: this node. Raises what makes it impossible."""
@@ -46,11 +46,11 @@ def answer(
 
 def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
     """Raise InputError for profiles that neither the catalogue nor one of these GPUs has."""
-    from partage.edges.files.catalogue import load
+    from partage.edges.files.catalogue import load_catalogue
     from partage.plan.packing.demand import check_names
 
     geometries = {candidate.geometry for candidate in candidates}
-    for model in load().models:
+    for model in load_catalogue().models:
         geometries |= {model.geometry} if model.geometry else set()
         geometries |= set(model.renamed_geometries.values())
     check_names(demand, {spec.profile for geometry in geometries for spec in geometry.profiles})

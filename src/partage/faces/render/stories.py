@@ -13,7 +13,7 @@ from partage.faces.wording import product_word
 from partage.lab.share_names import NamedShare, shares_of
 from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
-from partage.lab.stories.sentences import got_by
+from partage.lab.stories.sentences import share_lines
 from partage.lab.stories.shortcomings import NodeSnapshot
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of
@@ -123,7 +123,7 @@ def container_lines(ending: StoryEnding) -> Iterator[Text]:
 def _in_full(
     status: PodStatus, container: ContainerStatus, shares: dict[str, NamedShare], run_dir: str
 ) -> Iterator[Text]:
-    where = "; ".join(got_by(container, shares))
+    where = "; ".join(share_lines(container, shares))
     yield Text.assemble((short_key(status.pod.key), "bold cyan"), f", container {container.name}: {where}")
     for name, value in sorted(container.env.items()):
         yield Text.assemble(("  env    ", "dim"), f"{name:<{_ENV_WIDTH}} {value}")
@@ -143,7 +143,7 @@ def _by_share(
         key = short_key(status.pod.key)
         name = f"{key} ({container.name})" if len(status.containers) > 1 else key
         yield Text.assemble(
-            ("  alike  ", "dim"), f"{name:<{_ENV_WIDTH}} {'; '.join(got_by(container, shares))}"
+            ("  alike  ", "dim"), f"{name:<{_ENV_WIDTH}} {'; '.join(share_lines(container, shares))}"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 
 from partage.lab.bench.model import Repeat, TenantSample
-from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, TenantProcess, begin_tenant
+from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, TenantProcess, start_tenant
 
 _LEAD_S, _LEAD_EACH_S = 0.02, 0.005
 """From the request to the start: enough for every tenant to have read it."""
@@ -102,7 +102,7 @@ async def tenant_group(
     try:
         for environment in environments:
             try:
-                begun.append(await begin_tenant(launch.argv(), environment, deadline_s))
+                begun.append(await start_tenant(launch.argv(), environment, deadline_s))
                 group.tenants.append(begun[-1])
             except TenantFailed as error:
                 group.tenants.append(error.failure)

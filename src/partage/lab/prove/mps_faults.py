@@ -7,7 +7,7 @@ import asyncio
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import make_fault, must_work
+from partage.lab.prove.outcomes import make_fault, require_working
 from partage.lab.prove.stage import AttackNeed, CannotTry, ExperimentStage
 from partage.lab.tenant import OK, NotConnected, TenantFailed
 from partage.model.share import Guarantee
@@ -28,7 +28,7 @@ _PATIENCE_S = 2.0
 )  # fmt: skip
 async def _fault(stage: ExperimentStage) -> AttackOutcome:
     culprit, neighbour = await stage.tenant(), await stage.tenant()
-    must_work(await culprit.attempt("launch"), await neighbour.attempt("launch"))
+    require_working(await culprit.attempt("launch"), await neighbour.attempt("launch"))
     await make_fault(culprit)
     after = await neighbour.attempt("launch")
     newcomer = await _newcomer(stage)

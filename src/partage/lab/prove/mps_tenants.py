@@ -9,7 +9,7 @@ from partage.lab.place import THREADS_VARIABLE
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import got_around, within
+from partage.lab.prove.outcomes import at_most_of_device, limit_avoided
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK, OUT_OF_MEMORY
@@ -36,7 +36,7 @@ def _has_ceiling(share: PromisedShare) -> bool:
 )  # fmt: skip
 async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
-    each = within(2 * (share.bytes * 5 // 6), share.device_bytes) // 2
+    each = at_most_of_device(2 * (share.bytes * 5 // 6), share.device_bytes) // 2
     one, other = await stage.tenant(), await stage.tenant()
     answers = [await one.allocate(each), await other.allocate(each)]
     size = format_bytes(share.bytes)
@@ -86,7 +86,7 @@ async def _threads(stage: ExperimentStage) -> AttackOutcome:
         await stage.end(tenant)
     plain, raised, lowered = found
     seen = f"{plain} multiprocessors; {raised} with 100 in the variable, {lowered} with half of its share"
-    return kept(seen) if raised <= plain else got_around(stage.share, seen)
+    return kept(seen) if raised <= plain else limit_avoided(stage.share, seen)
 
 
 ATTACKS = (_threads, _two_processes, _two_users)

@@ -17,7 +17,7 @@ from pathlib import Path
 from partage.edges.mps import launch
 from partage.errors import DriverUnavailable
 from partage.lab.daemon import MpsDaemon, find_pipe
-from partage.lab.gpus import computes, guard_directory
+from partage.lab.gpus import guard_directory, is_workload
 from partage.lab.prove.model import Evidence
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
@@ -56,7 +56,7 @@ class RealEngine(ProofEngine):
         inventory, uses = await self.look()
         if isinstance(inventory.driver, NoDriver):
             raise DriverUnavailable(inventory.driver.reason)
-        return next((str(use) for use in uses if use.gpu == gpu and computes(use)), "")
+        return next((str(use) for use in uses if use.gpu == gpu and is_workload(use)), "")
 
     def versions(self) -> Mapping[str, str]:
         if self.launch.engine != "torch":

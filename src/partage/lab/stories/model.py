@@ -36,7 +36,7 @@ class PolicyText(Frozen):
 # --- steps -------------------------------------------------------------------------------------
 
 
-class Say(Frozen):
+class Remark(Frozen):
     """A remark to the reader."""
 
     text: str
@@ -69,7 +69,7 @@ class RestartAgent(Frozen):
     """The agent stops, away from its pods, and starts again."""
 
 
-class Later(Frozen):
+class TimePasses(Frozen):
     """Time passes: the clocks of agent and kubelet jump."""
 
     seconds: float
@@ -104,7 +104,15 @@ class Expect(Frozen):
 
 
 StoryStep = (
-    Say | RunPods | EndPods | ChangePolicy | RestartKubelet | RestartAgent | Later | FaultStep | Expect
+    Remark
+    | RunPods
+    | EndPods
+    | ChangePolicy
+    | RestartKubelet
+    | RestartAgent
+    | TimePasses
+    | FaultStep
+    | Expect
 )
 
 

@@ -21,17 +21,17 @@ from partage.lab.stories.model import (
     EndPods,
     Expect,
     FaultStep,
-    Later,
     PolicyText,
+    Remark,
     RestartAgent,
     RestartKubelet,
     RunPods,
-    Say,
     Story,
     StoryStep,
+    TimePasses,
     short_key,
 )
-from partage.lab.stories.sentences import expected, got, refusal, waits
+from partage.lab.stories.sentences import expectation_sentence, pod_lines, refusal_sentence, waiting_sentences
 from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
 from partage.lab.stories.stage import StoryStage
 from partage.model.gpu import Inventory
@@ -133,7 +133,7 @@ class StoryPlayer:
     async def perform(self, step: StoryStep) -> None:
         """Do what the step says, and report it."""
         match step:
-            case Say():
+            case Remark():
                 self._report("say", step.text)
             case RunPods():
                 await self._run(step)
@@ -145,7 +145,7 @@ class StoryPlayer:
                 await self._restart("the kubelet", self.stage.kubelet.restart)
             case RestartAgent():
                 await self._restart("the agent", self._restart_agent)
-            case Later():
+            case TimePasses():
                 self.stage.clock.jump(step.seconds)
                 self._report("later", f"{step.seconds:g} s pass")
             case FaultStep():
@@ -170,7 +170,7 @@ class StoryPlayer:
     def _report_pod(self, status: PodStatus, suffix: str = "") -> None:
         report = self.stage.agent_status.report
         shares = shares_of(report.offer) if report else {}
-        lines = got(status, shares) if status.containers else [refusal(status)]
+        lines = pod_lines(status, shares) if status.containers else [refusal_sentence(status)]
         self._report("run", status.pod.key + suffix, details=tuple(lines))
 
     def _report_late_pod(self, status: PodStatus) -> None:
@@ -181,7 +181,11 @@ class StoryPlayer:
             self._report("refused", status.pod.key, False, ("runs, and should have been refused",))
             return
         good = wanted.lower() in status.message.lower()
-        details = [refusal(status)] if good else [refusal(status), f"refused, but not because of {wanted!r}"]
+        details = (
+            [refusal_sentence(status)]
+            if good
+            else [refusal_sentence(status), f"refused, but not because of {wanted!r}"]
+        )
         self._report("refused", status.pod.key, good, tuple(details))
 
     async def _end(self, step: EndPods) -> None:
@@ -217,7 +221,7 @@ class StoryPlayer:
         problems = self._problems()
         said = "is refused, the last good one stays" if problems else "is taken over"
         report = self.stage.agent_status.report
-        details = [str(problem) for problem in problems] or (waits(report) if report else [])
+        details = [str(problem) for problem in problems] or (waiting_sentences(report) if report else [])
         self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
 
     def _problems(self) -> list[Problem]:
@@ -244,7 +248,7 @@ class StoryPlayer:
             return shortcomings(step, self.stage.snapshot())
 
         good = await self.stage.eventually(lambda: not missing(), step.within_s)
-        self._report("expect", expected(step), good, () if good else tuple(missing()))
+        self._report("expect", expectation_sentence(step), good, () if good else tuple(missing()))
 
     def _report(self, verb: str, text: str, good: bool | None = None, details: tuple[str, ...] = ()) -> None:
         scene = StoryScene(time.monotonic() - self._began_s, verb, text, good, details)

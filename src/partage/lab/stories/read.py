@@ -15,14 +15,14 @@ from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
     FaultStep,
-    Later,
     PolicyText,
+    Remark,
     RestartAgent,
     RestartKubelet,
     RunPods,
-    Say,
     Story,
     StoryStep,
+    TimePasses,
     full_pattern,
 )
 from partage.model.ids import parse_resource_name
@@ -143,7 +143,7 @@ class StoryReader(Frozen):
 
     def _say(self, step: Table) -> StoryStep | None:
         text = step.text("say", "")
-        return Say(text) if text else None
+        return Remark(text) if text else None
 
     def _run(self, step: Table) -> StoryStep | None:
         name = step.needed("run", lambda field: field.parsed(_pod_name))
@@ -188,7 +188,7 @@ class StoryReader(Frozen):
         if match is None:
             step.whole.error("has to be a time in seconds, minutes or hours", "later: 90s, later: 2m")
             return None
-        return Later(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
+        return TimePasses(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
 
     def _fault(self, step: Table) -> StoryStep | None:
         place = step.required("fault")

@@ -27,7 +27,7 @@ from partage.model.policy import (
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
-from partage.plan.offer.presented import PlannedDevice, Presented, present
+from partage.plan.offer.presented import GpuDevices, PlannedDevice, devices_of
 from partage.plan.offer.select import GeometryOf, glob_matches, select
 from partage.text import gpus
 from partage.values import Frozen
@@ -95,7 +95,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     owners = select(policy, inventory, geometry_of, findings)
     strategy = policy.options.mig_strategy
     presented = {
-        gpu.uuid: present(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
+        gpu.uuid: devices_of(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
         for gpu in inventory
     }
     if strategy is MigStrategy.SINGLE:
@@ -123,7 +123,10 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
 
 
 def _existing(
-    inventory: Inventory, presented: Mapping[str, Presented], owners: Mapping[str, GpuEntry], options: Options
+    inventory: Inventory,
+    presented: Mapping[str, GpuDevices],
+    owners: Mapping[str, GpuEntry],
+    options: Options,
 ) -> Iterator[Target]:
     """Only an entry of GPUs asks for a layout, so no entry of resources concerns these devices."""
     for gpu in inventory:
@@ -243,7 +246,7 @@ def _strategy(device: ClaimableDevice, sharing: Sharing) -> Strategy:
 
 
 def _strategies(
-    inventory: Inventory, presented: Mapping[str, Presented], targets: Sequence[Target]
+    inventory: Inventory, presented: Mapping[str, GpuDevices], targets: Sequence[Target]
 ) -> dict[str, Strategy]:
     by_gpu = {target.gpu.uuid: target.strategy for target in targets}
     return {
@@ -256,7 +259,7 @@ def _strategies(
 
 
 def _check_single(
-    policy: Policy, inventory: Inventory, presented: Mapping[str, Presented], findings: Findings
+    policy: Policy, inventory: Inventory, presented: Mapping[str, GpuDevices], findings: Findings
 ) -> None:
     """MIG strategy ``single`` needs equal devices: all GPUs whole, or all divided into one profile."""
     path = "flags.migStrategy" if policy.format.startswith("nvidia") else "resources.mig-strategy"

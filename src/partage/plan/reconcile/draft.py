@@ -15,7 +15,7 @@ from partage.model.gpu import Gpu
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import GpuUse, PlannedStep, Step, Transaction
 from partage.plan.offer.assign import assign
-from partage.plan.offer.desired import DesiredState, live
+from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
 from partage.plan.reconcile.blocked import Blocked, BlockKind
@@ -87,7 +87,7 @@ class _NodeDrafter:
         self._mig = mig
         self._settings = settings
         self._geometry_of = geometry_of
-        self._offer: NodeOffer = live(desired.offer)
+        self._offer: NodeOffer = existing_offer(desired.offer)
         self._transactions = {gpu: one for one in mig.transactions for gpu in one.gpus}
 
     def gpu(self, gpu: Gpu) -> GpuDraft:

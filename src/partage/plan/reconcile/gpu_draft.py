@@ -29,7 +29,7 @@ from partage.plan.reconcile.settings_steps import (
     SettingsSteps,
     settings_steps,
     slice_steps,
-    unusable,
+    unusable_devices,
 )
 from partage.plan.reconcile.transition import GpuServing
 from partage.values import Frozen
@@ -88,7 +88,7 @@ class SettingsDrafter:
             unknown = "it is not known yet which MPS daemons run" if want.daemons else ""
             return SettingsSteps(), unknown
         daemons = self.daemons[gpu.uuid]
-        self.unusable |= unusable(want, daemons)
+        self.unusable |= unusable_devices(want, daemons)
         return settings_steps(gpu, want, daemons, self.original(gpu)), ""
 
     def draft(self, gpu: Gpu, want: GpuSettings, offer: GpuOffer) -> GpuDraft:

@@ -29,7 +29,7 @@ class KnownNode(Frozen):
 UNSEEN = KnownNode(Inventory(NoDriver("unknown", "the node has not been observed yet")))
 
 
-def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
+def with_observed(before: KnownNode | None, observed: Inventory) -> KnownNode:
     """Combine a new observation with what was known.
 
     A GPU that NVML lists and cannot open is recognised by UUID, else by PCI address, else by index. One that

@@ -12,14 +12,14 @@ from msgspec import Struct
 
 from partage.model.gpu import NoDriver
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
-from partage.plan.offer.desired import DesiredState, live
+from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.draft import NodeDraft, draft_node
 from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
-from partage.plan.reconcile.transition import GpuServing, due_s, transition, waiting
+from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
 from partage.plan.serve.ledger import LedgerEntry
 
 SETTLE_S = 1.0
@@ -50,12 +50,12 @@ class Planner(Struct):
         Without a policy or a driver there are no steps, and what is served does not change.
         """
         if desired is None or isinstance(now.observed.node.inventory.driver, NoDriver):
-            waits = waiting(now.served, now.entries, _gpu_of(now))
+            waits = awaited_entries(now.served, now.entries, _gpu_of(now))
             return NodePlan(serving=dict(now.served), waiting=waits)
         draft = self._draft(desired, now)
         gpu_of = _gpu_of(now)
         serving = _next_serving(draft, now, self.settle_s, gpu_of)
-        waits = waiting(serving, now.entries, gpu_of)
+        waits = awaited_entries(serving, now.entries, gpu_of)
         gpus = {uuid: _gpu_plan(uuid, one, now, waits) for uuid, one in draft.gpus.items()}
         ready = tuple(one for one in draft.transactions if _is_ready(one, draft, now, serving))
         return NodePlan(
@@ -66,7 +66,7 @@ class Planner(Struct):
             waiting=waits,
             unusable=draft.unusable,
             mig=draft.mig,
-            due_s=due_s(serving, self.settle_s),
+            due_s=next_due_s(serving, self.settle_s),
         )
 
     def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
@@ -104,7 +104,7 @@ def _draft(
 ) -> NodeDraft:
     observed = now.observed
     if not (desired.layouts or desired.settings or observed.daemons or now.original or observed.node.lost):
-        offer = live(desired.offer)
+        offer = existing_offer(desired.offer)
         return NodeDraft(
             {gpu.uuid: GpuDraft(offer.get(gpu.uuid, ())) for gpu in desired.inventory}, MigPlan(), {}
         )

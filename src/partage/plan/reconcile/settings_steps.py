@@ -97,7 +97,7 @@ def _spec(one: DaemonState) -> DaemonSpec | None:
     )
 
 
-def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str]:
+def unusable_devices(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str]:
     """Devices whose daemon takes no clients now, and why."""
     running = {one.device: one for one in daemons}
     reasons = {}

@@ -74,11 +74,11 @@ def transition(
     the wanted offer. One that differs drains; once no share of it was held for settle_s, it changes. A GPU
     that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
     too. settle_s gives the kubelet time: an Allocate for an id that was just withdrawn may be under way,
-    and is still answered (``answerable``). Planned MIG devices are not served. gpu_of: MIG device UUID to
+    and is still answered (``answerable_offer``). Planned MIG devices are not served. gpu_of: MIG device UUID to
     GPU UUID, for held ids of devices that are in no offer.
     """
     live = {gpu: tuple(one for one in offer if not one.planned) for gpu, offer in wanted.items()}
-    loads = _loads({**live, **answerable(serving)}, held, gpu_of or {})
+    loads = _loads({**live, **answerable_offer(serving)}, held, gpu_of or {})
     steps = {
         gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _GpuHolds()), now_s, settle_s)
         for gpu in {**serving, **live}
@@ -90,11 +90,11 @@ def foreign_holds(
     serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
 ) -> dict[str, list[tuple[ResourceName, str]]]:
     """GPU UUID to held ids on it that belong to nothing it serves; key ``""``: on no GPU that is known."""
-    loads = _loads(answerable(serving), held, gpu_of or {})
+    loads = _loads(answerable_offer(serving), held, gpu_of or {})
     return {gpu: load.foreign for gpu, load in loads.items() if load.foreign}
 
 
-def listed(
+def listed_shares(
     serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
 ) -> dict[ResourceName, list[ListedShare]]:
     """The rows to publish, per resource in the order of ``resources_of``; foreign holds last.
@@ -102,7 +102,7 @@ def listed(
     A resource whose ids are all withdrawn has an empty list; one that is in no offer any more has no key.
     """
     rows: dict[ResourceName, list[ListedShare]] = {}
-    for name, resource in resources_of(answerable(serving)).items():
+    for name, resource in resources_of(answerable_offer(serving)).items():
         rows[name] = [
             ListedShare(name, share, offering.gpu, offering)
             for offering in resource.offerings
@@ -114,12 +114,12 @@ def listed(
     return rows
 
 
-def answerable(serving: Mapping[str, GpuServing]) -> NodeOffer:
+def answerable_offer(serving: Mapping[str, GpuServing]) -> NodeOffer:
     """All offers for whose ids Allocate is answered, listed or not."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in serving.items()}
 
 
-def waiting(
+def awaited_entries(
     serving: Mapping[str, GpuServing], entries: Iterable[LedgerEntry], gpu_of: Mapping[str, str] | None = None
 ) -> dict[str, tuple[LedgerEntry, ...]]:
     """For every GPU that waits to change: the held ids, with holders, that it waits for.
@@ -134,14 +134,14 @@ def waiting(
     for resource, share in by_hold:
         ids.setdefault(resource, set()).add(share)
     held = HeldIds({resource: frozenset(some) for resource, some in ids.items()})
-    loads = _loads(answerable(serving), held, gpu_of or {})
+    loads = _loads(answerable_offer(serving), held, gpu_of or {})
     return {
         gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _GpuHolds()))))
         for gpu, now in moving.items()
     }
 
 
-def due_s(serving: Mapping[str, GpuServing], settle_s: float) -> float | None:
+def next_due_s(serving: Mapping[str, GpuServing], settle_s: float) -> float | None:
     """When the next step can change something only because time passes; None: never."""
     return min(
         (now.empty_since_s + settle_s for now in serving.values() if now.empty_since_s is not None),

@@ -11,7 +11,7 @@ from partage.model.gpu import Gpu
 from partage.model.health import Health
 from partage.model.ids import ResourceName
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
-from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable, listed
+from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable_offer, listed_shares
 from partage.plan.serve.ledger import HeldIds
 from partage.values import Frozen
 
@@ -60,14 +60,14 @@ def kubelet_view(
 ) -> KubeletView:
     """The current view; ``before`` itself if nothing changes. held_version: of the ledger."""
     gpu_of = {device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices}
-    offer = answerable(serving)
+    offer = answerable_offer(serving)
     healthy = _healthy(offer, condition)
     key: _Key = (serving, held_version, healthy)
     if key == before.key and gpu_of == before.gpu_of:
         return before
     rows = {
         name: tuple(_device_rows(resource_rows, healthy))
-        for name, resource_rows in listed(serving, held, gpu_of).items()
+        for name, resource_rows in listed_shares(serving, held, gpu_of).items()
         if _is_ours(resource_rows)
     }
     return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, settle_s))

@@ -118,7 +118,7 @@ class ShareGrants(Frozen):
     doubtful: frozenset[str]
 
 
-def grants(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
+def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
     """The ledger's entries joined with their offers. offer: everything that can be held now."""
     offerings = {
         (offering.resource, share): offering
@@ -142,7 +142,7 @@ def grants(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
     return ShareGrants(by, frozenset(on), frozenset(doubtful))
 
 
-def watch(
+def check_usage(
     processes: Processes,
     names: Mapping[str, Holder],
     granted: ShareGrants,

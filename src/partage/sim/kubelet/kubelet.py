@@ -26,7 +26,7 @@ from partage.sim.kubelet.holding import waiting_container
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod import ContainerState, Pod, PodPhase, PodStatus
-from partage.sim.kubelet.pod_resources import Bucket, PodResourcesService, entry, listing
+from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
 
 
 class EmbeddedKubelet:
@@ -49,7 +49,7 @@ class EmbeddedKubelet:
         for path in (self._socket, pod_resources_socket):
             if path is not None:
                 check_socket_path(path)
-        self._bucket = Bucket(self.behaviour.list_rate, clock) if self.behaviour.list_rate else None
+        self._bucket = TokenBucket(self.behaviour.list_rate, clock) if self.behaviour.list_rate else None
         self._manager = DeviceManager(
             rng=Random(seed),  # noqa: S311 (a simulation has to be repeatable)
             clock=clock,
@@ -288,12 +288,12 @@ class EmbeddedKubelet:
             if status.pod.key in self._unlisted:
                 continue
             if status.holds or (self.behaviour.lists_ended_pods and status.containers):
-                yield listing(status, self._numa_nodes)
+                yield pod_message(status, self._numa_nodes)
 
     def _allocatable_entries(self) -> Iterator[pb.ContainerDevices]:
         for resource in self._manager.allocatable():
             for name in self._manager.healthy(resource):
-                yield entry(resource, name, self._numa_nodes(resource, name))
+                yield device_message(resource, name, self._numa_nodes(resource, name))
 
     def _list_refusal(self) -> str | None:
         if self.behaviour.pod_resources is PodResourcesMode.REFUSES:

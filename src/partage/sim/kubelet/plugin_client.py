@@ -16,7 +16,7 @@ from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
 from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
-from partage.sim.kubelet.contradictions import in_answer, in_list, in_preference
+from partage.sim.kubelet.contradictions import allocation_errors, list_errors, preference_errors
 
 PRE_START_TIMEOUT_S = 30.0
 """The kubelet's only deadline; it waits for Allocate and GetPreferredAllocation without limit."""
@@ -48,7 +48,7 @@ class PluginClient:
                 await stream.send_message(pb.Empty(), end=True)
                 opened.set()
                 async for message in stream:
-                    self._report_all(in_list(message.devices))
+                    self._report_all(list_errors(message.devices))
                     listed(message.devices)
 
     async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
@@ -63,7 +63,7 @@ class PluginClient:
             self._report(f"{self.resource}: GetPreferredAllocation has no answer for its one container")
             return []
         answer = list(response.container_responses[0].deviceIDs)
-        self._report_all(in_preference(answer, available, must_include, size))
+        self._report_all(preference_errors(answer, available, must_include, size))
         return answer
 
     async def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
@@ -75,7 +75,7 @@ class PluginClient:
         if len(response.container_responses) != 1:
             self._report(f"{self.resource}: Allocate has no answer for its one container")
             raise PluginError("no containers return in allocation response")
-        self._report_all(in_answer(response.container_responses[0]))
+        self._report_all(allocation_errors(response.container_responses[0]))
         return _answer(response.container_responses[0])
 
     async def pre_start(self, ids: Sequence[str]) -> None:

@@ -43,7 +43,7 @@ from partage.sim.node.faults import (
     TimedFault,
     Vacate,
 )
-from partage.sim.node.files.identifiers import index_number
+from partage.sim.node.files.identifiers import read_index
 from partage.units import parse_bytes
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
@@ -134,7 +134,7 @@ def _fault(words: Table) -> Fault:
 
 def _gpu(words: Table) -> int:
     found = words.required("gpu", "its index, as in gpu: 2")
-    return (index_number(found) if found else None) or 0
+    return (read_index(found) if found else None) or 0
 
 
 def _amount(field: Field) -> int | None:

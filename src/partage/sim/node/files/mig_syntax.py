@@ -8,7 +8,7 @@ from partage.model.geometry import instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.sim.node.files.identifiers import index_number, uuid
+from partage.sim.node.files.identifiers import read_index, read_uuid
 from partage.sim.node.files.mig_checks import device_problem, layout_problems
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor
@@ -49,7 +49,7 @@ def read_instances(row: Table, gpu: Gpu) -> tuple[tuple[MigDevice, ...], tuple[E
 
 
 def _empty_instance(row: Table, gpu: Gpu) -> EmptyInstance | None:
-    profile, gi = row.needed("profile", _profile), row.needed("gi", index_number)
+    profile, gi = row.needed("profile", _profile), row.needed("gi", read_index)
     start = row.needed("start", _slice)
     if profile is None or gi is None or start is None:
         return None
@@ -67,7 +67,7 @@ def _mig_device(row: Table, gpu: Gpu, index: int) -> MigDevice | None:
         return None
     placement, memory_bytes = found
     return MigDevice(
-        uuid=row.value("uuid", uuid, derived_uuid("MIG", gpu.uuid, "file", needed.gi, needed.ci)),
+        uuid=row.value("uuid", read_uuid, derived_uuid("MIG", gpu.uuid, "file", needed.gi, needed.ci)),
         index=index,
         gi_id=needed.gi,
         ci_id=needed.ci,
@@ -85,7 +85,7 @@ def _minor(field: Field) -> int | None:
 
 def _needed(row: Table) -> _Needed | None:
     profile = row.needed("profile", _profile)
-    gi, ci = row.needed("gi", index_number), row.needed("ci", index_number)
+    gi, ci = row.needed("gi", read_index), row.needed("ci", read_index)
     start = row.needed("start", _slice)
     if profile is None or gi is None or ci is None or start is None:
         return None
