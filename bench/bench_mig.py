@@ -107,9 +107,9 @@ def measure(count: int = CASES) -> Spent:
     gc.freeze()
     spent, plans = [], []
     for case in some:
-        begun = time.process_time()
+        started = time.process_time()
         plans.append(decide(case))
-        spent.append(1000 * (time.process_time() - begun))
+        spent.append(1000 * (time.process_time() - started))
     gc.unfreeze()
     planned = sum(len(plan.planned) for plan in plans)
     return Spent(statistics.median(spent), max(spent), planned, sum(len(plan.blocked) for plan in plans))

@@ -7,8 +7,8 @@ import asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from partage.agent.reconciler.apply_once import ApplyResult, ApplyRun, desired_for_undo
 from partage.agent.reconciler.executor import TransactionEnd
-from partage.agent.reconciler.one_shot import ApplyResult, ApplyRun, desired_for_undo
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.errors import GpuInUse, InsufficientResources
 from partage.faces.apply_rows import exit_code, problems, rows
@@ -161,7 +161,7 @@ async def test_what_was_there_comes_back_even_where_its_gpu_instance_has_no_room
     hardware.full = True
     applied = await _apply(hardware, {uuid: _desired("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
     (outcome,) = applied.outcomes
-    assert (outcome.ending, exit_code(applied)) == (TransactionEnd.BACK, 3)
+    assert (outcome.ending, exit_code(applied)) == (TransactionEnd.ROLLED_BACK, 3)
     assert live_layout((await hardware.observe()).gpus[0]) == live_layout(before.gpus[0])
 
 

@@ -277,7 +277,7 @@ def test_a_step_that_fails_is_taken_back(node, done):
         fault = {"call": "perform", "fail": "no-room", "done": done}
         node.suffer({"after-calls": 1 + number, **fault})
         code, answer = node.apply({0: ["7g.80gb"]})
-        assert (code, answer["gpus"][0]["outcome"]) == (4, "back"), number
+        assert (code, answer["gpus"][0]["outcome"]) == (4, "rolled-back"), number
         assert "all of it was rolled back" in node.stderr
         assert sorted(node.devices().values()) == old
 

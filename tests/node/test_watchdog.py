@@ -79,7 +79,7 @@ def status_of(world: World) -> AgentStatus:
 
 def look(world: World) -> WatchObservation:
     """The last one."""
-    found = status_of(world).look()
+    found = status_of(world).watch_observation()
     assert found is not None
     return found
 
@@ -294,7 +294,7 @@ def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_i
         await world.fault(HideProcesses())
         await until(lambda: told(world) == {Guarantee.ADVISORY})
         assert [reason.code for reason in readiness_of(status_of(world), Intervals()).degraded] == [
-            "watch-blind"
+            "processes-hidden"
         ]
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await asyncio.sleep(10.0)
@@ -313,12 +313,12 @@ def test_a_policy_that_stops_watching_promises_less_and_withdraws_nothing() -> N
         await admitted(world, "train")
         world.write_policy([IGNORED])
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        assert status_of(world).look() is None
+        assert status_of(world).watch_observation() is None
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await works_on(world, 11, each=40)
         await asyncio.sleep(10.0)
         assert undisturbed(world)
-        assert status_of(world).look() is None
+        assert status_of(world).watch_observation() is None
         world.write_policy([KILLED])
         await until(lambda: told(world) == {Guarantee.GUARDED})
         assert undisturbed(world)
@@ -334,9 +334,9 @@ def test_hardware_that_does_not_answer_twice_watches_nobody() -> None:
         await asyncio.sleep(WATCH_S + 1)
         assert told(world) == {Guarantee.GUARDED}, "once may be a helper that is replaced"
         await world.fault(FailCall("processes", HardwareTimeout("no answer"), times=2))
-        await until(lambda: look(world).blind == "no answer")
+        await until(lambda: look(world).hidden == "no answer")
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        await until(lambda: not look(world).blind)
+        await until(lambda: not look(world).hidden)
         await until(lambda: told(world) == {Guarantee.GUARDED})
 
     with one_gpu(WARNED) as play:
@@ -347,7 +347,7 @@ class OneEyed(SimulatedHardware):
     """Lists processes, and does not know whether they are all: as in a pid namespace of its own."""
 
     async def processes(self) -> Processes:
-        return replace(await super().processes(), blind="of some processes we know")
+        return replace(await super().processes(), hidden="of some processes we know")
 
 
 def test_who_is_seen_by_chance_is_named_and_not_ended() -> None:
@@ -357,7 +357,7 @@ def test_who_is_seen_by_chance_is_named_and_not_ended() -> None:
         await admitted(world, "train")
         await works_on(world, 11, each=30)
         found = await looks_again(world, 4)
-        assert found.blind == "of some processes we know"
+        assert found.hidden == "of some processes we know"
         assert [one.concern for one in found.watched.violations] == [ViolationKind.OVER]
         assert await running(world) == {11}
 
@@ -399,7 +399,7 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
         (row,) = said["containers"]
         assert (row["pod"], row["usedBytes"], row["over"]) == ("train", 24 * GIB, True)
         (concern,) = said["concerns"]
-        assert (concern["concern"], said["blind"]) == ("over", None)
+        assert (concern["concern"], said["hidden"]) == ("over", None)
         assert concern["reason"].startswith("default/train, container main, uses 24 GiB of GPU-")
         world.write_policy([IGNORED])
         await until(lambda: section() is None)

@@ -27,7 +27,7 @@ from partage.sim.node.hardware import SimulatedHardware
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
-SETTLE_S = 1.0
+WITHDRAW_S = 1.0
 FEW = "4xa100-sxm4-40gb"
 EXCLUSIVE = "version: partage/v1\ngpus: []\n"
 SHARED_ONES = "version: partage/v1\ngpus:\n  - {select: {index: [0, 1]}, time-slicing: {replicas: 2}}\n"
@@ -56,7 +56,7 @@ class Turning:
         self.state = NodeState()
         self.view: KubeletView = EMPTY_VIEW
         self.now_s = 100.0
-        self.planner = Planner(geometry_of, SETTLE_S)
+        self.planner = Planner(geometry_of, WITHDRAW_S)
 
     def turn(self, holders_known: bool = True, **seen: object) -> TurnResult:
         of_snapshot = {name: seen.pop(name) for name in [*seen] if name in Snapshot.__struct_fields__}
@@ -102,9 +102,9 @@ def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
     assert node.view.by_resource[GPU][0].id == uuid
     node.ledger.offered_as_free(GPU, [uuid], node.now_s)
     done = node.turn()
-    assert done.plan.due_s == node.now_s + SETTLE_S
+    assert done.plan.due_s == node.now_s + WITHDRAW_S
     assert SHARED not in node.view.by_resource or len(node.view.by_resource[SHARED]) < 4
-    node.now_s += SETTLE_S
+    node.now_s += WITHDRAW_S
     node.turn()
     assert len(node.view.by_resource[SHARED]) == 4
 
@@ -116,7 +116,7 @@ def test_an_id_that_was_just_withdrawn_is_still_answered_for_a_moment() -> None:
     node.turn()
     uuid = node.inventory.gpus[1].uuid
     assert uuid not in {row.id for row in node.view.by_resource[GPU]}
-    assert node.view.late[uuid] == node.now_s + SETTLE_S
+    assert node.view.late[uuid] == node.now_s + WITHDRAW_S
 
 
 def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
@@ -126,10 +126,10 @@ def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
     node.desired = desired(SHARED_ONES, node.inventory)
     for _ in range(3):
         node.turn(holders_known=False)
-        node.now_s += 2 * SETTLE_S
+        node.now_s += 2 * WITHDRAW_S
     assert SHARED not in node.view.by_resource
     node.turn()
-    node.now_s += SETTLE_S
+    node.now_s += WITHDRAW_S
     node.turn()
     assert len(node.view.by_resource[SHARED]) == 4
 

@@ -51,7 +51,7 @@ FIRST_ANSWER_S = 0.3
 seconds. It is better to know holders and usage before anything is offered; but a slow answer must not delay
 the offer."""
 
-FIRST_LOOK_S = 5.0
+FIRST_OBSERVATION_S = 5.0
 """How long the start waits for the first observation of the node: a policy that does not fit it ends the
 agent. A helper that takes longer hangs; then the agent starts, reports it, and offers GPUs once it observes
 them."""
@@ -151,7 +151,7 @@ class _Agent:
             counts=status.counts,
         )
         self._loop = self._loop_of()
-        status.look = lambda: self._watchdog.look
+        status.watch_observation = lambda: self._watchdog.observation
         status.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
         status.counts.asked = self._plugins.asked
         status.counts.xids = self._hardware.xid_counts
@@ -159,14 +159,16 @@ class _Agent:
 
     async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
         """Start, run, stop."""
-        look = asyncio.create_task(self._hardware.observe(), name="first look")
+        observation = asyncio.create_task(self._hardware.observe(), name="first observation")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
             saved = self._restore()
             self._policies.start()
-            await asyncio.wait({look, stopped}, timeout=FIRST_LOOK_S, return_when=FIRST_COMPLETED)
-            if look.done():
-                look.result()
+            await asyncio.wait(
+                {observation, stopped}, timeout=FIRST_OBSERVATION_S, return_when=FIRST_COMPLETED
+            )
+            if observation.done():
+                observation.result()
             self._policies.resolve_on(self._hardware.node)
             self._policies.check_in_force()
             self._watchdog.update(self._policies.desired, answerable_offer(saved.serving))
@@ -174,7 +176,7 @@ class _Agent:
                 await stopped
             log.info("stopped")
         finally:
-            look.cancel()
+            observation.cancel()
             stopped.cancel()
             self._kubelet.close()
         await asyncio.to_thread(self._state_writer.save)
@@ -206,7 +208,7 @@ class _Agent:
             pod_resources=self._pod_resources,
             policies=self._policies,
             originals=self._originals,
-            planner=Planner(geometry_of, self._options.intervals.settle_s),
+            planner=Planner(geometry_of, self._options.intervals.withdraw_s),
             reconciler=self._reconciler,
             plugins=self._plugins,
             state_writer=self._state_writer,
@@ -239,7 +241,7 @@ class _Agent:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_ANSWER_S):
                     await self._pod_resources.asked_once.wait()
-                    await self._watchdog.first_look_done.wait()
+                    await self._watchdog.first_check_done.wait()
             await self._loop.turn()
             self._tasks.append(group.create_task(self._loop.run(), name="turns"))
             if beside is not None:

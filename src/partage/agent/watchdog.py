@@ -55,7 +55,7 @@ class Watchdog(Struct):
     """What was seen last, and the task that looks. Where nothing has to be watched, it rests.
 
     holders_known: whether it is known now who holds what. directory: of the containers' logs.
-    look: the last one. looked_once: so that the first turn can wait for it.
+    observation: the last one. first_check_done: so that the first turn can wait for it.
     """
 
     hardware: Hardware
@@ -66,8 +66,8 @@ class Watchdog(Struct):
     ask: Callable[[], None]
     intervals: Intervals
     counts: AgentCounts
-    look: WatchObservation | None = None
-    first_look_done: asyncio.Event = field(default_factory=asyncio.Event)
+    observation: WatchObservation | None = None
+    first_check_done: asyncio.Event = field(default_factory=asyncio.Event)
     _offer: NodeOffer = field(default_factory=dict)
     _promised: NodeOffer = field(default_factory=dict)
     _watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
@@ -109,20 +109,20 @@ class Watchdog(Struct):
             while True:
                 self._news.clear()
                 if self._watched:
-                    await self._look(group)
+                    await self._check_all(group)
                 else:
                     self._rest()
-                self.first_look_done.set()
+                self.first_check_done.set()
                 await self._pause()
 
     async def _pause(self) -> None:
         await wait_at_most(self._news, self.intervals.watch_s if self._watched else None)
 
     def _rest(self) -> None:
-        self.look, self._sees, self._missed = None, False, 0
+        self.observation, self._sees, self._missed = None, False, 0
         self._cases.clear()
 
-    async def _look(self, group: asyncio.TaskGroup) -> None:
+    async def _check_all(self, group: asyncio.TaskGroup) -> None:
         try:
             seen = await self.hardware.processes()
         except HardwareError as error:
@@ -132,8 +132,8 @@ class Watchdog(Struct):
         seen = replace(seen, rows=tuple(row for row in seen.rows if row.gpu in watched))
         found = await self._check(seen)
         self._missed = 0
-        self._note_sight(found.blind)
-        self.look = WatchObservation(self.clock(), found, found.blind)
+        self._note_hidden(found.hidden)
+        self.observation = WatchObservation(self.clock(), found, found.hidden)
         self._note(found)
         for case in self._cases.values():
             if self._is_due(case):
@@ -156,19 +156,19 @@ class Watchdog(Struct):
         for case in self._cases.values():
             case.checks = 0
         if self._missed >= PATIENCE:
-            self._note_sight(reason)
-            self.look = WatchObservation(self.clock(), WatchResult(), reason)
+            self._note_hidden(reason)
+            self.observation = WatchObservation(self.clock(), WatchResult(), reason)
 
     # --- log ---
 
-    def _note_sight(self, blind: str) -> None:
-        before = self.look.blind if self.look else ""
-        if blind and not before:
-            log.warning("containers cannot be watched", extra={"reason": blind})
-        elif before and not blind:
+    def _note_hidden(self, hidden: str) -> None:
+        before = self.observation.hidden if self.observation else ""
+        if hidden and not before:
+            log.warning("containers cannot be watched", extra={"reason": hidden})
+        elif before and not hidden:
             log.info("containers are watched again")
-        if self._sees == bool(blind):
-            self._sees = not blind
+        if self._sees == bool(hidden):
+            self._sees = not hidden
             self.ask()
 
     def _note(self, found: WatchResult) -> None:

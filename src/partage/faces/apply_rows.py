@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from partage.agent.reconciler.apply_once import ApplyResult
 from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
-from partage.agent.reconciler.one_shot import ApplyResult
 from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.plan_rows import blocked_keys, mig_keys, step_row
 from partage.model.gpu import Gpu
@@ -18,7 +18,7 @@ def exit_code(applied: ApplyResult) -> int:
     """Of the worst thing that happened. A GPU in use is impossible here and now; nothing is broken."""
     codes = [Unsatisfiable.exit_code for _ in applied.refused]
     for outcome in applied.failed:
-        busy = isinstance(outcome.error, GpuInUse) and outcome.ending is TransactionEnd.BACK
+        busy = isinstance(outcome.error, GpuInUse) and outcome.ending is TransactionEnd.ROLLED_BACK
         codes.append(Unsatisfiable.exit_code if busy else outcome.error.exit_code if outcome.error else 4)
     return max(codes, default=0)
 
@@ -28,7 +28,11 @@ def problems(applied: ApplyResult) -> list[Problem]:
     refused = applied.refused
     said = [_named(gpu, refused[gpu.uuid]) for gpu in applied.first.inventory if gpu.uuid in refused]
     for outcome in applied.failed:
-        ending = f"; NOT ROLLED BACK: {outcome.torn}" if outcome.torn else "; all of it was rolled back"
+        ending = (
+            f"; NOT ROLLED BACK: {outcome.rollback_failure}"
+            if outcome.rollback_failure
+            else "; all of it was rolled back"
+        )
         gpus = outcome.transaction.gpus
         where = name_gpus(gpu.index for gpu in applied.first.inventory if gpu.uuid in gpus)
         said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}")
@@ -54,8 +58,8 @@ def _row(gpu: Gpu, applied: ApplyResult) -> dict[str, Any]:
     row |= blocked_keys(applied.last.gpus[uuid].blocked or planned.blocked, inventory)
     row["reason"] = str(failed.error) if failed else applied.refused.get(uuid)
     row["steps"] = [step_row(step, inventory) for step in planned.steps]
-    if failed is not None and failed.torn:
-        row["torn"] = failed.torn
+    if failed is not None and failed.rollback_failure:
+        row["rollbackFailure"] = failed.rollback_failure
     return row
 
 

@@ -42,7 +42,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         "gpus": [_gpu(gpu, at) for gpu in report.gpus],
         "resources": _resources(report, status.endpoints()),
         "held": [_entry(entry, at) for entry in report.entries],
-        "watch": _watch(look, at) if (look := status.look()) is not None else None,
+        "watch": _watch(look, at) if (look := status.watch_observation()) is not None else None,
         "offer": to_plain(report.offer),
         "plannedFrom": planned_from(report),
     }
@@ -88,7 +88,7 @@ class ReportFile:
             report.without_moment(),
             codes,
             [(state.resource, state.registered, state.registrations) for state in endpoints],
-            _watched(self._status.look()),
+            _watched(self._status.watch_observation()),
         )
         if says == self._said:
             return ""
@@ -124,7 +124,7 @@ def _watched(look: WatchObservation | None) -> object:
     if look is None:
         return None
     violations = look.watched.violations
-    return look.blind, [(one.concern, one.usage.device, one.usage.container) for one in violations]
+    return look.hidden, [(one.concern, one.usage.device, one.usage.container) for one in violations]
 
 
 def _reasons(reasons: Iterable[ReadinessReason]) -> list[dict[str, str]]:
@@ -230,7 +230,7 @@ def _watch(look: WatchObservation, at: _Times) -> dict[str, Any]:
     watched = look.watched
     return {
         "at": at.said(look.at_s),
-        "blind": look.blind or None,
+        "hidden": look.hidden or None,
         "containers": [_usage(usage) for usage in watched.usages if usage.grant is GrantKind.HELD],
         "concerns": [
             {**_usage(one.usage), "concern": str(one.concern), "reason": one.reason}

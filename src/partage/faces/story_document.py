@@ -20,7 +20,7 @@ def ending_document(story: Story, ending: StoryEnding) -> dict[str, Any]:
         "policy": story.policy.name if story.policy else None,
         "passed": ending.good,
         "scenes": [_scene(scene) for scene in ending.scenes],
-        "contradictions": list(ending.contradictions),
+        "protocolErrors": list(ending.protocol_errors),
         "capacity": dict(ending.snapshot.capacity),
         "allocatable": dict(ending.snapshot.allocatable),
         "resources": resource_rows(report.offer, verify_of(report)) if report else [],

@@ -78,16 +78,18 @@ def _has_daemon(pipe: Path) -> bool:
 
 @asynccontextmanager
 async def simulated_daemon(
-    root: Path, spec: DaemonSpec, memory_bytes: int, *, deaf: bool = False
+    root: Path, spec: DaemonSpec, memory_bytes: int, *, ignores_limits: bool = False
 ) -> AsyncIterator[Path]:
     """The pipe directory of a simulated daemon, which is started, told its limits, and ended afterwards.
 
-    root: of the simulated driver. memory_bytes: of the device. deaf: the daemon ignores its limits.
+    root: of the simulated driver. memory_bytes: of the device. ignores_limits: the daemon ignores its limits.
     Raises DaemonError where the daemon does not answer in time.
     """
     home = passable_directory("daemon-", root)
     pipe, log = passable_directory("pipe-", home), passable_directory("log-", home)
-    program = install_programs(root / PROGRAMS, MpsNode({spec.device: memory_bytes}, ignores_limits=deaf))
+    program = install_programs(
+        root / PROGRAMS, MpsNode({spec.device: memory_bytes}, ignores_limits=ignores_limits)
+    )
     environment = {
         "PATH": os.defpath,
         PIPE_VARIABLE: str(pipe),

@@ -97,8 +97,8 @@ def _balanced(geometry: Geometry) -> tuple[LayoutItem, ...]:
     plain: dict[int, tuple[int, MigProfile]] = {}
     for spec in geometry.profiles:
         if not spec.profile.attributes:
-            rival = plain.get(spec.compute_slices, (0, spec.profile))
-            plain[spec.compute_slices] = max(rival, (spec.max_count, spec.profile), key=lambda row: row[0])
+            best = plain.get(spec.compute_slices, (0, spec.profile))
+            plain[spec.compute_slices] = max(best, (spec.max_count, spec.profile), key=lambda row: row[0])
     sizes = _BALANCED.get(max(plain, default=0), ())
     return tuple(LayoutItem(plain[size][1]) for size in sizes) if set(sizes) <= set(plain) else ()
 

@@ -125,7 +125,7 @@ def test_a_model_without_published_placements_is_not_plannable_offline():
 
 def test_reading_the_catalogue_takes_no_yaml():
     code = (
-        "import sys; from partage.edges.files.catalogue import load_catalogue; load();"
+        "import sys; from partage.edges.files.catalogue import load_catalogue; load_catalogue();"
         "sys.exit('yaml' in sys.modules or 'difflib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -17,9 +17,9 @@ import pytest
 
 from partage.edges.hardware import frames
 from partage.edges.hardware import helper_connection as connection_module
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.helper_server import PROTOCOL
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.remote import RemoteHardware
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
@@ -27,7 +27,7 @@ from partage.model.health import Xid
 from partage.model.step import GpuUse, SetMigMode, UseKind
 from partage.sim.node.faults import HangCall, Occupy, RaiseXid
 from partage.sim.node.files.load import load_machine
-from partage.sim.node.files.written import machine_to_json
+from partage.sim.node.files.machine_writer import machine_to_json
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.conftest import serving
@@ -243,7 +243,7 @@ async def test_the_helper_has_a_session_of_its_own_and_ends_with_close(short_dir
 
 AGENT = """
 import asyncio, sys
-from partage.edges.hardware.remote import RemoteHardware
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.faces.cli.hardware import helper_argv
 
 async def main():

@@ -3,7 +3,7 @@
 import pytest
 
 from partage.errors import InputError, Unsatisfiable
-from partage.lab.prove.chosen import free_gpus, holders, require_visible_processes
+from partage.lab.prove.free_gpus import free_gpus, holders, require_visible_processes
 from partage.model.step import GpuUse, UseKind
 from tests.faces.nodes import gpu, node
 

@@ -7,7 +7,7 @@ import pytest
 from partage.errors import InputError
 from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, Remark, RestartKubelet, RunPods
 from partage.lab.stories.read import read_story
-from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
+from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.sim.kubelet.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
 from partage.sim.node.faults import RaiseXid
 
@@ -143,7 +143,7 @@ NOW = NodeSnapshot({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 1}, (RUNNING,), Non
     ],
 )
 def test_what_is_so_has_no_shortcomings(expect):
-    assert shortcomings(expect, NOW) == []
+    assert unmet_expectations(expect, NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -161,4 +161,4 @@ def test_what_is_so_has_no_shortcomings(expect):
     ],
 )
 def test_what_is_not_so_is_said_in_a_sentence(expect, said):
-    assert shortcomings(expect, NOW) == [said]
+    assert unmet_expectations(expect, NOW) == [said]

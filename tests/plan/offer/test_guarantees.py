@@ -47,9 +47,9 @@ def test_without_a_word_in_the_policy_it_is_watched() -> None:
 
 def test_only_guarded_shares_guarantee_less_without_a_watcher() -> None:
     offer = {"GPU-a": (GUARDED, SLICED), "GPU-b": (WHOLE,), "GPU-c": (GUARDED,)}
-    blind = gpus_unwatched(offer, seen=())
-    assert blind == {"GPU-a", "GPU-c"}
-    assert with_current_guarantees(offer, blind) == {
+    weaker = gpus_unwatched(offer, seen=())
+    assert weaker == {"GPU-a", "GPU-c"}
+    assert with_current_guarantees(offer, weaker) == {
         "GPU-a": (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
         "GPU-b": (WHOLE,),
         "GPU-c": (replace(GUARDED, guarantee=Guarantee.ADVISORY),),

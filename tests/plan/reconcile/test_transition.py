@@ -23,7 +23,7 @@ from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
-SETTLE_S = 2.0
+WITHDRAW_S = 2.0
 
 
 def whole(gpu: str = "GPU-0") -> DeviceOffer:
@@ -77,40 +77,40 @@ def ids_listed(serving: dict[str, GpuServing], now_held: HeldIds) -> list[str]:
 
 
 def test_a_gpu_that_nobody_serves_starts_with_what_is_wanted():
-    serving = transition({}, {"GPU-0": (whole(),)}, NOTHING, 0, SETTLE_S)
+    serving = transition({}, {"GPU-0": (whole(),)}, NOTHING, 0, WITHDRAW_S)
     assert serving == {"GPU-0": GpuServing((whole(),))}
     assert ids_listed(serving, NOTHING) == ["GPU-0"]
 
 
 def test_a_gpu_whose_offer_is_as_wanted_is_left_alone():
     before = {"GPU-0": GpuServing((sliced(),))}
-    assert transition(before, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::1"), 5, SETTLE_S) == before
+    assert transition(before, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::1"), 5, WITHDRAW_S) == before
 
 
 def test_a_gpu_in_use_drains_and_lists_only_what_is_held():
     before = {"GPU-0": GpuServing((sliced(),))}
     now_held = holding(SHARED, "GPU-0::1")
-    serving = transition(before, {"GPU-0": (whole(),)}, now_held, 5, SETTLE_S)
+    serving = transition(before, {"GPU-0": (whole(),)}, now_held, 5, WITHDRAW_S)
     assert serving == {"GPU-0": GpuServing((sliced(),), draining=True, draining_since_s=5)}
     assert ids_listed(serving, now_held) == ["GPU-0::1"]
-    assert next_due_s(serving, SETTLE_S) is None
+    assert next_due_s(serving, WITHDRAW_S) is None
     assert answerable_offer(serving) == {"GPU-0": (sliced(),)}, "an Allocate under way is still answered"
 
 
 def test_a_free_gpu_changes_once_the_kubelet_has_had_time_to_see_its_ids_go():
     wanted = {"GPU-0": (whole(),)}
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, WITHDRAW_S)
     assert ids_listed(serving, NOTHING) == []
-    assert next_due_s(serving, SETTLE_S) == 7
-    assert transition(serving, wanted, NOTHING, 6.9, SETTLE_S) == serving
-    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    assert next_due_s(serving, WITHDRAW_S) == 7
+    assert transition(serving, wanted, NOTHING, 6.9, WITHDRAW_S) == serving
+    assert transition(serving, wanted, NOTHING, 7, WITHDRAW_S) == {"GPU-0": GpuServing((whole(),))}
 
 
 def test_an_allocate_that_was_under_way_keeps_the_gpu_as_it_is():
     wanted = {"GPU-0": (whole(),)}
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, WITHDRAW_S)
     late = holding(SHARED, "GPU-0::3")
-    serving = transition(serving, wanted, late, 7, SETTLE_S)
+    serving = transition(serving, wanted, late, 7, WITHDRAW_S)
     assert serving["GPU-0"].offer == (sliced(),)
     assert serving["GPU-0"].draining_since_s == 5
     assert ids_listed(serving, late) == ["GPU-0::3"]
@@ -119,16 +119,18 @@ def test_an_allocate_that_was_under_way_keeps_the_gpu_as_it_is():
 def test_the_settling_time_counts_from_the_end_of_the_last_hold():
     """Until then its id was listed, so that an Allocate for it may be under way."""
     wanted = {"GPU-0": (whole(),)}
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
-    serving = transition(serving, wanted, NOTHING, 100, SETTLE_S)
+    serving = transition(
+        {"GPU-0": GpuServing((sliced(),))}, wanted, holding(SHARED, "GPU-0::1"), 0, WITHDRAW_S
+    )
+    serving = transition(serving, wanted, NOTHING, 100, WITHDRAW_S)
     assert serving["GPU-0"].draining
-    assert transition(serving, wanted, NOTHING, 102, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    assert transition(serving, wanted, NOTHING, 102, WITHDRAW_S) == {"GPU-0": GpuServing((whole(),))}
 
 
 def test_a_gpu_stops_draining_when_its_offer_is_wanted_again():
     now_held = holding(SHARED, "GPU-0::1")
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, {"GPU-0": (whole(),)}, now_held, 0, SETTLE_S)
-    again = transition(serving, {"GPU-0": (sliced(),)}, now_held, 1, SETTLE_S)
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, {"GPU-0": (whole(),)}, now_held, 0, WITHDRAW_S)
+    again = transition(serving, {"GPU-0": (sliced(),)}, now_held, 1, WITHDRAW_S)
     assert again == {"GPU-0": GpuServing((sliced(),))}
 
 
@@ -143,10 +145,10 @@ def test_other_gpus_change_while_one_drains():
 
 def test_a_gpu_that_is_no_longer_wanted_drains_and_is_dropped():
     now_held = holding(SHARED, "GPU-0::1")
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, {}, now_held, 0, SETTLE_S)
+    serving = transition({"GPU-0": GpuServing((sliced(),))}, {}, now_held, 0, WITHDRAW_S)
     assert ids_listed(serving, now_held) == ["GPU-0::1"]
-    serving = transition(serving, {}, NOTHING, 10, SETTLE_S)
-    assert transition(serving, {}, NOTHING, 12, SETTLE_S) == {}
+    serving = transition(serving, {}, NOTHING, 10, WITHDRAW_S)
+    assert transition(serving, {}, NOTHING, 12, WITHDRAW_S) == {}
 
 
 def test_each_change_of_what_a_share_is_makes_the_gpu_wait():
@@ -178,7 +180,7 @@ def test_where_a_device_is_and_how_long_its_time_slices_are_changes_at_once():
     ]
     for change in changes:
         serving = transition(
-            {"GPU-0": GpuServing((base,))}, {"GPU-0": (change,)}, holding(SHARED, "GPU-0::0"), 0, SETTLE_S
+            {"GPU-0": GpuServing((base,))}, {"GPU-0": (change,)}, holding(SHARED, "GPU-0::0"), 0, WITHDRAW_S
         )
         assert serving == {"GPU-0": GpuServing((change,))}
 
@@ -191,7 +193,7 @@ def test_planned_mig_devices_are_not_served():
 def test_a_new_mig_device_is_offered_while_its_neighbours_are_held():
     before = {"GPU-0": GpuServing((mig(0),))}
     serving = transition(
-        before, {"GPU-0": (mig(0), mig(1))}, holding(mig(0).resource, "MIG-0-0"), 0, SETTLE_S
+        before, {"GPU-0": (mig(0), mig(1))}, holding(mig(0).resource, "MIG-0-0"), 0, WITHDRAW_S
     )
     assert serving == {"GPU-0": GpuServing((mig(0), mig(1)))}
 
@@ -199,13 +201,13 @@ def test_a_new_mig_device_is_offered_while_its_neighbours_are_held():
 def test_a_mig_device_that_is_gone_leaves_when_nobody_holds_it_and_its_neighbours_go_on():
     now_held = holding(mig(0).resource, "MIG-0-1")
     wanted = {"GPU-0": (mig(0),)}
-    serving = transition({"GPU-0": GpuServing((mig(0), mig(1)))}, wanted, now_held, 0, SETTLE_S)
+    serving = transition({"GPU-0": GpuServing((mig(0), mig(1)))}, wanted, now_held, 0, WITHDRAW_S)
     assert serving == {"GPU-0": GpuServing((mig(0),), leaving=(mig(1),))}
     assert ids_listed(serving, now_held) == ["MIG-0-0", "MIG-0-1"]
-    serving = transition(serving, wanted, NOTHING, 10, SETTLE_S)
+    serving = transition(serving, wanted, NOTHING, 10, WITHDRAW_S)
     assert ids_listed(serving, NOTHING) == ["MIG-0-0"]
-    assert next_due_s(serving, SETTLE_S) == 12
-    assert transition(serving, wanted, NOTHING, 12, SETTLE_S) == {"GPU-0": GpuServing((mig(0),))}
+    assert next_due_s(serving, WITHDRAW_S) == 12
+    assert transition(serving, wanted, NOTHING, 12, WITHDRAW_S) == {"GPU-0": GpuServing((mig(0),))}
 
 
 def test_a_gpu_that_leaves_mig_mode_waits_for_its_mig_devices():
@@ -234,13 +236,13 @@ def test_mig_devices_of_another_strategy_wait_for_the_older_ones():
 
 def test_each_mig_device_that_leaves_has_its_own_settling_time():
     serving = transition(
-        {"GPU-0": GpuServing((mig(0), mig(1), mig(2)))}, {"GPU-0": (mig(0), mig(2))}, NOTHING, 0, SETTLE_S
+        {"GPU-0": GpuServing((mig(0), mig(1), mig(2)))}, {"GPU-0": (mig(0), mig(2))}, NOTHING, 0, WITHDRAW_S
     )
     wanted = {"GPU-0": (mig(0),)}
-    serving = transition(serving, wanted, NOTHING, 1.5, SETTLE_S)
-    serving = transition(serving, wanted, NOTHING, 2, SETTLE_S)
+    serving = transition(serving, wanted, NOTHING, 1.5, WITHDRAW_S)
+    serving = transition(serving, wanted, NOTHING, 2, WITHDRAW_S)
     assert mig(2) in serving["GPU-0"].leaving
-    assert transition(serving, wanted, NOTHING, 3.5, SETTLE_S) == {"GPU-0": GpuServing((mig(0),))}
+    assert transition(serving, wanted, NOTHING, 3.5, WITHDRAW_S) == {"GPU-0": GpuServing((mig(0),))}
 
 
 def test_mig_devices_that_change_their_sharing_make_the_whole_gpu_wait():
@@ -258,7 +260,9 @@ def test_mig_devices_that_change_their_sharing_make_the_whole_gpu_wait():
 def test_a_held_share_that_fits_nothing_we_serve_makes_its_gpu_wait():
     """The state was lost, and the policy is another one."""
     now_held = holding(SHARED, "GPU-0::3")
-    serving = transition({}, {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}, now_held, 0, SETTLE_S)
+    serving = transition(
+        {}, {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}, now_held, 0, WITHDRAW_S
+    )
     assert serving["GPU-0"] == GpuServing((), draining=True, draining_since_s=0)
     assert serving["GPU-1"] == GpuServing((whole("GPU-1"),))
     assert foreign_holds(serving, now_held) == {"GPU-0": [(SHARED, "GPU-0::3")]}
@@ -268,15 +272,15 @@ def test_a_held_share_that_fits_nothing_we_serve_makes_its_gpu_wait():
 
 def test_a_gpu_with_a_foreign_hold_changes_when_the_hold_ends():
     wanted = {"GPU-0": (whole(),)}
-    serving = transition({}, wanted, holding(SHARED, "GPU-0::3"), 0, SETTLE_S)
-    serving = transition(serving, wanted, holding(SHARED, "GPU-0::3"), 4, SETTLE_S)
+    serving = transition({}, wanted, holding(SHARED, "GPU-0::3"), 0, WITHDRAW_S)
+    serving = transition(serving, wanted, holding(SHARED, "GPU-0::3"), 4, WITHDRAW_S)
     assert serving["GPU-0"] == GpuServing((), draining=True, draining_since_s=0)
-    serving = transition(serving, wanted, NOTHING, 5, SETTLE_S)
-    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    serving = transition(serving, wanted, NOTHING, 5, WITHDRAW_S)
+    assert transition(serving, wanted, NOTHING, 7, WITHDRAW_S) == {"GPU-0": GpuServing((whole(),))}
 
 
 def test_held_shares_that_fit_what_is_wanted_are_taken_for_it_after_the_state_was_lost():
-    serving = transition({}, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::3"), 0, SETTLE_S)
+    serving = transition({}, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::3"), 0, WITHDRAW_S)
     assert serving == {"GPU-0": GpuServing((sliced(),))}
 
 
@@ -284,9 +288,9 @@ def test_a_foreign_hold_that_appears_later_withdraws_the_free_shares():
     """PodResources answered for the first time after the GPU was served."""
     wanted = {"GPU-0": (whole(),)}
     now_held = holding(SHARED, "GPU-0::3")
-    serving = transition({"GPU-0": GpuServing((whole(),))}, wanted, now_held, 0, SETTLE_S)
+    serving = transition({"GPU-0": GpuServing((whole(),))}, wanted, now_held, 0, WITHDRAW_S)
     assert ids_listed(serving, now_held) == ["GPU-0::3"]
-    assert transition(serving, wanted, NOTHING, 1, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    assert transition(serving, wanted, NOTHING, 1, WITHDRAW_S) == {"GPU-0": GpuServing((whole(),))}
 
 
 def test_a_foreign_hold_of_a_mig_device_is_found_on_its_gpu():
@@ -307,7 +311,7 @@ def test_who_is_waited_for_is_said_with_names():
     before = {"GPU-0": GpuServing((sliced("GPU-0"),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
     wanted = {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}
     entry = LedgerEntry(SHARED, "GPU-0::1", Certainty.OBSERVED, (Holder("default", "web", "main"),), 0)
-    serving = transition(before, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
+    serving = transition(before, wanted, holding(SHARED, "GPU-0::1"), 0, WITHDRAW_S)
     assert awaited_entries(serving, [entry]) == {"GPU-0": (entry,), "GPU-1": ()}
     assert awaited_entries({"GPU-0": GpuServing((sliced(),))}, [entry]) == {}
 
@@ -369,7 +373,7 @@ class Changes(RuleBasedStateMachine):
         return HeldIds({resource: frozenset(some) for resource, some in ids.items()})
 
     def step(self) -> None:
-        self.serving = transition(self.serving, self.wanted, self.held_now(), self.now_s, SETTLE_S)
+        self.serving = transition(self.serving, self.wanted, self.held_now(), self.now_s, WITHDRAW_S)
         rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
         self.seen += [(self.now_s, row.resource, row.id) for row in rows]
 
@@ -392,7 +396,7 @@ class Changes(RuleBasedStateMachine):
     @rule(data=st.data())
     def kubelet_allocates(self, data: st.DataObject) -> None:
         """Something that was listed less than the settling time ago, and that nobody holds."""
-        recent = {(r, share) for at_s, r, share in self.seen if self.now_s - at_s < SETTLE_S}
+        recent = {(r, share) for at_s, r, share in self.seen if self.now_s - at_s < WITHDRAW_S}
         free = sorted(recent - self.held.keys())
         if not free:
             return
@@ -430,10 +434,10 @@ class Changes(RuleBasedStateMachine):
 
     @invariant()
     def it_settles_when_nobody_holds_anything(self) -> None:
-        serving = transition(self.serving, self.wanted, NOTHING, self.now_s, SETTLE_S)
-        due = next_due_s(serving, SETTLE_S)
-        serving = transition(serving, self.wanted, NOTHING, due or self.now_s, SETTLE_S)
-        serving = transition(serving, self.wanted, NOTHING, (due or self.now_s) + SETTLE_S, SETTLE_S)
+        serving = transition(self.serving, self.wanted, NOTHING, self.now_s, WITHDRAW_S)
+        due = next_due_s(serving, WITHDRAW_S)
+        serving = transition(serving, self.wanted, NOTHING, due or self.now_s, WITHDRAW_S)
+        serving = transition(serving, self.wanted, NOTHING, (due or self.now_s) + WITHDRAW_S, WITHDRAW_S)
         assert serving == {gpu: GpuServing(offer) for gpu, offer in self.wanted.items()}
 
     @invariant()

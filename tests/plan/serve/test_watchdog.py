@@ -68,10 +68,12 @@ def watched(
     offering: DeviceOffer = SHARED,
     mode: WatchAction | None = None,
     names: dict[str, Holder] = HOLDERS,
-    blind: str = "",
+    hidden: str = "",
 ) -> WatchResult:
     watch_of = {} if mode is None else {GPU: mode}
-    return check_usage(Processes(rows, blind=blind), names, grants_of(entries, {GPU: (offering,)}), watch_of)
+    return check_usage(
+        Processes(rows, hidden=hidden), names, grants_of(entries, {GPU: (offering,)}), watch_of
+    )
 
 
 def only(result: WatchResult) -> ContainerUsage:
@@ -191,8 +193,8 @@ def test_a_mig_device_is_judged_by_its_own_shares() -> None:
 
 
 def test_what_cannot_be_seen_is_reported_and_what_can_be_seen_is_judged_all_the_same() -> None:
-    result = watched(process(7, used=30 * GIB), blind="we do not see all")
-    assert result.blind == "we do not see all"
+    result = watched(process(7, used=30 * GIB), hidden="we do not see all")
+    assert result.hidden == "we do not see all"
     assert len(result.violations) == 1
 
 

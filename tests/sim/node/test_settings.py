@@ -128,7 +128,7 @@ async def test_a_blind_node_lists_nobody_and_says_why():
     processes = await hardware.processes()
     assert processes.rows == ()
     assert processes.memory[2].used_bytes == GIB
-    assert "cannot be seen" in processes.blind
+    assert "cannot be seen" in processes.hidden
     await hardware.inject(HideProcesses(on=False))
     assert len((await hardware.processes()).rows) == 1
 

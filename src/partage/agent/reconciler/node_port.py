@@ -93,8 +93,8 @@ class NodePort(Struct):
         try:
             (outcome,) = await executor.execute([transaction], header)
         except JournalFailed as error:
-            return TransactionOutcome(transaction, TransactionEnd.TORN, error=error)
-        if journal is not None and outcome.ending in (TransactionEnd.DONE, TransactionEnd.BACK):
+            return TransactionOutcome(transaction, TransactionEnd.PARTIAL, error=error)
+        if journal is not None and outcome.ending in (TransactionEnd.DONE, TransactionEnd.ROLLED_BACK):
             self.unfinished.gpus = None
         return outcome
 

@@ -68,7 +68,7 @@ class ReportCollector(Collector):
         report = self._status.report
         if report is None:
             return
-        yield from _watch(self._status.look())
+        yield from _watch(self._status.watch_observation())
         yield from _node(report)
         yield from _gpus(report)
         yield from _daemons(report)
@@ -116,9 +116,12 @@ class ReportCollector(Collector):
         )
         yield _counter(
             "gpu_changes",
-            "Changes of layouts and settings: done, taken back, torn (neither), not begun.",
+            "Changes of layouts and settings: done, rolled back, partial (neither old nor new), not started.",
             ("ending",),
-            [((ending,), counts.changes[ending]) for ending in ("done", "back", "torn", "not-begun")],
+            [
+                ((ending,), counts.changes[ending])
+                for ending in ("done", "rolled-back", "partial", "not-started")
+            ],
         )
         asked = counts.asked()
         yield _counter(
@@ -153,15 +156,15 @@ class ReportCollector(Collector):
         )
 
 
-def _watch(look: WatchObservation | None) -> Iterator[Metric]:
+def _watch(found: WatchObservation | None) -> Iterator[Metric]:
     """Containers that hold shares of watched GPUs. A container without any figure has no sample of memory."""
-    if look is None:
+    if found is None:
         return
-    yield _figure("watchdog_blind", "1 while containers cannot be watched.", bool(look.blind))
+    yield _figure("watchdog_processes_hidden", "1 while containers cannot be watched.", bool(found.hidden))
     labels = ("namespace", "pod", "container", "gpu")
     used: Counter[tuple[str, ...]] = Counter()
     over: dict[tuple[str, ...], float] = {}
-    for usage in look.watched.usages:
+    for usage in found.watched.usages:
         if usage.grant is not GrantKind.HELD or (holder := usage.holder) is None:
             continue
         who = (holder.namespace, holder.pod, holder.container, usage.gpu)

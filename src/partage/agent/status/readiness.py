@@ -76,9 +76,9 @@ def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Itera
 
 
 def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
-    look = status.look()
-    if look is not None and look.blind:
-        yield ReadinessReason("watch-blind", f"containers cannot be watched: {look.blind}")
+    found = status.watch_observation()
+    if found is not None and found.hidden:
+        yield ReadinessReason("processes-hidden", f"containers cannot be watched: {found.hidden}")
 
 
 def _degraded(report: Report) -> Iterator[ReadinessReason]:

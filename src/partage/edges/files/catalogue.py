@@ -118,9 +118,9 @@ class Catalogue(Frozen):
         for model in self.simulable():
             spelled |= {_plain(product): product for product in model.products if _plain(product) != model.id}
         wanted = _plain(name)
-        begun = [key for key in spelled if wanted and key.startswith(wanted)]
+        prefixed = [key for key in spelled if wanted and key.startswith(wanted)]
         alike = difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.4)
-        return tuple(spelled[key] for key in list(dict.fromkeys([*begun, *alike]))[:3])
+        return tuple(spelled[key] for key in list(dict.fromkeys([*prefixed, *alike]))[:3])
 
     def advice(self, name: str) -> str:
         """A hint in place of an unknown name."""

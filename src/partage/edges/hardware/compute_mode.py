@@ -16,7 +16,7 @@ from partage.model.step import GpuUse, SetComputeMode, UseKind, reverse
 
 if TYPE_CHECKING:  # the simulation uses this module without a driver
     from partage.edges.hardware.host import Host
-    from partage.edges.hardware.readings import Handle, Nvml
+    from partage.edges.hardware.nvml_queries import Handle, Nvml
 
 _CALL = "nvmlDeviceSetComputeMode"
 
@@ -73,7 +73,7 @@ def _refuse_if_blocked(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
 
 
 def _set(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handle) -> None:
-    from partage.edges.hardware.attempt import change_and_check
+    from partage.edges.hardware.checked_change import change_and_check
 
     change_and_check(
         nvml,

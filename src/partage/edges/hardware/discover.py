@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices
-from partage.edges.hardware.readings import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Handle, Nvml
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver

@@ -10,7 +10,7 @@ import ctypes
 from collections.abc import Mapping
 
 from partage.edges.hardware.mig_devices import profile_of
-from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml, placement_of
+from partage.edges.hardware.nvml_queries import NOT_HERE, GiProfile, Handle, Nvml, placement_of
 from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import NotPermitted
 from partage.model.gpu import EmptyInstance

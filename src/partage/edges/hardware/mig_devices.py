@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.edges.hardware.host import CapabilityMinors
-from partage.edges.hardware.readings import GiProfile, Handle, MigAttributes, Nvml
+from partage.edges.hardware.nvml_queries import GiProfile, Handle, MigAttributes, Nvml
 from partage.errors import HardwareError
 from partage.model.gpu import MigDevice
 from partage.model.profile import MigProfile, named_gigabytes

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from partage.edges.hardware.attempt import change_and_check
+from partage.edges.hardware.checked_change import change_and_check
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.instances import (
     ComputeInstance,
@@ -19,7 +19,7 @@ from partage.edges.hardware.instances import (
     profile_names,
 )
 from partage.edges.hardware.mig_mode import MigGpu, mig_gpu
-from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import (
     GpuInUse,
     HardwareError,

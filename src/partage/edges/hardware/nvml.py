@@ -15,11 +15,11 @@ from partage.edges.hardware.end_process import check_uses_gpu, end_process, refu
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.nvml_steps import perform_step
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
-from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.reset import check_nvidia_smi, prepare_reset, reset_gpus, verify_reset
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses

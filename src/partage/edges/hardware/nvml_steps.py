@@ -9,7 +9,7 @@ from partage.edges.hardware.compute_mode import set_compute_mode
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.mig_instances import MigInstances
 from partage.edges.hardware.mig_mode import set_mig_mode
-from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import Unsupported
 from partage.model.step import (
     CreateCompute,

@@ -2,7 +2,7 @@
 
 Values in and out are immutable and contain no handles. The list of methods is closed: nothing else can be
 asked of the privileged helper. Only ``perform`` changes something, and only by the steps of ``model.step``.
-Implementations: ``edges.hardware.nvml`` (in this process), ``edges.hardware.remote`` (through the helper
+Implementations: ``edges.hardware.nvml`` (in this process), ``edges.hardware.helper_client`` (through the helper
 process), ``sim.node.hardware`` (simulated). One contract test suite holds for all three.
 """
 
@@ -90,7 +90,7 @@ class Hardware(Protocol):
     async def processes(self) -> Processes:
         """The processes with contexts on GPUs, and the memory of each. Raises DriverUnavailable.
 
-        See ``Processes.blind``: an empty answer may mean that processes are not visible.
+        See ``Processes.hidden``: an empty answer may mean that processes are not visible.
         """
         ...
 

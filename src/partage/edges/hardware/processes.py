@@ -7,8 +7,8 @@ from pathlib import Path
 
 from partage.edges.hardware import procfs
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.procfs import ProcessInfo, own_pids, read_process
-from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.running_processes import (
     GpuPart,
     NvmlDevices,

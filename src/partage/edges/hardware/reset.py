@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run_nvidia_smi
+from partage.edges.hardware.nvml_queries import Handle, Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
-from partage.edges.hardware.readings import Handle, Nvml
 from partage.errors import (
     GpuInUse,
     GpuLost,

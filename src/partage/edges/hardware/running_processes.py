@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from partage.edges.hardware.readings import NO_INSTANCE, Handle, Nvml
+from partage.edges.hardware.nvml_queries import NO_INSTANCE, Handle, Nvml
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.process import ProcessKind
 from partage.values import Frozen

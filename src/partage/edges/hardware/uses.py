@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.procfs import name_of, own_pids, pids
-from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed_processes, read_devices
 from partage.model.step import GpuUse, UseKind
 

@@ -23,7 +23,7 @@ from partage.faces.cli.hardware import helper_argv
 from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
-    from partage.edges.hardware.remote import RemoteHardware
+    from partage.edges.hardware.helper_client import RemoteHardware
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -126,6 +126,6 @@ class AgentHelper:
 
     def hardware(self) -> RemoteHardware:
         """The helper as hardware port. Call it in a running event loop."""
-        from partage.edges.hardware.remote import RemoteHardware
+        from partage.edges.hardware.helper_client import RemoteHardware
 
         return RemoteHardware(self.path, self.argv, first=self.first)

@@ -19,8 +19,8 @@ from partage.faces.cli.drain import DrainCommand, drain_command
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.agent.reconciler.apply_once import ApplyResult, Resolve
     from partage.agent.reconciler.executor import StepStatus
-    from partage.agent.reconciler.one_shot import ApplyResult, Resolve
     from partage.edges.files.journal import Unfinished
     from partage.edges.hardware.port import Hardware
     from partage.edges.kubelet.pod_resources import PodResourcesClient
@@ -157,7 +157,7 @@ class ApplyGoal(Frozen):
 
 
 def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> ApplyGoal:
-    from partage.agent.reconciler.one_shot import desired_for_undo
+    from partage.agent.reconciler.apply_once import desired_for_undo
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
@@ -187,7 +187,7 @@ def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
 
 
 async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> ApplyResult:
-    from partage.agent.reconciler.one_shot import ApplyRun
+    from partage.agent.reconciler.apply_once import ApplyRun
     from partage.edges.files.catalogue import geometry_of
 
     hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
@@ -219,7 +219,7 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
 
 
 def _progress(inventory: Inventory) -> Callable[[Step, StepStatus, str], None]:
-    """``GPU 3: taking back: destroy the GPU instance 3g.40gb at 4:4``, a line for each step."""
+    """``GPU 3: rolling back: destroy the GPU instance 3g.40gb at 4:4``, a line for each step."""
     from partage.agent.reconciler.executor import StepStatus
     from partage.model.step import gpus_of
     from partage.text import gpus
@@ -243,7 +243,7 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
-    from partage.sim.node.files.written import machine_to_json
+    from partage.sim.node.files.machine_writer import machine_to_json
 
     text = json.dumps(machine_to_json(await hardware.observe()), indent=2) + "\n"
     common.write_file(path, text)

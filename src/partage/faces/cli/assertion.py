@@ -11,7 +11,7 @@ import click
 from partage.faces.cli import common
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.one_shot import PlanInput
+    from partage.agent.reconciler.apply_once import PlanInput
     from partage.model.gpu import Gpu
     from partage.plan.reconcile.node_plan import NodePlan
 

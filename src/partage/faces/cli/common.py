@@ -20,7 +20,7 @@ from partage.errors import Problem
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partage.agent.reconciler.one_shot import PlanInput
+    from partage.agent.reconciler.apply_once import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
     from partage.faces.reported import Reported
@@ -198,7 +198,7 @@ def open_hardware(
     if machine is not None and socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
     if socket is not None:
-        from partage.edges.hardware.remote import RemoteHardware
+        from partage.edges.hardware.helper_client import RemoteHardware
 
         return RemoteHardware(socket)
     if machine is not None:
@@ -238,7 +238,7 @@ def observe(machine: str | None, socket: Path | None = None) -> Inventory:
 
 def observe_with_uses(machine: str | None) -> tuple[Inventory, tuple[GpuUse, ...]]:
     """Observe the node and the uses of its GPUs once; no uses without a driver."""
-    from partage.agent.reconciler.one_shot import NodeAccess
+    from partage.agent.reconciler.apply_once import NodeAccess
 
     return ask(lambda hardware: NodeAccess(hardware).observe(), machine)
 
@@ -255,7 +255,7 @@ def plan_input(
 
     state_dir: has the settings that GPUs had before Partage changed them.
     """
-    from partage.agent.reconciler.one_shot import observe_input
+    from partage.agent.reconciler.apply_once import observe_input
     from partage.edges.files.catalogue import geometry_of
     from partage.edges.files.state import read_state
     from partage.plan.offer.desired import resolve

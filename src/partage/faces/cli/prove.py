@@ -16,7 +16,7 @@ from partage.faces.cli import common, lab
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.one_shot import NodeAccess
+    from partage.agent.reconciler.apply_once import NodeAccess
     from partage.edges.files.policy import LoadedPolicy
     from partage.faces.reported import Reported
     from partage.lab.prove.model import ProofReport
@@ -131,7 +131,7 @@ def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOpti
 async def _prove(options: ProveOptions) -> ProofReport:
     """Observe, choose GPUs, run the attacks. Raises Unsatisfiable where something else uses the GPUs."""
     from partage.lab.document import command_line, now
-    from partage.lab.prove.chosen import free_gpus, holders, require_visible_processes
+    from partage.lab.prove.free_gpus import free_gpus, holders, require_visible_processes
     from partage.lab.prove.model import DriverVersions, ProofReport
     from partage.lab.prove.runner import attacks_named, run_attacks
     from partage.lab.prove.share import shares_of
@@ -145,7 +145,7 @@ async def _prove(options: ProveOptions) -> ProofReport:
         agent = common.agent_report(options.machine, options.run_dir)
         simulated = options.machine is not None
         if not simulated and not options.alone:
-            require_visible_processes((await node.hardware.processes()).blind)
+            require_visible_processes((await node.hardware.processes()).hidden)
         held = {} if simulated else holders(inventory, uses, agent.pods_by_gpu if agent else {})
         gpus = free_gpus(inventory, options.gpu, held)
         offer, remark = await _offer(options, inventory, agent)
@@ -168,7 +168,7 @@ async def _prove(options: ProveOptions) -> ProofReport:
 @asynccontextmanager
 async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
     """The node, and the kubelet that knows its pods."""
-    from partage.agent.reconciler.one_shot import NodeAccess
+    from partage.agent.reconciler.apply_once import NodeAccess
     from partage.edges.kubelet.pod_resources import PodResourcesClient
     from partage.faces.cli.apply import pod_resources_socket
 
@@ -187,7 +187,7 @@ async def _offer(
     options: ProveOptions, inventory: Inventory, agent: Reported | None
 ) -> tuple[NodeOffer, str]:
     """What is promised, and a sentence that says by what."""
-    from partage.lab.prove.offered import IN_FOUR, offer_of_daemons, offer_of_policy
+    from partage.lab.prove.promised_offer import IN_FOUR, offer_of_daemons, offer_of_policy
 
     if options.loaded is not None:
         policy = options.loaded.policy
@@ -218,7 +218,7 @@ async def _engine(options: ProveOptions, node: NodeAccess) -> AsyncIterator[Proo
     python = await asyncio.to_thread(find_python, options.python, "cuda", options.engine, _OTHERWISE)
     yield RealEngine(
         launch=TenantLaunch(python, options.engine),
-        look=node.observe,
+        observe=node.observe,
         run_dir=options.runs,
         faults=options.faults,
         pipe=options.mps_pipe,

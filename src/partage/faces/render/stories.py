@@ -14,7 +14,7 @@ from partage.lab.share_names import NamedShare, shares_of
 from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import share_lines
-from partage.lab.stories.shortcomings import NodeSnapshot
+from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of
 
@@ -151,8 +151,8 @@ def verdict(ending: StoryEnding) -> Text:
     """How it went, in one line."""
     judged = [scene for scene in ending.scenes if scene.good is not None]
     failed = [scene for scene in judged if not scene.good]
-    for contradiction in ending.contradictions:
-        return Text(f"✗ the agent broke the kubelet's protocol: {contradiction}", style="bold red")
+    for protocol_error in ending.protocol_errors:
+        return Text(f"✗ the agent broke the kubelet's protocol: {protocol_error}", style="bold red")
     if failed:
         said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} did not come true"
         return Text(said, style="bold red")

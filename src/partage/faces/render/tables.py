@@ -83,7 +83,7 @@ def guarantees_used(offer: NodeOffer) -> Text:
     return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
 
 
-_INSTEAD = dict.fromkeys(("refused", "untouched", "back"), "as before") | {"torn": "uncertain"}
+_INSTEAD = dict.fromkeys(("refused", "untouched", "rolled-back"), "as before") | {"partial": "uncertain"}
 """What is said in place of a layout that did not come about."""
 
 
@@ -94,7 +94,7 @@ def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for row in rows:
         layout = _INSTEAD.get(row["outcome"], ", ".join(row.get("layout", ())) or "-")
         steps = row.get("reason") or "\n".join(step["detail"] for step in row.get("steps", ()))
-        bad = row["outcome"] in ("refused", "back", "torn")
+        bad = row["outcome"] in ("refused", "rolled-back", "partial")
         table.add_row(
             str(row["index"]),
             row["outcome"],

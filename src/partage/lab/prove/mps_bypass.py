@@ -29,10 +29,10 @@ async def _no_pipe(stage: ExperimentStage) -> AttackOutcome:
     # Exclusive-process mode lets the first process in, so a server has to have the GPU.
     await stage.tenant()
     try:
-        stranger = await stage.tenant(mode=TenantMode.ALONE)
+        bypassing = await stage.tenant(mode=TenantMode.ALONE)
     except NotConnected as refused:
         return kept(f"it got no context ({refused}); the GPU is in {mode}")
-    got = await allocate_in_pieces(stranger, share.bytes, most)
+    got = await allocate_in_pieces(bypassing, share.bytes, most)
     if was_limited(got, share.bytes):
         return kept(f"{allocated_words(got)}: something else than the daemon limits it")
     return limit_avoided(

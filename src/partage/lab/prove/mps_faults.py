@@ -14,7 +14,7 @@ from partage.model.share import Guarantee
 
 _SERVED_AGAIN_S, _AGAIN_S = 20.0, 0.05
 _PATIENCE_S = 2.0
-"""How long a newcomer may wait during the fault before it counts as waiting."""
+"""How long a new client may wait during the fault before it counts as waiting."""
 
 
 @attack(
@@ -27,21 +27,21 @@ _PATIENCE_S = 2.0
     on=is_mps,
 )  # fmt: skip
 async def _fault(stage: ExperimentStage) -> AttackOutcome:
-    culprit, neighbour = await stage.tenant(), await stage.tenant()
-    require_working(await culprit.attempt("launch"), await neighbour.attempt("launch"))
-    await make_fault(culprit)
+    faulting, neighbour = await stage.tenant(), await stage.tenant()
+    require_working(await faulting.attempt("launch"), await neighbour.attempt("launch"))
+    await make_fault(faulting)
     after = await neighbour.attempt("launch")
-    newcomer = await _newcomer(stage)
+    new_client = await _new_client(stage)
     await stage.end()
     hit = "the neighbour worked on" if after == OK else f"the neighbour failed, too ({after})"
-    seen = f"{hit}; a new client {newcomer} meanwhile"
+    seen = f"{hit}; a new client {new_client} meanwhile"
     again = await _served_again(stage)
     if again != OK:
         return broken(f"{seen}; after all had gone no new one was served for {_SERVED_AGAIN_S:g} s: {again}")
     return kept(f"{seen}; after all had gone a new one was served")
 
 
-async def _newcomer(stage: ExperimentStage) -> str:
+async def _new_client(stage: ExperimentStage) -> str:
     """What happens to a client that comes during the fault."""
     try:
         entered = await (await stage.begin()).connected(_PATIENCE_S)

@@ -16,7 +16,7 @@ from partage.lab.tenant import OK, OUT_OF_MEMORY
 from partage.model.share import Guarantee
 from partage.units import format_bytes
 
-NOBODY = 65534
+OTHER_UID = 65534
 _PATIENCE = 5
 """How many times as long as the first user's tenant the second's may take before it counts as waiting."""
 
@@ -50,7 +50,7 @@ async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
 @attack(
     "mps-two-users", "MPS", Guarantee.GUARDED, AttackNeed.ROOT,
     promised="Tenants of two users are both served: beside each other, or one after the other.",
-    tried=f"A tenant of user {NOBODY} comes while one of this user works.",
+    tried=f"A tenant of user {OTHER_UID} comes while one of this user works.",
     on=is_mps,
 )  # fmt: skip
 async def _two_users(stage: ExperimentStage) -> AttackOutcome:
@@ -58,16 +58,16 @@ async def _two_users(stage: ExperimentStage) -> AttackOutcome:
     began = clock.time()
     first = await stage.tenant()
     patience_s = 1.0 + _PATIENCE * (clock.time() - began)
-    second = await stage.begin(uid=NOBODY)
+    second = await stage.begin(uid=OTHER_UID)
     beside = await second.connected(patience_s)
     if beside:
         answers = [await first.attempt("launch"), await second.attempt("launch")]
-        seen = f"users {os.geteuid()} and {NOBODY} worked beside each other"
+        seen = f"users {os.geteuid()} and {OTHER_UID} worked beside each other"
     else:
         await stage.end(first)
         await second.connected()
         answers = [await second.attempt("launch")]
-        seen = f"user {NOBODY} waited until the client of user {os.geteuid()} had gone, then worked"
+        seen = f"user {OTHER_UID} waited until the client of user {os.geteuid()} had gone, then worked"
     return kept(seen) if set(answers) == {OK} else broken(f"a client failed: {', '.join(answers)}")
 
 

@@ -32,11 +32,11 @@ _VERSION_S = 20
 
 @dataclass(frozen=True, slots=True)
 class RealEngine(ProofEngine):
-    """look: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
+    """observe: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
 
     evidence = Evidence.HARDWARE
     launch: TenantLaunch
-    look: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
+    observe: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
     run_dir: Path
     pipe: Path | None = None
     driver_root: Path = Path("/")
@@ -53,7 +53,7 @@ class RealEngine(ProofEngine):
         return ProofEngine.lacks(self, need)
 
     async def holder(self, gpu: str) -> str:
-        inventory, uses = await self.look()
+        inventory, uses = await self.observe()
         if isinstance(inventory.driver, NoDriver):
             raise DriverUnavailable(inventory.driver.reason)
         return next((str(use) for use in uses if use.gpu == gpu and is_workload(use)), "")

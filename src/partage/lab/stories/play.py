@@ -32,8 +32,8 @@ from partage.lab.stories.model import (
     short_key,
 )
 from partage.lab.stories.sentences import expectation_sentence, pod_lines, refusal_sentence, waiting_sentences
-from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
 from partage.lab.stories.stage import StoryStage
+from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.model.gpu import Inventory
 from partage.sim.kubelet.pod import PodPhase, PodStatus
 from partage.values import Frozen
@@ -56,19 +56,19 @@ class StoryScene(Frozen):
 class StoryEnding(Frozen):
     """How the node stands when the story is over.
 
-    run_dir: the agent's, with which host paths begin. contradictions: breaches of the kubelet's protocol.
+    run_dir: the agent's, with which host paths begin. protocol_errors: breaches of the kubelet's protocol.
     """
 
     scenes: tuple[StoryScene, ...]
     inventory: Inventory
     snapshot: NodeSnapshot
     run_dir: str
-    contradictions: tuple[str, ...] = ()
+    protocol_errors: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
         """Every expectation came true, and the agent kept to the protocol."""
-        return not self.contradictions and all(scene.good is not False for scene in self.scenes)
+        return not self.protocol_errors and all(scene.good is not False for scene in self.scenes)
 
 
 async def play(
@@ -127,7 +127,7 @@ class StoryPlayer:
             inventory=await self.stage.hardware.observe(),
             snapshot=self.stage.snapshot(),
             run_dir=str(self.stage.settings.run_dir),
-            contradictions=self.stage.kubelet.contradictions,
+            protocol_errors=self.stage.kubelet.protocol_errors,
         )
 
     async def perform(self, step: StoryStep) -> None:
@@ -245,7 +245,7 @@ class StoryPlayer:
 
     async def _expect(self, step: Expect) -> None:
         def missing() -> list[str]:
-            return shortcomings(step, self.stage.snapshot())
+            return unmet_expectations(step, self.stage.snapshot())
 
         good = await self.stage.eventually(lambda: not missing(), step.within_s)
         self._report("expect", expectation_sentence(step), good, () if good else tuple(missing()))

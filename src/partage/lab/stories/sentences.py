@@ -57,7 +57,7 @@ def waiting_sentences(report: Report) -> list[str]:
 def expectation_sentence(expect: Expect) -> str:
     """What is expected, in one line."""
     parts = [f"{count} {name}" for name, count in expect.allocatable.items()]
-    parts += [f"{count} {name} with sick ones" for name, count in expect.capacity.items()]
+    parts += [f"{count} {name} with unhealthy ones" for name, count in expect.capacity.items()]
     parts += [f"{short_key(pattern)} {phase}" for pattern, phase in expect.pods.items()]
     if expect.env:
         variables = sum(len(one) for one in expect.env.values())

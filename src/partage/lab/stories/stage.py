@@ -12,13 +12,13 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unreachable
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
-from partage.lab.stories.shortcomings import NodeSnapshot
+from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
 from partage.sim.node.hardware import SimulatedHardware
 
 INTERVALS = Intervals(
-    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, settle_s=0.2,
+    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, withdraw_s=0.2,
     turn_gap_s=0.02,
 )  # fmt: skip
 """A story is played in seconds: the agent looks more often than on a real node, and does the same."""

@@ -26,8 +26,8 @@ from partage.model.policy import (
 )
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
+from partage.plan.offer.gpu_devices import GpuDevices, PlannedDevice, devices_of
 from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
-from partage.plan.offer.presented import GpuDevices, PlannedDevice, devices_of
 from partage.plan.offer.select import GeometryOf, glob_matches, select
 from partage.text import gpus
 from partage.values import Frozen

@@ -10,8 +10,8 @@ from partage.model.gpu import MigDevice
 from partage.model.mps import DaemonSpec
 from partage.model.policy import Interval, Mps, TimeSlicing
 from partage.plan.offer.assign import Target
+from partage.plan.offer.gpu_devices import device_memory
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions
-from partage.plan.offer.presented import device_memory
 from partage.values import Frozen
 
 

@@ -56,7 +56,7 @@ def kubelet_view(
     before: KubeletView,
     *,
     now_s: float,
-    settle_s: float,
+    withdraw_s: float,
 ) -> KubeletView:
     """The current view; ``before`` itself if nothing changes. held_version: of the ledger."""
     gpu_of = {device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices}
@@ -70,7 +70,7 @@ def kubelet_view(
         for name, resource_rows in listed_shares(serving, held, gpu_of).items()
         if _is_ours(resource_rows)
     }
-    return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, settle_s))
+    return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, withdraw_s))
 
 
 def _is_ours(rows: Sequence[ListedShare]) -> bool:
@@ -83,7 +83,7 @@ def _late(
     rows: Mapping[ResourceName, Sequence[DeviceRow]],
     before: KubeletView,
     now_s: float,
-    settle_s: float,
+    withdraw_s: float,
 ) -> dict[str, float]:
     """Ids that were withdrawn recently, and until when they are answered.
 
@@ -103,7 +103,7 @@ def _late(
             for share in offering.share_ids:
                 if share not in listed_now:
                     withdrawn_s = max(began_s, now_s) if share in listed_before else began_s
-                    late[share] = max(withdrawn_s + settle_s, before.late.get(share, 0.0))
+                    late[share] = max(withdrawn_s + withdraw_s, before.late.get(share, 0.0))
     return late
 
 

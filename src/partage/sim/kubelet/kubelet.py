@@ -1,6 +1,6 @@
 """A small kubelet: real gRPC over unix sockets, and a device manager that behaves as the real one.
 
-It knows the agent only by its sockets. ``contradictions`` has all that plugins do against the protocol. A
+It knows the agent only by its sockets. ``protocol_errors`` has all that plugins do against the protocol. A
 device that this kubelet itself gives twice raises AssertionError.
 """
 
@@ -67,7 +67,7 @@ class EmbeddedKubelet:
         self._bound: dict[str, Pod] = {}
         self._pods: dict[str, PodStatus] = {}
         self._unlisted: set[str] = set()
-        self._contradictions: list[str] = []
+        self._protocol_errors: list[str] = []
         self._servers: list[ClosingServer] = []
         self._changed = asyncio.Event()
 
@@ -116,9 +116,9 @@ class EmbeddedKubelet:
     # --- the status of the node ---------------------------------------------------------------
 
     @property
-    def contradictions(self) -> tuple[str, ...]:
+    def protocol_errors(self) -> tuple[str, ...]:
         """All that plugins did against the protocol, in the order in which it happened."""
-        return tuple(self._contradictions)
+        return tuple(self._protocol_errors)
 
     def capacity(self) -> dict[str, int]:
         """Resource name to devices, as the node's status has it."""
@@ -267,8 +267,8 @@ class EmbeddedKubelet:
     def _note_change(self) -> None:
         self._changed.set()
 
-    def _report(self, contradiction: str) -> None:
-        self._contradictions.append(contradiction)
+    def _report(self, protocol_error: str) -> None:
+        self._protocol_errors.append(protocol_error)
 
     # --- PodResources -------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
 from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
-from partage.sim.kubelet.contradictions import allocation_errors, list_errors, preference_errors
+from partage.sim.kubelet.protocol_errors import allocation_errors, list_errors, preference_errors
 
 PRE_START_TIMEOUT_S = 30.0
 """The kubelet's only deadline; it waits for Allocate and GetPreferredAllocation without limit."""
@@ -96,9 +96,9 @@ class PluginClient:
         with _with_errors_of_go():
             yield
 
-    def _report_all(self, contradictions: Iterator[str]) -> None:
-        for contradiction in contradictions:
-            self._report(f"{self.resource}: {contradiction}")
+    def _report_all(self, protocol_errors: Iterator[str]) -> None:
+        for protocol_error in protocol_errors:
+            self._report(f"{self.resource}: {protocol_error}")
 
 
 @contextmanager

@@ -13,9 +13,9 @@ from grpclib.server import Stream
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationBase
-from partage.sim.kubelet.contradictions import registration_refusal
 from partage.sim.kubelet.device_manager import DeviceManager
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
+from partage.sim.kubelet.protocol_errors import registration_refusal
 
 
 class PluginRegistry(RegistrationBase):

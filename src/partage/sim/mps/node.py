@@ -1,7 +1,7 @@
 """What the simulated control program knows of its node: a file beside the program.
 
-``install_programs`` puts the program into a directory of its own. Its environment is that of the real program, so no
-variable can carry this.
+``install_programs`` puts the program into a directory of its own. Its environment is that of the real
+program, so no variable can carry this.
 """
 
 from __future__ import annotations

@@ -112,8 +112,8 @@ class MpsState:
         for server in self.servers:
             if client in server.clients:
                 server.status = ServerStatus.FAULT
-                for victim in server.clients:
-                    victim.error = victim.error or LAUNCH_FAILED
+                for one in server.clients:
+                    one.error = one.error or LAUNCH_FAILED
 
     def terminate(self, server_pid: int, client_pid: int) -> bool:
         """Destroy the contexts of a client; whether there was such a client."""

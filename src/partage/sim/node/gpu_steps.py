@@ -13,7 +13,7 @@ from partage.model.profile import MigProfile
 from partage.model.step import Reset, SetMigMode, Verify
 from partage.plan.reconcile.resets import reset_sets
 from partage.sim.node.observation import inventory_of
-from partage.sim.node.refusals import answering_gpu, in_use_error
+from partage.sim.node.preconditions import answering_gpu, in_use_error
 from partage.sim.node.resets import mode_change_needs_reset, reset_gpu, without_settings
 from partage.sim.node.state import SimulatedNode, with_gpu
 

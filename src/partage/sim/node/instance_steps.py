@@ -21,7 +21,7 @@ from partage.model.step import (
     DestroyInstance,
 )
 from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
-from partage.sim.node.refusals import gpu_in_mig_mode, in_use_error
+from partage.sim.node.preconditions import gpu_in_mig_mode, in_use_error
 from partage.sim.node.state import SimulatedNode, with_gpu
 
 # --- GPU instances -------------------------------------------------------------------------------

@@ -150,7 +150,10 @@ class ApplyResult(Frozen):
         From the last plan only those that were rolled back, or whose time slice cannot be set.
         """
         rolled_back = {
-            gpu for one in self.outcomes if one.ending is TransactionEnd.BACK for gpu in one.transaction.gpus
+            gpu
+            for one in self.outcomes
+            if one.ending is TransactionEnd.ROLLED_BACK
+            for gpu in one.transaction.gpus
         }
         at_last = [gpu for gpu in blocked_gpus(self.last) if gpu in rolled_back] + gpus_with_fixed_slices(
             self.last
@@ -267,7 +270,7 @@ class ApplyRun(Struct):
             if outcome.error is None:
                 continue
             renew = {}
-            if outcome.failed is not None and outcome.ending is TransactionEnd.BACK:
+            if outcome.failed is not None and outcome.ending is TransactionEnd.ROLLED_BACK:
                 renew = to_renew(await self.hardware.observe(), outcome.failed, outcome.error)
             for gpu in outcome.transaction.gpus:
                 again = bool(renew) and gpu not in self._attempts
@@ -299,5 +302,7 @@ def _may_pass(applied: ApplyResult) -> bool:
     phases = {applied.last.gpus[gpu].phase for gpu in blocked_gpus(applied.last)}
     if Phase.BLOCKED in phases:
         return False
-    busy = [isinstance(one.error, GpuInUse) and one.ending is TransactionEnd.BACK for one in applied.failed]
+    busy = [
+        isinstance(one.error, GpuInUse) and one.ending is TransactionEnd.ROLLED_BACK for one in applied.failed
+    ]
     return Phase.WAITING in phases or (bool(busy) and all(busy))
