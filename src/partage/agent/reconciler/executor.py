@@ -2,7 +2,7 @@
 
 Transactions are independent: one that fails is rolled back by itself, and the others go on. After an error
 the GPU is observed again: what could not be rolled back step by step is planned back by difference, once. A
-GPU that is then in neither the new nor the old state is reported as ``partial``, and its journal is not ended.
+GPU that is then in neither the new nor the old state is reported as ``partial``; its journal is not ended.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Progress = Callable[[Step, StepStatus, str], None]
 class TransactionEnd(StrEnum):
     """How a transaction ended.
 
-    done: all steps. rolled-back: none. partial: neither the new nor the old state. not-started: nothing was done.
+    done: all steps. rolled-back: none. partial: some; neither the new nor the old state. not-started: none.
     """
 
     DONE = "done"

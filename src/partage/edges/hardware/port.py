@@ -2,8 +2,8 @@
 
 Values in and out are immutable and contain no handles. The list of methods is closed: nothing else can be
 asked of the privileged helper. Only ``perform`` changes something, and only by the steps of ``model.step``.
-Implementations: ``edges.hardware.nvml`` (in this process), ``edges.hardware.helper_client`` (through the helper
-process), ``sim.node.hardware`` (simulated). One contract test suite holds for all three.
+Implementations: ``edges.hardware.nvml`` (in this process), ``edges.hardware.helper_client`` (through the
+helper process), ``sim.node.hardware`` (simulated). One contract test suite holds for all three.
 """
 
 from __future__ import annotations
