@@ -34,7 +34,7 @@ from partage.faces.report import ReportFile
 from partage.model.allocation import ContainerHold
 from partage.model.gpu import NoDriver
 from partage.model.health import Xid
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId, share_id
 from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.known_node import UNSEEN, with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
@@ -108,8 +108,8 @@ def a_report(now_s: float) -> Report:
     desired = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
     uuids = [gpu.uuid for gpu in inventory]
     ledger = Ledger()
-    ledger.allocated(SHARED, [f"{uuids[0]}::0", f"{uuids[0]}::1"], now_s - 10)
-    ledger.observed([ContainerHold("default", "pod", "main", SHARED, (f"{uuids[0]}::0",))], now_s - 5)
+    ledger.allocated(SHARED, [ShareId(f"{uuids[0]}::0"), ShareId(f"{uuids[0]}::1")], now_s - 10)
+    ledger.observed([ContainerHold("default", "pod", "main", SHARED, (share_id(uuids[0], 0),))], now_s - 5)
     now = Snapshot(now_s, Observed(node, daemons=()), held=ledger.held(), entries=ledger.entries())
     seen = TurnInput(now, desired, xids=(Xid(uuids[3], 79),), held_version=ledger.version)
     done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))

@@ -9,6 +9,7 @@ from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
 from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.plan_rows import blocked_keys, mig_keys, step_row
 from partage.model.gpu import Gpu
+from partage.model.ids import GpuUuid
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import Phase
 from partage.text import gpus as name_gpus
@@ -63,7 +64,7 @@ def _row(gpu: Gpu, applied: ApplyResult) -> dict[str, Any]:
     return row
 
 
-def _mig_keys(uuid: str, applied: ApplyResult) -> dict[str, Any]:
+def _mig_keys(uuid: GpuUuid, applied: ApplyResult) -> dict[str, Any]:
     """Of the last plan in which its layout changed."""
     found = [plan.mig.of(uuid) for plan in applied.plans]
     changed = [one for one in found if isinstance(one, GpuMigPlan) and one.steps]
@@ -71,7 +72,7 @@ def _mig_keys(uuid: str, applied: ApplyResult) -> dict[str, Any]:
 
 
 def _outcome(
-    uuid: str, applied: ApplyResult, own: list[TransactionOutcome], failed: TransactionOutcome | None
+    uuid: GpuUuid, applied: ApplyResult, own: list[TransactionOutcome], failed: TransactionOutcome | None
 ) -> str:
     """What became of one GPU. untouched: another one's refusal keeps all as they are."""
     if uuid in applied.refused:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, Verify, blast_radius, gpus_of
 from partage.plan.reconcile.blocked import Blocked, Blocker
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
@@ -60,7 +61,7 @@ def gpu_rows(plan: NodePlan, inventory: Inventory) -> list[dict[str, Any]]:
     ]
 
 
-def gpu_keys(uuid: str, gpu: GpuPlan, plan: NodePlan, inventory: Inventory) -> dict[str, Any]:
+def gpu_keys(uuid: GpuUuid, gpu: GpuPlan, plan: NodePlan, inventory: Inventory) -> dict[str, Any]:
     """What is said of one GPU's plan."""
     return {
         "phase": str(gpu.phase),
@@ -118,5 +119,5 @@ def _holder_row(use: GpuUse, blocker: Blocker, inventory: Inventory) -> dict[str
     }
 
 
-def _indexes(uuids: Sequence[str], inventory: Inventory) -> list[int]:
+def _indexes(uuids: Sequence[GpuUuid], inventory: Inventory) -> list[int]:
     return sorted(gpu.index for gpu in inventory if gpu.uuid in uuids)

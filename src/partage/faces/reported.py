@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import field
 
 from partage.codec.values import CodecError, from_plain
+from partage.model.ids import GpuUuid, ShareId
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.reconcile.node_plan import Snapshot
@@ -21,7 +22,7 @@ class HeldShare(Frozen):
 
     gpu: int | None
     resource: str
-    id: str
+    id: ShareId
     certainty: str
     holders: tuple[str, ...]
 
@@ -41,9 +42,9 @@ class Reported(Frozen):
     offer: NodeOffer
     held: tuple[HeldShare, ...] = ()
     reasons: tuple[str, ...] = ()
-    troubles: Mapping[str, str] = field(default_factory=dict)
+    troubles: Mapping[GpuUuid, str] = field(default_factory=dict)
     waited_for: tuple[Mapping[str, Any], ...] = ()
-    pending: Mapping[str, str] = field(default_factory=dict)
+    pending: Mapping[GpuUuid, str] = field(default_factory=dict)
     planned_from: PlannedFrom | None = None
 
     @property
@@ -56,7 +57,7 @@ class Reported(Frozen):
         return found
 
     @property
-    def holders(self) -> dict[str, str]:
+    def holders(self) -> dict[ShareId, str]:
         """Share id to the pods that hold it."""
         return {share.id: " or ".join(_pod(name) for name in share.holders) or "?" for share in self.held}
 
@@ -91,7 +92,7 @@ def read_report(path: Path | None) -> Reported | Unreadable | None:
 
 def _reported(document: Mapping[str, Any]) -> Reported:
     gpus = document["gpus"]
-    offer = from_plain(dict[str, GpuOffer], document["offer"])
+    offer = from_plain(dict[GpuUuid, GpuOffer], document["offer"])
     return Reported(
         at=str(document["at"]),
         version=str(document["agent"]["version"]),
@@ -113,7 +114,7 @@ def _planned_from(plain: object) -> PlannedFrom | None:
         return None
 
 
-def _gpu_indexes(offer: NodeOffer) -> dict[str, int]:
+def _gpu_indexes(offer: NodeOffer) -> dict[ShareId, int]:
     return {
         share: offering.gpu_index
         for offerings in offer.values()
@@ -122,7 +123,7 @@ def _gpu_indexes(offer: NodeOffer) -> dict[str, int]:
     }
 
 
-def _held(row: Mapping[str, Any], indexes: Mapping[str, int]) -> HeldShare:
+def _held(row: Mapping[str, Any], indexes: Mapping[ShareId, int]) -> HeldShare:
     holders = tuple(f"{one['namespace']}/{one['pod']}/{one['container']}" for one in row["holders"])
     return HeldShare(indexes.get(row["id"]), row["resource"], row["id"], row["certainty"], holders)
 

@@ -8,6 +8,7 @@ from partage.faces.documents import node_rows, resource_rows
 from partage.faces.report import verify_of
 from partage.lab.stories.model import Story
 from partage.lab.stories.play import StoryEnding, StoryScene
+from partage.model.ids import GpuUuid, ShareId
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 
 
@@ -72,7 +73,7 @@ def _container(container: ContainerStatus) -> dict[str, Any]:
     }
 
 
-def holders_of(ending: StoryEnding) -> dict[str, str]:
+def holders_of(ending: StoryEnding) -> dict[ShareId, str]:
     """NamedShare id to the pod that holds it, as the kubelet reports it."""
     return {
         share: status.pod.key
@@ -84,7 +85,7 @@ def holders_of(ending: StoryEnding) -> dict[str, str]:
     }
 
 
-def troubles_of(ending: StoryEnding) -> dict[str, str]:
+def troubles_of(ending: StoryEnding) -> dict[GpuUuid, str]:
     """GPU UUID to what is wrong with it, as the agent reports it."""
     report = ending.snapshot.report
     return {

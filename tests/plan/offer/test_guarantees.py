@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched, promised, with_current_guarantees
@@ -46,13 +47,14 @@ def test_without_a_word_in_the_policy_it_is_watched() -> None:
 
 
 def test_only_guarded_shares_guarantee_less_without_a_watcher() -> None:
-    offer = {"GPU-a": (GUARDED, SLICED), "GPU-b": (WHOLE,), "GPU-c": (GUARDED,)}
+    a, b, c = (GpuUuid(f"GPU-{name}") for name in "abc")
+    offer = {a: (GUARDED, SLICED), b: (WHOLE,), c: (GUARDED,)}
     weaker = gpus_unwatched(offer, seen=())
-    assert weaker == {"GPU-a", "GPU-c"}
+    assert weaker == {a, c}
     assert with_current_guarantees(offer, weaker) == {
-        "GPU-a": (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
-        "GPU-b": (WHOLE,),
-        "GPU-c": (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
+        a: (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
+        b: (WHOLE,),
+        c: (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
     }
     assert with_current_guarantees(offer, gpus_unwatched(offer, seen=offer)) is offer
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory
+from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonSpec, DaemonState
 from partage.model.policy import (
@@ -110,11 +111,14 @@ def test_only_devices_whose_daemon_takes_no_clients_are_unusable() -> None:
     assert "not been started" in unusable_devices(WANT, ())[CARD.uuid]
 
 
+A = GpuUuid("a")
+
+
 @pytest.mark.parametrize(
     ("wanted", "now", "before", "steps"),
     [
-        (Interval.LONG, Interval.DEFAULT, None, (SetTimeSlice("a", Interval.LONG, Interval.DEFAULT),)),
-        (None, Interval.LONG, Interval.DEFAULT, (SetTimeSlice("a", Interval.DEFAULT, Interval.LONG),)),
+        (Interval.LONG, Interval.DEFAULT, None, (SetTimeSlice(A, Interval.LONG, Interval.DEFAULT),)),
+        (None, Interval.LONG, Interval.DEFAULT, (SetTimeSlice(A, Interval.DEFAULT, Interval.LONG),)),
         (None, Interval.MEDIUM, None, ()),
         (Interval.SHORT, Interval.SHORT, None, ()),
         (Interval.LONG, None, None, ()),
@@ -124,7 +128,7 @@ def test_slices_are_set_given_back_and_left_alone(
     wanted: Interval | None, now: Interval | None, before: Interval | None, steps: tuple[SetTimeSlice, ...]
 ) -> None:
     want, original = GpuSettings(interval=wanted), OriginalSettings(interval=before)
-    assert slice_steps("a", want, now, original) == steps
+    assert slice_steps(A, want, now, original) == steps
 
 
 MODES = st.sampled_from([DEFAULT, ALONE])
@@ -137,7 +141,7 @@ def test_however_often_it_is_set_the_first_state_comes_back(
 ) -> None:
     """Set, set otherwise, wanted no more: as it was before anybody set anything, and nothing remembered."""
     card, slices = replace(CARD, compute_mode=mode), {CARD.uuid: first}
-    known: dict[str, OriginalSettings] = {}
+    known: dict[GpuUuid, OriginalSettings] = {}
     desired_layouts = [
         GpuSettings((SPEC,), True, wanted),
         *([GpuSettings((SPEC,), True, Interval.SHORT)] if again else []),

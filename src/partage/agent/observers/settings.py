@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, field
 
 from partage.edges.hardware.port import Hardware
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.step import GpuUse
@@ -33,8 +34,8 @@ class SettingsObserver(Struct):
     slices_s: float = 60.0
     daemons: tuple[DaemonState, ...] | None = None
     uses: tuple[GpuUse, ...] = ()
-    slices: Mapping[str, Interval] = field(default_factory=dict)
-    fixed_slices: Mapping[str, str] = field(default_factory=dict)
+    slices: Mapping[GpuUuid, Interval] = field(default_factory=dict)
+    fixed_slices: Mapping[GpuUuid, str] = field(default_factory=dict)
     _slices_due_s: float = _AT_ONCE
 
     async def observe(self, *, users: bool, slices: bool) -> bool:
@@ -72,7 +73,7 @@ class SettingsObserver(Struct):
         self.slices_changed()
 
 
-def slices_matter(desired: DesiredState | None, original: Mapping[str, OriginalSettings]) -> bool:
+def slices_matter(desired: DesiredState | None, original: Mapping[GpuUuid, OriginalSettings]) -> bool:
     """Whether time slices are desired, or have to be restored. original: by GPU UUID."""
     wanted = desired.settings.values() if desired is not None else ()
     return any(one.interval is not None for one in (*wanted, *original.values()))

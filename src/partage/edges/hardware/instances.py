@@ -14,6 +14,7 @@ from partage.edges.hardware.nvml_queries import NOT_HERE, GiProfile, Handle, Nvm
 from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import NotPermitted
 from partage.model.gpu import EmptyInstance
+from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import named_gigabytes
 from partage.values import Frozen
@@ -50,7 +51,7 @@ class ComputeInstance(Frozen):
     ci_id: int
     profile: str
     slices: int
-    uuid: str
+    uuid: MigUuid
 
 
 def profile_names(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
@@ -151,15 +152,15 @@ def _listed(nvml: Nvml, call: str, kind: str, of: Handle, profile_id: int) -> li
     return [Handle(handle) for handle in handles[: count.value]]
 
 
-def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> str:
+def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> MigUuid:
     """The UUID of the MIG device. Some drivers return its handle where the header promises that of its
     GPU.
     """
     uuid = nvml.uuid(device)
     if uuid.startswith("MIG-"):
-        return uuid
+        return MigUuid(uuid)
     for mig in nvml.mig_handles(gpu).values():
         attributes = nvml.mig_attributes(mig)
         if (attributes.gi_id, attributes.ci_id) == (gi_id, ci_id):
             return attributes.uuid
-    return ""
+    return MigUuid("")

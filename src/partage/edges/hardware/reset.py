@@ -15,6 +15,7 @@ from partage.errors import (
     NotPermitted,
     Unsupported,
 )
+from partage.model.ids import GpuUuid
 from partage.model.step import Reset
 
 DEADLINE_S = 45.0
@@ -64,7 +65,7 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def reset_gpus(host: Host, gpus: Sequence[str], deadline_s: float = DEADLINE_S) -> str | None:
+async def reset_gpus(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = DEADLINE_S) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Raises Unsupported, HardwareTimeout.
@@ -73,7 +74,7 @@ async def reset_gpus(host: Host, gpus: Sequence[str], deadline_s: float = DEADLI
     return str(said) if said.code else None
 
 
-def reset_error(gpus: Sequence[str], output: str) -> HardwareError:
+def reset_error(gpus: Sequence[GpuUuid], output: str) -> HardwareError:
     """The error for the output of nvidia-smi."""
     message = f"the reset of {', '.join(gpus)} did not succeed: {output}"
     low = output.lower()

@@ -8,6 +8,7 @@ from partage.faces.render.slices import GpuSlices, slices_of
 from partage.faces.wording import guarantee_words, product_word, sharing_text
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
+from partage.model.ids import GpuUuid, ShareId
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
 from partage.plan.offer.select import GeometryOf
@@ -56,8 +57,8 @@ class GpuCard(Frozen):
 def cards_of(
     inventory: Inventory,
     offer: NodeOffer,
-    holders: Mapping[str, str],
-    troubles: Mapping[str, str],
+    holders: Mapping[ShareId, str],
+    troubles: Mapping[GpuUuid, str],
     geometry_of: GeometryOf,
 ) -> list[GpuCard]:
     """One card per GPU, lost ones included, ordered by index.
@@ -73,7 +74,7 @@ def cards_of(
 
 
 def _card(
-    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], trouble: str, geometry: Geometry | None
+    gpu: Gpu, offer: GpuOffer, holders: Mapping[ShareId, str], trouble: str, geometry: Geometry | None
 ) -> GpuCard:
     product = product_word(gpu.product)
     slices = slices_of(gpu, offer, geometry)
@@ -131,17 +132,17 @@ def _shares_text(offer: GpuOffer) -> str:
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
 
 
-def _whole_block(offer: GpuOffer, holders: Mapping[str, str]) -> DeviceBlock:
+def _whole_block(offer: GpuOffer, holders: Mapping[ShareId, str]) -> DeviceBlock:
     return DeviceBlock("", 1, tuple(cell for offering in offer for cell in _cells(offering, holders)))
 
 
-def _cells(offering: DeviceOffer, holders: Mapping[str, str]) -> list[ShareCell]:
+def _cells(offering: DeviceOffer, holders: Mapping[ShareId, str]) -> list[ShareCell]:
     weight = max(1, offering.memory_bytes >> 20)
     return [ShareCell(holders.get(share), weight) for share in offering.share_ids]
 
 
 def _blocks(
-    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], slices: GpuSlices | None
+    gpu: Gpu, offer: GpuOffer, holders: Mapping[ShareId, str], slices: GpuSlices | None
 ) -> tuple[DeviceBlock, ...]:
     if slices is not None:
         return _mig_blocks(slices, holders)
@@ -151,7 +152,7 @@ def _blocks(
     return (_whole_block(offer, holders),)
 
 
-def _mig_blocks(slices: GpuSlices, holders: Mapping[str, str]) -> tuple[DeviceBlock, ...]:
+def _mig_blocks(slices: GpuSlices, holders: Mapping[ShareId, str]) -> tuple[DeviceBlock, ...]:
     """The GPU's memory slices from left to right; devices of one GPU instance share its slices."""
     return tuple(
         _mig_block(instance.label, instance.offerings, width, holders)
@@ -162,7 +163,7 @@ def _mig_blocks(slices: GpuSlices, holders: Mapping[str, str]) -> tuple[DeviceBl
 
 
 def _mig_block(
-    label: str, offerings: Sequence[DeviceOffer], weight: int, holders: Mapping[str, str]
+    label: str, offerings: Sequence[DeviceOffer], weight: int, holders: Mapping[ShareId, str]
 ) -> DeviceBlock:
     cells = tuple(cell for offering in offerings for cell in _cells(offering, holders))
     return DeviceBlock(label, weight, cells, planned=any(offering.planned for offering in offerings))

@@ -9,6 +9,7 @@ from partage.faces.reported import HeldShare
 from partage.faces.wording import product_word, sharing_text
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link
+from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.text import listed, numbers
@@ -99,7 +100,7 @@ def holder_lines(held: Sequence[HeldShare], offer: NodeOffer) -> list[HolderLine
     ]
 
 
-def pending_lines(inventory: Inventory, pending: Mapping[str, str]) -> list[str]:
+def pending_lines(inventory: Inventory, pending: Mapping[GpuUuid, str]) -> list[str]:
     """What keeps GPUs from being as the policy wants them, a line for each."""
     found = ((gpu, pending[gpu.uuid]) for gpu in inventory if gpu.uuid in pending)
     return [text if text.startswith("GPU ") else f"GPU {gpu.index}: {text}" for gpu, text in found]
@@ -134,7 +135,7 @@ def waiting_lines(waited_for: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def gpu_lines(inventory: Inventory, troubles: Mapping[str, str]) -> list[GpuLine]:
+def gpu_lines(inventory: Inventory, troubles: Mapping[GpuUuid, str]) -> list[GpuLine]:
     """All GPUs, lost ones included, ordered by index. troubles: GPU UUID to what is wrong with it."""
     lines = {gpu.index: _gpu_line(gpu, troubles.get(gpu.uuid, "")) for gpu in inventory}
     for gpu in inventory.lost:

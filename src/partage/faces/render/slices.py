@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu
+from partage.model.ids import DeviceUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, GpuOffer
@@ -106,7 +107,7 @@ def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> GpuSlices
     """
     if not (any(offering.profile for offering in offer) or (gpu.mig_enabled and not offer)):
         return None
-    live = {device.uuid: device.placement for device in gpu.mig_devices}
+    live: dict[DeviceUuid, Placement] = {device.uuid: device.placement for device in gpu.mig_devices}
     at: dict[Placement, list[DeviceOffer]] = {}
     for offering in offer:
         placement = live.get(offering.device) or _planned_placement(offering, geometry)

@@ -15,6 +15,7 @@ from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import share_lines
 from partage.lab.stories.unmet_expectations import NodeSnapshot
+from partage.model.ids import ShareId
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of
 
@@ -121,7 +122,7 @@ def container_lines(ending: StoryEnding) -> Iterator[Text]:
 
 
 def _in_full(
-    status: PodStatus, container: ContainerStatus, shares: dict[str, NamedShare], run_dir: str
+    status: PodStatus, container: ContainerStatus, shares: dict[ShareId, NamedShare], run_dir: str
 ) -> Iterator[Text]:
     where = "; ".join(share_lines(container, shares))
     yield Text.assemble((short_key(status.pod.key), "bold cyan"), f", container {container.name}: {where}")
@@ -137,7 +138,7 @@ def _in_full(
 
 
 def _by_share(
-    alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[str, NamedShare]
+    alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[ShareId, NamedShare]
 ) -> Iterator[Text]:
     for status, container in alike:
         key = short_key(status.pod.key)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import ComputeMode, Gpu, MigDevice, MigMode
+from partage.model.ids import DeviceUuid, MigUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.profile import MigProfile
@@ -62,12 +63,14 @@ def steps_after(
     left = [one for one in daemons if one.device not in stopped]
     steps = settings_steps(made, want, left, original)
     there = {device.uuid for device in gpu.mig_devices}
-    new = {device.uuid: device for device in made.mig_devices if device.uuid not in there}
+    new: dict[DeviceUuid, MigDevice] = {
+        device.uuid: device for device in made.mig_devices if device.uuid not in there
+    }
     slices = slice_steps(gpu.uuid, want, _interval_after(made, first, interval), original)
     return (*(_planned(step, new) for step in (*steps.end, *steps.make)), *slices)
 
 
-def _planned(step: Step, new: Mapping[str, MigDevice]) -> PlannedStep:
+def _planned(step: Step, new: Mapping[DeviceUuid, MigDevice]) -> PlannedStep:
     """A MIG device that is not made yet has no UUID, so its place is named."""
     if not isinstance(step, StartDaemon) or step.spec.device not in new:
         return step
@@ -112,7 +115,7 @@ def _device(gpu: Gpu, step: CreateCompute, geometry: Geometry | None) -> MigDevi
     assert geometry is not None
     assert spec is not None, "steps that make a MIG device were planned with its profile"
     return MigDevice(
-        uuid=f"MIG-{gpu.uuid}-{index}",
+        uuid=MigUuid(f"MIG-{gpu.uuid}-{index}"),
         index=index,
         gi_id=siblings[0].gi_id if siblings else -1 - step.placement.start,
         ci_id=len(siblings),

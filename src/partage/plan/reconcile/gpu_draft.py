@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from partage.model.gpu import Gpu
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.share import GpuOffer
 from partage.model.step import (
@@ -61,16 +62,16 @@ class SettingsDrafter:
     def __init__(
         self,
         observed: Observed,
-        served: Mapping[str, GpuServing],
-        original: Mapping[str, OriginalSettings],
+        served: Mapping[GpuUuid, GpuServing],
+        original: Mapping[GpuUuid, OriginalSettings],
         uses: Iterable[GpuUse],
     ) -> None:
         self._observed = observed
         self._served = served
         self._original = original
         self._pods = [use for use in uses if use.kind is UseKind.POD]
-        self.unusable: dict[str, str] = {}
-        self.daemons: dict[str, list[DaemonState]] = defaultdict(list)
+        self.unusable: dict[DeviceUuid, str] = {}
+        self.daemons: dict[GpuUuid, list[DaemonState]] = defaultdict(list)
         for one in observed.daemons or ():
             self.daemons[one.gpu].append(one)
 

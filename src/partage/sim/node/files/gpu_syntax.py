@@ -18,7 +18,7 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.policy import Interval
-from partage.sim.node.files.identifiers import read_index, read_pci_bus_id, read_uuid
+from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.files.mig_syntax import read_instances
 from partage.sim.node.machine import new_gpu
 from partage.sim.node.topology import numa_node
@@ -107,7 +107,7 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
     return replace(
         gpu,
         index=index,
-        uuid=row.value("uuid", read_uuid, gpu.uuid),
+        uuid=row.value("uuid", gpu_uuid, gpu.uuid),
         minor=row.value("minor", read_index, index),
         architecture=row.value("architecture", _architecture, gpu.architecture),
         compute_capability=row.value("compute_capability", _capability, gpu.compute_capability),
