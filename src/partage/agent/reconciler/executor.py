@@ -46,7 +46,7 @@ Progress = Callable[[Step, StepStatus, str], None]
 class TransactionEnd(StrEnum):
     """How a transaction ended.
 
-    done: all steps. rolled-back: none. partial: some; neither the new nor the old state. not-started: none.
+    done: all steps. rolled-back: those done were undone. partial: some could not be undone.
     """
 
     DONE = "done"

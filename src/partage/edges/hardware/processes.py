@@ -35,7 +35,7 @@ def processes(nvml: Nvml, host: Host) -> Processes:
     seen = {pid: read_process(host.proc, pid) for pid in {one.pid for one in running}}
     rows = tuple(_row(one, devices, seen[one.pid]) for one in running)
     memory = tuple(_memory(nvml, devices))
-    return Processes(rows, memory, _blind(host.proc, seen, rows, memory))
+    return Processes(rows, memory, _why_hidden(host.proc, seen, rows, memory))
 
 
 def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
@@ -84,7 +84,7 @@ def _memory(nvml: Nvml, devices: NvmlDevices) -> Iterator[GpuMemory]:
 # --- whether we see all of them ------------------------------------------------------------------
 
 
-def _blind(
+def _why_hidden(
     proc: Path,
     seen: Mapping[int, ProcessInfo | None],
     rows: Iterable[GpuProcess],

@@ -27,7 +27,7 @@ def print_packing(
 ) -> int:
     """Print the packing. machines: as written; none: this node. Raises what makes it impossible."""
     from partage.errors import Unsatisfiable
-    from partage.faces.packing_document import packing_rows, unavailable_warnings
+    from partage.faces.documents.packing import packing_document, unavailable_warnings
     from partage.plan.packing.demand import Demand
     from partage.plan.packing.pack import pack
 
@@ -41,7 +41,7 @@ def print_packing(
     if output == "table":
         _print(packing, unavailable)
     else:
-        common.print_document(common.document("Packing", packing_rows(packing, unavailable)), output)
+        common.print_document(packing_document(packing, unavailable), output)
     return 0
 
 
@@ -128,7 +128,7 @@ def _inventory(name: str) -> Inventory:
 
 
 def _print(packing: Packing, unavailable: Sequence[Unavailable]) -> None:
-    from partage.faces.packing_document import (
+    from partage.faces.documents.packing import (
         disturbed_sentence,
         gpus_sentence,
         mode_sentence,

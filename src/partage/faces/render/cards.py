@@ -1,4 +1,4 @@
-"""The picture of a node as values: cards, blocks and cells, before anything is drawn."""
+"""What the picture of a node shows, as values: cards of GPUs, blocks of devices, cells of shares."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from partage.values import Frozen
 
 
 class ShareCell(Frozen):
-    """One share. holder: who holds it, None where it is free. weight: its part of the block."""
+    """One share. holder: the pod that holds it; None: it is free. weight: its width, relative to others."""
 
     holder: str | None
     weight: int
@@ -27,8 +27,8 @@ class ShareCell(Frozen):
 class DeviceBlock(Frozen):
     """One device of a GPU, or a gap between MIG devices (no cells, no label).
 
-    label: the MIG profile, empty for a whole GPU. weight: memory slices, 1 for a whole GPU.
-    cells: its shares; none where nothing of the device is offered.
+    label: the MIG profile; empty for a whole GPU. weight: memory slices; 1 for a whole GPU.
+    cells: its shares; () if nothing of the device is offered.
     """
 
     label: str
@@ -38,9 +38,9 @@ class DeviceBlock(Frozen):
 
 
 class GpuCard(Frozen):
-    """One GPU, ready to be drawn.
+    """One GPU.
 
-    trouble: what is wrong with it, empty where nothing is. slices: of a GPU under MIG, None of any other.
+    trouble: what is wrong with it; may be empty. slices: of a GPU under MIG; None for other GPUs.
     """
 
     index: int
@@ -61,9 +61,9 @@ def cards_of(
     troubles: Mapping[GpuUuid, str],
     geometry_of: GeometryOf,
 ) -> list[GpuCard]:
-    """One card per GPU, lost ones included, ordered by index.
+    """One card per GPU, lost GPUs too, ordered by index.
 
-    holders: share id to who holds it. troubles: GPU UUID to what is wrong with it.
+    holders: share id to the pod that holds it. troubles: GPU UUID to what is wrong with it.
     """
     cards = [
         _card(gpu, offer.get(gpu.uuid, ()), holders, troubles.get(gpu.uuid, ""), geometry_of(gpu))
@@ -147,13 +147,13 @@ def _blocks(
     if slices is not None:
         return _mig_blocks(slices, holders)
     if any(offering.profile for offering in offer):
-        # Nothing says where they sit, so their memory says how wide they are.
+        # Their placement is not known, so their memory gives their width.
         return tuple(_mig_block(o.profile or "", [o], _width(o, gpu), holders) for o in offer)
     return (_whole_block(offer, holders),)
 
 
 def _mig_blocks(slices: GpuSlices, holders: Mapping[ShareId, str]) -> tuple[DeviceBlock, ...]:
-    """The GPU's memory slices from left to right; devices of one GPU instance share its slices."""
+    """The GPU's memory slices from left to right. Devices of one GPU instance share its slices."""
     return tuple(
         _mig_block(instance.label, instance.offerings, width, holders)
         if instance

@@ -1,4 +1,4 @@
-"""A story on the terminal: scenes, the node as ``kubectl describe node`` shows it, what containers got."""
+"""A story in the terminal: scenes, the node as ``kubectl describe node`` shows it, what containers got."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ENV_WIDTH = 26
 
 
 def title_lines(story: Story) -> list[Text]:
-    """What is played, on which machine, under which policy."""
+    """The story's title, its machine and its policy."""
     products = Counter(product_word(gpu.product) for gpu in story.machine.inventory)
     machine = " + ".join(f"{count} x {product}" for product, count in products.items())
     policy = Path(story.policy.name).name if story.policy else "none, every GPU exclusive"
@@ -44,7 +44,7 @@ def title_lines(story: Story) -> list[Text]:
 
 
 def scene_lines(scene: StoryScene, width: int) -> list[Text]:
-    """One scene: a line or two, and the details that have no room there."""
+    """One scene: its lines, and below them details that do not fit."""
     if scene.verb == "say":
         return [Text(), *(Text(line, style="italic") for line in textwrap.wrap(scene.text, width))]
     style = "yellow" if scene.verb == "fault" else _STYLES.get(scene.verb, "")
@@ -103,7 +103,7 @@ def _amounts(amounts: Mapping[str, int]) -> list[str]:
 
 
 def container_lines(ending: StoryEnding) -> Iterator[Text]:
-    """What each container got: in full for the first of its kind, by share for the others."""
+    """What the containers got. Of those that hold the same resources, only the first is listed in full."""
     report = ending.snapshot.report
     shares = shares_of(report.offer) if report else {}
     kinds: dict[tuple[str, ...], list[tuple[PodStatus, ContainerStatus]]] = {}
@@ -149,12 +149,12 @@ def _by_share(
 
 
 def verdict(ending: StoryEnding) -> Text:
-    """How it went, in one line."""
+    """The result in one line."""
     judged = [scene for scene in ending.scenes if scene.good is not None]
     failed = [scene for scene in judged if not scene.good]
     for protocol_error in ending.protocol_errors:
         return Text(f"✗ the agent broke the kubelet's protocol: {protocol_error}", style="bold red")
     if failed:
-        said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} did not come true"
+        said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} not met"
         return Text(said, style="bold red")
-    return Text(f"✓ {count_of(len(judged), 'expectation')}, all true", style="bold green")
+    return Text(f"✓ {count_of(len(judged), 'expectation')}, all met", style="bold green")
