@@ -47,6 +47,7 @@ class TransactionEnd(StrEnum):
     """How a transaction ended.
 
     done: all steps. rolled-back: those done were undone. partial: some could not be undone.
+    not-started: none was done.
     """
 
     DONE = "done"

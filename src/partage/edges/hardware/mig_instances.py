@@ -42,6 +42,7 @@ from partage.model.step import (
 )
 
 T = TypeVar("T")
+InstanceStep = CreateInstance | CreateCompute | DestroyCompute | DestroyInstance | Verify
 
 
 class MigInstances:
@@ -50,6 +51,21 @@ class MigInstances:
     def __init__(self, nvml: Nvml, host: Host) -> None:
         self._nvml = nvml
         self._host = host
+
+    def perform(self, step: InstanceStep) -> Created | None:
+        """Perform a step."""
+        match step:
+            case CreateInstance():
+                return self.create_gpu_instance(step)
+            case CreateCompute():
+                return self.create_compute_instance(step)
+            case DestroyCompute():
+                self.destroy_compute_instance(step)
+            case DestroyInstance():
+                self.destroy_gpu_instance(step)
+            case Verify():
+                self.verify(step)
+        return None
 
     # --- create ----------------------------------------------------------------------------------
 

@@ -9,14 +9,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from partage.edges.hardware.compute_mode import set_compute_mode
 from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.end_process import check_uses_gpu, end_process, refuse_own_process
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.mig_instances import InstanceStep, MigInstances
+from partage.edges.hardware.mig_mode import set_mig_mode
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.nvml_steps import perform_step
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
@@ -35,6 +37,8 @@ from partage.model.step import (
     EndProcess,
     GpuUse,
     Reset,
+    SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -132,7 +136,9 @@ class NvmlHardware:
                 return await self._perform_alone(step)
         return None
 
-    async def _perform_alone(self, step: Step) -> Created | None:
+    async def _perform_alone(
+        self, step: InstanceStep | SetMigMode | SetComputeMode | Reset | SetTimeSlice
+    ) -> Created | None:
         """Perform a step while no other call is made."""
         async with self._one_step:
             self._idle.clear()
@@ -144,10 +150,7 @@ class NvmlHardware:
                         await self._in_session(lambda: self._nvml.gpu_handle(step.gpu), self._deadline_s)
                         await set_time_slice(self._host, step)
                     case _:
-                        return await self._in_session(
-                            lambda: perform_step(self._nvml, self._host, self._reopen, step),
-                            self._act_deadline_s,
-                        )
+                        return await self._in_session(lambda: self._change(step), self._act_deadline_s)
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
@@ -233,6 +236,16 @@ class NvmlHardware:
         inventory = self._discovery.inventory()
         self._some_lost = bool(inventory.lost)
         return inventory
+
+    def _change(self, step: InstanceStep | SetMigMode | SetComputeMode) -> Created | None:
+        match step:
+            case SetMigMode():
+                set_mig_mode(self._nvml, self._host, self._reopen, step)
+            case SetComputeMode():
+                set_compute_mode(self._nvml, self._host, step, self._nvml.gpu_handle(step.gpu))
+            case _:
+                return MigInstances(self._nvml, self._host).perform(step)
+        return None
 
     def _prepare(self, step: Reset) -> bool:
         pending = self._with_session(lambda: prepare_reset(self._nvml, self._persistence, step))
