@@ -53,7 +53,7 @@ class _Case(Struct):
 
 
 class Watchdog(Struct):
-    """What was seen last, and the task that looks. Where nothing has to be watched, it rests.
+    """What was seen last, and the task that asks. Where nothing has to be watched, it rests.
 
     holders_known: whether it is known now who holds what. directory: of the containers' logs.
     observation: the last one. first_check_done: so that the first turn can wait for it.

@@ -39,7 +39,7 @@ from partage.plan.serve.ledger import LedgerEntry
 
 def report_document(report: Report, status: AgentStatus, readiness: Readiness) -> ReportDocument:
     """Everything that the agent knows, as one document."""
-    time_of, policy, look = _time_of(report), report.policy, status.watch_observation()
+    time_of, policy, observation = _time_of(report), report.policy, status.watch_observation()
     return ReportDocument(
         at=time_of(report.made.clock_s),
         agent=AgentProcess(__version__, os.getpid(), report.made.number),
@@ -51,7 +51,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         gpus=tuple(_gpu_row(gpu, time_of) for gpu in report.gpus),
         resources=_resource_rows(report, status),
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
-        watch=None if look is None else watch_row(look, time_of),
+        watch=None if observation is None else watch_row(observation, time_of),
         offer=report.offer,
         planned_from=Raw(encode(_planned_from(report))),
     )
@@ -181,12 +181,12 @@ class ReportFile:
         return ""
 
 
-def _watched(look: WatchObservation | None) -> object:
+def _watched(observation: WatchObservation | None) -> object:
     """What makes a check news for the file: figures change with every check, and are left to the metrics."""
-    if look is None:
+    if observation is None:
         return None
-    violations = look.watched.violations
-    return look.hidden, [(one.concern, one.usage.device, one.usage.container) for one in violations]
+    violations = observation.watched.violations
+    return observation.hidden, [(one.concern, one.usage.device, one.usage.container) for one in violations]
 
 
 def _replace(path: Path, document: ReportDocument) -> None:

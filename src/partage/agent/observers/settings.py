@@ -59,7 +59,7 @@ class SettingsObserver(Struct):
         return Observed(node, self.daemons, self.slices, self.fixed_slices, self.uses)
 
     def slices_changed(self) -> None:
-        """Ask for time slices again at the next look."""
+        """Ask for time slices again at the next observation."""
         self._slices_due_s = _AT_ONCE
 
     @property

@@ -49,7 +49,7 @@ from partage.model.step import (
 
 T = TypeVar("T")
 
-_LOOK_S = 2.0
+_CHECK_S = 2.0
 """A caller that waits for events checks session and watch this often."""
 
 _REST_S = 5.0
@@ -122,8 +122,8 @@ class NvmlHardware:
             if missing is not None:
                 raise DriverUnavailable(missing.reason, missing.hint)
             remaining_s = max(0.0, ends_at - loop.time())
-            events = await self._mailbox.take(min(remaining_s, _LOOK_S))
-            if events.xids or events.changed or remaining_s <= _LOOK_S:
+            events = await self._mailbox.take(min(remaining_s, _CHECK_S))
+            if events.xids or events.changed or remaining_s <= _CHECK_S:
                 return events
 
     async def perform(self, step: Step) -> Created | None:

@@ -13,7 +13,7 @@ from partage.lab.tenant import OK, NotConnected, TenantFailed
 from partage.model.share import Guarantee
 
 _SERVED_AGAIN_S, _AGAIN_S = 20.0, 0.05
-_PATIENCE_S = 2.0
+_WAIT_LIMIT_S = 2.0
 """How long a new client may wait during the fault before it counts as waiting."""
 
 
@@ -44,7 +44,7 @@ async def _fault(stage: ExperimentStage) -> AttackOutcome:
 async def _new_client(stage: ExperimentStage) -> str:
     """What happens to a client that comes during the fault."""
     try:
-        entered = await (await stage.begin()).connected(_PATIENCE_S)
+        entered = await (await stage.begin()).connected(_WAIT_LIMIT_S)
     except NotConnected as refused:
         return f"was refused ({refused})"
     return "was served" if entered else "had to wait"

@@ -23,7 +23,7 @@ INTERVALS = Intervals(
 )  # fmt: skip
 """A story is played in seconds: the agent looks more often than on a real node, and does the same."""
 
-PATIENCE_S = 10.0
+WAIT_LIMIT_S = 10.0
 _GLANCE_S = 0.02
 """How often the stage checks the condition it waits for, and whether a waiting pod finds room."""
 
@@ -126,7 +126,7 @@ class StoryStage:
 
     # --- what can be waited for ---
 
-    async def eventually(self, condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+    async def eventually(self, condition: Callable[[], bool], within_s: float = WAIT_LIMIT_S) -> bool:
         """Whether the condition comes true in time. An agent that ends meanwhile raises its error here."""
         until_s = time.monotonic() + within_s
         while not condition():

@@ -100,7 +100,7 @@ def survey(
         Unavailable(machine, lost.index, lost.uuid, f"is lost: {lost.reason}") for lost in inventory.lost
     ]
     for gpu in inventory:
-        found = _look(gpu, geometry_of(gpu), held)
+        found = _examine(gpu, geometry_of(gpu), held)
         if isinstance(found, str):
             others.append(Unavailable(machine, gpu.index, gpu.uuid, found))
         elif found is None:
@@ -110,7 +110,7 @@ def survey(
     return tuple(candidates), tuple(sorted(others, key=lambda other: other.index))
 
 
-def _look(
+def _examine(
     gpu: Gpu, geometry: Geometry | None, held: frozenset[DeviceUuid]
 ) -> tuple[Geometry, tuple[CandidateInstance, ...]] | str | None:
     """The instances of the GPU, or why it is no candidate; None: its geometry is not known."""
