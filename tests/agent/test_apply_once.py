@@ -23,7 +23,7 @@ from partage.sim.node.hardware import SimulatedHardware
 
 MODELS = sorted(
     model.id
-    for model in load_catalogue().simulable()
+    for model in load_catalogue().simulated_models()
     if model.geometry and any(spec.starts for spec in model.geometry.profiles)
 )
 

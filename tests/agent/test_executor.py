@@ -19,7 +19,7 @@ from tests.plan.reconcile.mig_card import Card
 
 MODELS = sorted(
     model.id
-    for model in load_catalogue().simulable()
+    for model in load_catalogue().simulated_models()
     if model.geometry and any(spec.starts for spec in model.geometry.profiles)
 )
 

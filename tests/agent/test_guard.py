@@ -75,7 +75,7 @@ def test_nothing_half_written_stays_behind(tmp_path: Path) -> None:
 
 def test_nothing_is_written_where_nothing_is_guarded(tmp_path: Path) -> None:
     files = GuardFiles(tmp_path)
-    files.want([offering(0, 4)])
+    files.request([offering(0, 4)])
     assert (files.directory, files.trouble, list(tmp_path.iterdir())) == ("", "", [])
 
 
@@ -83,11 +83,11 @@ def test_what_cannot_be_written_is_said_and_tried_again(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.write_text("in the way")
     files = GuardFiles(run_dir)
-    files.want([GUARDED])
+    files.request([GUARDED])
     assert files.directory == ""
     assert files.trouble == f"the guard's files cannot be written below {run_dir}/guard: Not a directory"
     run_dir.unlink()
-    files.want([GUARDED])
+    files.request([GUARDED])
     assert Path(files.directory).parent == run_dir / "guard"
     assert files.trouble == ""
 

@@ -58,7 +58,7 @@ def test_every_instance_stands_at_its_slices_with_its_compute_slices_below(layou
 
 
 @pytest.mark.parametrize(
-    "model", [m for m in load_catalogue().simulable() if m.geometry], ids=lambda model: model.id
+    "model", [m for m in load_catalogue().simulated_models() if m.geometry], ids=lambda model: model.id
 )
 def test_the_rows_are_equally_long_and_every_named_layout_shows_all_its_compute_slices(model):
     for name, items in named_layouts(model.geometry).items():

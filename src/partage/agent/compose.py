@@ -137,7 +137,7 @@ class _Agent:
             geometry_of=geometry_of,
             intervals=intervals,
             planned=self._plan,
-            fit=self._cdi.fit,
+            until_usable=self._cdi.wait_until_written,
             ask=ask,
         )
         self._reconciler = Reconciler(port, clock, ask, intervals.retry_s)
@@ -227,9 +227,9 @@ class _Agent:
         tasks: dict[str, Coroutine[Any, Any, None]] = {
             "pod resources": self._pod_resources.run(),
             "pulse": self._loop.pulse(),
-            "observe": self._hardware.observe_forever(),
+            "observe": self._hardware.observe_regularly(),
             "conditions": self._hardware.conditions_forever(),
-            "events": self._hardware.events_forever(),
+            "events": self._hardware.watch_events(),
             "policy": self._policies.watch(),
             "reconciler": self._reconciler.run(),
             "state": self._state_writer.run(),

@@ -15,6 +15,11 @@ STATE_DIR = Path("/var/lib/partage")
 RUN_DIR = Path("/run/partage")
 
 
+def pod_resources_of(kubelet_dir: Path) -> Path:
+    """The PodResources socket of the kubelet that has this device-plugins directory."""
+    return kubelet_dir.parent / "pod-resources" / "kubelet.sock"
+
+
 class Intervals(Frozen):
     """How often the agent polls, in seconds.
 
@@ -74,7 +79,7 @@ class AgentOptions(Frozen):
     """
 
     kubelet_dir: Path = KUBELET_DIR
-    pod_resources: Path = KUBELET_DIR.parent / "pod-resources" / "kubelet.sock"
+    pod_resources: Path = pod_resources_of(KUBELET_DIR)
     state_dir: Path = STATE_DIR
     run_dir: Path = RUN_DIR
     policy: Path | None = None

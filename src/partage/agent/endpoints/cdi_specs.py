@@ -47,7 +47,7 @@ class CdiSpecs:
         self.classes: tuple[str, ...] = ()
         self.trouble = ""
 
-    def want(self, inventory: Inventory, options: Options) -> None:
+    def request(self, inventory: Inventory, options: Options) -> None:
         """Ask for specs of this node."""
         if not options.uses_cdi:
             self._wanted, self.trouble, self.classes = None, "", ()
@@ -55,11 +55,11 @@ class CdiSpecs:
             self._wanted = inventory, options
             self._renew.set()
 
-    async def fit(self, inventory: Inventory) -> None:
+    async def wait_until_written(self, inventory: Inventory) -> None:
         """Wait until the specs of this node are written, or failed, or WAIT_LIMIT_S is over."""
         if self._wanted is None:
             return
-        self.want(inventory, self._wanted[1])
+        self.request(inventory, self._wanted[1])
         try:
             async with asyncio.timeout(WAIT_LIMIT_S):
                 while self._wanted is not None and self._written != self._wanted:

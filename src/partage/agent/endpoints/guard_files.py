@@ -26,7 +26,7 @@ class GuardFiles:
         self.directory = ""
         self.trouble = ""
 
-    def want(self, offerings: Iterable[DeviceOffer]) -> None:
+    def request(self, offerings: Iterable[DeviceOffer]) -> None:
         """Write the files if one of these offers has the guard. A failed write is retried at the next
         call."""
         if self.directory or not any(offering.guard for offering in offerings):

@@ -74,7 +74,7 @@ class HardwareObserver(Struct):
 
     # --- three tasks ---
 
-    async def observe_forever(self) -> None:
+    async def observe_regularly(self) -> None:
         """Observe the whole node every observe_s, on changes, and every retry_s while it cannot be
         observed."""
         while True:
@@ -139,7 +139,7 @@ class HardwareObserver(Struct):
         answered = {gpu.uuid for gpu in self.node.inventory} - set(self.node.lost)
         return answering != answered
 
-    async def events_forever(self) -> None:
+    async def watch_events(self) -> None:
         """Wait for XIDs and changes."""
         while True:
             try:

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class NodePort(Struct):
-    """See ``ReconcilerPort``. planned: computes a plan. fit: waits until containers can get new devices."""
+    """See ``ReconcilerPort``. planned: computes a plan. until_usable: waits until containers get new devices."""
 
     hardware: HardwareObserver
     settings: SettingsObserver
@@ -38,7 +38,7 @@ class NodePort(Struct):
     geometry_of: GeometryOf
     intervals: Intervals
     planned: Callable[[], NodePlan]
-    fit: Callable[[Inventory], Awaitable[None]]
+    until_usable: Callable[[Inventory], Awaitable[None]]
     ask: Callable[[], None]
 
     def plan(self) -> NodePlan:
@@ -102,7 +102,7 @@ class NodePort(Struct):
         """Observe the node, and have time slices asked again."""
         self.settings.slices_changed()
         inventory = await self.hardware.observe_now()
-        await self.fit(inventory)
+        await self.until_usable(inventory)
         return inventory
 
     async def conclude(self, plan: NodePlan) -> None:

@@ -104,7 +104,7 @@ class Catalogue(Frozen):
         model = self.by_id(name)
         return (model, (*model.products, model.id)[0]) if model else self.by_product(name)
 
-    def simulable(self) -> tuple[GpuModel, ...]:
+    def simulated_models(self) -> tuple[GpuModel, ...]:
         """The models that can be simulated: with a product name, and with placements if they have MIG."""
         return tuple(model for model in self.models if model.products and (model.geometry or not model.mig))
 
@@ -114,8 +114,8 @@ class Catalogue(Frozen):
         """
         import difflib
 
-        spelled = {model.id: model.id for model in self.simulable()}
-        for model in self.simulable():
+        spelled = {model.id: model.id for model in self.simulated_models()}
+        for model in self.simulated_models():
             spelled |= {_plain(product): product for product in model.products if _plain(product) != model.id}
         wanted = _plain(name)
         prefixed = [key for key in spelled if wanted and key.startswith(wanted)]
@@ -125,7 +125,7 @@ class Catalogue(Frozen):
     def advice(self, name: str) -> str:
         """A hint in place of an unknown name."""
         nearest = self.nearest(name)
-        known = ", ".join(nearest or (model.id for model in self.simulable()))
+        known = ", ".join(nearest or (model.id for model in self.simulated_models()))
         return f"{'nearest' if nearest else 'known'}: {known}"
 
 

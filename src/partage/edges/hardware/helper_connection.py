@@ -53,7 +53,7 @@ class HelperConnection:
         Raises the helper's error, HardwareTimeout, or the reason why the connection ended.
         """
         if not self.is_open:
-            raise _ended()
+            raise _connection_ended()
         number, self._next_id = self._next_id, self._next_id + 1
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
@@ -95,7 +95,7 @@ class HelperConnection:
 
     async def _read(self) -> HardwareError:
         """Give each answer to the request that waits for it, until the connection ends."""
-        reason: HardwareError = _ended()
+        reason: HardwareError = _connection_ended()
         try:
             while (answer := await self._next_answer()) is not None:
                 self._deliver(answer)
@@ -125,5 +125,5 @@ class HelperConnection:
             waiter.set_result(answer.result)
 
 
-def _ended() -> HardwareError:
+def _connection_ended() -> HardwareError:
     return DriverUnavailable("the helper process has ended")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions
+from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
@@ -84,7 +84,7 @@ def command(
         raise InputError("--machine and --hardware-socket exclude each other")
     options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
-        pod_resources=(pod_resources or kubelet_dir.parent / "pod-resources" / "kubelet.sock").absolute(),
+        pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
         state_dir=state_dir.absolute(),
         run_dir=run_dir.absolute(),
         cdi_dir=cdi_dir.absolute(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.options import KUBELET_DIR
+from partage.agent.options import KUBELET_DIR, pod_resources_of
 from partage.errors import InputError
 from partage.faces.cli import common
 from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from partage.model.policy import Policy
     from partage.model.step import Step
 
-POD_RESOURCES = KUBELET_DIR.parent / "pod-resources" / "kubelet.sock"
+POD_RESOURCES = pod_resources_of(KUBELET_DIR)
 NO_KUBELET = "none"
 
 

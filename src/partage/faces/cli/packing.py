@@ -12,7 +12,7 @@ from partage.model.ids import DeviceUuid, device_of
 
 if TYPE_CHECKING:
     from partage.model.gpu import Inventory
-    from partage.plan.packing.candidates import Candidate, Unavailable
+    from partage.plan.packing.candidates import Candidate, UnavailableGpu
     from partage.plan.packing.demand import Demand
     from partage.plan.packing.pack import Packing
 
@@ -57,12 +57,12 @@ def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
     check_names(demand, {spec.profile for geometry in geometries for spec in geometry.profiles})
 
 
-def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidate], list[Unavailable]]:
+def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidate], list[UnavailableGpu]]:
     from partage.edges.files.catalogue import geometry_of, why_no_geometry
     from partage.plan.packing.candidates import survey
 
     candidates: list[Candidate] = []
-    unavailable: list[Unavailable] = []
+    unavailable: list[UnavailableGpu] = []
     reported = _reported_held(machines, run_dir)
     for name, inventory, used in _nodes(machines):
         found, others = survey(name, inventory, geometry_of, why_no_geometry, reported | used)
@@ -127,7 +127,7 @@ def _inventory(name: str) -> Inventory:
     return load_machine(name).inventory
 
 
-def _print(packing: Packing, unavailable: Sequence[Unavailable]) -> None:
+def _print(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> None:
     from partage.faces.documents.packing import (
         disturbed_sentence,
         gpus_sentence,

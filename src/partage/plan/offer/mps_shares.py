@@ -66,7 +66,7 @@ class Portions(Frozen):
         return next((f"{SERVER}/{name}" for name in own), "")
 
     @property
-    def outside(self) -> tuple[int, int]:
+    def limits_outside(self) -> tuple[int, int]:
         """Memory in bytes and percent of threads of clients that are in no namespace.
 
         Without namespaces those of the largest share, which must be possible. With namespaces those of the

@@ -58,4 +58,4 @@ def daemon_spec(target: Target, sharing: Mps, device: DeviceUuid) -> DaemonSpec:
     shares = portions(sharing, device_memory(gpu, target.mig).memory_bytes)
     if not limits_clients(gpu) or not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
-    return DaemonSpec(gpu.uuid, device, *shares.outside, sharing.multi_user, shares.namespaces)
+    return DaemonSpec(gpu.uuid, device, *shares.limits_outside, sharing.multi_user, shares.namespaces)

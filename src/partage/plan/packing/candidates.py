@@ -64,7 +64,7 @@ class Candidate(Frozen):
         return self.geometry, self.gpu.mig_enabled, live
 
 
-class Unavailable(Frozen):
+class UnavailableGpu(Frozen):
     """A GPU whose layout cannot be changed now. reason: a sentence without its subject."""
 
     machine: str | None
@@ -90,21 +90,21 @@ def survey(
     geometry_of: Callable[[Gpu], Geometry | None],
     why_no_geometry: Callable[[Gpu], str],
     held: frozenset[DeviceUuid] = frozenset(),
-) -> tuple[tuple[Candidate, ...], tuple[Unavailable, ...]]:
+) -> tuple[tuple[Candidate, ...], tuple[UnavailableGpu, ...]]:
     """The GPUs of one node, each as candidate or as unavailable.
 
     held: UUIDs of the GPUs and MIG devices that are held.
     """
     candidates: list[Candidate] = []
     others = [
-        Unavailable(machine, lost.index, lost.uuid, f"is lost: {lost.reason}") for lost in inventory.lost
+        UnavailableGpu(machine, lost.index, lost.uuid, f"is lost: {lost.reason}") for lost in inventory.lost
     ]
     for gpu in inventory:
         found = _examine(gpu, geometry_of(gpu), held)
         if isinstance(found, str):
-            others.append(Unavailable(machine, gpu.index, gpu.uuid, found))
+            others.append(UnavailableGpu(machine, gpu.index, gpu.uuid, found))
         elif found is None:
-            others.append(Unavailable(machine, gpu.index, gpu.uuid, why_no_geometry(gpu)))
+            others.append(UnavailableGpu(machine, gpu.index, gpu.uuid, why_no_geometry(gpu)))
         else:
             candidates.append(Candidate(machine, gpu, *found))
     return tuple(candidates), tuple(sorted(others, key=lambda other: other.index))

@@ -69,6 +69,6 @@ def _model(name: str) -> tuple[GpuModel, str]:
     found = load_catalogue().find(name)
     if found is None:
         raise InputError(f"no GPU model is called {name!r}", load_catalogue().advice(name))
-    if found[0] not in load_catalogue().simulable():
+    if found[0] not in load_catalogue().simulated_models():
         raise Unsatisfiable(f"{name!r} cannot be simulated: {found[0].no_geometry}")
     return found
