@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class NodePort(Struct):
-    """See ``ReconcilerPort``. planned: computes a plan. until_usable: waits until containers get new devices."""
+    """See ``ReconcilerPort``. planned: computes a plan. until_usable: waits until containers can get devices."""
 
     hardware: HardwareObserver
     settings: SettingsObserver
