@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class NodePort(Struct):
-    """See ``ReconcilerPort``. planned: computes a plan. until_usable: waits until containers can get devices."""
+    """See ``ReconcilerPort``.
+
+    planned: computes a plan. until_usable: waits until containers can get new devices.
+    """
 
     hardware: HardwareObserver
     settings: SettingsObserver

@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Collection, Iterator
 
-from partage.edges.hardware import procfs
+from partage.edges import procfs
 from partage.edges.hardware.host import Host
 from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.cgroup import parse_cgroup

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from partage.edges import procfs
 from partage.model.ids import GpuUuid
 from partage.model.paths import CONTROL_NODES
 from partage.values import Frozen
@@ -83,7 +84,7 @@ class Host(Frozen):
 
     def boot_id(self) -> str:
         """Changes with every boot; empty if the kernel does not provide it."""
-        return _read(self.proc / "sys/kernel/random/boot_id").strip()
+        return procfs.boot_id(self.proc)
 
     def kernel_module_version(self) -> str | None:
         """The version of the loaded nvidia module, ``550.163.01``."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from partage.edges.hardware import procfs
+from partage.edges import procfs
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.procfs import ProcessInfo, own_pids, read_process
 from partage.edges.hardware.running_processes import (
     GpuPart,
     NvmlDevices,
@@ -17,6 +16,7 @@ from partage.edges.hardware.running_processes import (
     read_devices,
     skip_failures,
 )
+from partage.edges.procfs import ProcessInfo, own_pids, read_process
 from partage.model.cgroup import parse_cgroup
 from partage.model.ids import GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.procfs import name_of, own_pids, pids
 from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed_processes, read_devices
+from partage.edges.procfs import name_of, own_pids, pids
 from partage.model.step import GpuUse, UseKind
 
 _NODE = re.compile(r"(?:.*/)?nvidia(\d+)", re.ASCII)
