@@ -12,12 +12,12 @@ from partage.edges.files.policy import parse_policy
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName, ShareId, share_id
 from partage.model.layout import LayoutItem
-from partage.plan.offer.desired import DesiredState, live, resolve
+from partage.plan.offer.desired import DesiredState, existing_offer, resolve
 from partage.plan.reconcile.conflicts import Conflicts, conflicts
-from partage.plan.reconcile.known_node import recognise
+from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import NodePlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
-from partage.plan.reconcile.transition import GpuServing, listed
+from partage.plan.reconcile.transition import GpuServing, listed_shares
 from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 from partage.sim.node.faults import SetMig
 from partage.sim.node.files.load import load_machine
@@ -61,11 +61,11 @@ def desired() -> DesiredState:
     return resolve(parse_policy(SLICED, "policy.yaml").policy, NODE, geometry_of)
 
 
-SERVED = {gpu: GpuServing(offer) for gpu, offer in live(desired().offer).items()}
+SERVED = {gpu: GpuServing(offer) for gpu, offer in existing_offer(desired().offer).items()}
 
 
 def found(*entries: LedgerEntry, checkpoint: bool = True) -> Conflicts:
-    known = recognise(None, NODE).known
+    known = with_observed(None, NODE).known
     return conflicts(SERVED, held(entries), entries, known, checkpoint=checkpoint)
 
 
@@ -121,7 +121,7 @@ def test_what_the_checkpoint_does_not_confirm_is_only_suspected(entries: tuple[L
 
 
 def plan(*entries: LedgerEntry) -> NodePlan:
-    node = recognise(None, NODE)
+    node = with_observed(None, NODE)
     return plan_node(
         desired(), Snapshot(10.0, Observed(node, ()), SERVED, held(entries), entries), geometry_of
     )
@@ -130,7 +130,7 @@ def plan(*entries: LedgerEntry) -> NodePlan:
 def test_the_free_shares_of_the_gpu_are_withdrawn_and_no_other() -> None:
     entries = (share(None, GPU), share(0, pod="b"))
     now = plan(*entries)
-    rows = listed(now.serving, held(entries), {MIG: SPLIT.uuid})
+    rows = listed_shares(now.serving, held(entries), {MIG: SPLIT.uuid})
     assert [row.id for row in rows[SHARED] if row.gpu == CARD.uuid] == [share_id(CARD.uuid, 0)]
     gpu = now.gpus[CARD.uuid]
     assert (gpu.phase, gpu.reason) == (Phase.WAITING, gpu.conflict)
@@ -141,7 +141,7 @@ def test_the_free_shares_of_the_gpu_are_withdrawn_and_no_other() -> None:
 
 def test_a_gpu_whose_conflict_is_over_offers_its_shares_again() -> None:
     entries = (entry(SHARED, share_id(CARD.uuid, 0), "a", "b", books=2),)
-    node, rest = recognise(None, NODE), (entry(SHARED, share_id(CARD.uuid, 0), "b"),)
+    node, rest = with_observed(None, NODE), (entry(SHARED, share_id(CARD.uuid, 0), "b"),)
     serving = plan(*entries).serving
     assert serving[CARD.uuid].draining
     after = plan_node(desired(), Snapshot(11.0, Observed(node, ()), serving, held(rest), rest), geometry_of)
