@@ -397,7 +397,8 @@ class Node(RuleBasedStateMachine):
         await world.heal()
         await world.forget_ended()  # a kubelet that still names them is believed
         await world.agent_turns()
-        await asyncio.sleep(2.0)  # what happened last has been noticed
+        slow_s = world.loop.thread_s  # type: ignore[attr-defined]
+        await asyncio.sleep(12.0 + 3 * slow_s)  # what happened last has been noticed, a dead daemon too
 
 
 class MigNode(Node):

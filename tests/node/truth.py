@@ -125,12 +125,15 @@ class Truth:
     def _complaints_of(
         self, gpu: str, wanted: dict[Share, Terms], held: Sequence[Held], offered: dict[Share, bool]
     ) -> list[str]:
-        """What is not as it should be on one GPU. offered: what the kubelet knows of it."""
-        visible = [one for one in held if one.gpu == gpu and one.named and not one.over]
-        if all(wanted.get(one.share) == one.terms for one in visible):
+        """What is not as it should be on one GPU. offered: what the kubelet knows of it.
+
+        What an init container was given counts as held for as long as its pod lives: the kubelet counts so.
+        """
+        mine = [one for one in held if one.gpu == gpu]
+        if all(wanted.get(one.share) == one.terms for one in mine):
             healthy = {share for share, well in offered.items() if well}
             return _differ(gpu, healthy, set(wanted)) + self._waits(gpu, False)
-        kept = {one.share for one in visible}
+        kept = {one.share for one in mine}
         return _differ(gpu, set(offered), kept) + self._waits(gpu, True)
 
     def _silent_or_unregistered(self) -> list[str]:
