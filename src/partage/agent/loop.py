@@ -219,7 +219,7 @@ class Loop(Struct):
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=promised(done.view.offer, seen.desired.watch_of if seen.desired else {}),
-            gpus=gpu_reports(seen.node, done, seen.desired, entries, parts.settings.daemons or ()),
+            gpus=gpu_reports(seen.snapshot.observed, done, seen.desired, entries),
             resources=resource_reports(listed, entries),
             entries=entries,
             policy=parts.policies.report,

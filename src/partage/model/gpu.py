@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
 
@@ -136,6 +136,11 @@ class Gpu(Frozen):
     def mig_enabled(self) -> bool:
         """MIG mode is on now."""
         return self.mig_mode is not None and self.mig_mode.current
+
+
+def gpu_of_mig_devices(gpus: Iterable[Gpu]) -> dict[DeviceUuid, GpuUuid]:
+    """The GPU of each MIG device, by UUID."""
+    return {device.uuid: gpu.uuid for gpu in gpus for device in gpu.mig_devices}
 
 
 class LostGpu(Frozen):

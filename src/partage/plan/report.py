@@ -16,7 +16,7 @@ from partage.model.policy import Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
+from partage.plan.reconcile.node_plan import GpuPlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.turn import TurnResult
@@ -137,13 +137,10 @@ class Report(Frozen):
 
 
 def gpu_reports(
-    node: KnownNode,
-    done: TurnResult,
-    desired: DesiredState | None,
-    entries: Sequence[LedgerEntry],
-    daemons: Sequence[DaemonState] = (),
+    observed: Observed, done: TurnResult, desired: DesiredState | None, entries: Sequence[LedgerEntry]
 ) -> tuple[GpuReport, ...]:
     """One per GPU that is known or served, ordered by index."""
+    node = observed.node
     serving = done.state.serving
     held = _held_by_gpu(node, entries, done)
     reports = []
@@ -167,7 +164,7 @@ def gpu_reports(
                 plan=done.plan.gpus.get(uuid),
                 offer=offer,
                 held=held[uuid],
-                daemons=tuple(one for one in daemons if one.gpu == uuid),
+                daemons=observed.daemons_of(uuid),
             )
         )
     return tuple(sorted(reports, key=lambda report: report.index))

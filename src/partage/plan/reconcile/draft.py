@@ -7,7 +7,6 @@ listed as unhealthy, and the daemon is started again.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 
@@ -15,7 +14,6 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Gpu
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
-from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import (
@@ -130,9 +128,6 @@ class _NodeDrafter:
         self._offer: NodeOffer = live(desired.offer)
         self._mig = mig
         self._transactions = {gpu: one for one in mig.transactions for gpu in one.gpus}
-        self._daemons: dict[GpuUuid, list[DaemonState]] = defaultdict(list)
-        for one in observed.daemons or ():
-            self._daemons[one.gpu].append(one)
         self.unusable: dict[DeviceUuid, str] = {}
 
     def gpu(self, gpu: Gpu) -> GpuDraft:
@@ -190,7 +185,7 @@ class _NodeDrafter:
             transaction.steps,
             self._geometry_of(gpu),
             self._wanted_after.get(gpu.uuid, NO_SETTINGS),
-            daemons=self._daemons[gpu.uuid],
+            daemons=self._observed.daemons_of(gpu.uuid),
             slices=self._observed.slices,
             original=self._original.get(gpu.uuid, OriginalSettings()),
         )
@@ -226,7 +221,7 @@ class _NodeDrafter:
         if self._observed.daemons is None:
             unknown = "it is not known yet which MPS daemons run" if want.daemons else ""
             return SettingsSteps(), unknown
-        daemons = self._daemons.get(gpu.uuid, ())
+        daemons = self._observed.daemons_of(gpu.uuid)
         self.unusable |= unusable(want, daemons)
         return settings_steps(gpu, want, daemons, self._original.get(gpu.uuid, OriginalSettings())), ""
 

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from msgspec import field
 
+from partage.model.gpu import gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
@@ -64,6 +65,11 @@ class Observed(Frozen):
     slices: Mapping[GpuUuid, Interval] = field(default_factory=dict)
     fixed_slices: Mapping[GpuUuid, str] = field(default_factory=dict)
     uses: tuple[GpuUse, ...] = ()
+
+    def daemons_of(self, gpu: GpuUuid) -> tuple[DaemonState, ...]:
+        """The MPS daemons of a GPU and of its MIG devices. Without a record, the inventory says which GPU."""
+        gpu_of = gpu_of_mig_devices(self.node.known.values())
+        return tuple(one for one in self.daemons or () if gpu in (one.gpu, gpu_of.get(one.device)))
 
 
 class Snapshot(Frozen):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from partage.model.gpu import NoDriver
+from partage.model.gpu import NoDriver, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, live
@@ -118,8 +118,7 @@ def _draft(
 
 def _gpu_of(now: Snapshot) -> dict[DeviceUuid, GpuUuid]:
     """MIG device UUID to GPU UUID, for all GPUs ever observed."""
-    known = now.observed.node.known.values()
-    return {device.uuid: gpu.uuid for gpu in known for device in gpu.mig_devices}
+    return gpu_of_mig_devices(now.observed.node.known.values())
 
 
 def _next_serving(
