@@ -12,7 +12,8 @@ GpuUuid = NewType("GpuUuid", str)
 """UUID of a GPU, ``GPU-...``, as NVML has it."""
 
 MigUuid = NewType("MigUuid", str)
-"""UUID of a MIG device, ``MIG-...``, as NVML has it."""
+"""UUID of a MIG device, ``MIG-...``, as NVML has it; or what stands for one that is still to be made
+(``planned_uuid``)."""
 
 DeviceUuid = GpuUuid | MigUuid
 """UUID of what CUDA sees as a device: a GPU or a MIG device."""
@@ -60,6 +61,14 @@ def plugin_socket_name(resource: ResourceName) -> str:
 def device_uuid(text: str) -> DeviceUuid:
     """The UUID of a GPU or MIG device that comes from outside. It is not checked."""
     return MigUuid(text) if text.startswith("MIG-") else GpuUuid(text)
+
+
+def planned_uuid(gpu: GpuUuid, number: int) -> MigUuid:
+    """Stands for the UUID of a MIG device that is still to be made. No device has it.
+
+    number: of the device among those of its GPU.
+    """
+    return MigUuid(f"MIG-{gpu}-{number}")
 
 
 def share_id(device: DeviceUuid, replica: int | None = None) -> ShareId:
