@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from partage.agent.enforcement import EndMethod, EndResult, end_processes
 from partage.errors import HardwareTimeout
-from partage.model.ids import share_id
+from partage.model.ids import PodUid, share_id
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.policy import WatchAction
@@ -146,7 +146,7 @@ async def test_a_client_on_a_mig_device_is_ended_by_the_daemon_of_that_device() 
         device=gpu.mig_devices[1].uuid,
         gpu=gpu.uuid,
         container=TRAIN,
-        pod="",
+        pod=PodUid(""),
         holder=None,
         grant=GrantKind.NONE,
         granted_bytes=0,

@@ -1,4 +1,4 @@
-"""Names that the kubelet and the driver know: resource names and the ids of shares."""
+"""Names and ids that the kubelet, the container runtime and the driver know."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ DeviceUuid = GpuUuid | MigUuid
 ShareId = NewType("ShareId", str)
 """The kubelet's id of a device: a whole GPU or MIG device, ``<uuid>``, or a share of one, ``<uuid>::<n>``.
 """
+
+ContainerId = NewType("ContainerId", str)
+"""A container's id in its runtime, 64 hexadecimal digits; not its name in the pod. Empty: no container."""
+
+PodUid = NewType("PodUid", str)
+"""UID of a pod, with dashes; of a static pod the hash of its manifest; not its name. Empty: no pod."""
 
 VENDOR = "nvidia.com"
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
