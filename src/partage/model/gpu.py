@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
 
@@ -123,7 +123,7 @@ class Gpu(Frozen):
     architecture: str
     compute_capability: tuple[int, int]
     memory_bytes: int
-    pci_bus_id: str
+    pci_bus_id: PciBusId
     pci_device_id: str
     numa_node: int | None = None
     mig_mode: MigMode | None = None
@@ -148,7 +148,7 @@ class LostGpu(Frozen):
 
     index: int
     uuid: GpuUuid | None
-    pci_bus_id: str | None
+    pci_bus_id: PciBusId | None
     reason: str
 
 

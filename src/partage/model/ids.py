@@ -18,6 +18,9 @@ MigUuid = NewType("MigUuid", str)
 DeviceUuid = GpuUuid | MigUuid
 """UUID of what CUDA sees as a device: a GPU or a MIG device."""
 
+PciBusId = NewType("PciBusId", str)
+"""PCI address of a GPU in NVML's form, ``00000000:1A:00.0``; sysfs and policies write it in other forms."""
+
 ShareId = NewType("ShareId", str)
 """The kubelet's id of a device: a whole GPU or MIG device, ``<uuid>``, or a share of one, ``<uuid>::<n>``.
 """
