@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.agent.reconciler.one_shot import ApplyRun
+from partage.agent.reconciler.apply_once import ApplyRun
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.edges.hardware.daemon_steps import DaemonStep, observe_daemons, perform_daemon_step
@@ -16,7 +16,7 @@ from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.step import Created, Step
 from partage.plan.offer.desired import resolve
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB
@@ -60,7 +60,7 @@ async def hardware() -> AsyncIterator[RealDaemons]:
         hardware.keeper = MpsKeeper(Path(directory, "run"), Path(directory))
         await apply(hardware, PLAIN)
         devices = (await hardware.observe()).gpus[0].mig_devices
-        install(Path(directory, "usr/bin"), MpsNode({one.uuid: 40 * GIB for one in devices}))
+        install_programs(Path(directory, "usr/bin"), MpsNode({one.uuid: 40 * GIB for one in devices}))
         try:
             await apply(hardware, SHARED)
             for record in Path(directory, "run/mps").glob("*/daemon.json"):
