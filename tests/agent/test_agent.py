@@ -304,6 +304,30 @@ def test_a_read_only_state_directory_costs_a_warning(node: Place, kubelet: Scrip
         assert agent.health()[0] == 200
 
 
+def test_a_path_need_not_be_utf_8(node: Place, kubelet: ScriptedKubelet) -> None:
+    policy = node.root / os.fsdecode(b"policy\xff.yaml")
+    policy.write_text(HALF, encoding="utf-8")
+    with running(spawn(node, f"--policy={policy}")) as agent:
+        registered(kubelet, SHARED)
+        agent.wait((node.run_dir / "report.json").exists, "the report file")
+        assert agent.report()["policy"]["source"] == f"{node.root}/policy?.yaml"
+        assert agent.stop() == 0
+
+
+def test_a_state_file_that_holds_half_a_surrogate_is_set_aside(node: Place, kubelet: ScriptedKubelet) -> None:
+    with running(spawn(node, policy=HALF)) as agent:
+        registered(kubelet, SHARED)
+        assert agent.stop() == 0
+    state = node.state_dir / "state.json"
+    state.write_text(state.read_text(encoding="utf-8").replace("policy.yaml", "\\udcff"), encoding="utf-8")
+    (node.run_dir / "report.json").unlink(missing_ok=True)
+    with running(spawn(node, policy=HALF)) as agent:
+        registered(kubelet, SHARED)
+        agent.wait((node.run_dir / "report.json").exists, "the report file")
+        assert agent.stop() == 0
+        assert (node.state_dir / "state.json.corrupt-1").exists()
+
+
 def test_a_socket_path_that_is_too_long_ends_the_agent(node: Place) -> None:
     code, log = run_to_end(node, f"--kubelet-dir={node.root}/{'d' * 100}")
     assert code == 2

@@ -312,6 +312,16 @@ def test_a_report_file_that_cannot_be_written_says_why(agent: Agent, tmp_path: P
     )
 
 
+def test_bytes_in_a_path_that_are_not_utf_8_are_replaced(agent: Agent, tmp_path: Path) -> None:
+    agent.say(dependencies=DependencyProblems(state_dir=os.fsdecode(b"cannot write /a\xffb/state")))
+    path = tmp_path / "report.json"
+    assert ReportFile(agent.status, INTERVALS, path).renew() == ""
+    told = {"code": "state-not-saved", "message": "cannot write /a?b/state"}
+    assert told in json.loads(path.read_bytes())["degraded"]
+    with served(dict(agent.pages)) as port:
+        assert told in json.loads(ask(port, "GET", "/healthz")[2])["degraded"]
+
+
 # --- over the wire -------------------------------------------------------------------------------
 
 

@@ -34,6 +34,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
+from partage.edges.kubelet.sockets import may_exist
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.paths import check_socket_path
@@ -119,7 +120,7 @@ class _Agent:
             intervals=intervals,
             names=self._names,
             checkpoint=lambda: held_in_checkpoint(options.kubelet_dir),
-            there=options.pod_resources.exists,
+            there=lambda: may_exist(options.pod_resources),
         )
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)

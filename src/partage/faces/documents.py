@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
 from partage.plan.reconcile.verification import said
+
+
+def json_line(document: Mapping[str, Any]) -> bytes:
+    """A document as one line of JSON in UTF-8. Bytes of a path that are not UTF-8 become ``?``."""
+    line = json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return line.encode(errors="replace")
+
 
 Verify = Callable[[DeviceOffer], Guarantee | None]
 """The guarantee of a share that was seen in force; None where nothing could be seen."""

@@ -7,7 +7,6 @@ probe matters. Imported after the agent has registered: ``http.server`` costs 30
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import sys
@@ -22,6 +21,7 @@ from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, assess, stalled
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.supervisor import HelperState
+from partage.faces.documents import json_line
 from partage.faces.report import health_document, report_document
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -37,8 +37,7 @@ log = logging.getLogger(__name__)
 
 def json_answer(document: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
     """A JSON document."""
-    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
-    return status, "application/json; charset=utf-8", body.encode()
+    return status, "application/json; charset=utf-8", json_line(document)
 
 
 class _Server(ThreadingHTTPServer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from partage.agent.status.readiness import Readiness, ReadinessReason, assess
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.codec.values import to_plain
 from partage.edges.kubelet.port import EndpointState
-from partage.faces.documents import Verify, node_rows, resource_rows
+from partage.faces.documents import Verify, json_line, node_rows, resource_rows
 from partage.faces.reported import PlannedFrom
 from partage.model.health import HealthStatus
 from partage.model.mps import DaemonState
@@ -103,7 +102,7 @@ class ReportFile:
 def _replace(path: Path, document: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
-    beside.write_text(json.dumps(document, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.write_bytes(json_line(document))
     beside.replace(path)
 
 
