@@ -328,6 +328,17 @@ def test_a_state_file_that_holds_half_a_surrogate_is_set_aside(node: Place, kube
         assert (node.state_dir / "state.json.corrupt-1").exists()
 
 
+def test_a_pipe_as_policy_or_state_holds_up_nobody(node: Place, kubelet: ScriptedKubelet) -> None:
+    os.mkfifo(node.policy)
+    code, log = run_to_end(node, f"--policy={node.policy}")
+    assert code == 2
+    assert "policy.yaml: cannot be read: not a regular file" in log
+    os.mkfifo(node.state_dir / "state.json")
+    with running(spawn(node)) as agent:
+        registered(kubelet, GPU)
+        agent.wait(lambda: "not a regular file" in "".join(agent.log), "told")
+
+
 def test_a_socket_path_that_is_too_long_ends_the_agent(node: Place) -> None:
     code, log = run_to_end(node, f"--kubelet-dir={node.root}/{'d' * 100}")
     assert code == 2

@@ -89,7 +89,7 @@ def test_a_file_that_goes_and_comes_is_noticed_both_times(path: Path) -> None:
     assert file.changed()
 
 
-def test_a_directory_in_the_files_place_is_noticed_and_a_pipe_is_not_waited_for(path: Path) -> None:
+def test_a_directory_or_a_pipe_in_the_files_place_is_refused(path: Path) -> None:
     write(path, GOOD)
     file = PolicyFile(path, None, {})
     file.changed()
@@ -100,7 +100,9 @@ def test_a_directory_in_the_files_place_is_noticed_and_a_pipe_is_not_waited_for(
         file.read()
     path.rmdir()
     os.mkfifo(path)
-    assert not file.changed()
+    assert file.changed()
+    with pytest.raises(InputError, match="not a regular file"):
+        file.read()
     path.unlink()
     write(path, GOOD)
     assert file.changed()

@@ -10,10 +10,13 @@ from typing import Any
 from msgspec import field
 
 from partage.codec.values import CodecError, from_plain
+from partage.edges.read_file import read_regular
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.reconcile.node_plan import Snapshot
 from partage.values import Frozen
+
+_LARGEST_BYTES = 64 * 2**20
 
 
 class HeldShare(Frozen):
@@ -79,7 +82,7 @@ def read_report(path: Path | None) -> Reported | Unreadable | None:
     if path is None:
         return None
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_regular(path, _LARGEST_BYTES))
         return _reported(document)
     except FileNotFoundError:
         return None

@@ -18,6 +18,7 @@ from msgspec import field, json
 
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
+from partage.edges.read_file import read_regular
 from partage.errors import InputError
 from partage.model.health import Health
 from partage.plan.reconcile.settings_steps import OriginalSettings
@@ -100,8 +101,7 @@ def read_state(state_dir: Path) -> SavedState | None:
     Times in it are on a clock that shows 0.
     """
     try:
-        with (state_dir / STATE_FILE).open("rb") as stream:
-            return _decode(stream.read(LIMIT_BYTES + 1), 0.0)
+        return _decode(read_regular(state_dir / STATE_FILE, LIMIT_BYTES + 1), 0.0)
     except (OSError, ValueError):
         return None
 
@@ -122,8 +122,7 @@ class StateDir:
     def load(self, now_s: float) -> Loaded:
         """Read the state. An unusable file is set aside as ``state.json.corrupt-N``. Never raises."""
         try:
-            with self._file.open("rb") as stream:
-                content = stream.read(LIMIT_BYTES + 1)
+            content = read_regular(self._file, LIMIT_BYTES + 1)
         except FileNotFoundError:
             return Loaded(None)
         except OSError as error:
