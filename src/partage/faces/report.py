@@ -82,7 +82,7 @@ class ReportFile:
             return ""
         readiness = assess(self._status, self._intervals)
         endpoints = self._status.endpoints()
-        codes = [reason.code for reason in readiness.not_well]
+        codes = [reason.code for reason in (*readiness.not_well, *readiness.degraded)]
         says = (
             report.without_moment(),
             codes,

@@ -170,6 +170,42 @@ async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(short_dir
             await until(lambda: len(kubelet.registered) == 2)
 
 
+async def test_a_kubelet_that_never_opens_the_stream_is_registered_with_again(short_dir: Path) -> None:
+    clock = [100.0]
+    with scripted_kubelet(short_dir) as kubelet:
+        kubelet.asks_back = False
+        async with running(ResourceEndpoint(Shelf("a"), short_dir, clock=lambda: clock[0])) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            assert endpoint.state.unwatched_since == 100.0
+            clock[0] = 111.0
+            await until(lambda: endpoint.state.registrations == 2)
+            assert endpoint.state.unwatched_since == 100.0, "no stream since the first registration"
+            kubelet.asks_back = True
+            clock[0] = 122.0
+            await until(lambda: endpoint.state.registrations == 3)
+            assert endpoint.state.unwatched_since is None
+
+
+async def test_a_stream_that_ends_before_the_first_look_at_it_is_missed(short_dir: Path) -> None:
+    clock = [100.0]
+    with scripted_kubelet(short_dir) as kubelet:
+        endpoint = ResourceEndpoint(Shelf("a"), short_dir, clock=lambda: clock[0])
+        try:
+            while not endpoint.state.registered:
+                await endpoint.turn()
+            watch = kubelet.registered[0].watch
+            assert watch
+            await asyncio.to_thread(watch.cancel)
+            await until(lambda: endpoint.state.watching == 0)
+            await endpoint.turn()
+            assert endpoint.state.unwatched_since == 100.0
+            clock[0] = 111.0
+            await endpoint.turn()
+            assert endpoint.state.registrations == 2
+        finally:
+            await endpoint._server.stop()
+
+
 async def test_a_change_of_one_resource_sends_nothing_on_the_stream_of_another(short_dir: Path) -> None:
     gpu, shared = Shelf("a"), Shelf("b", resource="nvidia.com/gpu.shared")
     with scripted_kubelet(short_dir) as kubelet:
