@@ -288,11 +288,14 @@ def test_a_stopped_agent_leaves_no_socket_behind(node: Place, kubelet: ScriptedK
 
 
 def test_two_agents_do_not_share_a_state_directory(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node)):
+    with running(spawn(node)) as first:
         registered(kubelet, GPU)
+        helper = (node.run_dir / "hardware.sock").stat()
         code, log = run_to_end(node)
         assert code == 2
         assert "another agent" in log
+        assert os.path.samestat((node.run_dir / "hardware.sock").stat(), helper), "the first one's helper"
+        first.wait(lambda: first.health()[0] == 200, "well")
 
 
 def test_a_read_only_state_directory_costs_a_warning(node: Place, kubelet: ScriptedKubelet) -> None:
