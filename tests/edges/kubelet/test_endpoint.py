@@ -85,6 +85,48 @@ async def test_a_wiped_directory_is_served_and_registered_again(short_dir: Path)
             assert (short_dir / "nvidia-gpu.sock").is_socket()
 
 
+async def test_of_two_that_serve_one_resource_the_newer_keeps_it_until_it_ends(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as first:
+            await until(lambda: first.state.registered)
+            async with running(ResourceEndpoint(Shelf("b"), short_dir)) as second:
+                await until(lambda: second.state.registered)
+                await until(lambda: not first.state.registered)
+                assert f"another process serves {short_dir}/nvidia-gpu.sock" in first.state.last_error
+                await until(lambda: first._backoff and first._backoff.failures == 3)
+                assert len(kubelet.registered) == 2
+            await until(lambda: len(kubelet.registered) == 3, limit_s=3.0)
+            await until(lambda: first.state.registered)
+    assert [record.getMessage() for record in caplog.records].count("not registered") == 1
+
+
+async def test_a_socket_that_nobody_serves_any_more_is_replaced(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet, socket.socket(socket.AF_UNIX) as left_behind:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            (short_dir / "nvidia-gpu.sock").unlink()
+            left_behind.bind(str(short_dir / "nvidia-gpu.sock"))
+            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+
+
+async def test_a_file_at_the_sockets_path_is_removed(short_dir: Path) -> None:
+    path = short_dir / "nvidia-gpu.sock"
+    path.write_text("no socket")
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            path.unlink()
+            path.write_text("no socket")
+            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+            path.unlink()
+            path.mkdir()
+            await until(lambda: "cannot serve" in endpoint.state.last_error)
+            path.rmdir()
+            await until(lambda: endpoint.state.registered)
+
+
 async def test_a_kubelet_that_never_answers_is_cut_off_and_tried_again(short_dir: Path) -> None:
     with scripted_kubelet(short_dir) as kubelet:
         kubelet.answers = False
@@ -246,7 +288,7 @@ KUBELET, NEW_KUBELET = SocketIdentity(3, 30), SocketIdentity(3, 31)
         (None, None, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
         (None, None, ObservedSockets(kubelet=None, own=OURS), NextAction.SERVE),
         (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
-        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OTHER), NextAction.SERVE),
+        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OTHER), NextAction.RECLAIM),
         (OURS, KUBELET, ObservedSockets(kubelet=NEW_KUBELET, own=None), NextAction.SERVE),
         (OURS, KUBELET, ObservedSockets(kubelet=None, own=OURS), NextAction.WAIT_FOR_KUBELET),
         (OURS, None, ObservedSockets(kubelet=KUBELET, own=OURS), NextAction.REGISTER),

@@ -24,7 +24,8 @@ from partage.edges.kubelet.registration import (
 )
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity
-from partage.errors import ClusterError
+from partage.edges.listening import is_listening
+from partage.errors import ClusterError, Unreachable
 from partage.model.ids import plugin_socket_name
 from partage.values import Frozen
 
@@ -57,16 +58,17 @@ def pause_s(failures: int) -> float:
 class Backoff(Frozen):
     """The last failure, and until when to wait.
 
-    kubelet: the kubelet that it happened with; another one is tried at once.
+    need, kubelet: what failed, and with which kubelet. Another action, or another kubelet, is tried at once.
     """
 
     failures: int
     until: float
+    need: NextAction
     kubelet: SocketIdentity | None
 
-    def left_s(self, sockets: ObservedSockets, now: float) -> float:
-        """Seconds left to wait, 0 for none."""
-        return max(self.until - now, 0.0) if sockets.kubelet == self.kubelet else 0.0
+    def concerns(self, need: NextAction, sockets: ObservedSockets) -> bool:
+        """Whether the same is about to be tried again."""
+        return (need, sockets.kubelet) == (self.need, self.kubelet)
 
 
 class ResourceEndpoint:
@@ -150,22 +152,34 @@ class ResourceEndpoint:
     async def _try(self, need: NextAction, sockets: ObservedSockets) -> float:
         """Serve or register, unless that failed just now. Returns the seconds until the next turn."""
         failures = 0
-        if self._backoff is not None:
-            left_s = self._backoff.left_s(sockets, self._clock())
-            if left_s:
+        if self._backoff is not None and self._backoff.concerns(need, sockets):
+            left_s = self._backoff.until - self._clock()
+            if left_s > 0:
                 return min(left_s, POLL_S)
-            failures = self._backoff.failures if sockets.kubelet == self._backoff.kubelet else 0
+            failures = self._backoff.failures
         try:
-            await (self._serve() if need is NextAction.SERVE else self._register(sockets))
+            await self._act(need, sockets)
         except ClusterError as error:
-            return self._failed(error, failures + 1, sockets)
+            self._not_registered(str(error))
+            failures += 1
+            self._backoff = Backoff(failures, self._clock() + pause_s(failures), need, sockets.kubelet)
+            return min(pause_s(failures), POLL_S)
         self._backoff = None
-        return 0.0 if need is NextAction.SERVE else POLL_S
+        return POLL_S if need is NextAction.REGISTER else 0.0
 
-    def _failed(self, error: ClusterError, failures: int, sockets: ObservedSockets) -> float:
-        self._not_registered(str(error))
-        self._backoff = Backoff(failures, self._clock() + pause_s(failures), sockets.kubelet)
-        return min(pause_s(failures), POLL_S)
+    async def _act(self, need: NextAction, sockets: ObservedSockets) -> None:
+        """Raises ClusterError."""
+        if need is NextAction.REGISTER:
+            await self._register(sockets)
+            return
+        if need is NextAction.RECLAIM and is_listening(self._server.socket_path):
+            # The newest process keeps the socket: two that took it from each other would never come to rest.
+            self._set_state(replace(self._state, serving=False))
+            raise Unreachable(
+                f"another process serves {self._server.socket_path}",
+                "let only one agent or device plugin run on the node",
+            )
+        await self._serve()
 
     async def _serve(self) -> None:
         self._known_to = self._watched_s = None

@@ -55,13 +55,14 @@ class PluginServer:
         return self._service.watching
 
     async def start(self) -> None:
-        """Serve; an existing socket file is replaced. Raises Unreachable (no directory, denied)."""
+        """Serve; whatever file is at the path is replaced. Raises Unreachable (no directory, denied)."""
         if self._server is not None:
             raise RuntimeError(f"{self.socket_path} is being served already")
         # A kubelet drops streams regularly; grpclib logs it at level info.
         logging.getLogger("grpclib.server").setLevel(logging.WARNING)
         server = ClosingServer([self._service])
         try:
+            self.socket_path.unlink(missing_ok=True)  # asyncio would remove a socket only
             await server.start(path=str(self.socket_path))
         except OSError as error:
             raise Unreachable(f"cannot serve {self.socket_path}: {error.strerror or error}") from error
