@@ -7,9 +7,11 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +31,14 @@ from partage.edges.hardware.supervisor import HelperState
 from partage.edges.kubelet.port import EndpointState
 from partage.errors import InputError, Problem
 from partage.faces.agent import listen, say_url
-from partage.faces.http import Answer, HttpFace, agent_pages, json_answer
+from partage.faces.http import (
+    MOST_CLIENTS,
+    RESERVED_DESCRIPTORS,
+    Answer,
+    HttpFace,
+    agent_pages,
+    json_answer,
+)
 from partage.faces.report import ReportFile
 from partage.model.allocation import ContainerHold
 from partage.model.gpu import NoDriver
@@ -377,6 +386,59 @@ def test_a_client_that_dawdles_holds_up_nobody() -> None:
     ):
         slow.sendall(b"GET / HT")
         assert ask(port, "GET", "/")[0] == 200
+
+
+def test_clients_that_are_silent_make_room_for_new_ones() -> None:
+    with served({"/": lambda: json_answer({})}) as port, contextlib.ExitStack() as clients:
+        before = threading.active_count()
+        kept = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        silent = []
+        for _ in range(3 * MOST_CLIENTS):
+            silent.append(clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)))
+            kept.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+            assert kept.recv(4096).startswith(b"HTTP/1.1 200 "), "a client that asks is not silent"
+        assert ask(port, "GET", "/")[0] == 200
+        assert silent[0].recv(1) == b"", "cut off"
+        assert threading.active_count() <= before + MOST_CLIENTS
+
+
+def test_without_a_free_descriptor_nothing_spins() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with served({"/": lambda: json_answer({})}) as port:
+        client = socket.socket()
+        lowest = os.dup(client.fileno())
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
+            client.settimeout(0.6)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+            began = time.process_time()
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            assert time.process_time() - began < 0.2
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        client.settimeout(5)
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        client.close()
+
+
+def test_descriptors_are_left_for_others() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as opened:
+        here = socket.socket().detach()
+        os.close(here)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (here + 2 * RESERVED_DESCRIPTORS, limits[1]))
+        try:
+            port = opened.enter_context(served({"/": lambda: json_answer({})}))
+            assert ask(port, "GET", "/")[0] == 200
+            while opened.enter_context(Path("/dev/null").open()).fileno() < here + RESERVED_DESCRIPTORS:
+                pass
+            with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+                ask(port, "GET", "/")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_page_that_fails_is_told_and_the_next_one_is_served(caplog: pytest.LogCaptureFixture) -> None:
