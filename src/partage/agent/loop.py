@@ -145,6 +145,7 @@ class Loop(Struct):
             entries=parts.ledger.entries(),
             unknown=frozenset() if parts.pod_resources.known else self.state.restored,
             original=parts.originals.by_gpu,
+            absent=self.state.absent,
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
         )

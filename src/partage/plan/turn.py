@@ -58,12 +58,13 @@ class NodeState(Frozen):
     """The state that a turn passes to the next one.
 
     restored: GPUs whose serving was read from the state file; they do not change before their holders are
-    known.
+    known. absent: GPUs that were served before the node booted and have not answered since.
     """
 
     serving: Mapping[str, GpuServing] = field(default_factory=dict)
     health: Mapping[str, Health] = field(default_factory=dict)
     restored: frozenset[str] = frozenset()
+    absent: frozenset[str] = frozenset()
 
 
 class TurnResult(Frozen):
@@ -82,10 +83,11 @@ def turn(
     rules: XidRules = DEFAULT_RULES,
 ) -> TurnResult:
     """One turn. view: that of the last turn, kept where nothing in it changes."""
-    now = seen.snapshot
+    now = replace(seen.snapshot, absent=_absent(seen, before))
     plan = planner.plan(seen.desired, now)
     healths = _healths(seen, before, rules)
-    health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths)}
+    left = now.departed - plan.serving.keys()
+    health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths) if gpu not in left}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
     share_health = ShareHealth(seen.node.known, health, plan.unusable, whole=strategy is MigStrategy.NONE)
     new_view = kubelet_view(
@@ -97,12 +99,17 @@ def turn(
         now_s=now.now_s,
         settle_s=planner.settle_s,
     )
-    return TurnResult(NodeState(plan.serving, health, now.unknown), new_view, plan)
+    return TurnResult(NodeState(plan.serving, health, now.unknown, now.absent), new_view, plan)
 
 
 def after_restart(state: NodeState) -> NodeState:
     """The state from the state file: nothing changes before the holders are known."""
     return replace(state, restored=frozenset(state.serving))
+
+
+def _absent(seen: TurnInput, before: NodeState) -> frozenset[str]:
+    served = frozenset(before.serving)
+    return (served if seen.booted else before.absent & served) - seen.node.answering
 
 
 # --- health --------------------------------------------------------------------------------------
