@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -72,6 +73,32 @@ def test_a_share_that_is_not_listed_is_refused_in_nvidias_words(
             calls.allocate(["GPU-none"])
         line = f'partage_allocations_refused_total{{resource="{GPU}"}}'
         agent.wait(lambda: agent.metric(line) == 1.0, "the refusal counted")
+
+
+def test_a_long_id_is_refused_in_few_words_and_holds_up_nobody(node: Place, kubelet: ScriptedKubelet) -> None:
+    with running(spawn(node)) as agent:
+        calls = registered(kubelet, GPU).calls
+        assert calls is not None
+        for ask in (
+            lambda: calls.allocate(["x" * 10**6]),
+            lambda: calls.preferred([], ["\u00e9" * 10**6], 1),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                ask()
+            refusal: Any = refused.value
+            assert (refusal.code(), len(refusal.details())) == (grpc.StatusCode.UNKNOWN, 500)
+        assert max(map(len, agent.log)) < 1000
+
+
+def test_a_start_with_an_unknown_id_holds_nothing(node: Place, kubelet: ScriptedKubelet) -> None:
+    with running(spawn(node)) as agent:
+        calls = registered(kubelet, GPU).calls
+        assert calls is not None
+        calls.pre_start(["GPU-none", "x" * 10**6])
+        calls.pre_start(ids(kubelet, GPU)[:1])
+        agent.wait(lambda: agent.report()["held"], "the known one")
+        assert [row["id"] for row in agent.report()["held"]] == ids(kubelet, GPU)[:1]
+        assert len(ids(kubelet, GPU)) == 8
 
 
 def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: ScriptedKubelet) -> None:

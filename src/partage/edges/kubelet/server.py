@@ -21,8 +21,9 @@ from partage.edges.kubelet.messages import answer_message, device_list_message
 from partage.edges.kubelet.port import PluginHandler
 from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, identity, remove_socket
 from partage.errors import Unreachable
-from partage.model.allocation import AllocationRefused
+from partage.model.allocation import LONGEST_REFUSAL, AllocationRefused
 from partage.model.paths import check_socket_path
+from partage.text import shortened
 
 PRE_START_LIMIT_S = 20.0
 """Longest time for a handler's PreStartContainer. The kubelet fails the start after 30 s."""
@@ -166,7 +167,8 @@ class _DevicePlugin(DevicePluginBase):
             raise GRPCError(Status.UNKNOWN, str(refusal)) from refusal
         except Exception as error:  # the server must survive a bug in one answer
             log.exception("a call failed", extra={"call": call, "resource": self._handler.resource})
-            raise GRPCError(Status.INTERNAL, f"{type(error).__name__}: {error}") from error
+            reason = shortened(f"{type(error).__name__}: {error}", LONGEST_REFUSAL)
+            raise GRPCError(Status.INTERNAL, reason) from error
 
 
 async def _request(stream: Stream[_Request, Any]) -> _Request:
