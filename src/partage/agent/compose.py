@@ -37,6 +37,7 @@ from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist
 from partage.errors import InputError
 from partage.model.gpu import Inventory
+from partage.model.ids import ResourceName
 from partage.model.paths import check_socket_path
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -105,7 +106,7 @@ class _Agent:
         self._requests = TurnRequests()
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
-        self._endpoints: list[ResourceEndpoint] = []
+        self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[str] = set()
@@ -153,7 +154,7 @@ class _Agent:
         )
         self._loop = self._loop_of()
         status.look = lambda: self._watchdog.look
-        status.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
+        status.endpoints = lambda: [one.state for one, _ in list(self._endpoints.values())]
         status.counts.asked = self._plugins.asked
         status.counts.xids = self._hardware.xid_counts
         status.counts.changes = self._reconciler.endings
@@ -215,6 +216,7 @@ class _Agent:
             guard=GuardFiles(self._options.run_dir),
             watchdog=self._watchdog,
             serve=self._serve,
+            retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
         )
         return Loop(parts)
@@ -248,7 +250,7 @@ class _Agent:
             try:
                 yield
             finally:
-                for task in self._tasks:
+                for task in (*self._tasks, *(task for _, task in self._endpoints.values())):
                     task.cancel()
 
     def _plan(self) -> NodePlan:
@@ -265,8 +267,15 @@ class _Agent:
                 "resource cannot be served", extra={"resource": plugin.resource, "reason": str(error)}
             )
             return
-        self._endpoints.append(endpoint)
-        self._tasks.append(self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}"))
+        task = self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}")
+        self._endpoints[plugin.resource] = endpoint, task
+
+    def _retire(self, resource: ResourceName) -> None:
+        """Serve a resource no longer: the kubelet forgets it some minutes after its socket has gone."""
+        if resource in self._endpoints:
+            _, task = self._endpoints.pop(resource)
+            task.cancel()
+            log.info("resource dropped", extra={"resource": resource})
 
     def _names(self) -> NodeNames:
         node = self._hardware.node
