@@ -16,7 +16,7 @@ from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
 from partage.agent.loop import Loop, LoopParts, TurnRequests
-from partage.agent.observers.hardware import HardwareObserver
+from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
@@ -111,7 +111,7 @@ class _Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[str] = set()
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
-        self._hardware = HardwareObserver(hardware, ask, intervals)
+        self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self._pod_resources = PodResourcesPoller(
             pod_resources=self._kubelet,
