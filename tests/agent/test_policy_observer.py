@@ -120,6 +120,17 @@ def test_without_a_file_every_gpu_is_exclusive() -> None:
     assert one.saved is None
 
 
+def test_nvidias_variables_without_a_file_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"MIG_STRATEGY": "mixed", "PASS_DEVICE_SPECS": "true", "MPS_ROOT": "", "PATH": "/bin"}
+    one = PolicyObserver(AgentOptions(environ=environ), geometry_of, lambda: None)
+    one.start()
+    one.resolve_on(node_of())
+    (warning,) = one.report.warnings
+    assert warning.message == "without a policy file, MIG_STRATEGY, PASS_DEVICE_SPECS have no effect"
+    assert [record.getMessage() for record in caplog.records] == ["policy has a warning"]
+    assert state(one) is PolicyState.BUILT_IN
+
+
 def test_a_configuration_without_a_file_is_an_error() -> None:
     one = PolicyObserver(AgentOptions(config="all-balanced"), geometry_of, lambda: None)
     with pytest.raises(InputError, match="--config"):

@@ -13,12 +13,11 @@ from msgspec import Struct
 
 from partage.agent.options import AgentOptions
 from partage.edges.files.input_file import read_regular_input
-from partage.edges.files.policy import LoadedPolicy, parse_policy
+from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy
 from partage.edges.files.state import SavedPolicy
 from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.policy import ALL_EXCLUSIVE
 from partage.model.share import resources_of
 from partage.plan.offer.assign import GeometryOf
 from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
@@ -32,7 +31,6 @@ UNSETTLED_S = 2.0
 system's clock have the same times."""
 
 _Signature = tuple[int, ...]
-BUILT_IN = LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
 class PolicyFile(Struct):
@@ -101,7 +99,7 @@ class PolicyObserver(Struct):
                 raise InputError(
                     "--config names a configuration of a policy file", "say which with --policy FILE"
                 )
-            self._newest = BUILT_IN
+            self._newest = built_in(options.environ)
             return
         self._file = PolicyFile(options.policy, options.config, options.environ)
         self._file.changed()

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from partage.codec.fields import Notes
 from partage.codec.yaml_document import Document, Value, describe, read_document
-from partage.edges.files import migparted, native, nvidia
+from partage.edges.files import migparted, native, nvidia, nvidia_flags
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
-from partage.model.policy import Policy
+from partage.model.policy import ALL_EXCLUSIVE, Policy
 from partage.values import Frozen
 
 _FORMATS = (
@@ -47,6 +47,17 @@ def parse_policy(
     policy, warnings = _policy(document, name, config, env or {})
     digest = hashlib.sha256(data).hexdigest()
     return LoadedPolicy(policy, warnings, data.decode("utf-8-sig"), digest)
+
+
+def built_in(env: Mapping[str, str]) -> LoadedPolicy:
+    """The policy without a file: every GPU exclusive. A warning names variables of NVIDIA's that are set."""
+    known = dict.fromkeys(name for names in nvidia_flags.ENVIRONMENT.values() for name in names)
+    ignored = [name for name in known if env.get(name)]
+    if not ignored:
+        return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
+    said = f"without a policy file, {', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} no effect"
+    hint = "NVIDIA's variables count for a file that says 'version: v1'; name it with --policy"
+    return LoadedPolicy(ALL_EXCLUSIVE, (Problem("", "environment", "warning", said, hint),), "", "")
 
 
 def _policy(
