@@ -10,6 +10,7 @@ import pytest
 from partage.agent.observers.hardware import XID_LOG_S, HardwareObserver, XidLog
 from partage.agent.options import Intervals
 from partage.model.health import Xid
+from partage.model.ids import GpuUuid
 from partage.sim.node.faults import DriverGone, DriverLoaded, ResetGpu
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -61,8 +62,8 @@ def test_an_xid_that_is_raised_again_and_again_is_logged_once_a_minute(
         now_s = float(second)
         for code in (13, 31):
             for _ in range(10):
-                xids.note(Xid("GPU-0", code))
-    xids.note(Xid("GPU-1", 13))
+                xids.note(Xid(GpuUuid("GPU-0"), code))
+    xids.note(Xid(GpuUuid("GPU-1"), 13))
     told = [(record.__dict__["gpu"], record.__dict__["xid"]) for record in caplog.records]
     assert told == [("GPU-0", 13), ("GPU-0", 31)] * 2 + [("GPU-1", 13)]
     assert [record.__dict__["not_logged"] for record in caplog.records] == [None, None, 599, 599, None]

@@ -11,7 +11,7 @@ from partage.edges.files.state import read_state
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.read_file import read_regular
-from partage.faces.reported import Unreadable, read_report
+from partage.faces.documents.report import Unreadable, read_report
 
 
 def test_no_more_than_the_limit_is_read(tmp_path):

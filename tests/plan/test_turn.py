@@ -12,7 +12,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Gpu, Inventory, LostGpu, NoDriver
 from partage.model.health import GpuCondition, HealthState, Xid
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId, share_id
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Policy
 from partage.model.step import StartDaemon
@@ -97,12 +97,13 @@ def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
     node = Turning()
     node.turn()
     uuid = node.inventory.gpus[0].uuid
-    node.ledger.allocated(GPU, [uuid], node.now_s)
+    share = share_id(uuid)
+    node.ledger.allocated(GPU, [share], node.now_s)
     node.desired = desired(SHARED_ONES, node.inventory)
     done = node.turn()
-    assert [entry.id for entry in done.plan.waiting[uuid]] == [uuid]
-    assert node.view.by_resource[GPU][0].id == uuid
-    node.ledger.offered_as_free(GPU, [uuid], node.now_s)
+    assert [entry.id for entry in done.plan.waiting[uuid]] == [share]
+    assert node.view.by_resource[GPU][0].id == share
+    node.ledger.offered_as_free(GPU, [share], node.now_s)
     done = node.turn()
     assert done.plan.due_s == node.now_s + SETTLE_S
     assert SHARED not in node.view.by_resource or len(node.view.by_resource[SHARED]) < 4
@@ -116,9 +117,9 @@ def test_an_id_that_was_just_withdrawn_is_still_answered_for_a_moment() -> None:
     node.turn()
     node.desired = desired(SHARED_ONES, node.inventory)
     node.turn()
-    uuid = node.inventory.gpus[1].uuid
-    assert uuid not in {row.id for row in node.view.by_resource[GPU]}
-    assert node.view.late[uuid] == node.now_s + SETTLE_S
+    share = share_id(node.inventory.gpus[1].uuid)
+    assert share not in {row.id for row in node.view.by_resource[GPU]}
+    assert node.view.late[share] == node.now_s + SETTLE_S
 
 
 def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
@@ -181,7 +182,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> 
     node.desired = desired(SHARED_ONES, node.node.inventory)
     node.turn(fresh=True)
     shares = {row.id: row.healthy for row in node.view.by_resource[SHARED]}
-    assert shares[f"{gone.uuid}::0"] is False
+    assert shares[ShareId(f"{gone.uuid}::0")] is False
     assert node.state.health[gone.uuid].status().state is HealthState.UNHEALTHY
 
 
@@ -261,7 +262,8 @@ def test_gpus_that_left_the_node_are_dropped_once_nobody_holds_them(
     node = Turning(inventory=replace(observed(), boot_id="1"))
     node.turn()
     first = node.inventory.gpus[0].uuid
-    node.ledger.allocated(GPU, [first], node.now_s)
+    share = ShareId(first)
+    node.ledger.allocated(GPU, [share], node.now_s)
     booted = happens(node)
     if not isinstance(node.node.inventory.driver, NoDriver):
         node.desired = desired(EXCLUSIVE, node.node.inventory)
@@ -275,8 +277,8 @@ def test_gpus_that_left_the_node_are_dropped_once_nobody_holds_them(
         node.now_s += SETTLE_S
     done = node.turn()
     assert len(node.view.by_resource[GPU]) == while_held
-    assert first in {row.id for row in node.view.by_resource[GPU]}
-    node.ledger.offered_as_free(GPU, [first], node.now_s)
+    assert share in {row.id for row in node.view.by_resource[GPU]}
+    node.ledger.offered_as_free(GPU, [share], node.now_s)
     node.turn()
     node.now_s += SETTLE_S
     done = node.turn()
@@ -319,7 +321,7 @@ def test_a_lost_gpu_is_recognised_by_whatever_can_still_be_read(known_by: str) -
 
 
 def test_a_lost_gpu_that_was_never_seen_stays_a_stranger() -> None:
-    inventory = replace(observed(), lost=(LostGpu(9, "GPU-x", None, "GPU is lost"),))
+    inventory = replace(observed(), lost=(LostGpu(9, GpuUuid("GPU-x"), None, "GPU is lost"),))
     node = recognise(None, inventory)
     assert node.lost == {}
     assert node.inventory.lost == inventory.lost

@@ -22,8 +22,8 @@ from partage import __version__
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, assess, stalled
 from partage.agent.status.status import AgentStatus
+from partage.codec.values import encode_replacing
 from partage.edges.hardware.supervisor import HelperState
-from partage.faces.documents import json_line
 from partage.faces.report import health_document, report_document
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -45,9 +45,9 @@ _STOP_WITHIN_S = 1.0
 log = logging.getLogger(__name__)
 
 
-def json_answer(document: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
+def json_answer(document: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
     """A JSON document."""
-    return status, "application/json; charset=utf-8", json_line(document)
+    return status, "application/json; charset=utf-8", encode_replacing(document) + b"\n"
 
 
 class _Server(ThreadingHTTPServer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
 
@@ -86,7 +87,7 @@ class MigDevice(Frozen):
     gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
     """
 
-    uuid: str
+    uuid: MigUuid
     index: int
     gi_id: int
     ci_id: int
@@ -116,7 +117,7 @@ class Gpu(Frozen):
     """
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     minor: int
     product: str
     architecture: str
@@ -141,7 +142,7 @@ class LostGpu(Frozen):
     """A GPU that NVML lists but cannot open. uuid and pci_bus_id: None if they can no longer be read."""
 
     index: int
-    uuid: str | None
+    uuid: GpuUuid | None
     pci_bus_id: str | None
     reason: str
 
@@ -151,8 +152,8 @@ class Link(Frozen):
     NVSwitch.
     """
 
-    a: str
-    b: str
+    a: GpuUuid
+    b: GpuUuid
     path: LinkPath
     nvlinks: int = 0
 
@@ -202,6 +203,6 @@ class Inventory(Frozen):
     def __iter__(self) -> Iterator[Gpu]:
         return iter(self.gpus)
 
-    def gpu(self, uuid: str) -> Gpu | None:
+    def gpu(self, uuid: GpuUuid) -> Gpu | None:
         """The GPU with this UUID if it answers, else None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)

@@ -20,6 +20,7 @@ from partage.model.health import (
     keep_instances,
     next_health,
 )
+from partage.model.ids import GpuUuid
 from partage.model.policy import MigStrategy
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.offer.desired import DesiredState
@@ -61,10 +62,10 @@ class NodeState(Frozen):
     known. absent: GPUs that were served before the node booted and have not answered since.
     """
 
-    serving: Mapping[str, GpuServing] = field(default_factory=dict)
-    health: Mapping[str, Health] = field(default_factory=dict)
-    restored: frozenset[str] = frozenset()
-    absent: frozenset[str] = frozenset()
+    serving: Mapping[GpuUuid, GpuServing] = field(default_factory=dict)
+    health: Mapping[GpuUuid, Health] = field(default_factory=dict)
+    restored: frozenset[GpuUuid] = frozenset()
+    absent: frozenset[GpuUuid] = frozenset()
 
 
 class TurnResult(Frozen):
@@ -107,7 +108,7 @@ def after_restart(state: NodeState) -> NodeState:
     return replace(state, restored=frozenset(state.serving))
 
 
-def _absent(seen: TurnInput, before: NodeState) -> frozenset[str]:
+def _absent(seen: TurnInput, before: NodeState) -> frozenset[GpuUuid]:
     served = frozenset(before.serving)
     return (served if seen.booted else before.absent & served) - seen.node.answering
 
@@ -115,7 +116,7 @@ def _absent(seen: TurnInput, before: NodeState) -> frozenset[str]:
 # --- health --------------------------------------------------------------------------------------
 
 
-def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, Health]:
+def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[GpuUuid, Health]:
     gpus = dict.fromkeys((*seen.node.known, *before.serving, *before.health))
     healths = {}
     for gpu in gpus:
@@ -126,7 +127,7 @@ def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, H
     return healths
 
 
-def _events(gpu: str, seen: TurnInput) -> Iterator[Event]:
+def _events(gpu: GpuUuid, seen: TurnInput) -> Iterator[Event]:
     """The health events of one GPU since the last turn, in the order in which they apply.
 
     A GPU that does not answer while it is being changed is expected, and no event.
@@ -147,7 +148,7 @@ def _events(gpu: str, seen: TurnInput) -> Iterator[Event]:
     yield from (condition for condition in seen.conditions or () if condition.gpu == gpu)
 
 
-def _without_old_instances(gpu: str, health: Health, seen: TurnInput) -> Health:
+def _without_old_instances(gpu: GpuUuid, health: Health, seen: TurnInput) -> Health:
     """Ids of GPU instances are reused: the health of instances that no longer exist is dropped."""
     observed = seen.node.inventory.gpu(gpu) if seen.fresh else None
     if observed is None or not health.instances or gpu in seen.node.lost:

@@ -19,6 +19,7 @@ from partage.codec.values import decode, encode
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB, MIB
@@ -69,7 +70,7 @@ async def test_a_program_without_multi_user_serves_one_user_unless_several_are_a
 
 
 async def test_a_gpu_on_which_no_server_starts_is_found_out_at_once(simulated: Subject):
-    keeper, absent = simulated.keeper(probe_s=1.0), "GPU-99999999-0000-0000-0000-000000000000"
+    keeper, absent = simulated.keeper(probe_s=1.0), GpuUuid("GPU-99999999-0000-0000-0000-000000000000")
     lost = simulated.spec()
     with pytest.raises(DaemonError, match=r"no MPS server .* started: .* exited with status 1"):
         await keeper.start(type(lost)(absent, absent))

@@ -17,6 +17,7 @@ from msgspec import field
 
 from partage.codec.values import decode, encode
 from partage.edges.read_file import read_regular
+from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step
 from partage.values import Frozen, Tagged
@@ -33,7 +34,7 @@ class JournalHeader(Frozen):
 
     boot_id: str
     policy: str
-    before: Mapping[str, DesiredMig] = field(default_factory=dict)
+    before: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
     back: bool = False
     version: Literal["partage-journal/2"] = "partage-journal/2"
 

@@ -15,6 +15,7 @@ from partage.errors import (
     NotPermitted,
     Unsupported,
 )
+from partage.model.ids import GpuUuid
 from partage.model.step import Reset
 from partage.values import Frozen
 
@@ -27,7 +28,7 @@ _PURPOSE = "a GPU reset"
 class PendingModes(Frozen):
     """pending: GPUs whose MIG mode waits for the reset."""
 
-    pending: tuple[str, ...]
+    pending: tuple[GpuUuid, ...]
 
 
 def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingModes:
@@ -69,7 +70,7 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DEADLINE_S) -> str | None:
+async def run_nvidia_smi(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = DEADLINE_S) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Raises Unsupported, HardwareTimeout.
@@ -78,7 +79,7 @@ async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DE
     return str(said) if said.code else None
 
 
-def reset_error(gpus: Sequence[str], output: str) -> HardwareError:
+def reset_error(gpus: Sequence[GpuUuid], output: str) -> HardwareError:
     """The error for the output of nvidia-smi."""
     message = f"the reset of {', '.join(gpus)} did not succeed: {output}"
     low = output.lower()
