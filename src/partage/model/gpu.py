@@ -97,6 +97,12 @@ class MigDevice(Frozen):
     gi_minor: int | None = None
     ci_minor: int | None = None
 
+    @property
+    def capability_files(self) -> tuple[str, ...]:
+        """The files that give access to its GPU instance and to itself, as far as they are known."""
+        minors = (minor for minor in (self.gi_minor, self.ci_minor) if minor is not None)
+        return tuple(f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors)
+
 
 class EmptyInstance(Frozen):
     """A GPU instance without compute instances. It has no MIG device, but occupies slices."""

@@ -166,7 +166,7 @@ async def test_a_reset_that_does_not_end_is_given_up_and_its_process_ended(
     pid = node.root / "pid"
     node.add_nvidia_smi(f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
     with pytest.raises(HardwareTimeout, match="within 1 s"):
-        await reset.run_nvidia_smi(node.host, BOTH, deadline_s=1.0)
+        await reset.reset_gpus(node.host, BOTH, deadline_s=1.0)
     number = int(pid.read_text())
     with pytest.raises(ProcessLookupError):
         os.kill(number, 0)

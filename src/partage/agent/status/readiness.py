@@ -32,7 +32,7 @@ class Readiness(Frozen):
     degraded: tuple[ReadinessReason, ...]
 
 
-def stalled(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
+def stall_reason(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
     """The reason if the loop's pulse is too old, the only case in which a restart of the agent helps."""
     age_s = status.clock() - status.pulse_s
     if age_s <= intervals.stalled_s:
@@ -40,10 +40,10 @@ def stalled(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None
     return ReadinessReason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
 
 
-def assess(status: AgentStatus, intervals: Intervals) -> Readiness:
+def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
     """Everything that is wrong now."""
     report = status.report
-    not_well = [] if (reason := stalled(status, intervals)) is None else [reason]
+    not_well = [] if (reason := stall_reason(status, intervals)) is None else [reason]
     if report is None:
         not_well.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
         return Readiness(tuple(not_well), ())
@@ -91,9 +91,9 @@ def _without_stream(status: AgentStatus, report: Report, intervals: Intervals) -
 
 
 def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
-    look = status.look()
-    if look is not None and look.blind:
-        yield ReadinessReason("watch-blind", f"containers cannot be watched: {look.blind}")
+    found = status.watch_observation()
+    if found is not None and found.hidden:
+        yield ReadinessReason("processes-hidden", f"containers cannot be watched: {found.hidden}")
 
 
 def _degraded(report: Report) -> Iterator[ReadinessReason]:

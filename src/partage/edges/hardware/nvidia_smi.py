@@ -42,7 +42,7 @@ def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
     )
 
 
-async def run(host: Host, purpose: str, *arguments: str, deadline_s: float) -> SmiOutput:
+async def run_nvidia_smi(host: Host, purpose: str, *arguments: str, deadline_s: float) -> SmiOutput:
     """Run it until it ends. Raises Unsupported if it is not installed, HardwareTimeout."""
     process = await asyncio.create_subprocess_exec(
         find_nvidia_smi(host.driver, purpose),

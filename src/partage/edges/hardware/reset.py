@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
+from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run_nvidia_smi
+from partage.edges.hardware.nvml_queries import Handle, Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
-from partage.edges.hardware.readings import Handle, Nvml
 from partage.errors import (
     GpuInUse,
     GpuLost,
@@ -17,7 +17,6 @@ from partage.errors import (
 )
 from partage.model.ids import GpuUuid
 from partage.model.step import Reset
-from partage.values import Frozen
 
 DEADLINE_S = 45.0
 """Seconds that a reset may take: less than STEP_DEADLINE_S, so that the caller receives the error."""
@@ -25,25 +24,21 @@ DEADLINE_S = 45.0
 _PURPOSE = "a GPU reset"
 
 
-class PendingModes(Frozen):
-    """pending: GPUs whose MIG mode waits for the reset."""
+def prepare_reset(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> bool:
+    """Turn persistence mode off, because it counts as a user of the GPU. Raises HardwareError.
 
-    pending: tuple[GpuUuid, ...]
-
-
-def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingModes:
-    """Turn persistence mode off, because it counts as a user of the GPU. Raises HardwareError."""
-    handles = {gpu: nvml.gpu_handle(gpu) for gpu in step.gpus}
-    pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
+    Returns whether the MIG mode of one of the GPUs waits for the reset.
+    """
+    pending = [_is_pending(nvml, nvml.gpu_handle(gpu)) for gpu in step.gpus]
     persistence.switch_off(nvml, step.gpus)
-    return PendingModes(pending)
+    return any(pending)
 
 
-def verify_reset(nvml: Nvml, step: Reset, before: PendingModes, output: str | None) -> None:
+def verify_reset(nvml: Nvml, step: Reset, output: str | None, *, pending: bool) -> None:
     """Check the MIG modes after the reset. The session is a new one, in which persistence mode is on again.
 
-    output: of nvidia-smi, if it failed. Raises HardwareError if nvidia-smi failed and no mode took effect,
-    or if a mode still waits.
+    output: of nvidia-smi, if it failed. pending: as ``prepare_reset`` returned it. Raises HardwareError if
+    nvidia-smi failed and no mode took effect, or if a mode still waits.
     """
     handles = nvml.handles()
     gone = [gpu for gpu in step.gpus if gpu not in handles]
@@ -56,7 +51,7 @@ def verify_reset(nvml: Nvml, step: Reset, before: PendingModes, output: str | No
         raise reset_error(
             waiting, output or "nvidia-smi reports success, but the MIG mode still waits for it"
         )
-    if output is not None and not before.pending:
+    if output is not None and not pending:
         raise reset_error(step.gpus, output)
 
 
@@ -70,12 +65,12 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def run_nvidia_smi(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = DEADLINE_S) -> str | None:
+async def reset_gpus(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = DEADLINE_S) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Raises Unsupported, HardwareTimeout.
     """
-    said = await run(host, _PURPOSE, "--gpu-reset", "-i", ",".join(gpus), deadline_s=deadline_s)
+    said = await run_nvidia_smi(host, _PURPOSE, "--gpu-reset", "-i", ",".join(gpus), deadline_s=deadline_s)
     return str(said) if said.code else None
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions
+from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
 from partage.edges.files.state_lock import check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
@@ -24,7 +24,7 @@ from partage.faces.cli.hardware import helper_argv
 from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
-    from partage.edges.hardware.remote import RemoteHardware
+    from partage.edges.hardware.helper_client import RemoteHardware
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -85,7 +85,7 @@ def command(
         raise InputError("--machine and --hardware-socket exclude each other")
     options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
-        pod_resources=(pod_resources or kubelet_dir.parent / "pod-resources" / "kubelet.sock").absolute(),
+        pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
         state_dir=state_dir.absolute(),
         run_dir=run_dir.absolute(),
         cdi_dir=cdi_dir.absolute(),
@@ -128,6 +128,6 @@ class AgentHelper:
 
     def hardware(self) -> RemoteHardware:
         """The helper as hardware port. Call it in a running event loop."""
-        from partage.edges.hardware.remote import RemoteHardware
+        from partage.edges.hardware.helper_client import RemoteHardware
 
         return RemoteHardware(self.path, self.argv, first=self.first)

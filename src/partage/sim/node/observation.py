@@ -50,7 +50,7 @@ def conditions_of(state: SimulatedNode) -> tuple[GpuCondition, ...]:
     return tuple(row for _, row in sorted(rows.items()))
 
 
-def describe(state: SimulatedNode) -> str:
+def describe_node(state: SimulatedNode) -> str:
     """The state as text, one line for each thing."""
     driver = state.driver
     head = (

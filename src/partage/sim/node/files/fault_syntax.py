@@ -43,7 +43,7 @@ from partage.sim.node.faults import (
     TimedFault,
     Vacate,
 )
-from partage.sim.node.files.identifiers import index_number
+from partage.sim.node.files.identifiers import read_index
 from partage.units import parse_bytes
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
@@ -93,7 +93,8 @@ def read_fault(place: Field) -> Fault | None:
     turns MIG mode off; ``{gpu: 2, used-by: python, gi: 1, ci: 0, kind: process | monitor, pid: 4711}``,
     without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``, ``container: ID``, ``pod: UID`` and
     ``mps: true``; ``{gpu: 2, left-by: python}``, where true means all programs.
-    Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``, ``{blind: true}``.
+    Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``,
+    ``{processes-hidden: true}``.
     Of a call of the port (observe, conditions, events, perform, uses, processes, time-slices):
     ``{call: observe, fail: timeout, times: 3}``, ``{call: observe, hang: true | seconds}``,
     ``{call: observe, heal: true}``; ``{call: perform, fail: timeout, done: true}``: the step is
@@ -116,9 +117,9 @@ def _words(place: Field, more: Sequence[str]) -> Table | None:
         place.error(f"what happens? one of {', '.join(_KINDS)}")
         return None
     known = (kind, *_KINDS[kind][1], *more)
-    strangers = [key for key in written if key not in known]
-    if strangers:
-        place.error(f"{strangers[0]!r} does not go with {kind!r}")
+    unknown = [key for key in written if key not in known]
+    if unknown:
+        place.error(f"{unknown[0]!r} does not go with {kind!r}")
         return None
     return place.table(known)
 
@@ -134,7 +135,7 @@ def _fault(words: Table) -> Fault:
 
 def _gpu(words: Table) -> int:
     found = words.required("gpu", "its index, as in gpu: 2")
-    return (index_number(found) if found else None) or 0
+    return (read_index(found) if found else None) or 0
 
 
 def _amount(field: Field) -> int | None:
@@ -290,7 +291,7 @@ _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),
     "mps-daemon": (_mps_daemon, ("gpu",)),
-    "blind": (lambda words: HideProcesses(_truth(words, "blind")), ()),
+    "processes-hidden": (lambda words: HideProcesses(_truth(words, "processes-hidden")), ()),
     "fail": (_fail, ("call", "times", "done")),
     "hang": (_hang, ("call", "times")),
     "heal": (_heal, ("call",)),
