@@ -139,17 +139,20 @@ class Report(Frozen):
 def gpu_reports(
     observed: Observed, done: TurnResult, desired: DesiredState | None, entries: Sequence[LedgerEntry]
 ) -> tuple[GpuReport, ...]:
-    """One per GPU that is known or served, ordered by index."""
+    """One per GPU that is known or served, ordered by index. One that has left the node is not, once nobody
+    holds a share of it."""
     node = observed.node
     serving = done.state.serving
+    replaced = node.replaced - serving.keys()
+    known = {uuid: gpu for uuid, gpu in node.known.items() if uuid not in replaced}
     held = _held_by_gpu(node, entries, done)
     reports = []
-    for uuid in dict.fromkeys((*node.known, *serving)):
+    for uuid in dict.fromkeys((*known, *serving)):
         now = serving.get(uuid, GpuServing(()))
         offer = (*now.offer, *now.leaving)
-        if uuid not in node.known and not offer:
+        if uuid not in known and not offer:
             continue
-        gpu = node.known.get(uuid)
+        gpu = known.get(uuid)
         health = done.state.health.get(uuid, Health())
         reports.append(
             GpuReport(

@@ -77,7 +77,8 @@ class Snapshot(Frozen):
 
     now_s: on the clock of all other times here. served: what each GPU serves since it was last published.
     held, entries: what the ledger says. unknown: GPUs whose holders are not known yet. original: settings
-    of GPUs before Partage changed them. attempts: what failed. in_hand: GPUs whose steps are being carried
+    of GPUs before Partage changed them. absent: GPUs that were served before the node booted and have not
+    answered since. attempts: what failed. in_hand: GPUs whose steps are being carried
     out (``changing``) or read back (``verifying``).
     """
 
@@ -88,8 +89,14 @@ class Snapshot(Frozen):
     entries: tuple[LedgerEntry, ...] = ()
     unknown: frozenset[GpuUuid] = frozenset()
     original: Mapping[GpuUuid, OriginalSettings] = field(default_factory=dict)
+    absent: frozenset[GpuUuid] = frozenset()
     attempts: Mapping[GpuUuid, FailedAttempt] = field(default_factory=dict)
     in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
+
+    @property
+    def departed(self) -> frozenset[GpuUuid]:
+        """GPUs that have left the node: another boot, or another GPU at their PCI address, shows it."""
+        return self.absent | self.observed.node.replaced
 
 
 class GpuPlan(Frozen):

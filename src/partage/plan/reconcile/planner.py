@@ -128,10 +128,10 @@ def _next_serving(
     """What every GPU serves next.
 
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
-    serves.
+    serves. One that has left the node is withdrawn, and dropped once no share of it is held.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
-    still = unseen | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
+    still = (unseen - now.departed) | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
     moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still}
     wanted = {gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still}
     moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of)
