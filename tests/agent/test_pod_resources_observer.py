@@ -13,7 +13,7 @@ from partage.agent.options import Intervals
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import GpuUuid, ResourceName, ShareId
+from partage.model.ids import GpuUuid, PodUid, ResourceName, ShareId
 from partage.plan.serve.ledger import Certainty, Ledger
 from tests.kubelet_script import until
 
@@ -66,7 +66,7 @@ class File:
 
 def holds(**pods: str) -> CheckpointHolds:
     """Ids of GPUs a, b, c, and the UIDs of their pods."""
-    return {GPU: {ShareId(f"GPU-{gpu}"): frozenset(uids.split()) for gpu, uids in pods.items()}}
+    return {GPU: {ShareId(f"GPU-{gpu}"): frozenset(map(PodUid, uids.split())) for gpu, uids in pods.items()}}
 
 
 def hold(pod: str, *ids: str, resource: ResourceName = GPU) -> ContainerHold:
@@ -144,7 +144,7 @@ async def test_other_vendors_devices_are_left_alone() -> None:
     foreign = hold("a", "mlx5_0", resource=ResourceName("rdma/hca"))
     older = hold("b", "GPU-a::3", resource=ResourceName("nvidia.com/old"))
     kubelet.says = (foreign, older)
-    kubelet.has = {ResourceName("rdma/hca"): {ShareId("mlx5_1"): frozenset({"uid"})}}
+    kubelet.has = {ResourceName("rdma/hca"): {ShareId("mlx5_1"): frozenset({PodUid("uid")})}}
     one = questions(kubelet)
     async with asking(one):
         assert [entry.id for entry in one.ledger.entries()] == ["GPU-a::3"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.plan.serve.ledger import Certainty, Holder, Ledger, LedgerEntry
 
 A = ShareId("a")
@@ -93,9 +93,9 @@ def test_a_share_that_is_never_named_is_held_until_the_checkpoint_no_longer_has_
     ledger.observed([], 120)
     assert only(ledger).certainty is Certainty.UNCONFIRMED
     assert ledger.must_check == {(GPU, A)}
-    ledger.checked({GPU: {A: frozenset({"uid"})}}, 120)
+    ledger.checked({GPU: {A: frozenset({PodUid("uid")})}}, 120)
     assert only(ledger).certainty is Certainty.UNCONFIRMED
-    ledger.checked({OTHER: {A: frozenset({"uid"})}}, 9_000)
+    ledger.checked({OTHER: {A: frozenset({PodUid("uid")})}}, 9_000)
     assert ledger.entries() == ()
 
 
@@ -117,7 +117,7 @@ def test_a_checkpoint_without_an_unconfirmed_id_ends_it():
     ledger.observed([says("web", A, B)], 1)
     ledger.kubelet_started()
     ledger.observed([], 2)
-    ledger.checked({GPU: {B: frozenset({"uid"})}}, 2)
+    ledger.checked({GPU: {B: frozenset({PodUid("uid")})}}, 2)
     assert only(ledger).id == B
 
 
@@ -158,9 +158,9 @@ def test_a_suspected_hold_is_compared_with_the_checkpoint():
     assert ledger.suspect(frozenset({(GPU, A), (GPU, B)}))
     assert not ledger.suspect(frozenset({(GPU, A)}))
     assert ledger.must_check == {(GPU, A)}
-    ledger.checked({GPU: {A: frozenset({"uid-1"})}}, 2)
+    ledger.checked({GPU: {A: frozenset({PodUid("uid-1")})}}, 2)
     assert only(ledger).checkpoint_pods == 1
-    ledger.checked({GPU: {A: frozenset({"uid-1", "uid-2"})}}, 3)
+    ledger.checked({GPU: {A: frozenset({PodUid("uid-1"), PodUid("uid-2")})}}, 3)
     assert only(ledger).checkpoint_pods == 2
     ledger.observed([says("db", A)], 4)
     assert only(ledger).checkpoint_pods == 0, "other holders: to be compared again"
@@ -436,7 +436,7 @@ class Kubelet:
 
     def checkpoint(self) -> CheckpointHolds:
         uids = {share: {name for name, ids in self.books.items() if share in ids} for share in IDS}
-        return {GPU: {share: frozenset(names) for share, names in uids.items() if names}}
+        return {GPU: {share: frozenset(map(PodUid, names)) for share, names in uids.items() if names}}
 
 
 class LedgerBesideAKubelet(RuleBasedStateMachine):

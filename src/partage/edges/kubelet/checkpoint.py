@@ -13,9 +13,10 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from partage.edges.read_file import read_regular
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.values import Frozen
 
 CHECKPOINT = "kubelet_internal_checkpoint"
@@ -50,8 +51,7 @@ class CheckpointFile:
         Raises Unreachable if it cannot be read or is in an unknown format.
         """
         try:
-            with self._path.open("rb") as stream:
-                content = json.loads(stream.read(LIMIT_BYTES))
+            content = json.loads(read_regular(self._path, LIMIT_BYTES))
             return _holds(content["Data"]["PodDeviceEntries"] or [])
         except FileNotFoundError:
             return {}
@@ -64,11 +64,11 @@ class CheckpointFile:
 
 def _holds(entries: list[dict[str, object]]) -> CheckpointHolds:
     """Raises KeyError or TypeError for another format."""
-    held: dict[ResourceName, dict[ShareId, set[str]]] = {}
+    held: dict[ResourceName, dict[ShareId, set[PodUid]]] = {}
     for entry in entries:
         by_id = held.setdefault(ResourceName(str(entry["ResourceName"])), {})
         for share in _ids(entry["DeviceIDs"]):
-            by_id.setdefault(share, set()).add(str(entry["PodUID"]))
+            by_id.setdefault(share, set()).add(PodUid(str(entry["PodUID"])))
     return {
         resource: {share: frozenset(pods) for share, pods in by_id.items()}
         for resource, by_id in held.items()

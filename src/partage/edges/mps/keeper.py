@@ -239,14 +239,16 @@ class MpsKeeper:
         In version 2 the limits apply to servers that start later. In version 3 they are in the file that
         the daemon was started with, and belong to its server.
         """
+        assert found.record is not None
+        spec = found.record.spec
         if isinstance(control, ControlV3):
             servers = await self._running_servers(found.paths, control)
-            limits = await _verified(control, found.spec)
+            limits = await _verified(control, spec)
         else:
-            await control.set_limits(found.spec)
-            limits = await _verified(control, found.spec)
+            await control.set_limits(spec)
+            limits = await _verified(control, spec)
             servers = await self._running_servers(found.paths, control)
-        if found.record is not None and found.record.identity != found.identity:
+        if found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
         return await asyncio.to_thread(state_from_reply, found, self._processes, servers, limits)
 
