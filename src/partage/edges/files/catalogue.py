@@ -123,8 +123,8 @@ class Catalogue(Frozen):
         return tuple(spelled[key] for key in list(dict.fromkeys([*prefixed, *alike]))[:3])
 
     def variants(self, name: str) -> tuple[str, ...]:
-        """The ids of several models that ``name`` may mean: it is the beginning of each, ``h100``. Empty if it
-        is an id, or a product name with the vendor."""
+        """The ids of several models that ``name`` may mean, because each begins with it: ``h100``. Empty if
+        it is an id, or a product name with the vendor."""
         if self.by_id(name) or name.lower().startswith("nvidia"):
             return ()
         found = [model.id for model in self.models if model.id.startswith(f"{_plain(name)}-")]
