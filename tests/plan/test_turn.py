@@ -9,10 +9,11 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.model.gpu import ComputeMode, Inventory, LostGpu, NoDriver
+from partage.model.gpu import ComputeMode, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.health import GpuCondition, HealthState, Xid
 from partage.model.ids import ResourceName
 from partage.model.mps import DaemonPhase, DaemonState
+from partage.model.placement import Placement
 from partage.model.policy import Policy
 from partage.model.step import StartDaemon
 from partage.plan.offer.desired import DesiredState, live, resolve, with_driver_root
@@ -144,6 +145,27 @@ def test_an_xid_of_one_gpu_takes_it_away_and_one_of_nobody_makes_all_suspect() -
     assert node.healthy() == [True, True, False, True]
     states = [node.state.health[uuid].status().state for uuid in uuids]
     assert states == [HealthState.SUSPECT, HealthState.SUSPECT, HealthState.UNHEALTHY, HealthState.SUSPECT]
+
+
+@pytest.mark.parametrize("gi", [None, 0])
+def test_without_mig_mode_an_xid_is_one_of_the_whole_gpu_whatever_instance_it_names(gi: int | None) -> None:
+    node = Turning()
+    node.turn()
+    uuid = node.inventory.gpus[2].uuid
+    node.turn(xids=(Xid(uuid, 79, gi, gi),))
+    assert node.healthy() == [True, True, False, True]
+    assert not node.state.health[uuid].instances
+
+
+def test_in_mig_mode_an_xid_is_one_of_the_instance_that_it_names() -> None:
+    plain = observed()
+    device = MigDevice("MIG-1", 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30)
+    first = replace(plain.gpus[0], mig_mode=MigMode(True, True), mig_devices=(device,))
+    node = Turning(inventory=replace(plain, gpus=(first, *plain.gpus[1:])))
+    node.turn()
+    node.turn(xids=(Xid(first.uuid, 48, 0, 0),))
+    health = node.state.health[first.uuid]
+    assert (health.offered(), health.offered(gi_id=0)) == (True, False)
 
 
 def test_silence_takes_no_gpu_away() -> None:

@@ -118,6 +118,13 @@ async def test_an_xid_is_delivered_once():
     assert (await hardware.events(0)).xids == ()
 
 
+async def test_without_mig_mode_an_xid_may_name_instance_0():
+    hardware = node()
+    await hardware.inject(RaiseXid(2, 43, gi=0, ci=0))
+    uuid = (await gpu(hardware, 2)).uuid
+    assert (await hardware.events(0)).xids == (Xid(uuid, 43, 0, 0),)
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

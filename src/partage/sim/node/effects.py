@@ -103,7 +103,9 @@ def _set_condition(state: SimulatedNode, fault: SetCondition) -> SimulatedNode:
 def _after_xid(state: SimulatedNode, xid: RaiseXid) -> SimulatedNode:
     """The node with what an XID brings besides its event."""
     assert xid.gpu is not None
-    _require_instance(gpu_at(state, xid.gpu), xid.gi)
+    gpu = gpu_at(state, xid.gpu)
+    if xid.gi or gpu.mig_enabled:  # without MIG mode, drivers may name instance 0 for the whole GPU
+        _require_instance(gpu, xid.gi)
     consequence = XID_CONSEQUENCES.get(xid.code)
     return apply_fault(state, consequence(xid.gpu)) if consequence else state
 

@@ -34,7 +34,10 @@ class GpuReturns(Frozen):
 
 
 class RaiseXid(Frozen):
-    """The driver reports an XID, with its ``XID_CONSEQUENCES``. gpu None: the driver names no GPU."""
+    """The driver reports an XID, with its ``XID_CONSEQUENCES``. gpu None: the driver names no GPU.
+
+    gi, ci: on a GPU that is not in MIG mode only 0, which some drivers then say of the whole GPU.
+    """
 
     gpu: int | None
     code: int
