@@ -348,25 +348,32 @@ int nvmlDeviceGetFieldValues(void *device, int count, Field *fields) {
     return OK;
 }
 
-int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *to) {
-    START(device);
-    const char *found = text("gpu.%d.fabric", GPU_OF(device)); /* "STATE STATUS" */
-    int state = 0;
-    if (!found || sscanf(found, "%d %d", &state, &to->status) != 2) return NOT_SUPPORTED;
-    to->state = (uint8_t)state;
-    return OK;
-}
-
-int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
-    START(device);
+/* MIG mode, 0 where there is none. */
+static int mig_mode(void *device, unsigned *current, unsigned *pending) {
     const LiveGpu *one = kept(device);
     if (one) {
         *current = (unsigned)one->current;
         *pending = (unsigned)one->pending;
-        return OK;
+        return 1;
     }
     const char *found = text("gpu.%d.mig", GPU_OF(device)); /* "CURRENT PENDING" */
-    return found && sscanf(found, "%u %u", current, pending) == 2 ? OK : NOT_SUPPORTED;
+    return found && sscanf(found, "%u %u", current, pending) == 2;
+}
+
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
+    START(device);
+    return mig_mode(device, current, pending) ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *to) {
+    START(device);
+    const char *found = text("gpu.%d.fabric", GPU_OF(device)); /* "STATE STATUS" */
+    int state = 0;
+    unsigned current = 0, pending;
+    if (!found || sscanf(found, "%d %d", &state, &to->status) != 2) return NOT_SUPPORTED;
+    /* In MIG mode the search for the fabric is suspended: in progress for ever. */
+    to->state = (uint8_t)(state && mig_mode(device, &current, &pending) && current ? 2 : state);
+    return OK;
 }
 
 int nvmlDeviceSetMigMode(void *device, unsigned mode, unsigned *activation) {

@@ -252,6 +252,9 @@ def test_the_drivers_word_on_each_gpu(node: StubNode) -> None:
     assert Discovery(nvml, node.host).conditions()[0].fabric_ok is False
     node.write(**{"gpu.0.fabric": "1 0"})
     assert Discovery(nvml, node.host).conditions()[0].fabric_ok is None
+    node.write(**{"gpu.0.fabric": "3 0", "gpu.0.mig": "1 1"})
+    (said, *_) = Discovery(nvml, node.host).conditions()
+    assert (said.fabric_ok, said.mig_mode) == (False, True)
     nvml.close()
 
 

@@ -152,12 +152,14 @@ class Discovery:
                 return None
             uuid = self._nvml.uuid(handle)
             fields = self._nvml.fields(handle)
+            mig_mode = self._nvml.mig_mode(handle)
             return GpuCondition(
                 gpu=uuid,
                 recovery=fields.recovery,
                 rows_pending=fields.rows_pending,
                 rows_failed=fields.rows_failed,
                 fabric_ok=self._nvml.fabric_ok(handle),
+                mig_mode=mig_mode is not None and mig_mode.current,
             )
         except DriverUnavailable:
             raise

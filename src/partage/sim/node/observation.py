@@ -42,12 +42,19 @@ def inventory_of(state: SimulatedNode) -> Inventory:
 
 def conditions_of(state: SimulatedNode) -> tuple[GpuCondition, ...]:
     """What the driver says of every GPU whose UUID is known, by index."""
-    rows = dict(state.conditions)
+    rows = {index: _in_mig_mode(row, state.gpus[index]) for index, row in state.conditions.items()}
     for index, lost in state.lost.items():
         rows.pop(index, None)
         if lost.uuid is not None:
             rows[index] = GpuCondition(lost.uuid, lost=lost.reason)
     return tuple(row for _, row in sorted(rows.items()))
+
+
+def _in_mig_mode(row: GpuCondition, gpu: Gpu) -> GpuCondition:
+    """In MIG mode a driver ends its search for the NVLink fabric, and says that it goes on for ever."""
+    if not gpu.mig_enabled:
+        return row
+    return replace(row, mig_mode=True, fabric_ok=None if row.fabric_ok is None else False)
 
 
 def describe(state: SimulatedNode) -> str:

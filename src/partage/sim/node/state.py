@@ -8,12 +8,13 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.model.gpu import Driver, Gpu, Link, LostGpu, NoDriver
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver
 from partage.model.health import GpuCondition
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
 from partage.model.policy import Interval
 from partage.model.step import GpuUse, UseKind
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
+from partage.sim.node.topology import has_nvswitch
 from partage.values import Frozen
 
 
@@ -97,7 +98,10 @@ def power_on(machine: Machine) -> SimulatedNode:
         last_driver=driver if isinstance(driver, Driver) else DRIVER,
         gpus={gpu.index: gpu for gpu in inventory.gpus},
         conditions={
-            gpu.index: GpuCondition(gpu.uuid, recovery=gpu.recovery, resets=0) for gpu in inventory.gpus
+            gpu.index: GpuCondition(
+                gpu.uuid, recovery=gpu.recovery, fabric_ok=_fabric_ok(gpu, inventory), resets=0
+            )
+            for gpu in inventory.gpus
         },
         lost={lost.index: lost for lost in inventory.lost},
         links=inventory.links,
@@ -108,6 +112,13 @@ def power_on(machine: Machine) -> SimulatedNode:
         virtual=inventory.virtual,
         time_slices=machine.time_slices,
     )
+
+
+def _fabric_ok(gpu: Gpu, inventory: Inventory) -> bool | None:
+    """Hopper and later join the fabric of their NVSwitches by themselves, if the fabric manager runs."""
+    same = [other for other in inventory if other.product == gpu.product]
+    joins = gpu.architecture != "ampere" and has_nvswitch(same)
+    return inventory.fabric_manager if joins else None
 
 
 def gpu_at(state: SimulatedNode, index: int) -> Gpu:
