@@ -14,6 +14,7 @@ from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, ReadinessReason, assess
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.codec.values import to_plain
+from partage.edges.hardware.procfs import pid_namespace
 from partage.edges.kubelet.port import EndpointState
 from partage.faces.documents import Verify, node_rows, resource_rows
 from partage.faces.reported import PlannedFrom
@@ -33,7 +34,12 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         "apiVersion": "partage/v1",
         "kind": "Report",
         "at": at.said(report.made.clock_s),
-        "agent": {"version": __version__, "pid": os.getpid(), "turns": report.made.number},
+        "agent": {
+            "version": __version__,
+            "pid": os.getpid(),
+            "pidNamespace": pid_namespace(Path("/proc")),
+            "turns": report.made.number,
+        },
         "healthy": not readiness.not_well,
         "reasons": _reasons(readiness.not_well),
         "degraded": _reasons(readiness.degraded),

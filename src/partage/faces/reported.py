@@ -10,6 +10,7 @@ from typing import Any
 from msgspec import field
 
 from partage.codec.values import CodecError, from_plain
+from partage.faces.report_origin import ReportOrigin
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.reconcile.node_plan import Snapshot
@@ -38,6 +39,7 @@ class Reported(Frozen):
     at: str
     version: str
     policy: str
+    origin: ReportOrigin
     offer: NodeOffer
     held: tuple[HeldShare, ...] = ()
     reasons: tuple[str, ...] = ()
@@ -96,6 +98,7 @@ def _reported(document: Mapping[str, Any]) -> Reported:
         at=str(document["at"]),
         version=str(document["agent"]["version"]),
         policy=str(document["policy"]["source"]),
+        origin=_origin(document["agent"], document["node"]),
         offer=offer,
         held=tuple(_held(row, _gpu_indexes(offer)) for row in document["held"]),
         reasons=tuple(str(row["message"]) for row in (*document["reasons"], *document["degraded"])),
@@ -103,6 +106,17 @@ def _reported(document: Mapping[str, Any]) -> Reported:
         waited_for=tuple(_waiting(row) for row in gpus if row["phase"] in ("waiting", "withdrawing")),
         pending={row["uuid"]: str(said) for row in gpus if (said := row["reason"])},
         planned_from=_planned_from(document.get("plannedFrom")),
+    )
+
+
+def _origin(agent: Mapping[str, Any], node: Mapping[str, Any]) -> ReportOrigin:
+    uuids = {row["uuid"] for row in (*node["gpus"], *node["lost"])}
+    return ReportOrigin(
+        pid=int(agent["pid"]),
+        pid_namespace=str(agent["pidNamespace"]),
+        simulated=bool(node["simulated"]),
+        boot_id=str(node["bootId"]),
+        gpus=frozenset(uuids - {None}),
     )
 
 
