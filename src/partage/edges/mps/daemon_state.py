@@ -66,7 +66,7 @@ async def state(
     try:
         async with asyncio.timeout(deadline_s):
             servers = await list_servers(control, processes)
-            limits = await control.limits(found.spec)
+            limits = await control.limits(found.spec, servers)
     except TimeoutError:
         return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
     except (DaemonError, HardwareError) as error:

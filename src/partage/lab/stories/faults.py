@@ -21,6 +21,7 @@ _TURNS = {
     DaemonPhase.FAULT: "faults",
     DaemonPhase.SILENT: "hangs",
     DaemonPhase.SERVING: "takes clients again",
+    DaemonPhase.STARTING: "has no limits in force",
 }
 
 

@@ -38,6 +38,7 @@ from partage.plan.reconcile.node_plan import Observed, Phase
 from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
     SettingsSteps,
+    clients_in_the_way,
     settings_steps,
     slice_steps,
     unusable,
@@ -234,7 +235,7 @@ class _NodeDrafter:
         offer = self._kept(gpu.uuid, layout.kept)
         steps, _ = self._settings_steps(gpu, self._wanted(gpu.uuid, layout.kept))
         draft = GpuDraft(offer, layout.reason, stuck, blocked=layout)
-        if steps.end or not steps.make:
+        if steps.end or not steps.make or self._clients_in_the_way(gpu, steps):
             return draft
         at_once = self._served.get(gpu.uuid) == GpuServing(offer)
         return replace(draft, transaction=Transaction((gpu.uuid,), steps.make), at_once=at_once)
@@ -254,12 +255,18 @@ class _NodeDrafter:
         transaction = Transaction((uuid,), todo)
         reason = "; ".join(map(str, todo))
         if not steps.end and serves:
-            return GpuDraft(offer, reason, None, transaction, at_once=True, later=slices)
+            busy = self._clients_in_the_way(gpu, steps)
+            stuck = Phase.WAITING if busy else None
+            return GpuDraft(offer, busy or reason, stuck, transaction, at_once=not busy, later=slices)
         ready = () if steps.end else _ready_rows(offer, steps.make)
         blocked = self._pods_in_the_way(gpu) if steps.end or _sets_mode(steps.make) else None
         if blocked is not None:
             return GpuDraft(ready, blocked.reason, Phase.WAITING, transaction, later=slices, blocked=blocked)
         return GpuDraft(ready, reason, None, transaction, later=slices)
+
+    def _clients_in_the_way(self, gpu: Gpu, steps: SettingsSteps) -> str:
+        """Clients of daemons that run and have to be started again, because their limits are not in force."""
+        return clients_in_the_way(steps.make, self._daemons.get(gpu.uuid, ()))
 
     def _pods_in_the_way(self, gpu: Gpu) -> Blocked | None:
         """Pods that hold shares of a GPU whose daemon or compute mode has to change."""

@@ -28,6 +28,8 @@ class MpsNode(Frozen):
     clients: the most clients of one server. multi_user: whether the program has that option.
     protocol: the newest version of the control interface that it has: 3 from driver branch 615 on.
     ignores_limits: it ignores valid limits too; a fault for tests.
+    reads_limits: it takes limits from its environment when it starts. Without, it serves without limits until
+    it is told some.
     """
 
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -35,6 +37,7 @@ class MpsNode(Frozen):
     multi_user: bool = True
     ignores_limits: bool = False
     protocol: int = 3
+    reads_limits: bool = True
 
     def visible(self, variable: str | None) -> tuple[str, ...]:
         """The devices that CUDA_VISIBLE_DEVICES leaves, in its order; unset: all.
@@ -89,6 +92,7 @@ def save(directory: Path, node: MpsNode) -> None:
         "multi_user": node.multi_user,
         "ignores_limits": node.ignores_limits,
         "protocol": node.protocol,
+        "reads_limits": node.reads_limits,
     }
     (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
 

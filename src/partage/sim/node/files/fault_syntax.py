@@ -62,6 +62,7 @@ _PHASES = {
     "faults": DaemonPhase.FAULT,
     "hangs": DaemonPhase.SILENT,
     "serves": DaemonPhase.SERVING,
+    "lacks-limits": DaemonPhase.STARTING,
 }
 _USE_KINDS = {kind.value: kind for kind in (UseKind.PROCESS, UseKind.MONITOR)}
 _CONTAINER = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
