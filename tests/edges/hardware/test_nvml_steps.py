@@ -107,6 +107,18 @@ async def test_a_mode_that_needs_a_reset_is_pending_although_the_gpu_is_in_use(
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=True)
 
 
+async def test_a_gpu_that_should_need_no_reset_and_stays_pending_is_an_error_that_says_what_to_do(
+    node: StubNode, card: NvmlHardware
+) -> None:
+    """As a Hopper board that is passed through into a virtual machine."""
+    node.write(**{"gpu.0.live": "reset"})
+    with pytest.raises(Unsupported, match=r"asks for a reset.*it is pending.*virtual machine reboot it"):
+        await card.perform(SetMigMode(GPU, enabled=True))
+    node.write(**{"gpu.0.live": "direct"})
+    await card.perform(SetMigMode(GPU, enabled=True))
+    assert (await gpu_of(card)).mig_mode == MigMode(current=True, pending=True)
+
+
 async def test_a_mode_that_is_pending_from_before_does_not_hide_a_refusal(
     node: StubNode, card: NvmlHardware
 ) -> None:

@@ -98,13 +98,14 @@ async def test_it_is_not_switched_on_during_the_reset_of_another_process(
 
 
 async def test_after_a_reset_that_was_given_up_it_is_on_again(node: StubNode, pair: NvmlHardware) -> None:
-    started, _ = slow_reset(node)
+    started, go = slow_reset(node)
     act = asyncio.create_task(pair.perform(STEP))
     await exists(started)
     act.cancel()
     with pytest.raises(asyncio.CancelledError):
         await act
     assert await persistent(pair) == [1, 1]
+    go.touch()
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"{}", b"[1]", b'["GPU-9"]', b"\xff"])

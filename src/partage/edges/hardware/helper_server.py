@@ -22,7 +22,7 @@ from partage.codec.errors import from_error
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
-from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
 from partage.model.paths import check_socket_path
 from partage.model.step import Step
@@ -64,8 +64,23 @@ async def _events(hardware: Hardware, arguments: bytes) -> object:
 
 
 async def _perform(hardware: Hardware, arguments: bytes) -> object:
+    return await hardware.perform(_step(arguments))
+
+
+def _step(arguments: bytes) -> Step:
     # mypy has no type for a union itself.
-    return await hardware.perform(_argument(cast("type[Step]", Step), arguments, "a valid step"))
+    return _argument(cast("type[Step]", Step), arguments, "a valid step")
+
+
+def _extra_s(verb: str, arguments: bytes) -> float:
+    """Seconds that a call may take beyond the usual ones."""
+    match verb:
+        case "events":
+            return LONGEST_WAIT_S
+        case "perform":
+            return longer_s(_step(arguments))
+        case _:
+            return 0.0
 
 
 def _argument(kind: type[T], arguments: bytes, what: str) -> T:
@@ -192,7 +207,7 @@ class HelperServer:
         function = VERBS.get(verb)
         if function is None:
             raise Unsupported(f"the helper has no verb {verb[:40]!r}")
-        async with self._deadlines.within(verb, LONGEST_WAIT_S if verb == "events" else 0.0):
+        async with self._deadlines.within(verb, _extra_s(verb, arguments)):
             return await function(self._hardware, arguments)
 
     def _settled(self, task: asyncio.Task[None]) -> None:

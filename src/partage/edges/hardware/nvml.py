@@ -20,7 +20,14 @@ from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.reset import PendingModes, check_nvidia_smi, prepare, run_nvidia_smi, verify_reset
+from partage.edges.hardware.reset import (
+    PendingModes,
+    check_nvidia_smi,
+    is_in_force,
+    prepare,
+    run_nvidia_smi,
+    verify_reset,
+)
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
@@ -167,10 +174,13 @@ class NvmlHardware:
 
     async def _reset(self, step: Reset) -> None:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
+        if await self._worker.call(lambda: self._is_in_force(step), self._deadline_s):
+            return
         check_nvidia_smi(self._host)
         before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
         output = await run_nvidia_smi(self._host, step.gpus)
-        await self._worker.call(lambda: self._conclude(step, before, output), self._deadline_s)
+        # All GPUs are initialised again, which takes seconds for each.
+        await self._worker.call(lambda: self._conclude(step, before, output), self._act_deadline_s)
 
     async def _end(self, step: EndProcess) -> None:
         """End a process. This takes a while and needs no session, so other calls do not have to wait."""
@@ -234,6 +244,9 @@ class NvmlHardware:
 
     def _perform(self, step: Step) -> Created | None:
         return self._with_session(lambda: self._steps.perform(step))
+
+    def _is_in_force(self, step: Reset) -> bool:
+        return self._with_session(lambda: is_in_force(self._nvml, step))
 
     def _prepare(self, step: Reset) -> PendingModes:
         before = self._with_session(lambda: prepare(self._nvml, self._persistence, step))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
 from partage.edges.hardware.persistence_mode import PersistenceMode
+from partage.edges.hardware.port import RESET_DEADLINE_S
 from partage.edges.hardware.readings import Handle, Nvml
 from partage.errors import (
     GpuInUse,
@@ -18,9 +19,6 @@ from partage.errors import (
 from partage.model.step import Reset
 from partage.values import Frozen
 
-DEADLINE_S = 45.0
-"""Seconds that a reset may take: less than STEP_DEADLINE_S, so that the caller receives the error."""
-
 _PURPOSE = "a GPU reset"
 
 
@@ -28,6 +26,14 @@ class PendingModes(Frozen):
     """pending: GPUs whose MIG mode waits for the reset."""
 
     pending: tuple[str, ...]
+
+
+def is_in_force(nvml: Nvml, step: Reset) -> bool:
+    """Whether nothing is left to do: the step is for MIG modes, and all of them are in force already. Some
+    drivers reset the GPU themselves when its mode is set. Raises HardwareError.
+    """
+    handles = {gpu: nvml.gpu_handle(gpu) for gpu in step.gpus}
+    return bool(step.pending) and not any(_is_pending(nvml, handles[gpu]) for gpu in step.pending)
 
 
 def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingModes:
@@ -69,12 +75,14 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = DEADLINE_S) -> str | None:
+async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = RESET_DEADLINE_S) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
+    Also if the caller gives up, nvidia-smi goes on: a reset that is ended in the middle can lose the GPU.
     Raises Unsupported, HardwareTimeout.
     """
-    said = await run(host, _PURPOSE, "--gpu-reset", "-i", ",".join(gpus), deadline_s=deadline_s)
+    arguments = ("--gpu-reset", "-i", ",".join(gpus))
+    said = await run(host, _PURPOSE, *arguments, deadline_s=deadline_s, may_kill=False)
     return str(said) if said.code else None
 
 

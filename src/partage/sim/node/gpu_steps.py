@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from partage.errors import GpuInUse, HardwareError, StateMismatch, Unsupported
-from partage.model.gpu import MigMode
+from partage.model.gpu import Gpu, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
 from partage.model.step import Reset, SetMigMode, Verify
@@ -46,8 +46,13 @@ def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode,
 
 
 def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
-    """Raises GpuInUse; Unsupported in a virtual machine, or if a GPU that shares the reset is missing."""
+    """Nothing if all modes that it is for are in force.
+
+    Raises GpuInUse; Unsupported in a virtual machine, or if a GPU that shares the reset is missing.
+    """
     gpus = [answering_gpu(state, uuid) for uuid in step.gpus]
+    if step.pending and not any(gpu.uuid in step.pending and _is_pending(gpu) for gpu in gpus):
+        return state
     if state.virtual:
         raise Unsupported("a virtual machine may not reset its GPUs", _IN_A_VM)
     groups = reset_sets(inventory_of(state))
@@ -60,6 +65,10 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
     for gpu in gpus:
         state = reset_gpu(state, gpu)
     return state
+
+
+def _is_pending(gpu: Gpu) -> bool:
+    return gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending
 
 
 def verify(state: SimulatedNode, step: Verify) -> SimulatedNode:
