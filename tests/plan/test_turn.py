@@ -284,6 +284,23 @@ def test_shares_whose_daemon_takes_no_clients_are_unhealthy_until_it_does() -> N
     assert node.healthy(SHARED) == [True, True]
 
 
+@pytest.mark.parametrize("shared", [EXCLUSIVE, SHARED_ONES])
+def test_a_mig_device_without_its_device_file_is_unhealthy_until_it_is_there(shared: str) -> None:
+    plain = observed()
+    device = MigDevice("MIG-1", 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30, 3, 4)
+    first = replace(plain.gpus[2], mig_mode=MigMode(True, True), mig_devices=(device,))
+    node = Turning(shared, replace(plain, gpus=(*plain.gpus[:2], first, plain.gpus[3])))
+    mig = ResourceName("nvidia.com/mig-7g.40gb")
+    node.turn()
+    assert node.healthy(mig) == [True]
+    missing = replace(first, mig_devices=(replace(device, missing_node="/dev/nvidia-caps/nvidia-cap3"),))
+    without = replace(plain, gpus=(*plain.gpus[:2], missing, plain.gpus[3]))
+    node.node, node.desired = recognise(node.node, without), desired(shared, without)
+    done = node.turn(fresh=True)
+    assert node.healthy(mig) == [False]
+    assert "nvidia-cap3 does not exist" in done.plan.unusable["MIG-1"]
+
+
 def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> None:
     inventory = observed()
     text = "version: partage/v1\ngpus:\n  - {select: {index: [0]}, mig: {layout: [3g.20gb, 3g.20gb]}}\n"

@@ -84,6 +84,7 @@ class MigDevice(Frozen):
     placement:    memory slices of its GPU instance.
     memory_bytes: memory of its GPU instance.
     gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
+    missing_node: one of these files that does not exist on the node; empty: none is known to be missing.
     """
 
     uuid: str
@@ -95,6 +96,18 @@ class MigDevice(Frozen):
     memory_bytes: int
     gi_minor: int | None = None
     ci_minor: int | None = None
+    missing_node: str = ""
+
+    @property
+    def capability_nodes(self) -> tuple[str, ...]:
+        """Its capability device files, as far as they are known."""
+        minors = (self.gi_minor, self.ci_minor)
+        return tuple(capability_node(minor) for minor in minors if minor is not None)
+
+
+def capability_node(minor: int) -> str:
+    """The device file of a MIG capability, as a path in a container."""
+    return f"/dev/nvidia-caps/nvidia-cap{minor}"
 
 
 class EmptyInstance(Frozen):

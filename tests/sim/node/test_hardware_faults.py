@@ -15,6 +15,7 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    LoseNodes,
     RaiseXid,
     Reboot,
     ResetGpu,
@@ -153,6 +154,17 @@ async def test_what_a_gpu_needs_stands_in_the_inventory_too():
     await hardware.inject(SetCondition(0, recovery=RecoveryAction.DRAIN_AND_RESET, fabric_ok=False))
     assert (await gpu(hardware, 0)).recovery is RecoveryAction.DRAIN_AND_RESET
     assert (await condition(hardware, 0)).fabric_ok is False
+
+
+async def test_the_device_files_of_mig_devices_can_be_missing():
+    hardware = node()
+    await hardware.inject(SetMig(1, BALANCED))
+    await hardware.inject(LoseNodes(1))
+    assert [one.missing_node for one in (await gpu(hardware, 1)).mig_devices] == [
+        one.capability_nodes[0] for one in (await gpu(hardware, 1)).mig_devices
+    ]
+    await hardware.inject(LoseNodes(1, missing=False))
+    assert {one.missing_node for one in (await gpu(hardware, 1)).mig_devices} == {""}
 
 
 async def test_a_gpu_on_nvswitches_joins_their_fabric_except_in_mig_mode():

@@ -13,6 +13,7 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.kubelet.port import EndpointState
 from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase
+from partage.plan.reconcile.draft import without_nodes
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.report import Report
 from partage.values import Frozen
@@ -84,6 +85,19 @@ def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
 def _degraded(report: Report) -> Iterator[ReadinessReason]:
     for problem in report.policy.problems:
         yield ReadinessReason("policy-refused", str(problem))
+    yield from _degraded_gpus(report)
+    needed = report.dependencies
+    if needed.pod_resources:
+        yield ReadinessReason("holders-unknown", needed.pod_resources)
+    if needed.state_dir:
+        yield ReadinessReason("state-not-saved", needed.state_dir)
+    if needed.cdi:
+        yield ReadinessReason("cdi-incomplete", needed.cdi)
+    if needed.guard:
+        yield ReadinessReason("guard-not-written", needed.guard)
+
+
+def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
     for gpu in report.gpus:
         if not gpu.health.state.offered:
             yield ReadinessReason("gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}): {gpu.health.reason}")
@@ -97,12 +111,5 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
                 yield ReadinessReason(
                     "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
                 )
-    needed = report.dependencies
-    if needed.pod_resources:
-        yield ReadinessReason("holders-unknown", needed.pod_resources)
-    if needed.state_dir:
-        yield ReadinessReason("state-not-saved", needed.state_dir)
-    if needed.cdi:
-        yield ReadinessReason("cdi-incomplete", needed.cdi)
-    if needed.guard:
-        yield ReadinessReason("guard-not-written", needed.guard)
+    for reason in dict.fromkeys(without_nodes(report.node.inventory).values()):
+        yield ReadinessReason("device-file-missing", f"MIG devices cannot be used: {reason}")

@@ -120,9 +120,7 @@ def _names(gpu: Gpu, options: Options) -> Iterator[tuple[str, list[str]]]:
     node = f"/dev/nvidia{gpu.minor}"
     yield str(gpu.index) if by_index else gpu.uuid, [node]
     for mig in gpu.mig_devices:
-        minors = (minor for minor in (mig.gi_minor, mig.ci_minor) if minor is not None)
-        caps = [f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors]
-        yield f"{gpu.index}:{mig.index}" if by_index else mig.uuid, [node, *caps]
+        yield f"{gpu.index}:{mig.index}" if by_index else mig.uuid, [node, *mig.capability_nodes]
 
 
 def _spec(cdi_class: str, devices: list[Spec], edits: Spec) -> Spec:

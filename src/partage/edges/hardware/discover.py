@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partage.edges.hardware.capability_nodes import with_nodes
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices
@@ -123,6 +124,7 @@ class Discovery:
             devices = read_mig_devices(
                 nvml, handle, gpu_minor=minor, gpu_memory_bytes=memory_bytes, minors=minors
             )
+            devices = with_nodes(self._host, minor, devices)
             used = frozenset(device.gi_id for device in devices)
             empty = empty_instances(nvml, handle, memory_bytes, used)
         self._seen[index] = Identity(uuid, pci.bus_id)

@@ -14,6 +14,8 @@ CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"
 """In the order in which NVIDIA's plugin gives them to containers."""
 
 _CAPABILITY = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)", re.ASCII)
+_CAPABILITY_MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE | re.ASCII)
+_CAPABILITY_KEY = re.compile(r"^(\w+): (\d+)$", re.MULTILINE | re.ASCII)
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.ASCII)
 _OPEN_TO_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
@@ -56,6 +58,18 @@ class Host(Frozen):
         """Minor numbers of the MIG capability files; empty on a node without MIG."""
         found = _CAPABILITY.findall(_read(self.proc / "driver/nvidia-caps/mig-minors"))
         return {(int(gpu), int(gi), int(ci) if ci else None): int(minor) for gpu, gi, ci, minor in found}
+
+    def capability_major(self) -> int | None:
+        """Major number of the MIG capability files; None if the kernel module has none."""
+        match = _CAPABILITY_MAJOR.search(_read(self.proc / "devices"))
+        return int(match[1]) if match else None
+
+    def capability_file(self, capability: str) -> Mapping[str, int]:
+        """What the kernel module says of the file of a capability, ``gpu0/mig/gi1``: ``DeviceFileMinor``,
+        ``DeviceFileMode``, ``DeviceFileModify``; empty if it says nothing.
+        """
+        text = _read(self.proc / "driver/nvidia/capabilities" / capability / "access")
+        return {key: int(value) for key, value in _CAPABILITY_KEY.findall(text)}
 
     def control_nodes(self) -> tuple[str, ...]:
         """The control device files that exist, as paths in a container."""

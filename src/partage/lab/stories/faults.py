@@ -44,6 +44,8 @@ def sentence(fault: faults.Fault) -> str:
             return f"{name or 'every process'} closes GPU {gpu}"
         case faults.SetDaemonPhase(gpu, phase):
             return f"the MPS daemon of GPU {gpu} {_TURNS.get(phase, phase)}"
+        case faults.LoseNodes(gpu, missing):
+            return f"the device files of GPU {gpu}'s MIG devices {'are gone' if missing else 'are there'}"
         case faults.SetMig(gpu, layout):
             return f"an administrator {_laid_out(layout)} on GPU {gpu}"
         case _:

@@ -106,8 +106,7 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
         index, profile, nodes = f"{gpu.index}:{position}", str(mig.item.profile), ()
     else:
         device, index, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.profile
-        minors = (minor for minor in (mig.gi_minor, mig.ci_minor) if minor is not None)
-        nodes += tuple(f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors)
+        nodes += mig.capability_nodes
     return DeviceOffer(
         device=device,
         gpu=gpu.uuid,

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from partage.model.gpu import Gpu
+from partage.model.gpu import Gpu, Inventory
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
@@ -133,7 +133,7 @@ class _NodeDrafter:
         self._daemons: dict[str, list[DaemonState]] = defaultdict(list)
         for one in observed.daemons or ():
             self._daemons[one.gpu].append(one)
-        self.unusable: dict[str, str] = {}
+        self.unusable = without_nodes(desired.inventory)
 
     def gpu(self, gpu: Gpu) -> GpuDraft:
         """One GPU. The MIG layout comes first; settings change only if no layout has to be made."""
@@ -299,6 +299,16 @@ class _NodeDrafter:
         if want.interval is not None and uuid not in self._observed.slices:
             return GpuDraft(offer, "its time slice is not known yet", Phase.UNKNOWN)
         return GpuDraft(offer)
+
+
+def without_nodes(inventory: Inventory) -> dict[str, str]:
+    """MIG devices that no container can use yet because a device file is missing, and which."""
+    return {
+        device.uuid: f"its device file {device.missing_node} does not exist"
+        for gpu in inventory
+        for device in gpu.mig_devices
+        if device.missing_node
+    }
 
 
 def _kept_by(layout: GpuMigPlan | Blocked | None) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from partage.model.gpu import NoDriver
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node
+from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node, without_nodes
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
@@ -104,9 +104,8 @@ def _draft(
     observed = now.observed
     if not (desired.layouts or desired.settings or observed.daemons or now.original or observed.node.lost):
         offer = live(desired.offer)
-        return NodeDraft(
-            {gpu.uuid: GpuDraft(offer.get(gpu.uuid, ())) for gpu in desired.inventory}, MigPlan(), {}
-        )
+        drafts = {gpu.uuid: GpuDraft(offer.get(gpu.uuid, ())) for gpu in desired.inventory}
+        return NodeDraft(drafts, MigPlan(), without_nodes(desired.inventory))
     return draft_node(
         desired, observed, now.served, geometry_of, uses=uses, original=now.original, renew=renew
     )

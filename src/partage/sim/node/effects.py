@@ -24,6 +24,7 @@ from partage.sim.node.faults import (
     HealCall,
     HideProcesses,
     LoseGpu,
+    LoseNodes,
     Occupy,
     RaiseXid,
     Reboot,
@@ -66,8 +67,8 @@ def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
         case DriverLoaded(version, cuda):
             last = state.last_driver
             return load_driver(state, Driver(version or last.version, cuda or last.cuda))
-        case SetMig():
-            return _set_mig(state, fault)
+        case SetMig() | LoseNodes():
+            return _change_mig(state, fault)
         case Occupy() | Vacate() | HideProcesses() | SetDaemonPhase():
             return _change_processes(state, fault)
         case RaiseXid(index):
@@ -170,6 +171,13 @@ def _cgroup(fault: Occupy) -> str:
 
 
 # --- MIG -----------------------------------------------------------------------------------------
+
+
+def _change_mig(state: SimulatedNode, fault: SetMig | LoseNodes) -> SimulatedNode:
+    if isinstance(fault, SetMig):
+        return _set_mig(state, fault)
+    others = state.without_nodes - {gpu_at(state, fault.gpu).index}
+    return replace(state, without_nodes=others | {fault.gpu} if fault.missing else others)
 
 
 def _set_mig(state: SimulatedNode, fault: SetMig) -> SimulatedNode:

@@ -145,6 +145,13 @@ class HideProcesses(Frozen):
     on: bool = True
 
 
+class LoseNodes(Frozen):
+    """Whether the capability device files of the GPU's MIG devices are missing, and cannot be made."""
+
+    gpu: int
+    missing: bool = True
+
+
 class SetDaemonPhase(Frozen):
     """The MPS daemons of a GPU end, have a fault, do not answer, or serve again."""
 
@@ -168,6 +175,7 @@ Fault = (
     | Occupy
     | Vacate
     | HideProcesses
+    | LoseNodes
     | SetDaemonPhase
 )
 

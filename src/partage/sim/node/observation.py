@@ -21,7 +21,7 @@ def inventory_of(state: SimulatedNode) -> Inventory:
             simulated=True,
         )
     gpus = tuple(
-        replace(gpu, recovery=state.conditions[index].recovery)
+        replace(_with_nodes(state, gpu), recovery=state.conditions[index].recovery)
         for index, gpu in sorted(state.gpus.items())
         if index not in state.lost
     )
@@ -38,6 +38,13 @@ def inventory_of(state: SimulatedNode) -> Inventory:
         virtual=state.virtual,
         simulated=True,
     )
+
+
+def _with_nodes(state: SimulatedNode, gpu: Gpu) -> Gpu:
+    if gpu.index not in state.without_nodes:
+        return gpu
+    devices = (replace(one, missing_node=one.capability_nodes[0]) for one in gpu.mig_devices)
+    return replace(gpu, mig_devices=tuple(devices))
 
 
 def conditions_of(state: SimulatedNode) -> tuple[GpuCondition, ...]:
