@@ -102,6 +102,15 @@ async def test_a_blocked_mode_change_names_the_process(node: StubNode, card: Nvm
     assert caught.value.uses == ("monitor nv-hostengine (pid 70)",)
 
 
+async def test_what_holds_a_gpu_without_a_process_is_guessed_at(node: StubNode, card: NvmlHardware) -> None:
+    node.write(**{"gpu.0.monitor": 1})
+    with pytest.raises(GpuInUse, match=r"used by no visible process$"):
+        await card.perform(SetMigMode(GPU, enabled=True))
+    node.file("sys/module/nvidia_drm/refcnt", "1\n")
+    with pytest.raises(GpuInUse, match=r"no visible process \(.*modprobe -r nvidia_drm"):
+        await card.perform(SetMigMode(GPU, enabled=True))
+
+
 async def test_a_mode_that_needs_a_reset_is_pending_although_the_gpu_is_in_use(
     node: StubNode, card: NvmlHardware
 ) -> None:

@@ -101,8 +101,9 @@ async def test_persistence_mode_is_off_for_the_reset_and_on_again_after_it(
 
 async def test_a_gpu_in_use_is_not_reset(node: StubNode, pair: NvmlHardware) -> None:
     node.add_nvidia_smi()
+    node.file("sys/module/nvidia_drm/refcnt", "1\n")
     node.write(**{"gpu.1.monitor": 1})
-    with pytest.raises(GpuInUse, match="In use by another client"):
+    with pytest.raises(GpuInUse, match=r"In use by another client.*modprobe -r nvidia_drm"):
         await pair.perform(STEP)
     assert (await modes(pair))[0] == MigMode(current=False, pending=True)
 

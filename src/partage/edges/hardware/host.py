@@ -84,6 +84,12 @@ class Host(Frozen):
             return None
         return any(_read(comm).strip() == _FABRIC_MANAGER for comm in self.proc.glob("[0-9]*/comm"))
 
+    def unseen_holder(self) -> str:
+        """What may hold a GPU without any process; empty if nothing is known to."""
+        if not (self.sys / "module/nvidia_drm").exists():
+            return ""
+        return "the kernel module nvidia_drm may hold it for a display or console: modprobe -r nvidia_drm"
+
     def virtual(self) -> bool | None:
         """Whether the node is a virtual machine; None if neither processor nor firmware say.
 

@@ -254,7 +254,7 @@ class NvmlHardware:
         return before
 
     def _conclude(self, step: Reset, before: PendingModes, output: str | None) -> None:
-        self._with_session(lambda: verify_reset(self._nvml, step, before, output))
+        self._with_session(lambda: verify_reset(self._nvml, self._host, step, before, output))
 
     def _with_session(self, function: Callable[[], T]) -> T:
         """What the function returns. Raises DriverUnavailable, and closes the session then."""

@@ -44,7 +44,7 @@ def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingMod
     return PendingModes(pending)
 
 
-def verify_reset(nvml: Nvml, step: Reset, before: PendingModes, output: str | None) -> None:
+def verify_reset(nvml: Nvml, host: Host, step: Reset, before: PendingModes, output: str | None) -> None:
     """Check the MIG modes after the reset. The session is a new one, in which persistence mode is on again.
 
     output: of nvidia-smi, if it failed. Raises HardwareError if nvidia-smi failed and no mode took effect,
@@ -58,11 +58,10 @@ def verify_reset(nvml: Nvml, step: Reset, before: PendingModes, output: str | No
         )
     waiting = [gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu])]
     if waiting:
-        raise reset_error(
-            waiting, output or "nvidia-smi reports success, but the MIG mode still waits for it"
-        )
+        silent = "nvidia-smi reports success, but the MIG mode still waits for it"
+        raise reset_error(waiting, output or silent, host.unseen_holder())
     if output is not None and not before.pending:
-        raise reset_error(step.gpus, output)
+        raise reset_error(step.gpus, output, host.unseen_holder())
 
 
 def _is_pending(nvml: Nvml, handle: Handle) -> bool:
@@ -86,14 +85,15 @@ async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = RE
     return str(said) if said.code else None
 
 
-def reset_error(gpus: Sequence[str], output: str) -> HardwareError:
-    """The error for the output of nvidia-smi."""
+def reset_error(gpus: Sequence[str], output: str, unseen_holder: str) -> HardwareError:
+    """The error for the output of nvidia-smi. unseen_holder: what may hold a GPU without any process."""
     message = f"the reset of {', '.join(gpus)} did not succeed: {output}"
     low = output.lower()
     if "permission" in low:
         return NotPermitted(message)
     if "in use" in low or "being used" in low:
-        return GpuInUse(message, "stop what holds the GPU: DCGM, persistenced, nvsm, a display")
+        holders = f"stop what holds the GPU: DCGM, nvsm, a display{unseen_holder and f'; {unseen_holder}'}"
+        return GpuInUse(message, holders)
     if "not supported" in low or "not allowed" in low or "nvlink" in low:
         return Unsupported(
             message,

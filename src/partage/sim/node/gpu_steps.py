@@ -36,8 +36,7 @@ def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode,
         return with_gpu(state, pending), None
     if live := [*gpu.mig_devices, *gpu.empty_instances]:
         raise GpuInUse(f"GPU {gpu.index} still has {len(live)} MIG instances")
-    uses = [use for use in state.all_uses if use.gpu == gpu.uuid]
-    if uses:
+    if uses := state.holders(gpu.uuid):
         return with_gpu(state, pending), in_use(f"GPU {gpu.index} is in use; its MIG mode is pending", uses)
     if mode_change_needs_reset(gpu):
         return with_gpu(state, pending), None
@@ -60,7 +59,7 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
     if missing:
         left_out = ", ".join(str(gpu.index) for _, gpu in sorted(state.gpus.items()) if gpu.uuid in missing)
         raise Unsupported(f"NVLinks join GPU {left_out} with those to be reset: they are reset together")
-    if uses := [use for use in state.all_uses if use.gpu in step.gpus]:
+    if uses := [use for uuid in step.gpus for use in state.holders(uuid)]:
         raise in_use("a GPU that is in use cannot be reset", uses)
     for gpu in gpus:
         state = reset_gpu(state, gpu)

@@ -85,6 +85,10 @@ class SimulatedNode(Frozen):
         running = (one for one in self.daemons.values() if one.phase is not DaemonPhase.DEAD)
         return (*self.uses, *(one.server for one in running))
 
+    def holders(self, gpu: str) -> list[GpuUse]:
+        """Who has this GPU or a part of it open and does not give way to a change of it."""
+        return [use for use in self.all_uses if use.gpu == gpu and not use.gives_way]
+
     @property
     def boot_id(self) -> str:
         """The machine's own at first; another one after each reboot."""
