@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
 from partage.errors import Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, MigMode
+from partage.model.ids import DeviceUuid
 from partage.model.layout import LayoutItem
 from partage.plan.packing.candidates import survey
 from partage.plan.packing.demand import Demand
@@ -62,10 +63,10 @@ CASES = (
 )
 
 
-def fleet(case: Case) -> tuple[Inventory, frozenset[str]]:
+def fleet(case: Case) -> tuple[Inventory, frozenset[DeviceUuid]]:
     """The GPUs, and which of their MIG devices are held; the same every time."""
     chance = random.Random(1)
-    gpus, held = [], set[str]()
+    gpus, held = [], set[DeviceUuid]()
     for index in range(case.gpus):
         gpu = _gpu(index, chance.choice(case.models), chance if chance.random() < case.live else None)
         held |= {device.uuid for device in gpu.mig_devices if chance.random() < case.held}

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from partage.agent.enforcement import EndMethod, EndResult, end_processes
 from partage.errors import HardwareTimeout
+from partage.model.ids import share_id
 from partage.model.mps import DaemonSpec
 from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
@@ -43,7 +44,7 @@ async def verdict(hardware: SimulatedHardware) -> Violation:
     share = replace(
         offering(0, 4), device=gpu, gpu=gpu, memory_bytes=SHARE_BYTES, guarantee=Guarantee.GUARDED
     )
-    held = ((f"{gpu}::{number}", HOLDERS[who]) for number, who in enumerate((TRAIN, NOTEBOOK)))
+    held = ((share_id(gpu, number), HOLDERS[who]) for number, who in enumerate((TRAIN, NOTEBOOK)))
     entries = [LedgerEntry(NAME, identity, Certainty.OBSERVED, (holder,), 0) for identity, holder in held]
     granted = grants(entries, {gpu: (share,)})
     found = watch(await hardware.processes(), HOLDERS, granted, {gpu: WatchAction.KILL})

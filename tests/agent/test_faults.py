@@ -12,6 +12,7 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.model.gpu import RecoveryAction
 from partage.model.health import HealthState
+from partage.model.ids import ShareId
 from partage.model.share import DeviceRow
 from partage.sim.node.faults import (
     DriverGone,
@@ -175,7 +176,7 @@ async def fast_agent(
 def rows(kubelet: ScriptedKubelet) -> list[DeviceRow]:
     found = kubelet.last(GPU)
     health = found.watch.health if found and found.watch else {}
-    return [DeviceRow(share, state == "Healthy") for share, state in health.items()]
+    return [DeviceRow(ShareId(share), state == "Healthy") for share, state in health.items()]
 
 
 async def test_a_gpu_comes_back_after_a_proven_reset_and_its_probation(

@@ -11,7 +11,7 @@ from partage.agent.reconciler.executor import TransactionEnd
 from partage.agent.reconciler.one_shot import ApplyResult, ApplyRun, desired_for_undo
 from partage.edges.files.catalogue import geometry_of, load
 from partage.errors import GpuInUse, InsufficientResources
-from partage.faces.apply_rows import exit_code, problems, rows
+from partage.faces.documents.apply import GpuOutcome, applied_gpu_rows, exit_code, problems
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
@@ -133,8 +133,8 @@ async def test_a_gpu_instance_without_room_side_by_side_is_made_anew():
     hardware, uuid, kept = await _scattered(*["1c.3g.40gb"] * 3, keep=1)
     applied = await _apply(hardware, {uuid: _desired("1c.3g.40gb", "2c.3g.40gb")})
     assert (exit_code(applied), applied.outcomes[-1].ending) == (0, TransactionEnd.DONE)
-    (row,) = rows(applied)
-    assert (row["outcome"], row["kept"]) == ("done", [])
+    (row,) = applied_gpu_rows(applied)
+    assert (row.outcome, row.kept) == (GpuOutcome.DONE, ())
     live = (await hardware.observe()).gpus[0].mig_devices
     assert sorted(one.profile for one in live) == ["1c.3g.40gb", "2c.3g.40gb"]
     assert kept.uuid not in {one.uuid for one in live}

@@ -15,7 +15,8 @@ from partage.agent.reconciler.one_shot import ApplyRun, observe_input
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Unsatisfiable
-from partage.model.gpu import ComputeMode, Gpu, Inventory
+from partage.model.gpu import ComputeMode, Gpu, Inventory, MigDevice
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
 from partage.model.policy import (
     DesiredMig,
@@ -63,7 +64,7 @@ class RecordingHardware(SimulatedHardware):
     ``StartDaemonAt``. known: the MIG devices that were there before.
     """
 
-    known: frozenset[str] = frozenset()
+    known: frozenset[DeviceUuid] = frozenset()
     performed: list[Step]
     steps: list[PlannedStep]
 
@@ -82,7 +83,8 @@ class RecordingHardware(SimulatedHardware):
     async def _as_planned(self, step: Step) -> PlannedStep:
         if not isinstance(step, StartDaemon) or step.spec.device in (step.gpu, *self.known):
             return step
-        devices = {one.uuid: one for gpu in await self.observe() for one in gpu.mig_devices}
+        inventory = await self.observe()
+        devices: dict[DeviceUuid, MigDevice] = {one.uuid: one for gpu in inventory for one in gpu.mig_devices}
         made = devices[step.spec.device]
         return StartDaemonAt(step.gpu, made.profile, made.placement, step.spec.limits)
 
@@ -203,7 +205,7 @@ async def _applied_as_planned(hardware: RecordingHardware, apply: ApplyRun, poli
     assert (again.outcomes, hardware.steps) == ((), done)
 
 
-def _steps(plan: NodePlan) -> dict[str, tuple[PlannedStep, ...]]:
+def _steps(plan: NodePlan) -> dict[GpuUuid, tuple[PlannedStep, ...]]:
     return {gpu: one.steps for gpu, one in plan.gpus.items()}
 
 
@@ -256,7 +258,7 @@ async def _agent_does_as_planned(world: World, hardware: RecordingHardware, text
     world.start_agent()
     await asyncio.sleep(30.0)
     assert hardware.steps == []
-    original: dict[str, OriginalSettings] = {}
+    original: dict[GpuUuid, OriginalSettings] = {}
     for text in texts:
         policy = parse_policy(text, "policy.yaml").policy
         planned = await _planned(hardware, policy, original)
@@ -270,8 +272,8 @@ async def _agent_does_as_planned(world: World, hardware: RecordingHardware, text
 
 
 async def _planned(
-    hardware: SimulatedHardware, policy: Policy, original: Mapping[str, OriginalSettings]
-) -> dict[str, tuple[PlannedStep, ...]]:
+    hardware: SimulatedHardware, policy: Policy, original: Mapping[GpuUuid, OriginalSettings]
+) -> dict[GpuUuid, tuple[PlannedStep, ...]]:
     found = await observe_input(
         hardware, lambda inventory: resolve(policy, inventory, geometry_of), None, lambda _: original
     )

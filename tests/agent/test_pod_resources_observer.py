@@ -10,9 +10,11 @@ from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.plan.serve.ledger import Certainty, Ledger
 from tests.kubelet_script import until
+
+GPU_A = ShareId("GPU-a")
 
 GPU = ResourceName("nvidia.com/gpu")
 QUICK = Intervals(holders_first_s=0.01, holders_s=0.2, holders_longest_s=3.0)
@@ -34,7 +36,7 @@ class Kubelet:
 
 
 def questions(
-    kubelet: Kubelet, *, there: bool = True, checkpoint: dict[ResourceName, frozenset[str]] | None = None
+    kubelet: Kubelet, *, there: bool = True, checkpoint: dict[ResourceName, frozenset[ShareId]] | None = None
 ) -> PodResourcesPoller:
     return PodResourcesPoller(
         pod_resources=kubelet,
@@ -42,7 +44,7 @@ def questions(
         clock=lambda: asyncio.get_running_loop().time(),
         ask=lambda: None,
         intervals=QUICK,
-        names=lambda: NodeNames({GPU}, {"GPU-a"}),
+        names=lambda: NodeNames({GPU}, {GpuUuid("GPU-a")}),
         checkpoint=lambda: checkpoint,
         there=lambda: there,
     )
@@ -64,10 +66,10 @@ async def test_an_allocate_is_followed_by_questions_until_its_pod_is_named() -> 
     kubelet = Kubelet()
     one = questions(kubelet)
     async with asking(one):
-        one.ledger.allocated(GPU, ["GPU-a"], one.clock())
+        one.ledger.allocated(GPU, [GPU_A], one.clock())
         one.soon()
         await until(lambda: kubelet.asked >= 3)
-        kubelet.says = (ContainerHold("default", "pod", "main", GPU, ("GPU-a",)),)
+        kubelet.says = (ContainerHold("default", "pod", "main", GPU, (GPU_A,)),)
         await until(lambda: [entry.certainty for entry in one.ledger.entries()] == [Certainty.OBSERVED])
 
 
@@ -100,8 +102,8 @@ async def test_a_kubelet_that_refuses_is_asked_ever_less() -> None:
 
 async def test_other_vendors_devices_are_none_of_our_business() -> None:
     kubelet = Kubelet()
-    foreign = ContainerHold("default", "a", "main", ResourceName("rdma/hca"), ("mlx5_0",))
-    older = ContainerHold("default", "b", "main", ResourceName("nvidia.com/old"), ("GPU-a::3",))
+    foreign = ContainerHold("default", "a", "main", ResourceName("rdma/hca"), (ShareId("mlx5_0"),))
+    older = ContainerHold("default", "b", "main", ResourceName("nvidia.com/old"), (ShareId("GPU-a::3"),))
     kubelet.says = (foreign, older)
     one = questions(kubelet)
     async with asking(one):
@@ -112,7 +114,11 @@ async def test_the_checkpoint_stands_in_for_a_first_answer() -> None:
     kubelet = Kubelet()
     kubelet.says = Unreachable("not there")
     one = questions(
-        kubelet, checkpoint={GPU: frozenset({"GPU-a"}), ResourceName("rdma/hca"): frozenset({"mlx5_0"})}
+        kubelet,
+        checkpoint={
+            GPU: frozenset({ShareId("GPU-a")}),
+            ResourceName("rdma/hca"): frozenset({ShareId("mlx5_0")}),
+        },
     )
     async with asking(one):
         assert one.known
@@ -124,13 +130,13 @@ async def test_the_checkpoint_stands_in_for_a_first_answer() -> None:
 async def test_what_the_checkpoint_has_and_nobody_names_yet_is_held_from_the_start() -> None:
     """An agent that was away while a pod was admitted: an init container, or one not yet named."""
     kubelet = Kubelet()
-    one = questions(kubelet, checkpoint={GPU: frozenset({"GPU-a", "GPU-b"})})
+    one = questions(kubelet, checkpoint={GPU: frozenset({ShareId("GPU-a"), ShareId("GPU-b")})})
     async with asking(one):
         assert {entry.id: entry.certainty for entry in one.ledger.entries()} == dict.fromkeys(
             ("GPU-a", "GPU-b"), Certainty.TENTATIVE
         )
         asked = kubelet.asked
-        kubelet.says = (ContainerHold("default", "pod", "main", GPU, ("GPU-a",)),)
+        kubelet.says = (ContainerHold("default", "pod", "main", GPU, (GPU_A,)),)
         await until(lambda: one.ledger.entries()[0].certainty is Certainty.OBSERVED)
         assert kubelet.asked - asked < 5, "PodResources is rate limited"
 

@@ -11,12 +11,17 @@ from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
 from partage.agent.reconciler.reconciler import CUT_OFF_S, Reconciler
 from partage.errors import GpuInUse, InsufficientResources, PartageError
 from partage.model.gpu import ComputeMode, Driver, Inventory
+from partage.model.ids import GpuUuid
 from partage.model.placement import Placement
 from partage.model.step import CreateCompute, CreateInstance, SetComputeMode, SetMigMode, Step, Transaction
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.node.loops import SimulatedTimeLoop
+
+B = GpuUuid("b")
+
+A = GpuUuid("a")
 
 RETRY_S = 2.0
 STEPS_S = 1.0
@@ -25,11 +30,11 @@ READ_BACK_S = 0.5
 SETTLED = NodePlan()
 
 
-def layout(gpu: str) -> Transaction:
+def layout(gpu: GpuUuid) -> Transaction:
     return Transaction((gpu,), (SetMigMode(gpu, enabled=True),))
 
 
-def setting(gpu: str) -> Transaction:
+def setting(gpu: GpuUuid) -> Transaction:
     mode = SetComputeMode(gpu, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT)
     return Transaction((gpu,), (mode,))
 
@@ -55,13 +60,13 @@ class ScriptedPort:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.plans = [SETTLED]
-        self.in_hand: Callable[[], dict[str, Phase]] = dict
+        self.in_hand: Callable[[], dict[GpuUuid, Phase]] = dict
         self.answers = True
         self.must_ask = False
         self.pause: float | None = None
         self.errors: dict[str, list[PartageError]] = {}
         self.inventory = Inventory(Driver("550.54", "12.4"))
-        self.asked: list[tuple[str, dict[str, Phase]]] = []
+        self.asked: list[tuple[str, dict[GpuUuid, Phase]]] = []
         self.begun: list[tuple[float, Transaction]] = []
         self.originals: list[Step] = []
         self.concluded: list[NodePlan] = []
@@ -176,22 +181,22 @@ def test_nothing_is_asked_while_everything_is_settled(bench: Bench) -> None:
 @pytest.mark.parametrize("phase", [Phase.WAITING, Phase.WITHDRAWING, Phase.FAILED, Phase.BLOCKED])
 def test_only_what_is_ready_is_carried_out(bench: Bench, phase: Phase) -> None:
     bench.start()
-    now, later = ready(setting("a")), not_ready(phase, setting("b"))
+    now, later = ready(setting(A)), not_ready(phase, setting(GpuUuid("b")))
     both = NodePlan({**now.gpus, **later.gpus}, (*now.transactions, *later.transactions), now.ready)
     bench.publish(both)
     bench.passes(10)
-    assert bench.done == [setting("a")]
+    assert bench.done == [setting(A)]
 
 
 def test_the_fresh_plan_is_carried_out_and_not_the_published_one(bench: Bench) -> None:
     bench.start()
-    bench.publish(ready(setting("a"), setting("b")), then=[ready(setting("b"))])
+    bench.publish(ready(setting(A), setting(GpuUuid("b"))), then=[ready(setting(GpuUuid("b")))])
     bench.passes(10)
-    assert bench.done == [setting("b")]
+    assert bench.done == [setting(B)]
 
 
 def test_one_layout_at_a_time_and_settings_side_by_side(bench: Bench) -> None:
-    todo = [layout("a"), layout("b"), setting("c"), setting("d")]
+    todo = [layout(A), layout(GpuUuid("b")), setting(GpuUuid("c")), setting(GpuUuid("d"))]
     bench.turn = lambda: ready(*todo[len(bench.done) :])
     bench.start()
     bench.publish(ready(*todo), then=[ready(*todo), ready(*todo[1:]), ready(*todo[2:]), SETTLED])
@@ -202,16 +207,16 @@ def test_one_layout_at_a_time_and_settings_side_by_side(bench: Bench) -> None:
 
 def test_originals_are_remembered_before_the_first_step(bench: Bench) -> None:
     bench.start()
-    bench.publish(ready(setting("a"), setting("b")))
+    bench.publish(ready(setting(A), setting(GpuUuid("b"))))
     bench.passes(0.5)
     names = [name for name, _ in bench.port.asked if name in ("remember", "carry out")]
     assert names == ["remember", "carry out", "carry out"]
-    assert bench.port.originals == [*setting("a").steps, *setting("b").steps]
+    assert bench.port.originals == [*setting(A).steps, *setting(GpuUuid("b")).steps]
 
 
 def test_gpus_are_in_hand_until_they_were_read_back(bench: Bench) -> None:
     bench.start()
-    bench.publish(ready(setting("a"), setting("b")))
+    bench.publish(ready(setting(A), setting(GpuUuid("b"))))
     bench.passes(STEPS_S / 2)
     assert bench.reconciler.in_hand == {"a": Phase.CHANGING, "b": Phase.CHANGING}
     assert bench.turns == 0
@@ -232,10 +237,10 @@ def test_gpus_are_in_hand_until_they_were_read_back(bench: Bench) -> None:
 def failing(bench: Bench, *, times: int) -> Transaction:
     """A GPU whose transaction fails so often. Plans are those of the real planner: not before it is due."""
     bench.port.errors["a"] = [GpuInUse(f"number {number}") for number in range(times)]
-    one = layout("a")
+    one = layout(A)
 
     def plan() -> NodePlan:
-        attempt = bench.reconciler.attempts.get("a")
+        attempt = bench.reconciler.attempts.get(A)
         if "a" in bench.reconciler.in_hand or (attempt and attempt.again_s > bench.clock()):
             return not_ready(Phase.FAILED, one)
         return SETTLED if bench.reconciler.endings["done"] else ready(one)
@@ -263,10 +268,10 @@ def test_what_failed_says_why_and_when_it_is_tried_again(bench: Bench) -> None:
     bench.start()
     bench.publish(bench.port.plan())
     bench.passes(5)
-    attempt = bench.reconciler.attempts["a"]
+    attempt = bench.reconciler.attempts[A]
     assert attempt.again_s == pytest.approx(2 * STEPS_S + 2 + 4, abs=0.01)
     assert attempt.tries == 2
-    assert attempt.reason == f"{layout('a').steps[0]}: number 1"
+    assert attempt.reason == f"{layout(A).steps[0]}: number 1"
 
 
 def test_under_another_policy_what_failed_is_tried_at_once(bench: Bench) -> None:
@@ -274,7 +279,7 @@ def test_under_another_policy_what_failed_is_tried_at_once(bench: Bench) -> None
     bench.start()
     bench.publish(bench.port.plan())
     bench.passes(20)
-    begun, attempt = len(bench.port.begun), bench.reconciler.attempts["a"]
+    begun, attempt = len(bench.port.begun), bench.reconciler.attempts[A]
     assert attempt.again_s > bench.clock() + 5
     bench.reconciler.forget_failures()
     bench.publish(bench.port.plan())
@@ -285,17 +290,17 @@ def test_under_another_policy_what_failed_is_tried_at_once(bench: Bench) -> None
 def test_a_gpu_that_is_settled_without_us_is_no_failure_any_more(bench: Bench) -> None:
     bench.port.errors["a"] = [GpuInUse("busy")]
     bench.start()
-    bench.publish(ready(layout("a")))
+    bench.publish(ready(layout(A)))
     bench.passes(STEPS_S + READ_BACK_S + 0.1)
     assert bench.reconciler.attempts.keys() == {"a"}
-    bench.publish(NodePlan({"a": GpuPlan(Phase.SETTLED)}))
+    bench.publish(NodePlan({A: GpuPlan(Phase.SETTLED)}))
     assert bench.reconciler.attempts == {}
 
 
 def test_one_that_fails_does_not_hold_up_the_others(bench: Bench) -> None:
     bench.port.errors["a"] = [GpuInUse("busy")]
     bench.start()
-    bench.publish(ready(setting("a"), setting("b")))
+    bench.publish(ready(setting(A), setting(GpuUuid("b"))))
     bench.passes(10)
     assert bench.reconciler.endings == {"back": 1, "done": 1}
     assert bench.reconciler.attempts.keys() == {"a"}
@@ -328,7 +333,7 @@ def test_a_gpu_instance_without_room_is_made_again_at_the_next_attempt(bench: Be
 def test_where_the_fresh_plan_says_not_ready_it_waits_for_the_next_published_plan(bench: Bench) -> None:
     bench.start()
     for number in (1, 2, 3):
-        bench.publish(ready(layout("a")), then=[not_ready(Phase.WITHDRAWING, layout("a"))])
+        bench.publish(ready(layout(A)), then=[not_ready(Phase.WITHDRAWING, layout(A))])
         bench.passes(1000)
         assert (bench.port.count("plan"), bench.port.count("observe")) == (number, number)
         assert bench.turns == number, "a turn publishes what is known now"
@@ -338,7 +343,7 @@ def test_where_the_fresh_plan_says_not_ready_it_waits_for_the_next_published_pla
 def test_while_something_waits_it_looks_again_after_the_pause(bench: Bench) -> None:
     bench.port.pause = 100.0
     bench.start()
-    bench.publish(not_ready(Phase.WAITING, layout("a")))
+    bench.publish(not_ready(Phase.WAITING, layout(A)))
     bench.passes(999)
     assert (bench.port.count("plan"), bench.port.count("observe")) == (10, 10)
 
@@ -362,38 +367,38 @@ def test_what_was_not_asked_yet_is_asked_at_once(bench: Bench) -> None:
 def test_hardware_that_does_not_answer_is_asked_again_after_the_first_pause(bench: Bench) -> None:
     bench.port.answers = False
     bench.start()
-    bench.publish(ready(layout("a")))
+    bench.publish(ready(layout(A)))
     bench.passes(RETRY_S * 2.5)
     assert (bench.port.count("observe"), bench.port.count("plan"), bench.done) == (3, 0, [])
     bench.port.answers = True
     bench.passes(RETRY_S)
-    assert bench.done == [layout("a")]
+    assert bench.done == [layout(A)]
 
 
 # --- after an agent that was killed ---------------------------------------------------------------
 
 
 def test_gpus_of_a_change_that_was_cut_off_are_left_alone_until_its_last_step_is_over(bench: Bench) -> None:
-    bench.reconciler.in_hand = {"a": Phase.VERIFYING}
+    bench.reconciler.in_hand = {A: Phase.VERIFYING}
     bench.start()
-    bench.publish(ready(layout("b")))
+    bench.publish(ready(layout(B)))
     bench.passes(CUT_OFF_S - 0.1)
     assert (bench.port.asked, bench.turns) == ([], 0)
     assert bench.reconciler.in_hand == {"a": Phase.VERIFYING}
     bench.passes(READ_BACK_S + 0.2)
     assert bench.port.asked[0] == ("read back", {"a": Phase.VERIFYING})
     assert (bench.reconciler.in_hand, bench.turns, bench.done) == ({}, 1, [])
-    bench.publish(ready(layout("a")))
+    bench.publish(ready(layout(A)))
     bench.passes(0.1)
-    assert bench.done == [layout("a")]
+    assert bench.done == [layout(A)]
 
 
 def test_the_journal_is_concluded_by_the_published_plan_once_nothing_of_it_is_ready(bench: Bench) -> None:
     bench.start()
-    bench.publish(ready(layout("a")))
+    bench.publish(ready(layout(A)))
     bench.passes(STEPS_S)
     assert bench.port.concluded == []
-    waiting = not_ready(Phase.WAITING, layout("b"))
+    waiting = not_ready(Phase.WAITING, layout(B))
     bench.passes(READ_BACK_S + 0.1)
     bench.publish(waiting)
     bench.passes(0.1)

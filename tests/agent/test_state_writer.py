@@ -9,6 +9,7 @@ from pathlib import Path
 
 from partage.agent.state_writer import StateWriter
 from partage.edges.files.state import StateDir
+from partage.model.ids import GpuUuid
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.turn import NodeState
 
@@ -29,7 +30,7 @@ async def memory(path: Path) -> AsyncIterator[StateWriter]:
 async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
     async with memory(tmp_path) as one:
         for number in range(3):
-            serving = {f"GPU-{n}": GpuServing(()) for n in range(number)}
+            serving = {GpuUuid(f"GPU-{n}"): GpuServing(()) for n in range(number)}
             one.update(NodeState(serving), None)
             await one.written()
             loaded = one.load()
@@ -39,7 +40,7 @@ async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
 async def test_a_directory_that_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with memory(tmp_path / "file" / "state") as one:
-        one.update(NodeState({"GPU-0": GpuServing(())}), None)
+        one.update(NodeState({GpuUuid("GPU-0"): GpuServing(())}), None)
         async with asyncio.timeout(1.0):
             await one.written()
         assert "cannot make the state directory" in one.trouble

@@ -1,7 +1,7 @@
 """Nodes and offers for the tests of what people see; made by hand: nothing here depends on the plan."""
 
 from partage.model.gpu import Driver, Gpu, Inventory, LostGpu, MigDevice, MigMode
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, MigUuid, ResourceName
 from partage.model.placement import Placement
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee
@@ -14,7 +14,7 @@ def gpu(index, *migs):
     """An H100 with these MIG devices."""
     return Gpu(
         index=index,
-        uuid=f"GPU-{index}",
+        uuid=GpuUuid(f"GPU-{index}"),
         minor=index,
         product="NVIDIA H100 80GB HBM3",
         architecture="hopper",
@@ -24,7 +24,7 @@ def gpu(index, *migs):
         pci_device_id="0x233010de",
         mig_mode=MigMode(bool(migs), bool(migs)),
         mig_devices=tuple(
-            MigDevice(f"MIG-{index}-{n}", n, n, 0, profile, Placement(start, size), gib * GIB)
+            MigDevice(MigUuid(f"MIG-{index}-{n}"), n, n, 0, profile, Placement(start, size), gib * GIB)
             for n, (profile, start, size, gib) in enumerate(migs)
         ),
     )

@@ -1,20 +1,56 @@
-"""The JSON that plan and show answer with."""
+"""The JSON documents: their rows, and that answers and docs have the keys that their types describe."""
 
+import importlib
+import json
+import pkgutil
+from collections.abc import Iterator
 from pathlib import Path
 
-from partage.faces.documents import gpu_row, resource_rows
-from partage.model.ids import ResourceName
+import msgspec
+import pytest
+
+from partage.codec.values import decode
+from partage.faces import documents
+from partage.faces.cli.main import run
+from partage.faces.documents.document import Document
+from partage.faces.documents.node import gpu_row
+from partage.faces.documents.resources import resource_rows
+from partage.model.gpu import MigMode
+from partage.model.ids import GpuUuid, ResourceName
+from partage.model.placement import Placement
 from partage.units import GIB
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, offering
 
+GPU_0 = GpuUuid("GPU-0")
+ROOT = Path(__file__).parents[2]
+POLICY = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, mps: {replicas: 4}}
+  - {select: {index: [1]}, mig: {layout: [3g.40gb, 2g.20gb], time-slicing: {replicas: 2, interval: long}}}
+"""
+
+
+def _structs() -> Iterator[type[msgspec.Struct]]:
+    """Every type of a document and of its rows."""
+    for found in pkgutil.iter_modules(documents.__path__, f"{documents.__name__}."):
+        module = importlib.import_module(found.name)
+        for value in vars(module).values():
+            own = isinstance(value, type) and value.__module__ == found.name
+            if own and issubclass(value, msgspec.Struct):
+                yield value
+
+
+STRUCTS = tuple(_structs())
+
 
 def test_a_resource_of_one_strategy_names_it_with_its_count_and_its_gpus():
-    (row,) = resource_rows({f"GPU-{n}": (offering(n, MPS, 4, GUARDED),) for n in (0, 1)})
-    assert row["name"] == "nvidia.com/gpu"
-    assert row["count"] == 8
-    assert row["strategy"] == "mps"
-    assert row["guarantee"] == "guarded"
-    assert [(one["index"], one["count"], one["memoryBytes"]) for one in row["gpus"]] == [
+    (row,) = resource_rows({GpuUuid(f"GPU-{n}"): (offering(n, MPS, 4, GUARDED),) for n in (0, 1)})
+    assert row.name == "nvidia.com/gpu"
+    assert row.count == 8
+    assert row.strategy == "mps"
+    assert row.guarantee == "guarded"
+    assert [(one.index, one.count, one.memory_bytes) for one in row.gpus] == [
         (0, 4, 20 * GIB),
         (1, 4, 20 * GIB),
     ]
@@ -22,12 +58,12 @@ def test_a_resource_of_one_strategy_names_it_with_its_count_and_its_gpus():
 
 def test_several_strategies_under_one_name_are_mixed_with_the_weakest_guarantee():
     (row,) = resource_rows(
-        {"GPU-0": (offering(0, EXCLUSIVE, 1, HARD),), "GPU-1": (offering(1, SLICED, 4, NONE),)}
+        {GPU_0: (offering(0, EXCLUSIVE, 1, HARD),), GpuUuid("GPU-1"): (offering(1, SLICED, 4, NONE),)}
     )
-    assert row["strategy"] == "mixed"
-    assert row["guarantee"] == "none"
-    assert [one["strategy"] for one in row["gpus"]] == ["exclusive", "time-slicing"]
-    assert [one["guarantee"] for one in row["gpus"]] == ["hard", "none"]
+    assert row.strategy == "mixed"
+    assert row.guarantee == "none"
+    assert [one.strategy for one in row.gpus] == ["exclusive", "time-slicing"]
+    assert [one.guarantee for one in row.gpus] == ["hard", "none"]
 
 
 def test_mig_devices_of_one_gpu_are_one_row_with_the_smallest_share():
@@ -37,32 +73,58 @@ def test_mig_devices_of_one_gpu_are_one_row_with_the_smallest_share():
         )
         for n, size in enumerate((40, 10))
     )
-    (row,) = resource_rows({"GPU-0": devices})
-    (one,) = row["gpus"]
-    assert one["count"] == 2
-    assert one["memoryBytes"] == 10 * GIB
-    assert [device["uuid"] for device in one["devices"]] == ["MIG-0", "MIG-1"]
+    (row,) = resource_rows({GPU_0: devices})
+    (one,) = row.gpus
+    assert one.count == 2
+    assert one.memory_bytes == 10 * GIB
+    assert [device.uuid for device in one.devices] == ["MIG-0", "MIG-1"]
 
 
 def test_a_planned_device_has_no_uuid_yet():
     planned = offering(
         0, EXCLUSIVE, 1, HARD, strategy=MIG, planned=True, resource=ResourceName("nvidia.com/x")
     )
-    (row,) = resource_rows({"GPU-0": (planned,)})
-    assert row["gpus"][0]["planned"] is True
-    assert row["gpus"][0]["devices"][0]["uuid"] is None
+    (row,) = resource_rows({GPU_0: (planned,)})
+    assert row.gpus[0].planned is True
+    assert row.gpus[0].devices[0].uuid is None
 
 
 def test_a_gpu_row_says_mode_and_mig_in_words():
     row = gpu_row(gpu(3, ("3g.40gb", 4, 4, 40)))
-    assert row["index"] == 3
-    assert row["computeMode"] == "default"
-    assert row["migMode"] == {"current": True, "pending": True}
-    assert row["migDevices"][0]["placement"] == {"start": 4, "size": 4}
+    assert row.index == 3
+    assert row.compute_mode == "default"
+    assert row.mig_mode == MigMode(current=True, pending=True)
+    assert row.mig_devices[0].placement == Placement(4, 4)
 
 
-def test_every_key_of_a_document_is_documented():
-    text = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
-    (resource,) = resource_rows({"GPU-0": (offering(0, MPS, 4, GUARDED, threads_percent=25),)})
-    keys = [*resource, *resource["gpus"][0], *resource["gpus"][0]["devices"][0], *gpu_row(gpu(0))]
+@pytest.mark.parametrize("struct", STRUCTS, ids=lambda struct: struct.__name__)
+def test_every_key_of_a_document_is_documented(struct):
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("cli.md", "agent.md"))
+    keys = [field.encode_name for field in msgspec.structs.fields(struct)]
     assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "show",
+        "show --policy policy.yaml",
+        "plan --policy policy.yaml",
+        "plan --policy nothing.yaml",
+        "plan --demand 3g.40gb=2,1g.10gb=9",
+        "apply --policy policy.yaml",
+        "apply --policy policy.yaml --dry-run",
+        "assert --policy policy.yaml",
+        "check policy.yaml",
+        "simulate story.yaml",
+    ],
+)
+def test_an_answer_is_the_document_that_its_type_describes(command, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("policy.yaml").write_text(POLICY)
+    Path("story.yaml").write_text("steps: [{say: hello}]")
+    run([*command.split(), "--machine", "2xh100-sxm5-80gb", "-o", "json"])
+    answer = capsys.readouterr().out
+    kinds = {struct.__name__: struct for struct in STRUCTS if issubclass(struct, Document)}
+    assert list(json.loads(answer))[:2] == ["apiVersion", "kind"]
+    decode(kinds[f"{json.loads(answer)['kind']}Document"], answer.encode())

@@ -23,18 +23,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentStatus, RequestCounts
+from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.edges.hardware.supervisor import HelperState
 from partage.edges.kubelet.port import EndpointState
 from partage.errors import InputError, Problem
 from partage.faces.agent import listen, say_url
+from partage.faces.documents.report import ReportDocument
 from partage.faces.http import Answer, HttpFace, agent_pages, json_answer
 from partage.faces.report import ReportFile
 from partage.model.allocation import ContainerHold
 from partage.model.gpu import NoDriver
 from partage.model.health import Xid
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId, share_id
 from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.known_node import UNSEEN, recognise
 from partage.plan.reconcile.node_plan import Observed, Snapshot
@@ -108,8 +110,8 @@ def a_report(now_s: float) -> Report:
     desired = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
     uuids = [gpu.uuid for gpu in inventory]
     ledger = Ledger()
-    ledger.allocated(SHARED, [f"{uuids[0]}::0", f"{uuids[0]}::1"], now_s - 10)
-    ledger.observed([ContainerHold("default", "pod", "main", SHARED, (f"{uuids[0]}::0",))], now_s - 5)
+    ledger.allocated(SHARED, [ShareId(f"{uuids[0]}::0"), ShareId(f"{uuids[0]}::1")], now_s - 10)
+    ledger.observed([ContainerHold("default", "pod", "main", SHARED, (share_id(uuids[0], 0),))], now_s - 5)
     now = Snapshot(now_s, Observed(node, daemons=()), held=ledger.held(), entries=ledger.entries())
     seen = TurnInput(now, desired, xids=(Xid(uuids[3], 79),), held_version=ledger.version)
     done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
@@ -277,6 +279,23 @@ def test_the_report_says_everything_in_camel_case(agent: Agent) -> None:
         "since": "2023-11-14T22:13:10.000Z",
     }
     assert not [key for key in _keys(document) if "_" in key]
+
+
+def test_a_resource_that_is_offered_no_more_stays_in_the_report_while_it_is_listed(agent: Agent) -> None:
+    agent.say(offer={})
+    _, document = agent.get("/report.json")
+    row = next(row for row in document["resources"] if row["name"] == SHARED)
+    assert (row["count"], row["strategy"], row["guarantee"], row["gpus"]) == (0, None, None, [])
+    assert (row["listed"], row["held"]) == (8, 2)
+
+
+def test_the_report_file_is_read_back_as_it_was_written(agent: Agent, tmp_path: Path) -> None:
+    assert ReportFile(agent.status, INTERVALS, tmp_path / "report.json").renew() == ""
+    content = (tmp_path / "report.json").read_bytes()
+    document = decode(ReportDocument, content)
+    assert encode(document) == content.rstrip()
+    assert document.held[0].pods == "default/pod"
+    assert document.troubles.keys() == {agent.report.gpus[3].uuid}
 
 
 def _keys(value: Any) -> Iterator[str]:

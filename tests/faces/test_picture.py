@@ -8,6 +8,7 @@ from rich.console import Console
 from partage.edges.files.catalogue import geometry_of
 from partage.faces.render.cards import cards_of
 from partage.faces.render.picture import CARD_WIDTH, legend, picture
+from partage.model.ids import GpuUuid
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, node, offering
 
 _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
@@ -111,8 +112,10 @@ def test_a_device_that_is_not_offered_is_no_gap():
 
 
 def test_the_legend_says_more_where_there_is_more():
-    whole = cards_of(node(gpu(0)), {"GPU-0": (offering(0, EXCLUSIVE, 1, HARD),)}, {}, {}, geometry_of)
-    cut = cards_of(node(gpu(0, *_MIGS)), {"GPU-0": ()}, {}, {}, geometry_of)
+    whole = cards_of(
+        node(gpu(0)), {GpuUuid("GPU-0"): (offering(0, EXCLUSIVE, 1, HARD),)}, {}, {}, geometry_of
+    )
+    cut = cards_of(node(gpu(0, *_MIGS)), {GpuUuid("GPU-0"): ()}, {}, {}, geometry_of)
     assert "compute" not in legend(whole).plain
     assert "compute slices" in legend(cut).plain
     assert "not offered" in legend(cut).plain

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.faces.cli.main import run
-from partage.faces.packing_document import disturbed_sentence, gpus_sentence
+from partage.faces.documents.packing import disturbed_sentence, gpus_sentence
 from tests.plan.packing.fleets import gpu, packed
 
 MACHINE = ("--machine", "8xh100-sxm5-80gb")

@@ -6,29 +6,34 @@ import pytest
 from msgspec.structs import replace
 
 from partage.edges.hardware.procfs import exists, runs
-from partage.faces.report_origin import ReportOrigin, ThisNode, why_not_ours
+from partage.faces.documents.node import node_row
+from partage.faces.documents.report import AgentProcess
+from partage.faces.report_origin import ThisNode, why_not_ours
+from tests.faces.nodes import gpu, node
 
 HOST, POD = "pid:[4026531836]", "pid:[4026532000]"
-ORIGIN = ReportOrigin(7, HOST, simulated=False, boot_id="b1", gpus=frozenset({"GPU-a", "GPU-b"}))
-HERE = ThisNode(simulated=False, pid_namespace=HOST, boot_id="b1", gpus=frozenset({"GPU-a", "GPU-b"}))
+AGENT = AgentProcess("1.0", 7, HOST, 1)
+NODE = replace(node_row(node(gpu(0), gpu(1))), boot_id="b1")
+HERE = ThisNode(False, HOST, "b1", frozenset(one.uuid for one in NODE.gpus))
+FIRST, OTHER = frozenset({NODE.gpus[0].uuid}), frozenset({gpu(9).uuid})
 
 
 @pytest.mark.parametrize(
-    ("here", "origin", "agent_runs", "why"),
+    ("here", "reported", "agent_runs", "why"),
     [
         pytest.param({}, {}, True, "", id="ours"),
         pytest.param({}, {}, False, "its agent (pid 7) has ended", id="dead agent"),
         pytest.param({"pid_namespace": POD}, {}, False, "", id="agent cannot be seen"),
         pytest.param({"boot_id": "b2"}, {}, True, "before this node's last boot", id="another boot"),
         pytest.param({"boot_id": ""}, {}, True, "", id="no boot id here"),
-        pytest.param({"gpus": frozenset({"GPU-c"})}, {}, True, "other GPUs", id="other GPUs"),
-        pytest.param({"gpus": frozenset({"GPU-a"})}, {}, True, "", id="a GPU fell off the bus"),
+        pytest.param({"gpus": OTHER}, {}, True, "other GPUs", id="other GPUs"),
+        pytest.param({"gpus": FIRST}, {}, True, "", id="a GPU fell off the bus"),
         pytest.param({"gpus": frozenset()}, {}, True, "", id="GPUs not known here"),
-        pytest.param({}, {"gpus": frozenset()}, True, "", id="an agent without a driver"),
+        pytest.param({}, {"gpus": ()}, True, "", id="an agent without a driver"),
         pytest.param({}, {"simulated": True}, True, "of a simulated node", id="simulated"),
         pytest.param({"simulated": True}, {}, True, "of a real node", id="real"),
         pytest.param(
-            {"simulated": True, "boot_id": "", "gpus": frozenset({"GPU-a"})},
+            {"simulated": True, "boot_id": "", "gpus": FIRST},
             {"simulated": True},
             True,
             "other GPUs",
@@ -36,8 +41,8 @@ HERE = ThisNode(simulated=False, pid_namespace=HOST, boot_id="b1", gpus=frozense
         ),
     ],
 )
-def test_a_report_counts_for_its_own_node_while_its_agent_runs(here, origin, agent_runs, why):
-    found = why_not_ours(replace(ORIGIN, **origin), replace(HERE, **here), agent_runs=agent_runs)
+def test_a_report_counts_for_its_own_node_while_its_agent_runs(here, reported, agent_runs, why):
+    found = why_not_ours(AGENT, replace(NODE, **reported), replace(HERE, **here), agent_runs=agent_runs)
     assert (found == why) if not why else (why in found)
 
 

@@ -11,9 +11,10 @@ import pytest
 
 from partage import __version__
 from partage.agent.status.readiness import assess
+from partage.codec.values import encode
 from partage.faces.cli.main import run
+from partage.faces.documents.report import ReportDocument, Unreadable, read_report
 from partage.faces.report import report_document
-from partage.faces.reported import Reported, Unreadable, read_report
 from partage.lab.stories.model import PolicyText
 from partage.lab.stories.read import read_story
 from partage.lab.stories.stage import INTERVALS, StoryStage
@@ -40,7 +41,7 @@ def _report(stage: StoryStage) -> Report:
     return stage.agent_status.report
 
 
-async def _reported(folder: Path, *, drain: bool) -> dict[str, object]:
+async def _reported(folder: Path, *, drain: bool) -> ReportDocument:
     """What an agent of that story reports, with two pods on its node."""
     (folder / "story.yaml").write_text(STORY)
     story = read_story(folder / "story.yaml")
@@ -66,7 +67,7 @@ def run_dir(tmp_path):
         # Sockets have short paths, the folders of tests have not.
         with tempfile.TemporaryDirectory(dir="/tmp") as stage:
             document = asyncio.run(_reported(Path(stage), drain=drain))
-        (tmp_path / "run" / "report.json").write_text(json.dumps(document))
+        (tmp_path / "run" / "report.json").write_bytes(encode(document))
         return str(tmp_path / "run")
 
     return write
@@ -124,13 +125,27 @@ def test_a_gpu_that_waits_is_said_to_wait_for_whom(capsys, run_dir):
     assert row["waitingFor"][0]["holders"] == ["a/service/main"]
 
 
+def _read(path: Path) -> ReportDocument:
+    report = read_report(path)
+    assert isinstance(report, ReportDocument)
+    return report
+
+
 def test_a_report_read_back_offers_the_same_shares(tmp_path, run_dir):
-    reported = read_report(Path(run_dir()) / "report.json")
-    assert isinstance(reported, Reported)
+    reported = _read(Path(run_dir()) / "report.json")
     offerings = [one for offer in reported.offer.values() for one in offer]
     assert sum(one.count for one in offerings) == 9
     assert {one.interval for one in offerings if one.interval} == {"long"}
     assert reported.at < time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + 60))
+
+
+def test_of_a_report_of_another_version_all_is_read_but_what_its_planner_looked_at(run_dir):
+    path = Path(run_dir()) / "report.json"
+    assert _read(path).planner_input is not None
+    report = json.loads(path.read_text())
+    path.write_text(json.dumps({**report, "newer": 1, "plannedFrom": {"policy": None}}))
+    other = _read(path)
+    assert (len(other.held), other.planner_input) == (3, None)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_a_story_tells_its_scenes_the_node_and_what_containers_got(simulate):
     text = simulate(RUNS + "  - {say: Hello there.}\n  - expect: {pods: {p-*: Running}}\n")
     for part in ("A test", "2 x L4", "Hello there.", "p-0", "nvidia.com/gpu.shared on GPU 0 #",
                  "time-slicing x 2", "Allocatable:", "nvidia.com/gpu.shared:  2", "Allocated resources:",
-                 "PARTAGE_STRATEGY", "✓ 1 expectation, all true"):  # fmt: skip
+                 "PARTAGE_STRATEGY", "✓ 1 expectation, all met"):  # fmt: skip
         assert part in text
 
 
@@ -46,7 +46,7 @@ def test_an_expectation_that_fails_ends_with_1_and_says_what_is_missing(simulate
     text = simulate("  - {expect: {allocatable: {nvidia.com/gpu: 7}}, within: 0.1s}\n", code=1)
     assert "✗ expect   7 nvidia.com/gpu" in text
     assert "allocatable nvidia.com/gpu is 1, not 7" in text
-    assert "✗ 1 of 1 expectation did not come true" in text
+    assert "✗ 1 of 1 expectation not met" in text
 
 
 @pytest.mark.parametrize("count", [1, 9])

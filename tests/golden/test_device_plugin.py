@@ -25,7 +25,7 @@ from partage.edges.kubelet.server import PluginServer
 from partage.errors import InputError
 from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.gpu import Inventory
-from partage.model.ids import ResourceName, ShareId, plugin_socket_name
+from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of, plugin_socket_name, share_id
 from partage.model.policy import Policy
 from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.advertise import advertise
@@ -73,7 +73,7 @@ class _Ours:
     def chooser(self, name: ResourceName) -> PreferredAllocator:
         return PreferredAllocator(self.resources[name], self.inventory.links, self.policy.options.allocation)
 
-    def gpu_of(self, id_: str) -> str:
+    def gpu_of(self, id_: ShareId) -> GpuUuid:
         rows = (row for resource in self.resources.values() for row in resource.offerings)
         return next(row.gpu for row in rows if id_ in row.share_ids)
 
@@ -143,9 +143,9 @@ def _with_honoured_devices(resource: Json, config: Json) -> Json:
     if not selected:
         return resource
     (wanted,) = selected
-    gpus = list(dict.fromkeys(ShareId.parse(row["ID"]).device for row in resource["devices"]))
+    gpus = list(dict.fromkeys(device_of(row["ID"]) for row in resource["devices"]))
     chosen = gpus[:wanted] if isinstance(wanted, int) else [gpus[int(index)] for index in wanted]
-    shares = [row for row in resource["devices"] if ShareId.parse(row["ID"]).device in chosen]
+    shares = [row for row in resource["devices"] if device_of(row["ID"]) in chosen]
     whole = [{"ID": gpu, "health": "Healthy"} for gpu in gpus if gpu not in chosen]
     offered = {row["ID"] for row in shares + whole}
     name = resource["register"]["resource_name"]
@@ -161,12 +161,14 @@ def _or_unknown(call: Json, offered: set[str], resource: str) -> Json:
     return {**call, "response": {"error": "UNKNOWN", "details": reason}}
 
 
-def _ties_go_to_the_lowest_gpus(ours: Sequence[str], theirs: Sequence[str], inventory: Inventory) -> bool:
+def _ties_go_to_the_lowest_gpus(
+    ours: Sequence[ShareId], theirs: Sequence[ShareId], inventory: Inventory
+) -> bool:
     """Whole GPUs: better linked, or as well linked and not higher (theirs: order of the request)."""
-    index = {gpu.uuid: gpu.index for gpu in inventory}
-    score = {frozenset((link.a, link.b)): pair_score(link) for link in inventory.links}
+    index = {share_id(gpu.uuid): gpu.index for gpu in inventory}
+    score = {frozenset((share_id(link.a), share_id(link.b))): pair_score(link) for link in inventory.links}
 
-    def rank(ids: Sequence[str]) -> tuple[int, list[int]]:
+    def rank(ids: Sequence[ShareId]) -> tuple[int, list[int]]:
         return -sum(score[frozenset(pair)] for pair in combinations(ids, 2)), sorted(
             index[id_] for id_ in ids
         )
@@ -211,13 +213,15 @@ class _Plugin:
     async def changed(self, seen_version: int) -> None:
         raise NotImplementedError
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+    def preferred(
+        self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
+    ) -> list[ShareId]:
         raise NotImplementedError
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         raise NotImplementedError
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
+    async def pre_start(self, ids: Sequence[ShareId]) -> None:
         raise NotImplementedError
 
 
@@ -254,7 +258,7 @@ def test_allocate_answers_alike(machine: str, name: str) -> None:
             assert _allocated(answerer, call["ids"]) == _expected(call, ours), call["ids"]
 
 
-def _allocated(answerer: AllocateResponder, ids: Sequence[str]) -> Json:
+def _allocated(answerer: AllocateResponder, ids: Sequence[ShareId]) -> Json:
     try:
         message = answer_message(answerer.answer(ids))
     except AllocationRefused as refusal:
@@ -285,12 +289,12 @@ def test_the_same_devices_are_preferred(machine: str, name: str) -> None:
 
 
 def _check_preferred(
-    chosen: list[str],
-    theirs: list[str],
-    available: Sequence[str],
+    chosen: list[ShareId],
+    theirs: list[ShareId],
+    available: Sequence[ShareId],
     call: Json,
     ours: _Ours,
-    everything: Sequence[str],
+    everything: Sequence[ShareId],
 ) -> None:
     assert len(set(chosen)) == len(chosen) == call["size"]
     assert set(call["must_include"]) <= set(chosen) <= set(available)
@@ -301,6 +305,6 @@ def _check_preferred(
         assert _ties_go_to_the_lowest_gpus(chosen, theirs, ours.inventory)
 
 
-def _shares_held_per_gpu(ids: Iterable[str]) -> list[int]:
+def _shares_held_per_gpu(ids: Iterable[ShareId]) -> list[int]:
     """By number: NVIDIA picks at random among equals, but whichever it picks, these are the same."""
-    return sorted(Counter(ShareId.parse(id_).device for id_ in ids).values())
+    return sorted(Counter(device_of(id_) for id_ in ids).values())

@@ -27,9 +27,10 @@ from partage.model.health import (
     keep_instances,
     next_health,
 )
+from partage.model.ids import GpuUuid
 from partage.model.xid import IGNORED_XIDS, RESET_XIDS, XidClass, XidRules, describe
 
-UUID = "GPU-0"
+UUID = GpuUuid("GPU-0")
 FINE = GpuCondition(UUID, recovery=RecoveryAction.NONE)
 FINE_ON_AN_OLD_DRIVER = GpuCondition(UUID)
 RESET_NEEDED = GpuCondition(UUID, recovery=RecoveryAction.GPU_RESET)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import load
 from partage.model.gpu import MigDevice
+from partage.model.ids import MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind, compute_choices, matches, place
 from partage.model.placement import Placement
 from tests.oracle import enumerate_mig as oracle
@@ -189,7 +190,7 @@ def test_a_layout_of_a_hundred_thousand_items_is_refused_at_once():
 
 def live(*rows):
     return tuple(
-        MigDevice(f"MIG-{n}", n, n + 1, 0, profile, Placement(start, size), 1)
+        MigDevice(MigUuid(f"MIG-{n}"), n, n + 1, 0, profile, Placement(start, size), 1)
         for n, (profile, start, size) in enumerate(rows)
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import (
     ClientLimits,
     ConnectedClient,
@@ -15,13 +16,13 @@ from partage.model.mps import (
 )
 from partage.units import GIB, MIB
 
-GPU = "GPU-11111111-2222-3333-4444-000000000000"
+GPU = GpuUuid("GPU-11111111-2222-3333-4444-000000000000")
 
 
 @pytest.mark.parametrize(
     "device", ["", "0", "GPU-", "GPU-../..", "gpu-1", "MIG-GPU-1/3/0", "GPU-" + "a" * 61, "GPU-a\n"]
 )
-def test_only_a_uuid_that_can_name_a_directory_is_a_device(device: str):
+def test_only_a_uuid_that_can_name_a_directory_is_a_device(device: DeviceUuid):
     with pytest.raises(ValueError, match="is not the UUID of a GPU or MIG device"):
         DaemonSpec(GPU, device)
 

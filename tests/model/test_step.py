@@ -3,6 +3,7 @@
 import pytest
 
 from partage.model.gpu import ComputeMode
+from partage.model.ids import GpuUuid
 from partage.model.policy import Interval
 from partage.model.step import (
     BlastRadius,
@@ -17,9 +18,11 @@ from partage.model.step import (
     undo,
 )
 
-MODE = SetComputeMode("GPU-0", ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT)
-SLICE = SetTimeSlice("GPU-0", Interval.LONG, Interval.SHORT)
-END = EndProcess("GPU-0", 4711, 99, "3f" * 32)
+GPU_0 = GpuUuid("GPU-0")
+
+MODE = SetComputeMode(GPU_0, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT)
+SLICE = SetTimeSlice(GPU_0, Interval.LONG, Interval.SHORT)
+END = EndProcess(GPU_0, 4711, 99, "3f" * 32)
 
 
 @pytest.mark.parametrize(
@@ -37,8 +40,8 @@ def test_a_step_is_a_sentence_without_the_gpu(step, says):
 
 
 def test_a_setting_is_taken_back_by_the_one_before():
-    assert reverse(MODE) == SetComputeMode("GPU-0", ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS)
-    assert reverse(SLICE) == SetTimeSlice("GPU-0", Interval.SHORT, Interval.LONG)
+    assert reverse(MODE) == SetComputeMode(GPU_0, ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS)
+    assert reverse(SLICE) == SetTimeSlice(GPU_0, Interval.SHORT, Interval.LONG)
     for step in (MODE, SLICE):
         back = reverse(step)
         assert back is not None
@@ -47,9 +50,9 @@ def test_a_setting_is_taken_back_by_the_one_before():
 
 def test_what_was_ended_is_not_begun_again_and_the_rest_is_taken_back_last_first():
     done: list[tuple[Step, None]] = [
-        (SetMigMode("GPU-1", enabled=True), None),
+        (SetMigMode(GpuUuid("GPU-1"), enabled=True), None),
         (MODE, None),
         (END, None),
         (SLICE, None),
     ]
-    assert undo(done) == (reverse(SLICE), reverse(MODE), SetMigMode("GPU-1", enabled=False))
+    assert undo(done) == (reverse(SLICE), reverse(MODE), SetMigMode(GpuUuid("GPU-1"), enabled=False))

@@ -12,7 +12,9 @@ from msgspec.structs import replace
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import assess
 from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout
+from partage.faces.documents.watch import WatchRow
 from partage.faces.report import report_document
 from partage.model.process import Processes
 from partage.model.share import Guarantee
@@ -383,18 +385,19 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
         await works_on(world, 11, 12)
         await looks_again(world)
 
-        def section() -> object:
+        def section() -> WatchRow | None:
             report = status_of(world).report
             assert report is not None
-            return report_document(report, status_of(world), assess(status_of(world), Intervals()))["watch"]
+            return report_document(report, status_of(world), assess(status_of(world), Intervals())).watch
 
         said = section()
-        assert isinstance(said, dict)
-        (row,) = said["containers"]
-        assert (row["pod"], row["usedBytes"], row["over"]) == ("train", 24 * GIB, True)
-        (concern,) = said["concerns"]
-        assert (concern["concern"], said["blind"]) == ("over", None)
-        assert concern["reason"].startswith("default/train, container main, uses 24 GiB of GPU-")
+        assert said is not None
+        assert decode(WatchRow, encode(said)) == said
+        (row,) = said.containers
+        assert (row.pod, row.used_bytes, row.over) == ("train", 24 * GIB, True)
+        (concern,) = said.concerns
+        assert (concern.concern, said.blind) == (ViolationKind.OVER, None)
+        assert concern.reason.startswith("default/train, container main, uses 24 GiB of GPU-")
         world.write_policy([IGNORED])
         await until(lambda: section() is None)
 

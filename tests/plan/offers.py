@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice, MigMode
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Sharing, Strategy, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, Resource
@@ -19,7 +19,7 @@ def gpu(
     index: int, *, memory_bytes: int = 80 * GIB, capability: tuple[int, int] = (9, 0), migs: int = 0
 ) -> Gpu:
     """An H100 unless told otherwise, with ``migs`` MIG devices of 1g.10gb. Its minor is not its index."""
-    uuid = f"GPU-{index:08d}-0000-0000-0000-000000000000"
+    uuid = GpuUuid(f"GPU-{index:08d}-0000-0000-0000-000000000000")
     return Gpu(
         index=index,
         uuid=uuid,
@@ -36,9 +36,9 @@ def gpu(
     )
 
 
-def _mig(uuid: str, n: int) -> MigDevice:
+def _mig(uuid: GpuUuid, n: int) -> MigDevice:
     return MigDevice(
-        uuid=f"MIG-{uuid.removeprefix('GPU-')}-{n}",
+        uuid=MigUuid(f"MIG-{uuid.removeprefix('GPU-')}-{n}"),
         index=n,
         gi_id=7 + n,
         ci_id=0,
@@ -116,11 +116,11 @@ def resource(*offerings: DeviceOffer) -> Resource:
     return Resource(NAME, offerings)
 
 
-def ids(*offerings: DeviceOffer) -> list[str]:
+def ids(*offerings: DeviceOffer) -> list[ShareId]:
     """Every share's id."""
     return [id_ for one in offerings for id_ in one.share_ids]
 
 
-def share(index: int, replica: int) -> str:
-    """The id of one share of GPU ``index``."""
-    return f"{gpu(index).uuid}::{replica}"
+def share(index: int, replica: int | None = None) -> ShareId:
+    """The id of one share of GPU ``index``; None: of all of it."""
+    return share_id(gpu(index).uuid, replica)

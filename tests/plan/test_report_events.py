@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from partage.model.health import HealthState, HealthStatus
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Strategy
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
@@ -23,7 +23,7 @@ from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
 
 GPU = ResourceName("nvidia.com/gpu")
 ONE = GpuReport(
-    uuid="GPU-a",
+    uuid=GpuUuid("GPU-a"),
     index=0,
     product="A100",
     health=HealthStatus(),
@@ -66,7 +66,9 @@ def test_a_fault_is_grave_and_a_recovery_is_not() -> None:
 
 
 def test_a_gpu_that_waits_names_the_pods_once() -> None:
-    entry = LedgerEntry(GPU, "GPU-a", Certainty.OBSERVED, (Holder("default", "trainer", "main"),), 0.0)
+    entry = LedgerEntry(
+        GPU, ShareId("GPU-a"), Certainty.OBSERVED, (Holder("default", "trainer", "main"),), 0.0
+    )
     waits = replace(FIRST, gpus=(replace(ONE, plan=GpuPlan(Phase.WAITING, waiting_for=(entry,)), held=1),))
     [one] = diff_reports(FIRST, waits)
     assert one.event == "gpu waits"

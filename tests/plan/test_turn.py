@@ -11,7 +11,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.health import GpuCondition, HealthState, Xid
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.placement import Placement
 from partage.model.policy import Policy
@@ -29,6 +29,7 @@ from partage.sim.node.hardware import SimulatedHardware
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
 SETTLE_S = 1.0
+MIG = MigUuid("MIG-1")
 FEW = "4xa100-sxm4-40gb"
 EXCLUSIVE = "version: partage/v1\ngpus: []\n"
 SHARED_ONES = "version: partage/v1\ngpus:\n  - {select: {index: [0, 1]}, time-slicing: {replicas: 2}}\n"
@@ -96,12 +97,13 @@ def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
     node = Turning()
     node.turn()
     uuid = node.inventory.gpus[0].uuid
-    node.ledger.allocated(GPU, [uuid], node.now_s)
+    share = share_id(uuid)
+    node.ledger.allocated(GPU, [share], node.now_s)
     node.desired = desired(SHARED_ONES, node.inventory)
     done = node.turn()
-    assert [entry.id for entry in done.plan.waiting[uuid]] == [uuid]
-    assert node.view.by_resource[GPU][0].id == uuid
-    node.ledger.offered_as_free(GPU, [uuid], node.now_s)
+    assert [entry.id for entry in done.plan.waiting[uuid]] == [share]
+    assert node.view.by_resource[GPU][0].id == share
+    node.ledger.offered_as_free(GPU, [share], node.now_s)
     done = node.turn()
     assert done.plan.due_s == node.now_s + SETTLE_S
     assert SHARED not in node.view.by_resource or len(node.view.by_resource[SHARED]) < 4
@@ -115,9 +117,9 @@ def test_an_id_that_was_just_withdrawn_is_still_answered_for_a_moment() -> None:
     node.turn()
     node.desired = desired(SHARED_ONES, node.inventory)
     node.turn()
-    uuid = node.inventory.gpus[1].uuid
-    assert uuid not in {row.id for row in node.view.by_resource[GPU]}
-    assert node.view.late[uuid] == node.now_s + SETTLE_S
+    share = share_id(node.inventory.gpus[1].uuid)
+    assert share not in {row.id for row in node.view.by_resource[GPU]}
+    assert node.view.late[share] == node.now_s + SETTLE_S
 
 
 def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
@@ -159,7 +161,7 @@ def test_without_mig_mode_an_xid_is_one_of_the_whole_gpu_whatever_instance_it_na
 
 def test_in_mig_mode_an_xid_is_one_of_the_instance_that_it_names() -> None:
     plain = observed()
-    device = MigDevice("MIG-1", 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30)
+    device = MigDevice(MIG, 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30)
     first = replace(plain.gpus[0], mig_mode=MigMode(True, True), mig_devices=(device,))
     node = Turning(inventory=replace(plain, gpus=(first, *plain.gpus[1:])))
     node.turn()
@@ -201,7 +203,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> 
     node.desired = desired(SHARED_ONES, node.node.inventory)
     node.turn(fresh=True)
     shares = {row.id: row.healthy for row in node.view.by_resource[SHARED]}
-    assert shares[f"{gone.uuid}::0"] is False
+    assert shares[ShareId(f"{gone.uuid}::0")] is False
     assert node.state.health[gone.uuid].status().state is HealthState.UNHEALTHY
 
 
@@ -226,7 +228,7 @@ def test_a_lost_gpu_is_recognised_by_whatever_can_still_be_read(known_by: str) -
 
 
 def test_a_lost_gpu_that_was_never_seen_stays_a_stranger() -> None:
-    inventory = replace(observed(), lost=(LostGpu(9, "GPU-x", None, "GPU is lost"),))
+    inventory = replace(observed(), lost=(LostGpu(9, GpuUuid("GPU-x"), None, "GPU is lost"),))
     node = recognise(None, inventory)
     assert node.lost == {}
     assert node.inventory.lost == inventory.lost
@@ -287,7 +289,7 @@ def test_shares_whose_daemon_takes_no_clients_are_unhealthy_until_it_does() -> N
 @pytest.mark.parametrize("shared", [EXCLUSIVE, SHARED_ONES])
 def test_a_mig_device_without_its_device_file_is_unhealthy_until_it_is_there(shared: str) -> None:
     plain = observed()
-    device = MigDevice("MIG-1", 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30, 3, 4)
+    device = MigDevice(MIG, 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30, 3, 4)
     first = replace(plain.gpus[2], mig_mode=MigMode(True, True), mig_devices=(device,))
     node = Turning(shared, replace(plain, gpus=(*plain.gpus[:2], first, plain.gpus[3])))
     mig = ResourceName("nvidia.com/mig-7g.40gb")
@@ -298,7 +300,7 @@ def test_a_mig_device_without_its_device_file_is_unhealthy_until_it_is_there(sha
     node.node, node.desired = recognise(node.node, without), desired(shared, without)
     done = node.turn(fresh=True)
     assert node.healthy(mig) == [False]
-    assert "nvidia-cap3 does not exist" in done.plan.unusable["MIG-1"]
+    assert "nvidia-cap3 does not exist" in done.plan.unusable[MIG]
 
 
 def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from partage.model.allocation import ContainerHold
+from partage.model.ids import ShareId
 from tests.plan.test_turn import EXCLUSIVE, SETTLE_S, SHARED, SHARED_ONES, Turning, desired
 
 
-def _given_back(node: Turning, kept: list[str]) -> None:
+def _given_back(node: Turning, kept: list[ShareId]) -> None:
     """The kubelet says that only ``kept`` are held any more."""
     holder = ContainerHold("default", "pod", "main", SHARED, tuple(kept))
     node.ledger.observed([holder] if kept else [], node.now_s)
@@ -27,6 +28,6 @@ def test_an_id_that_is_given_back_long_after_draining_began_is_answered_for_a_mo
     assert [row.id for row in node.view.by_resource[SHARED]] == [second]
     assert node.view.late[first] == node.now_s + SETTLE_S
     node.now_s += SETTLE_S / 2
-    node.ledger.allocated(SHARED, ["somebody-elses"], node.now_s)
+    node.ledger.allocated(SHARED, [ShareId("somebody-elses")], node.now_s)
     node.turn()
     assert node.view.late[first] == node.now_s + SETTLE_S / 2, "later turns neither shorten nor lengthen it"

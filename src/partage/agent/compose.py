@@ -36,6 +36,7 @@ from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.errors import InputError
 from partage.model.gpu import Inventory
+from partage.model.ids import DeviceUuid
 from partage.model.paths import check_socket_path
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -107,7 +108,7 @@ class _Agent:
         self._endpoints: list[ResourceEndpoint] = []
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._served_before: set[str] = set()
+        self._served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals)
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)

@@ -26,6 +26,7 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
 from partage.model.gpu import NoDriver
+from partage.model.ids import GpuUuid
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer
 from partage.model.xid import DEFAULT_RULES, XidRules
@@ -245,6 +246,6 @@ class Loop(Struct):
         )
 
 
-def _shares(state: NodeState) -> dict[str, GpuOffer]:
+def _shares(state: NodeState) -> dict[GpuUuid, GpuOffer]:
     """The offers of all shares that are or can be held, by GPU."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in state.serving.items()}

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 
+from partage.model.ids import GpuUuid
 from partage.model.step import Step
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.node_plan import Observed
@@ -15,8 +16,8 @@ from partage.plan.reconcile.settings_steps import OriginalSettings, needed_origi
 class Originals(Struct):
     """The original settings. by_gpu: by GPU UUID. save: writes them to disk."""
 
-    save: Callable[[Mapping[str, OriginalSettings]], Awaitable[None]]
-    by_gpu: Mapping[str, OriginalSettings] = field(default_factory=dict)
+    save: Callable[[Mapping[GpuUuid, OriginalSettings]], Awaitable[None]]
+    by_gpu: Mapping[GpuUuid, OriginalSettings] = field(default_factory=dict)
 
     def prune(self, desired: DesiredState, observed: Observed) -> None:
         """Drop settings that were restored, or changed by others since."""

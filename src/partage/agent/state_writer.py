@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from partage.agent.waiting import wait_at_most
 from partage.edges.files.state import SavedPolicy, SavedState, StateDir
+from partage.model.ids import GpuUuid
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.turn import NodeState
@@ -26,7 +27,7 @@ PATIENCE_S = 2.0
 offered."""
 
 
-_NOTHING: Mapping[str, OriginalSettings] = MappingProxyType({})
+_NOTHING: Mapping[GpuUuid, OriginalSettings] = MappingProxyType({})
 
 
 class StateWriter(Struct):
@@ -65,7 +66,7 @@ class StateWriter(Struct):
         self,
         state: NodeState,
         policy: SavedPolicy | None,
-        original: Mapping[str, OriginalSettings] = _NOTHING,
+        original: Mapping[GpuUuid, OriginalSettings] = _NOTHING,
     ) -> None:
         """Have this written if it changed. Timers of health alone do not count."""
         phases = {gpu: (health.gpu, health.instances) for gpu, health in state.health.items()}
@@ -76,7 +77,7 @@ class StateWriter(Struct):
             self._asked += 1
             self._changed.set()
 
-    async def write_originals(self, original: Mapping[str, OriginalSettings]) -> None:
+    async def write_originals(self, original: Mapping[GpuUuid, OriginalSettings]) -> None:
         """Write the original settings of GPUs to disk before they are changed."""
         self._latest = replace(self._latest or SavedState(self._boot_id), original=original)
         self._key = None

@@ -22,6 +22,7 @@ from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import WatchAction
 from partage.model.process import Processes
 from partage.model.share import NodeOffer
@@ -38,7 +39,7 @@ PATIENCE = 2
 worker that ends together with the next one that began, or a ledger that is not up to date yet. The same
 number of checks must fail before GPUs count as unwatched: a helper that is restarted misses one."""
 
-_Key = tuple[ViolationKind, str, str]
+_Key = tuple[ViolationKind, DeviceUuid, str]
 """What is wrong, on which device, with which container."""
 
 
@@ -70,8 +71,8 @@ class Watchdog(Struct):
     first_look_done: asyncio.Event = field(default_factory=asyncio.Event)
     _offer: NodeOffer = field(default_factory=dict)
     _promised: NodeOffer = field(default_factory=dict)
-    _watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
-    _watched: frozenset[str] = frozenset()
+    _watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
+    _watched: frozenset[GpuUuid] = frozenset()
     _sees: bool = False
     _missed: int = 0
     _cases: dict[_Key, _Case] = field(default_factory=dict)
@@ -92,12 +93,12 @@ class Watchdog(Struct):
             self._news.set()
 
     @property
-    def watched(self) -> frozenset[str]:
+    def watched(self) -> frozenset[GpuUuid]:
         """GPUs whose use is seen at this moment."""
         return self._watched if self._sees else frozenset()
 
     @property
-    def unwatched(self) -> frozenset[str]:
+    def unwatched(self) -> frozenset[GpuUuid]:
         """GPUs with guarded shares that are not watched now."""
         return unwatched(self._promised, self.watched)
 

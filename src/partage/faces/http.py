@@ -7,7 +7,6 @@ probe matters. Imported after the agent has registered: ``http.server`` costs 30
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import socket
 import sys
@@ -15,12 +14,12 @@ import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from partage import __version__
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, assess, stalled
 from partage.agent.status.status import AgentStatus
+from partage.codec.values import encode
 from partage.edges.hardware.supervisor import HelperState
 from partage.faces.report import health_document, report_document
 
@@ -35,10 +34,9 @@ _STOP_WITHIN_S = 1.0
 log = logging.getLogger(__name__)
 
 
-def json_answer(document: Mapping[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Answer:
+def json_answer(document: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
     """A JSON document."""
-    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
-    return status, "application/json; charset=utf-8", body.encode()
+    return status, "application/json; charset=utf-8", encode(document) + b"\n"
 
 
 class _Server(ThreadingHTTPServer):

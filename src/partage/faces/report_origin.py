@@ -5,24 +5,17 @@ A run directory can outlive its agent, be shared by nodes, or have been filled b
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from partage.model.gpu import Inventory
+from partage.model.gpu import Inventory, LostGpu
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
-
-class ReportOrigin(Frozen):
-    """The agent that wrote a report, and its node.
-
-    pid: the agent's, in the namespace ``pid_namespace`` (as ``/proc/self/ns/pid`` names it).
-    boot_id: empty if not known. gpus: UUIDs of all GPUs that it knew.
-    """
-
-    pid: int
-    pid_namespace: str
-    simulated: bool
-    boot_id: str
-    gpus: frozenset[str]
+if TYPE_CHECKING:
+    from partage.faces.documents.node import NodeRow
+    from partage.faces.documents.report import AgentProcess
 
 
 class ThisNode(Frozen):
@@ -35,27 +28,37 @@ class ThisNode(Frozen):
     simulated: bool
     pid_namespace: str
     boot_id: str
-    gpus: frozenset[str]
+    gpus: frozenset[GpuUuid]
 
 
-def why_not_ours(origin: ReportOrigin, here: ThisNode, *, agent_runs: bool) -> str:
-    """Why a report says nothing about this node now; empty if it does. agent_runs: its pid is in use here."""
-    if origin.simulated and not here.simulated:
+def why_not_ours(agent: AgentProcess, node: NodeRow, here: ThisNode, *, agent_runs: bool) -> str:
+    """Why a report says nothing about this node now; empty if it does.
+
+    agent, node: of the report. agent_runs: a process here has the agent's pid.
+    """
+    if node.simulated and not here.simulated:
         return "it is of a simulated node"
-    if here.simulated and not origin.simulated:
+    if here.simulated and not node.simulated:
         return "it is of a real node"
-    if here.boot_id and origin.boot_id and here.boot_id != origin.boot_id:
+    if here.boot_id and node.boot_id and here.boot_id != node.boot_id:
         return "it is of another node, or from before this node's last boot"
-    if here.gpus and origin.gpus and not _same_gpus(origin, here):
+    if not _has_gpus_of(node, here):
         return "it is of a node with other GPUs"
-    if origin.pid_namespace == here.pid_namespace and not agent_runs:
-        return f"its agent (pid {origin.pid}) has ended"
+    if agent.pid_namespace == here.pid_namespace and not agent_runs:
+        return f"its agent (pid {agent.pid}) has ended"
     return ""
 
 
-def _same_gpus(origin: ReportOrigin, here: ThisNode) -> bool:
+def _has_gpus_of(node: NodeRow, here: ThisNode) -> bool:
     """On a real node one GPU in common is enough: kernel and NVML can each list some that the other lacks."""
-    return origin.gpus == here.gpus if here.simulated else not origin.gpus.isdisjoint(here.gpus)
+    gpus = {gpu.uuid for gpu in node.gpus} | _known(node.lost)
+    if not gpus or not here.gpus:
+        return True
+    return gpus == here.gpus if here.simulated else not here.gpus.isdisjoint(gpus)
+
+
+def _known(lost: Iterable[LostGpu]) -> set[GpuUuid]:
+    return {one.uuid for one in lost if one.uuid is not None}
 
 
 def this_node(machine: Inventory | None) -> ThisNode:
@@ -65,13 +68,8 @@ def this_node(machine: Inventory | None) -> ThisNode:
 
     namespace = pid_namespace(Path("/proc"))
     if machine is not None:
-        return ThisNode(True, namespace, "", gpu_uuids(machine))
+        uuids = {gpu.uuid for gpu in machine.gpus} | _known(machine.lost)
+        return ThisNode(True, namespace, "", frozenset(uuids))
     host = Host()
-    uuids = [host.gpu_uuid(address) for address in host.gpu_addresses()]
-    known = frozenset(uuid for uuid in uuids if uuid is not None)
-    return ThisNode(False, namespace, host.boot_id(), known if len(known) == len(uuids) else frozenset())
-
-
-def gpu_uuids(inventory: Inventory) -> frozenset[str]:
-    """UUIDs of all GPUs whose UUID is known, lost ones too."""
-    return frozenset({gpu.uuid for gpu in inventory.gpus} | {one.uuid for one in inventory.lost if one.uuid})
+    found = (host.gpu_uuid(address) for address in host.gpu_addresses())
+    return ThisNode(False, namespace, host.boot_id(), frozenset(uuid for uuid in found if uuid is not None))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.plan.serve.ledger import Holder
 
 GUARANTEES = {
     Guarantee.HARD: "the hardware holds it",
@@ -37,6 +38,16 @@ def sharing_text(strategy: Strategy, shared: Strategy, replicas: int) -> str:
         return strategy_word(strategy)
     parts = f"{strategy_word(shared)} x {replicas}"
     return parts if strategy is shared else f"{strategy_word(strategy)}, {parts}"
+
+
+def pod_name(holder: Holder) -> str:
+    """``namespace/pod``."""
+    return f"{holder.namespace}/{holder.pod}"
+
+
+def container_name(holder: Holder) -> str:
+    """``namespace/pod/container``."""
+    return f"{pod_name(holder)}/{holder.container}"
 
 
 def shorten(text: str, width: int) -> str:

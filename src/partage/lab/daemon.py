@@ -19,6 +19,7 @@ from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, Unsupported
 from partage.lab import child
 from partage.lab.place import PIPE_VARIABLE
+from partage.model.ids import DeviceUuid
 from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, DaemonSpec
 from partage.sim.mps.node import MpsNode, install
 
@@ -59,7 +60,7 @@ class MpsDaemon:
         return await self._limits.threads_limit()
 
 
-def find_pipe(device: str, run_dir: Path, named: Path | None) -> Path | None:
+def find_pipe(device: DeviceUuid, run_dir: Path, named: Path | None) -> Path | None:
     """The pipe directory of a device's MPS daemon: the named one, the agent's, or this container's own."""
     if named is not None:
         return named

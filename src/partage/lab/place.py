@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.values import Frozen
 
 NO_DAEMON = "/nonexistent/partage-lab"
@@ -71,8 +72,8 @@ class TenantPlace(Frozen):
     exclusive: the GPU is in exclusive-process mode.
     """
 
-    device: str = ""
-    mig: tuple[str, ...] = ()
+    device: DeviceUuid = GpuUuid("")
+    mig: tuple[DeviceUuid, ...] = ()
     pipe: Path | None = None
     guard: Path | None = None
     memory_bytes: int = 0

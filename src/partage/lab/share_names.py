@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partage.model.ids import ShareId, parse_share_id
 from partage.model.share import DeviceOffer, NodeOffer
 from partage.values import Frozen
 
@@ -18,7 +19,7 @@ class NamedShare(Frozen):
         return self.offering.gpu_index
 
 
-def shares_of(offer: NodeOffer) -> dict[str, NamedShare]:
+def shares_of(offer: NodeOffer) -> dict[ShareId, NamedShare]:
     """Every share that is offered, by id."""
     return {
         share: NamedShare(offering, _words(offering, share))
@@ -28,7 +29,7 @@ def shares_of(offer: NodeOffer) -> dict[str, NamedShare]:
     }
 
 
-def _words(offering: DeviceOffer, share: str) -> str:
+def _words(offering: DeviceOffer, share: ShareId) -> str:
     device = f"GPU {offering.gpu_index}" + (f" {offering.profile}" if offering.profile else "")
-    _, shared, number = share.partition("::")
-    return f"{device} #{number}" if shared else device
+    _, replica = parse_share_id(share)
+    return device if replica is None else f"{device} #{replica}"

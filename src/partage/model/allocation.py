@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec import field
 
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.values import Frozen
 
 
@@ -49,4 +49,4 @@ class ContainerHold(Frozen):
     pod: str
     container: str
     resource: ResourceName
-    ids: tuple[str, ...]
+    ids: tuple[ShareId, ...]

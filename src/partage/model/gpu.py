@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import IntEnum
 
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
 
@@ -87,7 +88,7 @@ class MigDevice(Frozen):
     missing_node: one of these files that does not exist on the node; empty: none is known to be missing.
     """
 
-    uuid: str
+    uuid: MigUuid
     index: int
     gi_id: int
     ci_id: int
@@ -129,7 +130,7 @@ class Gpu(Frozen):
     """
 
     index: int
-    uuid: str
+    uuid: GpuUuid
     minor: int
     product: str
     architecture: str
@@ -154,7 +155,7 @@ class LostGpu(Frozen):
     """A GPU that NVML lists but cannot open. uuid and pci_bus_id: None if they can no longer be read."""
 
     index: int
-    uuid: str | None
+    uuid: GpuUuid | None
     pci_bus_id: str | None
     reason: str
 
@@ -164,8 +165,8 @@ class Link(Frozen):
     NVSwitch.
     """
 
-    a: str
-    b: str
+    a: GpuUuid
+    b: GpuUuid
     path: LinkPath
     nvlinks: int = 0
 
@@ -215,6 +216,6 @@ class Inventory(Frozen):
     def __iter__(self) -> Iterator[Gpu]:
         return iter(self.gpus)
 
-    def gpu(self, uuid: str) -> Gpu | None:
+    def gpu(self, uuid: GpuUuid) -> Gpu | None:
         """The GPU with this UUID if it answers, else None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)

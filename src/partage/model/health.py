@@ -13,6 +13,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.gpu import RecoveryAction
+from partage.model.ids import GpuUuid
 from partage.model.xid import DEFAULT_RULES, XidClass, XidRules, describe
 from partage.values import Frozen, Tagged
 
@@ -40,7 +41,7 @@ class GpuCondition(Tagged):
     resets: how often the GPU was reset since the node booted, as far as that is proven; None if not known.
     """
 
-    gpu: str
+    gpu: GpuUuid
     lost: str | None = None
     recovery: RecoveryAction | None = None
     rows_pending: bool = False
@@ -55,7 +56,7 @@ class Xid(Tagged):
     GPU.
     """
 
-    gpu: str | None
+    gpu: GpuUuid | None
     code: int
     gi_id: int | None = None
     ci_id: int | None = None

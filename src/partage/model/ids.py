@@ -5,10 +5,21 @@ from __future__ import annotations
 import re
 from typing import NewType
 
-from partage.values import Frozen
-
 ResourceName = NewType("ResourceName", str)
 """An extended resource, ``nvidia.com/gpu.shared``; made by ``parse_resource_name``."""
+
+GpuUuid = NewType("GpuUuid", str)
+"""UUID of a GPU, ``GPU-...``, as NVML has it."""
+
+MigUuid = NewType("MigUuid", str)
+"""UUID of a MIG device, ``MIG-...``, as NVML has it."""
+
+DeviceUuid = GpuUuid | MigUuid
+"""UUID of what CUDA sees as a device: a GPU or a MIG device."""
+
+ShareId = NewType("ShareId", str)
+"""The kubelet's id of a device: a whole GPU or MIG device, ``<uuid>``, or a share of one, ``<uuid>::<n>``.
+"""
 
 VENDOR = "nvidia.com"
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
@@ -46,23 +57,27 @@ def plugin_socket_name(resource: ResourceName) -> str:
     return f"{prefix}-{name}.sock"
 
 
-class ShareId(Frozen, order=True):
-    """The kubelet's id of a device: a whole GPU or MIG device, or one share of it.
+def device_uuid(text: str) -> DeviceUuid:
+    """The UUID of a GPU or MIG device that comes from outside. It is not checked."""
+    return MigUuid(text) if text.startswith("MIG-") else GpuUuid(text)
 
-    device:  UUID of the GPU or MIG device.
-    replica: number of the share, from 0; None if the device is not shared.
+
+def share_id(device: DeviceUuid, replica: int | None = None) -> ShareId:
+    """The id of a share. replica: its number, from 0; None if the device is not shared."""
+    return ShareId(device if replica is None else f"{device}{_SEPARATOR}{replica}")
+
+
+def parse_share_id(share: ShareId) -> tuple[DeviceUuid, int | None]:
+    """The device of a share, and the number of the share; None if the device is not shared.
+
+    Never fails: an id without ``::n`` is a whole device.
     """
+    device, separator, number = share.partition(_SEPARATOR)
+    if separator and number.isascii() and number.isdigit():
+        return device_uuid(device), int(number)
+    return device_uuid(share), None
 
-    device: str
-    replica: int | None
 
-    @classmethod
-    def parse(cls, text: str) -> ShareId:
-        """Inverse of ``str``. Never fails: a text without ``::n`` is a whole device."""
-        device, separator, number = text.partition(_SEPARATOR)
-        if separator and number.isascii() and number.isdigit():
-            return cls(device, int(number))
-        return cls(text, None)
-
-    def __str__(self) -> str:
-        return self.device if self.replica is None else f"{self.device}{_SEPARATOR}{self.replica}"
+def device_of(share: ShareId) -> DeviceUuid:
+    """The device of a share."""
+    return parse_share_id(share)[0]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import TypeGuard
 
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.units import MIB, format_bytes
 from partage.values import Frozen
 
@@ -84,8 +86,8 @@ class DaemonSpec(Frozen):
     Raises ValueError for values that a daemon would ignore or misread.
     """
 
-    gpu: str
-    device: str
+    gpu: GpuUuid
+    device: DeviceUuid
     memory_bytes: int | None = None
     threads_percent: int | None = None
     multi_user: bool | None = None
@@ -124,7 +126,7 @@ def is_mps_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def is_device_uuid(text: str) -> bool:
+def is_device_uuid(text: str) -> TypeGuard[DeviceUuid]:
     """Whether it is the UUID of a GPU or MIG device: one that can name a directory, too."""
     return len(text) <= _LONGEST_DEVICE and _DEVICE.fullmatch(text) is not None
 
@@ -194,8 +196,8 @@ class DaemonState(Frozen):
     reason: a sentence: why it does not serve, or a problem although it serves; else empty.
     """
 
-    gpu: str
-    device: str
+    gpu: GpuUuid
+    device: DeviceUuid
     phase: DaemonPhase
     pid: int | None = None
     servers: tuple[MpsServer, ...] = ()

@@ -104,8 +104,8 @@ class RemainingGpus(Tagged):
 class GpuCriteria(Tagged):
     """GPUs that meet every criterion given; an empty tuple is no criterion.
 
-    index: NVML indexes. uuid: UUIDs. model: product names or ids of the catalogue, ``*`` allowed.
-    pci: bus addresses. device_filter: mig-parted's ``0xDDDDVVVV[:0xSSSSVVVV]``, lower case.
+    index: NVML indexes. uuid: UUIDs as written, in any case. model: product names or ids of the catalogue,
+    ``*`` allowed. pci: bus addresses. device_filter: mig-parted's ``0xDDDDVVVV[:0xSSSSVVVV]``, lower case.
     """
 
     index: tuple[int, ...] = ()
@@ -126,7 +126,7 @@ class LowestIndexes(Tagged):
 
 class ListedDevices(Tagged):
     """NVIDIA's ``devices`` list. mig_index: pairs ``(gpu, mig device)`` of ``"0:1"``; uuid: of GPUs or MIG
-    devices.
+    devices, as written.
     """
 
     index: tuple[int, ...] = ()

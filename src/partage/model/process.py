@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from partage.model.ids import GpuUuid, MigUuid
 from partage.values import Frozen
 
 
@@ -42,11 +43,11 @@ class GpuProcess(Frozen):
     Empty or None if /proc does not show it: the process has ended, or may not be read.
     """
 
-    gpu: str
+    gpu: GpuUuid
     pid: int
     used_bytes: int | None
     kind: ProcessKind
-    device: str | None = None
+    device: MigUuid | None = None
     gi_id: int | None = None
     ci_id: int | None = None
     name: str = ""
@@ -63,7 +64,7 @@ class GpuMemory(Frozen):
     processes that are not visible.
     """
 
-    gpu: str
+    gpu: GpuUuid
     used_bytes: int | None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id
 from partage.model.policy import Interval, Strategy
 from partage.values import Frozen
 
@@ -61,8 +61,8 @@ class DeviceOffer(Frozen):
                  of a named server (MPS v3). Empty: the pipe directory itself.
     """
 
-    device: str
-    gpu: str
+    device: DeviceUuid
+    gpu: GpuUuid
     index: str
     gpu_index: int
     resource: ResourceName
@@ -85,17 +85,17 @@ class DeviceOffer(Frozen):
     pipe: str = ""
 
     @property
-    def share_ids(self) -> tuple[str, ...]:
+    def share_ids(self) -> tuple[ShareId, ...]:
         """The kubelet's device ids: the UUID itself for exclusive, else ``<uuid>::<n>``."""
         if self.shared is Strategy.EXCLUSIVE:
-            return (self.device,)
-        return tuple(str(ShareId(self.device, n)) for n in range(self.first, self.first + self.count))
+            return (share_id(self.device),)
+        return tuple(share_id(self.device, n) for n in range(self.first, self.first + self.count))
 
 
 GpuOffer = tuple[DeviceOffer, ...]
 """Everything that one GPU offers."""
 
-NodeOffer = Mapping[str, GpuOffer]
+NodeOffer = Mapping[GpuUuid, GpuOffer]
 """GPU UUID to its offer. A GPU that offers nothing (MIG mode without MIG devices) has an empty tuple."""
 
 
@@ -114,7 +114,7 @@ class Resource(Frozen):
 class DeviceRow(Frozen):
     """One device in a ListAndWatch message to the kubelet. numa_node: None: no topology is sent."""
 
-    id: str
+    id: ShareId
     healthy: bool
     numa_node: int | None = None
 

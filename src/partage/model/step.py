@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from partage.model.gpu import ComputeMode
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import ClientLimits, DaemonSpec
 from partage.model.placement import Placement
 from partage.model.policy import Interval
@@ -36,11 +37,11 @@ class GpuUse(Frozen):
     whole GPU instance. All three None: the whole GPU.
     """
 
-    gpu: str
+    gpu: GpuUuid
     kind: UseKind
     name: str
     pid: int | None = None
-    device: str | None = None
+    device: MigUuid | None = None
     gi_id: int | None = None
     ci_id: int | None = None
 
@@ -66,7 +67,7 @@ class GpuUse(Frozen):
 class SetMigMode(Tagged):
     """Turn MIG mode on or off. The mode may stay pending until a reset."""
 
-    gpu: str
+    gpu: GpuUuid
     enabled: bool
 
     def __str__(self) -> str:
@@ -81,12 +82,12 @@ class Reset(Tagged):
     a reboot of the machine activates the mode.
     """
 
-    gpus: tuple[str, ...]
-    pending: tuple[str, ...]
+    gpus: tuple[GpuUuid, ...]
+    pending: tuple[GpuUuid, ...]
     reboot: bool | None = None
 
     @property
-    def along(self) -> tuple[str, ...]:
+    def along(self) -> tuple[GpuUuid, ...]:
         """The GPUs that are reset only because they share the reset."""
         return tuple(gpu for gpu in self.gpus if gpu not in self.pending)
 
@@ -106,13 +107,13 @@ class DestroyCompute(Tagged):
     gi_id, ci_id: None if not known (a creation is undone whose ids were not written down).
     """
 
-    gpu: str
+    gpu: GpuUuid
     instance: str
     placement: Placement
     profile: str
     gi_id: int | None = None
     ci_id: int | None = None
-    uuid: str = ""
+    uuid: MigUuid = MigUuid("")
 
     def __str__(self) -> str:
         return f"destroy the MIG device {self.profile} at {self.placement}{_named(self.uuid)}"
@@ -121,7 +122,7 @@ class DestroyCompute(Tagged):
 class DestroyInstance(Tagged):
     """Destroy a GPU instance without compute instances. gi_id: None if not known."""
 
-    gpu: str
+    gpu: GpuUuid
     profile: str
     placement: Placement
     gi_id: int | None = None
@@ -133,7 +134,7 @@ class DestroyInstance(Tagged):
 class CreateInstance(Tagged):
     """Create a GPU instance at exactly this placement."""
 
-    gpu: str
+    gpu: GpuUuid
     profile: str
     placement: Placement
 
@@ -147,7 +148,7 @@ class CreateCompute(Tagged):
     instance: profile of the GPU instance. profile: that of the new MIG device, ``1c.3g.40gb``.
     """
 
-    gpu: str
+    gpu: GpuUuid
     instance: str
     placement: Placement
     profile: str
@@ -162,7 +163,7 @@ class Verify(Tagged):
     devices: profiles with the first memory slice of their GPU instance, ``3g.40gb@4``, ordered by it.
     """
 
-    gpu: str
+    gpu: GpuUuid
     enabled: bool
     devices: tuple[str, ...] = ()
 
@@ -177,7 +178,7 @@ class Verify(Tagged):
 class SetComputeMode(Tagged):
     """Set which processes may create contexts on a GPU. before: the mode until now, set again on undo."""
 
-    gpu: str
+    gpu: GpuUuid
     mode: ComputeMode
     before: ComputeMode
 
@@ -188,7 +189,7 @@ class SetComputeMode(Tagged):
 class SetTimeSlice(Tagged):
     """Set the length of a GPU's time slice. before: the length until now, set again on undo."""
 
-    gpu: str
+    gpu: GpuUuid
     interval: Interval
     before: Interval
 
@@ -203,7 +204,7 @@ class EndProcess(Tagged):
     another process now, or the process to another container, it is not touched.
     """
 
-    gpu: str
+    gpu: GpuUuid
     pid: int
     start: int
     container: str
@@ -215,7 +216,7 @@ class EndProcess(Tagged):
 class StartDaemon(Tagged):
     """Start an MPS control daemon as ``spec`` describes it. One that runs like this already is left alone."""
 
-    gpu: str
+    gpu: GpuUuid
     spec: DaemonSpec
 
     def __str__(self) -> str:
@@ -228,8 +229,8 @@ class StopDaemon(Tagged):
     spec: how it was started, and will be started again on undo; None if not known.
     """
 
-    gpu: str
-    device: str
+    gpu: GpuUuid
+    device: DeviceUuid
     spec: DaemonSpec | None = None
 
     def __str__(self) -> str:
@@ -239,8 +240,8 @@ class StopDaemon(Tagged):
 class EndClient(Tagged):
     """End the work of one client of an MPS server; its process lives on. Cannot be undone."""
 
-    gpu: str
-    device: str
+    gpu: GpuUuid
+    device: DeviceUuid
     server: int
     client: int
 
@@ -248,7 +249,7 @@ class EndClient(Tagged):
         return f"end the work of MPS client {self.client}"
 
 
-def _part(gpu: str, device: str) -> str:
+def _part(gpu: GpuUuid, device: DeviceUuid) -> str:
     return "" if device == gpu else f" of {device}"
 
 
@@ -277,7 +278,7 @@ class StartDaemonAt(Frozen):
     profile: of the MIG device. placement: of its GPU instance. limits: of the daemon's clients.
     """
 
-    gpu: str
+    gpu: GpuUuid
     profile: str
     placement: Placement
     limits: ClientLimits
@@ -296,14 +297,14 @@ class Transaction(Frozen):
     gpus: UUIDs of the GPUs that are touched, by index. Transactions are independent of each other.
     """
 
-    gpus: tuple[str, ...]
+    gpus: tuple[GpuUuid, ...]
     steps: tuple[Step, ...]
 
 
 class TimeSlice(Frozen):
     """The length of a GPU's time slice, as observed. interval: None if it cannot be read; reason: why."""
 
-    gpu: str
+    gpu: GpuUuid
     interval: Interval | None
     reason: str = ""
 
@@ -313,10 +314,10 @@ class Created(Frozen):
 
     gi_id: int
     ci_id: int | None = None
-    uuid: str = ""
+    uuid: MigUuid = MigUuid("")
 
 
-def gpus_of(step: PlannedStep) -> tuple[str, ...]:
+def gpus_of(step: PlannedStep) -> tuple[GpuUuid, ...]:
     """The GPUs that a step acts on."""
     return step.gpus if isinstance(step, Reset) else (step.gpu,)
 
@@ -380,7 +381,7 @@ class BlastRadius(Frozen):
     reboot: as in ``Reset``.
     """
 
-    idle: tuple[str, ...] = ()
+    idle: tuple[GpuUuid, ...] = ()
     reboot: bool | None = False
 
 
@@ -395,5 +396,5 @@ def blast(step: PlannedStep) -> BlastRadius:
             return BlastRadius()
 
 
-def _named(uuid: str) -> str:
+def _named(uuid: MigUuid) -> str:
     return f" ({uuid})" if uuid else ""

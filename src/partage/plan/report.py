@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
-from partage.model.ids import ResourceName
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, device_of
 from partage.model.mps import DaemonState
 from partage.model.policy import Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
@@ -56,7 +56,7 @@ class GpuReport(Frozen):
     held: number of shares that are held. daemons: its MPS daemons, those of its MIG devices too.
     """
 
-    uuid: str
+    uuid: GpuUuid
     index: int
     product: str
     health: HealthStatus
@@ -128,7 +128,7 @@ class Report(Frozen):
     dependencies: DependencyProblems
     policy_in_force: Policy | None = None
     snapshot: Snapshot | None = None
-    watched: frozenset[str] = frozenset()
+    watched: frozenset[GpuUuid] = frozenset()
 
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""
@@ -145,7 +145,7 @@ def gpu_reports(
 ) -> tuple[GpuReport, ...]:
     """One per GPU that is known or served, ordered by index."""
     serving = done.state.serving
-    held = _held_by_gpu(entries, done)
+    held = _held_by_gpu(node, entries, done)
     reports = []
     for uuid in dict.fromkeys((*node.known, *serving)):
         now = serving.get(uuid, GpuServing(()))
@@ -173,12 +173,15 @@ def gpu_reports(
     return tuple(sorted(reports, key=lambda report: report.index))
 
 
-def _held_by_gpu(entries: Sequence[LedgerEntry], done: TurnResult) -> Counter[str]:
-    gpu_of = dict(done.view.gpu_of)
+def _held_by_gpu(node: KnownNode, entries: Sequence[LedgerEntry], done: TurnResult) -> Counter[GpuUuid]:
+    gpu_of: dict[DeviceUuid, GpuUuid] = {
+        **done.view.gpu_of,
+        **{gpu: gpu for gpu in (*node.known, *done.state.serving)},
+    }
     for devices in done.view.offer.values():
         gpu_of |= {one.device: one.gpu for one in devices}
-    held = (entry.id.partition("::")[0] for entry in entries)
-    return Counter(gpu_of.get(device, device) for device in held)
+    held = (gpu_of.get(device_of(entry.id)) for entry in entries)
+    return Counter(gpu for gpu in held if gpu is not None)
 
 
 def resource_reports(

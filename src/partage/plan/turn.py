@@ -21,6 +21,7 @@ from partage.model.health import (
     keep_instances,
     next_health,
 )
+from partage.model.ids import GpuUuid
 from partage.model.policy import MigStrategy
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.offer.desired import DesiredState
@@ -62,9 +63,9 @@ class NodeState(Frozen):
     known.
     """
 
-    serving: Mapping[str, GpuServing] = field(default_factory=dict)
-    health: Mapping[str, Health] = field(default_factory=dict)
-    restored: frozenset[str] = frozenset()
+    serving: Mapping[GpuUuid, GpuServing] = field(default_factory=dict)
+    health: Mapping[GpuUuid, Health] = field(default_factory=dict)
+    restored: frozenset[GpuUuid] = frozenset()
 
 
 class TurnResult(Frozen):
@@ -109,7 +110,7 @@ def after_restart(state: NodeState) -> NodeState:
 # --- health --------------------------------------------------------------------------------------
 
 
-def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, Health]:
+def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[GpuUuid, Health]:
     gpus = dict.fromkeys((*seen.node.known, *before.serving, *before.health))
     healths = {}
     for gpu in gpus:
@@ -120,7 +121,7 @@ def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[str, H
     return healths
 
 
-def _events(gpu: str, seen: TurnInput) -> Iterator[Event]:
+def _events(gpu: GpuUuid, seen: TurnInput) -> Iterator[Event]:
     """The health events of one GPU since the last turn, in the order in which they apply.
 
     A GPU that does not answer while it is being changed is expected, and no event.
@@ -146,7 +147,7 @@ def _located(xid: Xid, gpu: Gpu | None) -> Xid:
     return xid if gpu is not None and gpu.mig_enabled else replace(xid, gi_id=None, ci_id=None)
 
 
-def _without_old_instances(gpu: str, health: Health, seen: TurnInput) -> Health:
+def _without_old_instances(gpu: GpuUuid, health: Health, seen: TurnInput) -> Health:
     """Ids of GPU instances are reused: the health of instances that no longer exist is dropped."""
     observed = seen.node.inventory.gpu(gpu) if seen.fresh else None
     if observed is None or not health.instances or gpu in seen.node.lost:

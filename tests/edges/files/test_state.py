@@ -31,14 +31,16 @@ from partage.edges.files.state import (
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.health import GpuCondition, Health, Xid, next_health
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.reconcile.transition import GpuServing
 
+GPU_0 = GpuUuid("GPU-0")
+
 OFFERING = DeviceOffer(
-    device="GPU-0",
-    gpu="GPU-0",
+    device=GPU_0,
+    gpu=GPU_0,
     index="0",
     gpu_index=0,
     resource=ResourceName("nvidia.com/gpu.shared"),
@@ -67,18 +69,16 @@ MIG = replace(
     limits_in_env=True,
     pipe="gpu/share0",
 )
-SICK = next_health(Health(), Xid("GPU-0", 79), 90)
+SICK = next_health(Health(), Xid(GPU_0, 79), 90)
 STATE = SavedState(
     boot_id="8f2c",
     policy=SavedPolicy("version: partage/v1\ngpus: [ü]\n", "policy.yaml", "big"),
     serving={
-        "GPU-0": GpuServing((OFFERING, MIG), leaving=(MIG,), draining=True, draining_since_s=40.0),
-        "GPU-1": GpuServing(()),
+        GPU_0: GpuServing((OFFERING, MIG), leaving=(MIG,), draining=True, draining_since_s=40.0),
+        GpuUuid("GPU-1"): GpuServing(()),
     },
     health={
-        "GPU-0": next_health(
-            next_health(SICK, Xid("GPU-0", 48, gi_id=2), 95), GpuCondition("GPU-0", resets=1), 96
-        )
+        GPU_0: next_health(next_health(SICK, Xid(GPU_0, 48, gi_id=2), 95), GpuCondition(GPU_0, resets=1), 96)
     },
 )
 
@@ -116,20 +116,20 @@ def test_times_go_on_from_where_they_were_on_the_clock_of_the_next_agent(state_d
     state_dir.save(STATE, 100)
     state = state_dir.load(5000).state
     assert state
-    assert state.serving["GPU-0"].draining_since_s == 5000 - 60
-    assert state.health["GPU-0"].gpu.since_s == 5000 - 10
-    assert state.health["GPU-0"].gpu.needs_proof
+    assert state.serving[GPU_0].draining_since_s == 5000 - 60
+    assert state.health[GPU_0].gpu.since_s == 5000 - 10
+    assert state.health[GPU_0].gpu.needs_proof
 
 
 def test_a_probation_has_its_full_rest_to_go_after_a_restart(state_dir: StateDir):
     """An hour in which nobody watched is no proof of health."""
-    asked = GpuCondition("GPU-0", recovery=RecoveryAction.GPU_RESET)
-    fine = GpuCondition("GPU-0", recovery=RecoveryAction.NONE)
+    asked = GpuCondition(GPU_0, recovery=RecoveryAction.GPU_RESET)
+    fine = GpuCondition(GPU_0, recovery=RecoveryAction.NONE)
     health = next_health(next_health(Health(), asked, 0), fine, 10)
-    state_dir.save(SavedState(health={"GPU-0": health}), 50)
+    state_dir.save(SavedState(health={GPU_0: health}), 50)
     loaded = state_dir.load(4000).state
     assert loaded
-    health = loaded.health["GPU-0"]
+    health = loaded.health[GPU_0]
     assert not next_health(health, fine, 4019).offered()
     assert next_health(health, fine, 4020).offered()
 
@@ -415,7 +415,7 @@ def test_every_life_and_every_text_comes_back(
     for wait_s, event in events:
         now_s += wait_s
         health = next_health(health, event, now_s)
-    state = SavedState("b", SavedPolicy(text, source), {}, {"GPU-0": health})
+    state = SavedState("b", SavedPolicy(text, source), {}, {GPU_0: health})
     opened = StateDir(tmp_path_factory.mktemp("state"))
     assert opened.save(state, now_s) is None
     loaded = opened.load(now_s)
@@ -424,13 +424,13 @@ def test_every_life_and_every_text_comes_back(
     assert loaded.state
     assert loaded.state.policy == state.policy
     # A state that ended before now ends now: nothing that anybody could tell apart.
-    fine = GpuCondition("GPU-0", recovery=RecoveryAction.NONE)
-    assert next_health(loaded.state.health["GPU-0"], fine, now_s) == next_health(health, fine, now_s)
+    fine = GpuCondition(GPU_0, recovery=RecoveryAction.NONE)
+    assert next_health(loaded.state.health[GPU_0], fine, now_s) == next_health(health, fine, now_s)
 
 
 def test_a_state_that_cannot_be_written_as_json_is_not_saved(state_dir: StateDir):
     state_dir.save(STATE, 100)
-    endless = {"GPU-0": GpuServing((), draining=True, draining_since_s=float("-inf"))}
+    endless = {GPU_0: GpuServing((), draining=True, draining_since_s=float("-inf"))}
     assert isinstance(state_dir.save(SavedState(serving=endless), 100), NotSaved)
     assert state_dir.load(100) == Loaded(STATE)
 

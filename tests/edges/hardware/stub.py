@@ -8,6 +8,7 @@ from pathlib import Path
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.procfs import INITIAL_PID_NAMESPACE
+from partage.model.ids import GpuUuid
 from partage.units import MIB
 
 H100_MEMORY_BYTES = 81559 * MIB
@@ -184,8 +185,8 @@ class StubNode:
         self.write()
 
     @staticmethod
-    def uuid(index: int) -> str:
-        return f"GPU-0000000{index}-1111-2222-3333-444444444444"
+    def uuid(index: int) -> GpuUuid:
+        return GpuUuid(f"GPU-0000000{index}-1111-2222-3333-444444444444")
 
     @staticmethod
     def bus(index: int) -> str:

@@ -7,12 +7,15 @@ import pytest
 from partage.edges.hardware.daemon_steps import perform_daemon_step
 from partage.edges.hardware.port import Hardware
 from partage.errors import GpuInUse, NotFound, Unsupported
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
 from partage.model.step import EndClient, SetMigMode, StartDaemon, StopDaemon
 from partage.sim.node.faults import Occupy, SetDaemonPhase
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB
+
+GPU_NONE = GpuUuid("GPU-none")
 
 
 @pytest.fixture
@@ -77,11 +80,11 @@ async def test_a_gpu_with_a_daemon_does_not_change_its_mig_mode(hardware: Simula
 
 
 async def test_there_is_no_daemon_for_a_gpu_that_is_not_there(hardware: SimulatedHardware) -> None:
-    spec = DaemonSpec("GPU-none", "GPU-none")
+    spec = DaemonSpec(GPU_NONE, GPU_NONE)
     with pytest.raises(NotFound):
-        await hardware.perform(StartDaemon("GPU-none", spec))
+        await hardware.perform(StartDaemon(GPU_NONE, spec))
 
 
 async def test_without_a_keeper_the_error_says_so() -> None:
     with pytest.raises(Unsupported, match="does not manage MPS daemons"):
-        await perform_daemon_step(None, StopDaemon("GPU-1", "GPU-1"))
+        await perform_daemon_step(None, StopDaemon(GpuUuid("GPU-1"), GpuUuid("GPU-1")))

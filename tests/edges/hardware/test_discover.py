@@ -23,6 +23,7 @@ from partage.model.gpu import (
     RecoveryAction,
 )
 from partage.model.health import GpuCondition
+from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.units import MIB
 from tests.edges.hardware.stub import H100_MEMORY_BYTES, StubNode
@@ -300,9 +301,9 @@ def test_mig_devices_have_names_placements_and_device_files(node: StubNode) -> N
     (gpu,) = look(with_mig(node)).gpus
     assert gpu.mig_enabled
     assert gpu.mig_devices == (
-        MigDevice("MIG-a", 0, 2, 0, "1c.3g.40gb", Placement(4, 4), 40448 * MIB, 561, 562),
-        MigDevice("MIG-b", 1, 2, 1, "2c.3g.40gb", Placement(4, 4), 40448 * MIB, 561, 563),
-        MigDevice("MIG-c", 3, 9, 0, "1g.10gb+me", Placement(1, 1), 9984 * MIB),
+        MigDevice(MigUuid("MIG-a"), 0, 2, 0, "1c.3g.40gb", Placement(4, 4), 40448 * MIB, 561, 562),
+        MigDevice(MigUuid("MIG-b"), 1, 2, 1, "2c.3g.40gb", Placement(4, 4), 40448 * MIB, 561, 563),
+        MigDevice(MigUuid("MIG-c"), 3, 9, 0, "1g.10gb+me", Placement(1, 1), 9984 * MIB),
     )
 
 

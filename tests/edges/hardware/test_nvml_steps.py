@@ -20,6 +20,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
+from partage.model.ids import GpuUuid
 from partage.model.placement import Placement
 from partage.model.step import (
     CreateCompute,
@@ -434,7 +435,7 @@ async def test_what_has_gone_although_the_call_failed_has_gone(node: StubNode, m
 
 async def test_who_is_not_there_or_does_not_answer_is_told_apart(node: StubNode, mig: NvmlHardware) -> None:
     with pytest.raises(NotFound, match="no GPU GPU-9"):
-        await mig.perform(CreateInstance("GPU-9", "3g.40gb", HIGH))
+        await mig.perform(CreateInstance(GpuUuid("GPU-9"), "3g.40gb", HIGH))
     node.lose(0)
     with pytest.raises(GpuLost):
         await mig.perform(THREE)

@@ -24,6 +24,7 @@ from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputEr
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.health import Xid
+from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse, SetMigMode, UseKind
 from partage.sim.node.faults import HangCall, Occupy, RaiseXid
 from partage.sim.node.files.load import load_machine
@@ -162,7 +163,7 @@ async def test_a_look_during_a_long_act_is_no_helper_that_hangs(short_dir: Path)
     await simulation.inject(HangCall("observe", seconds=1.0, times=2))
     async with serving(simulation, short_dir / "s", deadline_s=0.3):
         hardware = RemoteHardware(short_dir / "s", deadline_s=0.3)
-        act = asyncio.create_task(hardware.perform(SetMigMode("GPU-x", enabled=True)))
+        act = asyncio.create_task(hardware.perform(SetMigMode(GpuUuid("GPU-x"), enabled=True)))
         await asyncio.sleep(0.05)
         assert (await hardware.observe()).gpus
         with pytest.raises(NotFound):

@@ -20,6 +20,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import MigMode
+from partage.model.ids import GpuUuid
 from partage.model.step import Reset, SetMigMode
 from tests.edges.hardware.stub import StubNode
 
@@ -192,7 +193,7 @@ async def test_a_gpu_that_is_not_there_or_does_not_come_back_is_named(
 ) -> None:
     node.add_nvidia_smi()
     with pytest.raises(NotFound, match="no GPU GPU-9"):
-        await pair.perform(Reset(("GPU-9",), ()))
+        await pair.perform(Reset((GpuUuid("GPU-9"),), ()))
     machine = node.library.with_name("machine.txt")
     node.add_nvidia_smi(f"open({str(machine)!r}, 'a').write('gpu.1.code 15' + chr(10))")
     with pytest.raises(GpuLost, match=f"{BOTH[1]} did not come back"):

@@ -10,6 +10,7 @@ import pytest
 from partage.edges.hardware.port import Hardware
 from partage.errors import GpuLost, HardwareError, InsufficientResources, NotFound, StateMismatch, Unsupported
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
+from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.step import (
     CreateCompute,
@@ -160,7 +161,7 @@ async def test_what_is_not_there_cannot_be_destroyed(acting: Subject) -> None:
     await hardware.perform(CreateCompute(gpu.uuid, "3g.40gb", HALF, "3g.40gb"))
     (device,) = (await gpu_of(hardware)).mig_devices
     there = DestroyCompute(
-        gpu.uuid, "3g.40gb", HALF, "3g.40gb", device.gi_id, device.ci_id, "MIG-of-long-ago"
+        gpu.uuid, "3g.40gb", HALF, "3g.40gb", device.gi_id, device.ci_id, MigUuid("MIG-of-long-ago")
     )
     await refuses(hardware, there, NotFound)
     await refuses(hardware, DestroyCompute(gpu.uuid, "3g.40gb", OTHER_HALF, "3g.40gb"), NotFound)

@@ -9,6 +9,7 @@ import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.errors import DriverUnavailable
+from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.step import CreateCompute, CreateInstance, GpuUse, SetMigMode, UseKind
 from tests.edges.hardware.stub import StubNode
@@ -68,7 +69,7 @@ async def test_who_only_watches_is_a_monitor(node: StubNode, hardware: NvmlHardw
 
 
 async def test_a_process_on_a_mig_device_holds_that_device_and_not_the_gpu(
-    node: StubNode, hardware: NvmlHardware, device: str
+    node: StubNode, hardware: NvmlHardware, device: MigUuid
 ) -> None:
     caps = "/dev/nvidia-caps/nvidia-cap"
     node.process(42, "python3", "/dev/nvidia1", f"{caps}21", f"{caps}22")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.port import DeviceList
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 
 
@@ -19,11 +19,11 @@ class Shelf:
     def __init__(self, *ids: str, resource: str = "nvidia.com/gpu") -> None:
         self.resource = ResourceName(resource)
         self.pre_start_required = False
-        self.asked: list[tuple[str, ...]] = []
-        self.allocated: list[tuple[str, ...]] = []
-        self.started: list[tuple[str, ...]] = []
+        self.asked: list[tuple[ShareId, ...]] = []
+        self.allocated: list[tuple[ShareId, ...]] = []
+        self.started: list[tuple[ShareId, ...]] = []
         self.before_start: Callable[[], object] = lambda: None
-        self._list = DeviceList(1, tuple(DeviceRow(device, healthy=True) for device in ids))
+        self._list = DeviceList(1, tuple(DeviceRow(ShareId(device), healthy=True) for device in ids))
         self._changed = asyncio.Condition()
 
     async def put(self, *rows: DeviceRow) -> None:
@@ -38,14 +38,16 @@ class Shelf:
         async with self._changed:
             await self._changed.wait_for(lambda: self._list.version != seen_version)
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+    def preferred(
+        self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
+    ) -> list[ShareId]:
         self.asked.append(tuple(available))
         if size > len(available):
             raise AllocationRefused(f"{size} asked, {len(available)} free: \u00e9puis\u00e9")
         rest = sorted(set(available) - set(must_include))
         return [*must_include, *rest][:size]
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         self.allocated.append(tuple(ids))
         if unknown := [device for device in ids if device not in {row.id for row in self._list.rows}]:
             raise AllocationRefused(
@@ -61,7 +63,7 @@ class Shelf:
             cdi_devices=("nvidia.com/gpu=0",),
         )
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
+    async def pre_start(self, ids: Sequence[ShareId]) -> None:
         self.started.append(tuple(ids))
         outcome = self.before_start()
         if isinstance(outcome, Exception):

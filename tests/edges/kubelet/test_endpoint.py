@@ -13,6 +13,7 @@ from partage.edges.kubelet.endpoint import LONGEST_PAUSE_S, ResourceEndpoint, pa
 from partage.edges.kubelet.registration import NextAction, ObservedSockets, next_action
 from partage.edges.kubelet.sockets import SocketIdentity
 from partage.errors import InputError
+from partage.model.ids import ShareId
 from partage.model.share import DeviceRow
 from tests.edges.kubelet.shelf import Shelf, running
 from tests.kubelet_script import scripted_kubelet, until
@@ -183,7 +184,7 @@ async def test_a_change_of_one_resource_sends_nothing_on_the_stream_of_another(s
             assert changed.watch
             assert unchanged
             assert unchanged.watch
-            await gpu.put(DeviceRow("a", healthy=False))
+            await gpu.put(DeviceRow(ShareId("a"), healthy=False))
             await until(lambda: len(changed.watch.lists) == 2)  # type: ignore[union-attr]
             assert len(unchanged.watch.lists) == 1
 

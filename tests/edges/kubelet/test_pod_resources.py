@@ -13,7 +13,7 @@ import pytest
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from tests.kubelet_script import ScriptedKubelet, grpc, held, scripted_kubelet, until
 
 GPU = ResourceName("nvidia.com/gpu")
@@ -41,9 +41,9 @@ async def test_the_entries_of_one_resource_are_put_together(short_dir: Path) -> 
             }
         )
         assert await client.held() == (
-            ContainerHold("default", "train", "main", GPU, ("a", "b")),
-            ContainerHold("default", "train", "main", SHARED, ("c::1",)),
-            ContainerHold("other", "train", "main", SHARED, ("c::0",)),
+            ContainerHold("default", "train", "main", GPU, (ShareId("a"), ShareId("b"))),
+            ContainerHold("default", "train", "main", SHARED, (ShareId("c::1"),)),
+            ContainerHold("other", "train", "main", SHARED, (ShareId("c::0"),)),
         )
 
 

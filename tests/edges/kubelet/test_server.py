@@ -14,6 +14,7 @@ import pytest
 
 from partage.edges.kubelet.server import PRE_START_LIMIT_S, PluginServer
 from partage.errors import InputError, Unreachable
+from partage.model.ids import ShareId
 from partage.model.share import DeviceRow
 from tests.edges.kubelet.shelf import Shelf
 from tests.kubelet_script import PluginCalls, grpc, until
@@ -53,7 +54,7 @@ async def test_list_and_watch_sends_the_full_list_at_once_and_then_every_change(
         watch = plugin.watch()
         await until(lambda: len(watch.lists) == 1)
         assert watch.health == {"a": "Healthy", "b": "Healthy"}
-        await shelf.put(DeviceRow("a", healthy=False), DeviceRow("b", healthy=True))
+        await shelf.put(DeviceRow(ShareId("a"), healthy=False), DeviceRow(ShareId("b"), healthy=True))
         await until(lambda: len(watch.lists) == 2)
         assert watch.health == {"a": "Unhealthy", "b": "Healthy"}
 
@@ -78,14 +79,14 @@ async def test_an_empty_list_is_sent_and_the_stream_goes_on(path: Path) -> None:
         watch = plugin.watch()
         await shelf.put()
         await until(lambda: watch.lists and watch.health == {})
-        await shelf.put(DeviceRow("c", healthy=True))
+        await shelf.put(DeviceRow(ShareId("c"), healthy=True))
         await until(lambda: watch.health == {"c": "Healthy"})
         assert not watch.ended.is_set()
 
 
 async def test_a_numa_node_is_sent_as_topology_and_none_as_no_topology(path: Path) -> None:
     shelf = Shelf()
-    await shelf.put(DeviceRow("a", healthy=True, numa_node=1), DeviceRow("b", healthy=True))
+    await shelf.put(DeviceRow(ShareId("a"), healthy=True, numa_node=1), DeviceRow(ShareId("b"), healthy=True))
     async with served(shelf, path) as plugin:
         watch = plugin.watch()
         await until(lambda: watch.lists)
@@ -100,7 +101,7 @@ async def test_several_streams_see_the_same_and_end_on_their_own(path: Path) -> 
         first, second = plugin.watch(), plugin.watch()
         await until(lambda: first.lists and second.lists)
         await asyncio.to_thread(first.cancel)
-        await shelf.put(DeviceRow("b", healthy=True))
+        await shelf.put(DeviceRow(ShareId("b"), healthy=True))
         await until(lambda: second.health == {"b": "Healthy"})
         assert first.health == {"a": "Healthy"}
 

@@ -16,10 +16,14 @@ from msgspec.structs import replace
 from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
 from partage.edges.mps.port import MpsDaemons
 from partage.edges.mps.starting import DaemonHost
+from partage.model.ids import GpuUuid, device_uuid
 from partage.model.mps import SERVER, DaemonSpec, MpsNamespace
 from partage.units import GIB
 
-GPUS = ("GPU-11111111-2222-3333-4444-000000000000", "GPU-11111111-2222-3333-4444-000000000001")
+GPUS = (
+    GpuUuid("GPU-11111111-2222-3333-4444-000000000000"),
+    GpuUuid("GPU-11111111-2222-3333-4444-000000000001"),
+)
 NOBODY = 65534
 ROOT = os.geteuid() == 0
 LIMIT = 2 * GIB
@@ -65,7 +69,7 @@ class Subject:
 
     run_dir: Path
     root: Path
-    devices: tuple[str, ...]
+    devices: tuple[GpuUuid, ...]
     client: tuple[str, ...]
     simulated: bool
     protocol: int = 2
@@ -121,7 +125,7 @@ async def ending(subject: Subject) -> AsyncIterator[Subject]:
         for tenant in subject.tenants:
             await tenant.leaves()
         for home in (subject.run_dir / "mps").glob("*-*/"):
-            await subject.keeper().stop(home.name, force=True)
+            await subject.keeper().stop(device_uuid(home.name), force=True)
 
 
 def has_driver() -> bool:

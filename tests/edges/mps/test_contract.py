@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from partage.errors import DaemonError, GpuInUse, NotFound
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState, ServerStatus
 from tests.edges.mps.subjects import LIMIT, NOBODY, ROOT, Subject, until
 
@@ -65,7 +66,7 @@ async def test_a_stopped_daemon_leaves_nothing(subject: Subject):
 
 async def test_to_stop_what_is_not_there_is_no_error(subject: Subject):
     await subject.keeper().stop(subject.devices[0])
-    await subject.keeper().stop("../../etc", force=True)
+    await subject.keeper().stop(GpuUuid("../../etc"), force=True)
 
 
 async def test_another_spec_replaces_an_idle_daemon(subject: Subject):
@@ -158,7 +159,7 @@ async def test_only_a_client_of_that_server_can_be_terminated(subject: Subject):
     with pytest.raises(NotFound):
         await keeper.terminate(subject.devices[0], os.getpid(), tenant.pid)
     with pytest.raises(NotFound):
-        await keeper.terminate("GPU-of-nobody", state.servers[0].pid, tenant.pid)
+        await keeper.terminate(GpuUuid("GPU-of-nobody"), state.servers[0].pid, tenant.pid)
     assert await tenant.says("launch") == "ok"
 
 

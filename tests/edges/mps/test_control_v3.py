@@ -11,6 +11,7 @@ import pytest
 
 from partage.edges.mps.control_v3 import configuration
 from partage.errors import DaemonError, GpuInUse
+from partage.model.ids import GpuUuid
 from partage.model.mps import SERVER, ClientLimits, DaemonPhase, DaemonSpec, DaemonState, MpsNamespace
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB
@@ -132,7 +133,7 @@ async def test_a_record_of_before_there_were_namespaces_is_understood(simulated:
 
 async def test_a_server_for_a_gpu_that_is_not_there_is_found_out_at_once(named: Subject):
     """The daemon takes it without a word; its clients would have no MPS and no limits."""
-    absent = "GPU-99999999-0000-0000-0000-000000000000"
+    absent = GpuUuid("GPU-99999999-0000-0000-0000-000000000000")
     spec = DaemonSpec(absent, absent, LIMIT, 25, namespaces=(MpsNamespace(SHARE, LIMIT, 25),))
     with pytest.raises(DaemonError, match=r"no MPS server .* started: no CUDA-capable device is detected"):
         await named.keeper(probe_s=1.0).start(spec)

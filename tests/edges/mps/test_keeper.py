@@ -20,6 +20,7 @@ from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB, MIB
@@ -70,7 +71,7 @@ async def test_a_program_without_multi_user_serves_one_user_unless_several_are_a
 
 
 async def test_a_gpu_on_which_no_server_starts_is_found_out_at_once(simulated: Subject):
-    keeper, absent = simulated.keeper(probe_s=1.0), "GPU-99999999-0000-0000-0000-000000000000"
+    keeper, absent = simulated.keeper(probe_s=1.0), GpuUuid("GPU-99999999-0000-0000-0000-000000000000")
     lost = simulated.spec()
     with pytest.raises(DaemonError, match=r"no MPS server .* started: .* exited with status 1"):
         await keeper.start(type(lost)(absent, absent))
@@ -277,6 +278,11 @@ async def test_a_tenant_that_tries_again_and_again_never_gets_more_than_the_limi
     killed = (await only(simulated)).pid
     assert killed is not None
     os.kill(killed, signal.SIGKILL)
+
+    async def is_dead() -> bool:
+        return (await only(simulated)).phase is DaemonPhase.DEAD
+
+    await until(is_dead)
     tenants = [asyncio.create_task(first_let_in(simulated)) for _ in range(2)]
     state = await simulated.keeper().start(simulated.spec())
     assert state.phase is DaemonPhase.SERVING

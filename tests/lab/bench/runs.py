@@ -18,6 +18,7 @@ from partage.lab.bench.model import (
 )
 from partage.lab.place import TenantMode
 from partage.lab.tenant import TenantFailure
+from partage.model.ids import GpuUuid
 from partage.units import GIB
 
 SMALL, SATURATING, INFERENCE = Experiment
@@ -63,8 +64,8 @@ def bench(
         at="2026-01-02T03:04:05+00:00",
         command=("partage", "bench"),
         versions={"partage": "0.1.0", "torch": "2.9.0"},
-        machine=machine or BenchMachine("Linux", "a processor", 16, "NVIDIA Invented 24GB", "GPU-0", 24 * GIB,
-                                   "default", (), "595.1", "13.2"),
+        machine=machine or BenchMachine("Linux", "a processor", 16, "NVIDIA Invented 24GB", GpuUuid("GPU-0"),
+                                   24 * GIB, "default", (), "595.1", "13.2"),
         settings=BenchSettings(),
         cells=cells,
         memory=tuple(memory),

@@ -5,6 +5,7 @@ from partage.lab.bench import node
 from partage.lab.bench.model import BenchSettings
 from partage.lab.gpus import find_gpu, guard_directory
 from partage.model.gpu import ComputeMode
+from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse, UseKind
 from partage.units import GIB
 from tests.faces.nodes import gpu
@@ -33,7 +34,7 @@ def test_what_disturbs_a_measurement_is_remarked():
         GpuUse(here.uuid, UseKind.PROCESS, "python", 7),
         GpuUse(here.uuid, UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
         GpuUse(here.uuid, UseKind.MONITOR, "dcgm", 9),
-        GpuUse("GPU-elsewhere", UseKind.PROCESS, "python", 10),
+        GpuUse(GpuUuid("GPU-elsewhere"), UseKind.PROCESS, "python", 10),
     ]
     machine = node.gpu_machine(inventory_of(here), here, uses)
     assert machine.others == 1

@@ -15,11 +15,12 @@ from partage.lab.bench.runner import BenchRunner
 from partage.lab.gpus import guard_directory
 from partage.lab.place import TenantMode, TenantPlace
 from partage.lab.tenant import TenantLaunch
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.mps import DaemonSpec
 from partage.sim.mps.node import MpsNode, install
 from partage.units import GIB, MIB
 
-GPU = "GPU-11111111-2222-3333-4444-000000000000"
+GPU = GpuUuid("GPU-11111111-2222-3333-4444-000000000000")
 QUICK = BenchSettings(
     device="cpu", engine="python", processes=(1, 2), experiments=("inference",), repeats=2, passes=1,
     seconds=0.02, small_points=10, saturating_points=50, deadline_s=20.0,
@@ -77,7 +78,11 @@ async def test_without_a_daemon_to_ask_a_limit_is_only_the_clients_own(tmp_path)
 
 async def test_a_mig_device_and_the_guard_have_limits_of_their_own():
     place = TenantPlace(
-        "MIG-0", mig=("MIG-0",), guard=guard_directory(), memory_bytes=5 * GIB, share_bytes=GIB
+        MigUuid("MIG-0"),
+        mig=(MigUuid("MIG-0"),),
+        guard=guard_directory(),
+        memory_bytes=5 * GIB,
+        share_bytes=GIB,
     )
     found = {mode: (limit.bytes, limit.promise) for mode, limit in await limits(QUICK, place)}
     assert found[TenantMode.MIG] == (5 * GIB, "hard")

@@ -7,10 +7,13 @@ import pytest
 from partage.lab.bench.model import BenchSettings, CellKey, Experiment
 from partage.lab.bench.schedule import guard_sessions, modes, sessions
 from partage.lab.place import NO_DAEMON, TenantMode, TenantPlace
+from partage.model.ids import GpuUuid, MigUuid
 
-GPU = TenantPlace(device="GPU-0", memory_bytes=100, share_bytes=50)
-MPS = TenantPlace(device="GPU-0", pipe=Path("/run/partage/mps/GPU-0/pipe"))
-MIG = TenantPlace(device="MIG-0", mig=("MIG-0", "MIG-1"))
+GPU_0 = GpuUuid("GPU-0")
+
+GPU = TenantPlace(device=GPU_0, memory_bytes=100, share_bytes=50)
+MPS = TenantPlace(device=GPU_0, pipe=Path("/run/partage/mps/GPU-0/pipe"))
+MIG = TenantPlace(device=MigUuid("MIG-0"), mig=(MigUuid("MIG-0"), MigUuid("MIG-1")))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +91,7 @@ def test_under_mig_everybody_has_a_device_and_otherwise_all_have_one():
 
 def test_the_guard_is_on_the_path_of_its_own_mode_and_off_in_every_other(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "/the/image")
-    place = TenantPlace(device="GPU-0", guard=Path("/guard"), memory_bytes=100, share_bytes=50)
+    place = TenantPlace(device=GPU_0, guard=Path("/guard"), memory_bytes=100, share_bytes=50)
     guarded, plain = place.environment(TenantMode.WITH_GUARD), place.environment(TenantMode.WITHOUT_GUARD)
     assert guarded["PYTHONPATH"] == "/guard:/the/image"
     assert (guarded["PARTAGE_MEMORY_BYTES"], guarded["PARTAGE_TOTAL_BYTES"]) == ("50", "100")

@@ -14,11 +14,12 @@ from partage.lab.prove.model import (
     not_tried,
     weaker,
 )
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.share import Guarantee
 from partage.units import GIB
 
-MPS = AttackedShare("nvidia.com/gpu.shared", 0, "GPU-1", 4, 20 * GIB)
-MIG = AttackedShare("nvidia.com/mig-3g.40gb", 1, "MIG-1", 1, 40 * GIB)
+MPS = AttackedShare("nvidia.com/gpu.shared", 0, GpuUuid("GPU-1"), 4, 20 * GIB)
+MIG = AttackedShare("nvidia.com/mig-3g.40gb", 1, MigUuid("MIG-1"), 1, 40 * GIB)
 
 
 def full():

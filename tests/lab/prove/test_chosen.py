@@ -4,6 +4,7 @@ import pytest
 
 from partage.errors import InputError, Unsatisfiable
 from partage.lab.prove.chosen import free_gpus, holders, refuse_blind
+from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse, UseKind
 from tests.faces.nodes import gpu, node
 
@@ -13,9 +14,9 @@ PODS = {1: ["lab/anna"]}
 
 def test_monitors_and_mps_servers_hold_nothing():
     uses = [
-        GpuUse("GPU-0", UseKind.MONITOR, "nv-hostengine", 7),
-        GpuUse("GPU-0", UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
-        GpuUse("GPU-2", UseKind.PROCESS, "python", 9),
+        GpuUse(GpuUuid("GPU-0"), UseKind.MONITOR, "nv-hostengine", 7),
+        GpuUse(GpuUuid("GPU-0"), UseKind.PROCESS, "nvidia-cuda-mps-server", 8),
+        GpuUse(GpuUuid("GPU-2"), UseKind.PROCESS, "python", 9),
     ]
     assert holders(NODE, uses, {}) == {"GPU-2": ["process python (pid 9)"]}
 

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, PartageError, Unsatisfiable
 from partage.model.gpu import Inventory
+from partage.model.ids import share_id
 from partage.model.layout import LayoutItem
 from partage.model.placement import Placement
 from partage.model.policy import Interval, Mps, MpsClient, Policy, Sharing, Strategy, TimeSlicing
@@ -58,7 +59,7 @@ def test_a_whole_gpu_is_one_share_with_all_memory_for_certain() -> None:
         numa_node=0,
         nodes=("/dev/nvidia13",),
     )
-    assert one.share_ids == (gpu(3).uuid,)
+    assert one.share_ids == (share_id(gpu(3).uuid),)
 
 
 def test_time_slices_share_the_memory_evenly_and_guarantee_nothing() -> None:

@@ -11,6 +11,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
+from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, Strategy, TimeSlicing, WatchAction
 from partage.model.profile import MigProfile
@@ -41,7 +42,9 @@ def with_devices(of: Gpu, *profiles: str) -> Gpu:
     for n, profile in enumerate(profiles):
         slices = size[str(MigProfile.parse(profile).gpu_slices) + "g"]
         devices.append(
-            MigDevice(f"MIG-{of.index}-{n}", n, 7 + n, 0, profile, Placement(start, slices), slices << 33)
+            MigDevice(
+                MigUuid(f"MIG-{of.index}-{n}"), n, 7 + n, 0, profile, Placement(start, slices), slices << 33
+            )
         )
         start += slices
     return replace(mig_on(of), mig_devices=tuple(devices))

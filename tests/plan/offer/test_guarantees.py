@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.offer.guarantees import believed, promised, to_watch, unwatched
@@ -46,13 +47,14 @@ def test_without_a_word_in_the_policy_it_is_watched() -> None:
 
 
 def test_only_guarded_shares_guarantee_less_without_a_watcher() -> None:
-    offer = {"GPU-a": (GUARDED, SLICED), "GPU-b": (WHOLE,), "GPU-c": (GUARDED,)}
+    a, b, c = (GpuUuid(f"GPU-{name}") for name in "abc")
+    offer = {a: (GUARDED, SLICED), b: (WHOLE,), c: (GUARDED,)}
     blind = unwatched(offer, seen=())
-    assert blind == {"GPU-a", "GPU-c"}
+    assert blind == {a, c}
     assert believed(offer, blind) == {
-        "GPU-a": (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
-        "GPU-b": (WHOLE,),
-        "GPU-c": (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
+        a: (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
+        b: (WHOLE,),
+        c: (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
     }
     assert believed(offer, unwatched(offer, seen=offer)) is offer
 

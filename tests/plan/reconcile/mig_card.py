@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import (
@@ -48,7 +49,7 @@ class Card:
         self._ids = count(1)
         self._gpu = Gpu(
             index=index,
-            uuid=f"GPU-{index}",
+            uuid=GpuUuid(f"GPU-{index}"),
             minor=index,
             product=product or (*model.products, model_id)[0],
             architecture=model.architecture,
@@ -158,6 +159,6 @@ class Card:
         used = sum(MigProfile.parse(one).compute_slices for one, _ in computes.values())
         assert used + wanted.compute_slices <= whole.gpu_slices, "no room in the GPU instance"
         ci_id = next(number for number in count() if number not in computes)
-        uuid = f"MIG-{self._gpu.index}-{next(self._ids)}"
+        uuid = MigUuid(f"MIG-{self._gpu.index}-{next(self._ids)}")
         computes[ci_id] = (profile, uuid)
         return Created(gi_id, ci_id, uuid)

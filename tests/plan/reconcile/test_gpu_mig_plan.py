@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import load
 from partage.model.gpu import ComputeMode, MigMode
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
 from partage.model.placement import Placement
@@ -45,6 +46,9 @@ from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout, plan_gp
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry
 
+GPU_0 = GpuUuid("GPU-0")
+GPU_1 = GpuUuid("GPU-1")
+
 MODELS = sorted(oracle.models_with_placements())
 H100 = "h100-sxm5-80gb"
 A100 = "a100-40gb"
@@ -55,11 +59,11 @@ def desired(*names, enabled=True):
 
 
 def holds(device, name="default/train", kind=UseKind.POD):
-    return GpuUse("GPU-0", kind, name, device=device)
+    return GpuUse(GPU_0, kind, name, device=device)
 
 
 def has_gpu(name="default/train", kind=UseKind.POD):
-    return GpuUse("GPU-0", kind, name)
+    return GpuUse(GPU_0, kind, name)
 
 
 def plan_of(*args, **more):
@@ -291,14 +295,14 @@ def test_a_layout_that_no_empty_gpu_has_does_not_fit():
 def test_a_process_is_known_by_its_instances():
     card = Card(H100).live("3g.40gb", 0, computes=["1c.3g.40gb"] * 2).live("2g.20gb", 4)
     gi_id, other = card.instances
-    in_compute = GpuUse("GPU-0", UseKind.PROCESS, "python", 4711, gi_id=gi_id, ci_id=1)
+    in_compute = GpuUse(GPU_0, UseKind.PROCESS, "python", 4711, gi_id=gi_id, ci_id=1)
     answer = plan(card, desired("4g.40gb"), uses=[in_compute])
     assert answer.blockers[0].devices == (card.instances[gi_id][2][1][1],)
     assert "process python (pid 4711)" in answer.reason
-    in_instance = GpuUse("GPU-0", UseKind.PROCESS, "python", 4711, gi_id=gi_id)
+    in_instance = GpuUse(GPU_0, UseKind.PROCESS, "python", 4711, gi_id=gi_id)
     assert len(plan(card, desired("4g.40gb"), uses=[in_instance]).blockers[0].devices) == 2
     assert isinstance(
-        plan(card, desired(), uses=[GpuUse("GPU-1", UseKind.PROCESS, "x", gi_id=other)]), GpuMigPlan
+        plan(card, desired(), uses=[GpuUse(GPU_1, UseKind.PROCESS, "x", gi_id=other)]), GpuMigPlan
     )
 
 
@@ -340,7 +344,7 @@ def test_what_lives_there_is_possible_whatever_the_catalogue_says():
 def test_an_empty_instance_in_use_is_not_destroyed():
     card = Card(H100).live("3g.40gb", 0, computes=[]).live("1g.10gb", 6)
     empty = next(iter(card.instances))
-    in_use = GpuUse("GPU-0", UseKind.PROCESS, "x", gi_id=empty)
+    in_use = GpuUse(GPU_0, UseKind.PROCESS, "x", gi_id=empty)
     assert plan_of(card.gpu(), desired("1g.10gb"), card.geometry, [in_use]).kind is BlockKind.HELD
 
 
@@ -672,12 +676,12 @@ def test_every_step_crosses_to_the_helper_and_back():
     steps = [*done(card, desired("3g.20gb")).steps, *done(card, desired("1c.3g.20gb")).steps]
     steps += done(card, desired(enabled=False)).steps
     steps += [
-        SetComputeMode("GPU-1", ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT),
-        SetTimeSlice("GPU-1", Interval.LONG, Interval.DEFAULT),
-        EndProcess("GPU-1", 4711, 12345, "0" * 64),
-        StartDaemon("GPU-1", DaemonSpec("GPU-1", "GPU-1", 2**30, 25, multi_user=True)),
-        StopDaemon("GPU-1", "MIG-1"),
-        EndClient("GPU-1", "GPU-1", 10, 11),
+        SetComputeMode(GPU_1, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT),
+        SetTimeSlice(GPU_1, Interval.LONG, Interval.DEFAULT),
+        EndProcess(GPU_1, 4711, 12345, "0" * 64),
+        StartDaemon(GPU_1, DaemonSpec(GPU_1, GPU_1, 2**30, 25, multi_user=True)),
+        StopDaemon(GPU_1, MigUuid("MIG-1")),
+        EndClient(GPU_1, GPU_1, 10, 11),
     ]
     assert {type(step) for step in steps} == set(get_args(Step))
     assert decode(tuple[Step, ...], encode(tuple(steps))) == tuple(steps)

@@ -10,6 +10,7 @@ from time import process_time
 import pytest
 
 from partage.model.gpu import Driver, Inventory, Link, LinkPath
+from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
 from partage.model.step import (
@@ -52,7 +53,7 @@ def node(cards, nvlinks=12, fabric_manager=None, virtual=None):
 
 def plan(cards, desired_layouts, uses=(), renew=NOTHING, **facts):
     known = {card.gpu().uuid: card.geometry for card in cards}
-    named = {f"GPU-{index}": one for index, one in desired_layouts.items()}
+    named = {GpuUuid(f"GPU-{index}"): one for index, one in desired_layouts.items()}
     return plan_mig(node(cards, **facts), named, lambda gpu: known[gpu.uuid], uses, renew=renew)
 
 
@@ -67,7 +68,7 @@ def kinds(steps):
 
 
 def pod(gpu, name="default/train"):
-    return GpuUse(f"GPU-{gpu}", UseKind.POD, name)
+    return GpuUse(GpuUuid(f"GPU-{gpu}"), UseKind.POD, name)
 
 
 # --- GPUs by themselves --------------------------------------------------------------------------
@@ -146,10 +147,10 @@ def test_a_peer_in_use_keeps_the_set_from_its_reset_and_is_named():
 
 def test_the_persistence_daemon_is_in_the_way_of_no_reset_and_other_monitors_are():
     some = cards(A100, 2, mode=OFF)
-    persistenced = [GpuUse(f"GPU-{gpu}", UseKind.MONITOR, "nvidia-persiste", 70) for gpu in (0, 1)]
+    persistenced = [GpuUse(GpuUuid(f"GPU-{gpu}"), UseKind.MONITOR, "nvidia-persiste", 70) for gpu in (0, 1)]
     (unit,) = plan(some, {0: desired("7g.40gb")}, persistenced).transactions
     assert Reset in kinds(unit.steps)
-    dcgm = GpuUse("GPU-1", UseKind.MONITOR, "nv-hostengine", 71)
+    dcgm = GpuUse(GpuUuid("GPU-1"), UseKind.MONITOR, "nv-hostengine", 71)
     (refused,) = plan(some, {0: desired("7g.40gb")}, [*persistenced, dcgm]).blocked
     assert [str(use) for one in refused.blockers for use in one.users] == ["monitor nv-hostengine (pid 71)"]
 
@@ -243,7 +244,7 @@ def test_eight_gpus_are_planned_within_fifty_milliseconds(model_id):
         for name, start in dice.choice(layouts):
             card.live(name, start)
     desired_layouts = {
-        f"GPU-{index}": desired(*(name for name, _ in dice.choice(layouts))) for index in range(8)
+        GpuUuid(f"GPU-{index}"): desired(*(name for name, _ in dice.choice(layouts))) for index in range(8)
     }
     inventory, known = node(some), geometry(model_id)
     spent = []

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory, NoDriver
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId, share_id
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonState
 from partage.model.placement import Placement
 from partage.model.policy import Interval
@@ -64,14 +64,14 @@ def desired_of(text: str, inventory: Inventory) -> DesiredState:
     return resolve(parse_policy(text, "policy.yaml").policy, inventory, geometry_of)
 
 
-def entry(resource: str, share: str, pod: str = "train") -> LedgerEntry:
+def entry(resource: str, share: ShareId, pod: str = "train") -> LedgerEntry:
     return LedgerEntry(
         ResourceName(resource), share, Certainty.OBSERVED, (Holder("default", pod, "main"),), 0.0
     )
 
 
 def held_of(entries: Iterable[LedgerEntry]) -> HeldIds:
-    ids: dict[ResourceName, set[str]] = {}
+    ids: dict[ResourceName, set[ShareId]] = {}
     for one in entries:
         ids.setdefault(one.resource, set()).add(one.id)
     return HeldIds({resource: frozenset(some) for resource, some in ids.items()})
@@ -90,11 +90,11 @@ def snapshot(inventory: Inventory, *entries: LedgerEntry, **more: object) -> Sna
     return replace(now, **more)
 
 
-def _defaults(inventory: Inventory) -> dict[str, Interval]:
+def _defaults(inventory: Inventory) -> dict[GpuUuid, Interval]:
     return {gpu.uuid: Interval.DEFAULT for gpu in inventory}
 
 
-def serving(desired: DesiredState) -> dict[str, GpuServing]:
+def serving(desired: DesiredState) -> dict[GpuUuid, GpuServing]:
     return {gpu: GpuServing(offer) for gpu, offer in live(desired.offer).items()}
 
 
@@ -111,7 +111,7 @@ def settled(inventory: Inventory) -> tuple[str, Snapshot]:
 
 def waiting_for_a_pod(inventory: Inventory) -> tuple[str, Snapshot]:
     served = serving(desired_of(WHOLE, inventory))
-    return SLICED, snapshot(inventory, entry(GPU, inventory.gpus[0].uuid), served=served)
+    return SLICED, snapshot(inventory, entry(GPU, share_id(inventory.gpus[0].uuid)), served=served)
 
 
 def waiting_for_a_process(inventory: Inventory) -> tuple[str, Snapshot]:
@@ -213,7 +213,12 @@ def test_ids_are_withdrawn_before_a_gpu_is_ready_and_what_was_not_published_does
     assert plan.ready == (), "that nothing is served any more has still to be published"
     plan = plan_node(desired, replace(later, served=plan.serving), geometry_of)
     assert len(plan.ready) == 1
-    busy = replace(later, served=plan.serving, held=held_of([entry(GPU, uuid)]), entries=(entry(GPU, uuid),))
+    busy = replace(
+        later,
+        served=plan.serving,
+        held=held_of([entry(GPU, share_id(uuid))]),
+        entries=(entry(GPU, share_id(uuid)),),
+    )
     assert plan_node(desired, busy, geometry_of).ready == (), "an Allocate that was under way counts"
 
 
@@ -256,7 +261,7 @@ def test_a_daemon_that_died_is_started_under_its_holders() -> None:
     desired, now = with_mps(observe())
     (daemon,) = now.observed.daemons or ()
     dead = replace(now, observed=replace(now.observed, daemons=(replace(daemon, phase=DaemonPhase.DEAD),)))
-    share = f"{daemon.gpu}::0"
+    share = share_id(daemon.gpu, 0)
     held = replace(dead, held=held_of([entry("nvidia.com/gpu.shared", share)]))
     plan = plan_node(desired, held, geometry_of)
     assert [type(step) for step in plan.ready[0].steps] == [StartDaemon]
@@ -269,7 +274,7 @@ def test_other_limits_wait_until_no_share_is_held() -> None:
     (daemon,) = now.observed.daemons or ()
     other = replace(daemon, limits=ClientLimits(2**30, 10))
     wrong = replace(now, observed=replace(now.observed, daemons=(other,)))
-    share = entry("nvidia.com/gpu.shared", f"{daemon.gpu}::0")
+    share = entry("nvidia.com/gpu.shared", ShareId(f"{daemon.gpu}::0"))
     plan = plan_node(desired, replace(wrong, held=held_of([share]), entries=(share,)), geometry_of)
     assert (first(plan).phase, first(plan).waiting_for, plan.ready) == (Phase.WAITING, (share,), ())
 
@@ -321,7 +326,7 @@ def test_all_gpus_of_a_shared_reset_wait_for_one_of_them() -> None:
     desired = desired_of(
         "version: partage/v1\ngpus: [{select: {index: 0}, mig: {layout: [1g.5gb]}}]\n", inventory
     )
-    pod = entry(GPU, inventory.gpus[3].uuid)
+    pod = entry(GPU, share_id(inventory.gpus[3].uuid))
     waits = plan_node(desired, snapshot(inventory, pod), geometry_of)
     assert first(waits).phase is Phase.WAITING
     assert all(waits.gpus[gpu.uuid].offer for gpu in inventory.gpus[1:]), "nothing lies idle meanwhile"
@@ -374,7 +379,7 @@ def test_what_is_offered_meanwhile_stays_and_what_is_held_is_never_destroyed(
         busy = [one for one in gpu.mig_devices if rng.random() < 0.4]
         now_desired = desired_of(layout(before), inventory)
         resource = {one.device: one.resource for one in now_desired.offer[gpu.uuid]}
-        entries = tuple(entry(resource[one.uuid], one.uuid) for one in busy)
+        entries = tuple(entry(resource[one.uuid], share_id(one.uuid)) for one in busy)
         now = snapshot(inventory, *entries, served=serving(now_desired))
         plan = plan_node(desired_of(layout(after), inventory), now, geometry_of)
         assert plan.gpus[other.uuid].offer, "the other GPU is offered all the time"
@@ -402,7 +407,11 @@ def test_what_a_planner_remembers_never_changes_its_answer(data) -> None:
     for _ in range(data.draw(st.integers(2, 6))):
         desired = data.draw(st.sampled_from(resolved))
         entries = data.draw(
-            st.lists(st.sampled_from([entry(GPU, gpu.uuid) for gpu in inventory]), unique=True, max_size=2)
+            st.lists(
+                st.sampled_from([entry(GPU, share_id(gpu.uuid)) for gpu in inventory]),
+                unique=True,
+                max_size=2,
+            )
         )
         uses = data.draw(
             st.sampled_from([(), (GpuUse(inventory.gpus[0].uuid, UseKind.PROCESS, "python", 4711),)])

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory
+from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
 from partage.model.mps import (
     ClientLimits,
@@ -129,11 +130,12 @@ def test_only_devices_whose_daemon_takes_no_clients_are_unusable() -> None:
 
 
 def test_slices_are_set_given_back_and_left_alone() -> None:
-    wants = {"a": GpuSettings(interval=Interval.LONG), "d": GpuSettings(interval=Interval.SHORT)}
-    slices = {"a": Interval.DEFAULT, "b": Interval.LONG, "c": Interval.MEDIUM, "d": Interval.SHORT}
-    assert slice_steps(wants, slices, {"b": OriginalSettings(interval=Interval.DEFAULT)}) == {
-        "a": SetTimeSlice("a", Interval.LONG, Interval.DEFAULT),
-        "b": SetTimeSlice("b", Interval.DEFAULT, Interval.LONG),
+    a, b, c, d = map(GpuUuid, "abcd")
+    wants = {a: GpuSettings(interval=Interval.LONG), d: GpuSettings(interval=Interval.SHORT)}
+    slices = {a: Interval.DEFAULT, b: Interval.LONG, c: Interval.MEDIUM, d: Interval.SHORT}
+    assert slice_steps(wants, slices, {b: OriginalSettings(interval=Interval.DEFAULT)}) == {
+        a: SetTimeSlice(a, Interval.LONG, Interval.DEFAULT),
+        b: SetTimeSlice(b, Interval.DEFAULT, Interval.LONG),
     }
 
 
@@ -147,7 +149,7 @@ def test_however_often_it_is_set_the_first_state_comes_back(
 ) -> None:
     """Set, set otherwise, wanted no more: as it was before anybody set anything, and nothing remembered."""
     card, slices = replace(CARD, compute_mode=mode), {CARD.uuid: first}
-    known: dict[str, OriginalSettings] = {}
+    known: dict[GpuUuid, OriginalSettings] = {}
     desired_layouts = [
         GpuSettings((SPEC,), True, wanted),
         *([GpuSettings((SPEC,), True, Interval.SHORT)] if again else []),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.plan.reconcile.transition import (
@@ -21,12 +21,18 @@ from partage.plan.reconcile.transition import (
 )
 from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 
+GPU_0_0 = ShareId("GPU-0::0")
+GPU_0_1 = ShareId("GPU-0::1")
+GPU_0_3 = ShareId("GPU-0::3")
+MIG_0_0 = ShareId("MIG-0-0")
+
 GPU = ResourceName("nvidia.com/gpu")
+GPU_0, GPU_1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SHARED = ResourceName("nvidia.com/gpu.shared")
 SETTLE_S = 2.0
 
 
-def whole(gpu: str = "GPU-0") -> DeviceOffer:
+def whole(gpu: GpuUuid = GPU_0) -> DeviceOffer:
     return DeviceOffer(
         device=gpu,
         gpu=gpu,
@@ -41,7 +47,9 @@ def whole(gpu: str = "GPU-0") -> DeviceOffer:
     )
 
 
-def sliced(gpu: str = "GPU-0", replicas: int = 4, strategy: Strategy = Strategy.TIME_SLICING) -> DeviceOffer:
+def sliced(
+    gpu: GpuUuid = GPU_0, replicas: int = 4, strategy: Strategy = Strategy.TIME_SLICING
+) -> DeviceOffer:
     return replace(
         whole(gpu),
         resource=SHARED,
@@ -54,10 +62,10 @@ def sliced(gpu: str = "GPU-0", replicas: int = 4, strategy: Strategy = Strategy.
     )
 
 
-def mig(number: int, gpu: str = "GPU-0", strategy: Strategy = Strategy.MIG) -> DeviceOffer:
+def mig(number: int, gpu: GpuUuid = GPU_0, strategy: Strategy = Strategy.MIG) -> DeviceOffer:
     return replace(
         whole(gpu),
-        device=f"MIG-{gpu[-1]}-{number}",
+        device=MigUuid(f"MIG-{gpu[-1]}-{number}"),
         index=f"{gpu[-1]}:{number}",
         resource=ResourceName("nvidia.com/mig-1g.10gb"),
         strategy=strategy,
@@ -65,85 +73,85 @@ def mig(number: int, gpu: str = "GPU-0", strategy: Strategy = Strategy.MIG) -> D
     )
 
 
-def holding(resource: ResourceName, *ids: str) -> HeldIds:
+def holding(resource: ResourceName, *ids: ShareId) -> HeldIds:
     return HeldIds({resource: frozenset(ids)})
 
 
 NOTHING = HeldIds()
 
 
-def ids_listed(serving: dict[str, GpuServing], now_held: HeldIds) -> list[str]:
+def ids_listed(serving: dict[GpuUuid, GpuServing], now_held: HeldIds) -> list[ShareId]:
     return [row.id for rows in listed(serving, now_held).values() for row in rows]
 
 
 def test_a_gpu_that_nobody_serves_starts_with_what_is_wanted():
-    serving = transition({}, {"GPU-0": (whole(),)}, NOTHING, 0, SETTLE_S)
-    assert serving == {"GPU-0": GpuServing((whole(),))}
-    assert ids_listed(serving, NOTHING) == ["GPU-0"]
+    serving = transition({}, {GPU_0: (whole(),)}, NOTHING, 0, SETTLE_S)
+    assert serving == {GPU_0: GpuServing((whole(),))}
+    assert ids_listed(serving, NOTHING) == [share_id(GPU_0)]
 
 
 def test_a_gpu_whose_offer_is_as_wanted_is_left_alone():
-    before = {"GPU-0": GpuServing((sliced(),))}
-    assert transition(before, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::1"), 5, SETTLE_S) == before
+    before = {GPU_0: GpuServing((sliced(),))}
+    assert transition(before, {GPU_0: (sliced(),)}, holding(SHARED, GPU_0_1), 5, SETTLE_S) == before
 
 
 def test_a_gpu_in_use_drains_and_lists_only_what_is_held():
-    before = {"GPU-0": GpuServing((sliced(),))}
-    now_held = holding(SHARED, "GPU-0::1")
-    serving = transition(before, {"GPU-0": (whole(),)}, now_held, 5, SETTLE_S)
-    assert serving == {"GPU-0": GpuServing((sliced(),), draining=True, draining_since_s=5)}
+    before = {GPU_0: GpuServing((sliced(),))}
+    now_held = holding(SHARED, GPU_0_1)
+    serving = transition(before, {GPU_0: (whole(),)}, now_held, 5, SETTLE_S)
+    assert serving == {GPU_0: GpuServing((sliced(),), draining=True, draining_since_s=5)}
     assert ids_listed(serving, now_held) == ["GPU-0::1"]
     assert due_s(serving, SETTLE_S) is None
-    assert answerable(serving) == {"GPU-0": (sliced(),)}, "an Allocate under way is still answered"
+    assert answerable(serving) == {GPU_0: (sliced(),)}, "an Allocate under way is still answered"
 
 
 def test_a_free_gpu_changes_once_the_kubelet_has_had_time_to_see_its_ids_go():
-    wanted = {"GPU-0": (whole(),)}
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    wanted = {GPU_0: (whole(),)}
+    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
     assert ids_listed(serving, NOTHING) == []
     assert due_s(serving, SETTLE_S) == 7
     assert transition(serving, wanted, NOTHING, 6.9, SETTLE_S) == serving
-    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_an_allocate_that_was_under_way_keeps_the_gpu_as_it_is():
-    wanted = {"GPU-0": (whole(),)}
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
-    late = holding(SHARED, "GPU-0::3")
+    wanted = {GPU_0: (whole(),)}
+    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    late = holding(SHARED, GPU_0_3)
     serving = transition(serving, wanted, late, 7, SETTLE_S)
-    assert serving["GPU-0"].offer == (sliced(),)
-    assert serving["GPU-0"].draining_since_s == 5
+    assert serving[GPU_0].offer == (sliced(),)
+    assert serving[GPU_0].draining_since_s == 5
     assert ids_listed(serving, late) == ["GPU-0::3"]
 
 
 def test_the_settling_time_counts_from_the_end_of_the_last_hold():
     """Until then its id was listed, so that an Allocate for it may be under way."""
-    wanted = {"GPU-0": (whole(),)}
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
+    wanted = {GPU_0: (whole(),)}
+    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, holding(SHARED, GPU_0_1), 0, SETTLE_S)
     serving = transition(serving, wanted, NOTHING, 100, SETTLE_S)
-    assert serving["GPU-0"].draining
-    assert transition(serving, wanted, NOTHING, 102, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    assert serving[GPU_0].draining
+    assert transition(serving, wanted, NOTHING, 102, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_a_gpu_stops_draining_when_its_offer_is_wanted_again():
-    now_held = holding(SHARED, "GPU-0::1")
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, {"GPU-0": (whole(),)}, now_held, 0, SETTLE_S)
-    again = transition(serving, {"GPU-0": (sliced(),)}, now_held, 1, SETTLE_S)
-    assert again == {"GPU-0": GpuServing((sliced(),))}
+    now_held = holding(SHARED, GPU_0_1)
+    serving = transition({GPU_0: GpuServing((sliced(),))}, {GPU_0: (whole(),)}, now_held, 0, SETTLE_S)
+    again = transition(serving, {GPU_0: (sliced(),)}, now_held, 1, SETTLE_S)
+    assert again == {GPU_0: GpuServing((sliced(),))}
 
 
 def test_other_gpus_change_while_one_drains():
-    before = {"GPU-0": GpuServing((sliced("GPU-0"),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
-    wanted = {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}
-    now_held = holding(SHARED, "GPU-0::1")
+    before = {GPU_0: GpuServing((sliced(GPU_0),)), GPU_1: GpuServing((sliced(GPU_1),))}
+    wanted = {GPU_0: (whole(GPU_0),), GPU_1: (whole(GPU_1),)}
+    now_held = holding(SHARED, GPU_0_1)
     serving = transition(before, wanted, now_held, 0, 0)
-    assert serving["GPU-0"].draining
-    assert serving["GPU-1"] == GpuServing((whole("GPU-1"),))
+    assert serving[GPU_0].draining
+    assert serving[GPU_1] == GpuServing((whole(GPU_1),))
 
 
 def test_a_gpu_that_is_no_longer_wanted_drains_and_is_dropped():
-    now_held = holding(SHARED, "GPU-0::1")
-    serving = transition({"GPU-0": GpuServing((sliced(),))}, {}, now_held, 0, SETTLE_S)
+    now_held = holding(SHARED, GPU_0_1)
+    serving = transition({GPU_0: GpuServing((sliced(),))}, {}, now_held, 0, SETTLE_S)
     assert ids_listed(serving, now_held) == ["GPU-0::1"]
     serving = transition(serving, {}, NOTHING, 10, SETTLE_S)
     assert transition(serving, {}, NOTHING, 12, SETTLE_S) == {}
@@ -161,10 +169,8 @@ def test_each_change_of_what_a_share_is_makes_the_gpu_wait():
         replace(base, guard=True),
     ]
     for change in changes:
-        serving = transition(
-            {"GPU-0": GpuServing((base,))}, {"GPU-0": (change,)}, holding(SHARED, "GPU-0::0"), 0, 0
-        )
-        assert serving["GPU-0"].draining, change
+        serving = transition({GPU_0: GpuServing((base,))}, {GPU_0: (change,)}, holding(SHARED, GPU_0_0), 0, 0)
+        assert serving[GPU_0].draining, change
 
 
 def test_where_a_device_is_and_how_long_its_time_slices_are_changes_at_once():
@@ -178,168 +184,166 @@ def test_where_a_device_is_and_how_long_its_time_slices_are_changes_at_once():
     ]
     for change in changes:
         serving = transition(
-            {"GPU-0": GpuServing((base,))}, {"GPU-0": (change,)}, holding(SHARED, "GPU-0::0"), 0, SETTLE_S
+            {GPU_0: GpuServing((base,))}, {GPU_0: (change,)}, holding(SHARED, GPU_0_0), 0, SETTLE_S
         )
-        assert serving == {"GPU-0": GpuServing((change,))}
+        assert serving == {GPU_0: GpuServing((change,))}
 
 
 def test_planned_mig_devices_are_not_served():
     planned = replace(mig(0), planned=True)
-    assert transition({}, {"GPU-0": (planned,)}, NOTHING, 0, 0) == {"GPU-0": GpuServing(())}
+    assert transition({}, {GPU_0: (planned,)}, NOTHING, 0, 0) == {GPU_0: GpuServing(())}
 
 
 def test_a_new_mig_device_is_offered_while_its_neighbours_are_held():
-    before = {"GPU-0": GpuServing((mig(0),))}
-    serving = transition(
-        before, {"GPU-0": (mig(0), mig(1))}, holding(mig(0).resource, "MIG-0-0"), 0, SETTLE_S
-    )
-    assert serving == {"GPU-0": GpuServing((mig(0), mig(1)))}
+    before = {GPU_0: GpuServing((mig(0),))}
+    serving = transition(before, {GPU_0: (mig(0), mig(1))}, holding(mig(0).resource, MIG_0_0), 0, SETTLE_S)
+    assert serving == {GPU_0: GpuServing((mig(0), mig(1)))}
 
 
 def test_a_mig_device_that_is_gone_leaves_when_nobody_holds_it_and_its_neighbours_go_on():
-    now_held = holding(mig(0).resource, "MIG-0-1")
-    wanted = {"GPU-0": (mig(0),)}
-    serving = transition({"GPU-0": GpuServing((mig(0), mig(1)))}, wanted, now_held, 0, SETTLE_S)
-    assert serving == {"GPU-0": GpuServing((mig(0),), leaving=(mig(1),))}
+    now_held = holding(mig(0).resource, ShareId("MIG-0-1"))
+    wanted = {GPU_0: (mig(0),)}
+    serving = transition({GPU_0: GpuServing((mig(0), mig(1)))}, wanted, now_held, 0, SETTLE_S)
+    assert serving == {GPU_0: GpuServing((mig(0),), leaving=(mig(1),))}
     assert ids_listed(serving, now_held) == ["MIG-0-0", "MIG-0-1"]
     serving = transition(serving, wanted, NOTHING, 10, SETTLE_S)
     assert ids_listed(serving, NOTHING) == ["MIG-0-0"]
     assert due_s(serving, SETTLE_S) == 12
-    assert transition(serving, wanted, NOTHING, 12, SETTLE_S) == {"GPU-0": GpuServing((mig(0),))}
+    assert transition(serving, wanted, NOTHING, 12, SETTLE_S) == {GPU_0: GpuServing((mig(0),))}
 
 
 def test_a_gpu_that_leaves_mig_mode_waits_for_its_mig_devices():
-    now_held = holding(mig(0).resource, "MIG-0-0")
-    serving = transition({"GPU-0": GpuServing((mig(0), mig(1)))}, {"GPU-0": (whole(),)}, now_held, 0, 0)
-    assert serving["GPU-0"].draining
+    now_held = holding(mig(0).resource, MIG_0_0)
+    serving = transition({GPU_0: GpuServing((mig(0), mig(1)))}, {GPU_0: (whole(),)}, now_held, 0, 0)
+    assert serving[GPU_0].draining
     assert ids_listed(serving, now_held) == ["MIG-0-0"]
 
 
 def test_whole_gpu_and_mig_devices_are_never_offered_together_even_under_one_strategy():
     adopted = mig(0, strategy=Strategy.EXCLUSIVE)
-    now_held = holding(adopted.resource, "MIG-0-0")
-    serving = transition({"GPU-0": GpuServing((adopted,))}, {"GPU-0": (whole(),)}, now_held, 0, 0)
-    assert serving["GPU-0"].draining
+    now_held = holding(adopted.resource, MIG_0_0)
+    serving = transition({GPU_0: GpuServing((adopted,))}, {GPU_0: (whole(),)}, now_held, 0, 0)
+    assert serving[GPU_0].draining
     serving = transition(
-        {"GPU-0": GpuServing((whole(),))}, {"GPU-0": (adopted,)}, holding(GPU, "GPU-0"), 0, 0
+        {GPU_0: GpuServing((whole(),))}, {GPU_0: (adopted,)}, holding(GPU, share_id(GPU_0)), 0, 0
     )
-    assert serving["GPU-0"].draining
+    assert serving[GPU_0].draining
 
 
 def test_mig_devices_of_another_strategy_wait_for_the_older_ones():
-    now_held = holding(mig(0).resource, "MIG-0-0")
-    wanted = {"GPU-0": (mig(1, strategy=Strategy.TIME_SLICING),)}
-    assert transition({"GPU-0": GpuServing((mig(0),))}, wanted, now_held, 0, 0)["GPU-0"].draining
+    now_held = holding(mig(0).resource, MIG_0_0)
+    wanted = {GPU_0: (mig(1, strategy=Strategy.TIME_SLICING),)}
+    assert transition({GPU_0: GpuServing((mig(0),))}, wanted, now_held, 0, 0)[GPU_0].draining
 
 
 def test_each_mig_device_that_leaves_has_its_own_settling_time():
     serving = transition(
-        {"GPU-0": GpuServing((mig(0), mig(1), mig(2)))}, {"GPU-0": (mig(0), mig(2))}, NOTHING, 0, SETTLE_S
+        {GPU_0: GpuServing((mig(0), mig(1), mig(2)))}, {GPU_0: (mig(0), mig(2))}, NOTHING, 0, SETTLE_S
     )
-    wanted = {"GPU-0": (mig(0),)}
+    wanted = {GPU_0: (mig(0),)}
     serving = transition(serving, wanted, NOTHING, 1.5, SETTLE_S)
     serving = transition(serving, wanted, NOTHING, 2, SETTLE_S)
-    assert mig(2) in serving["GPU-0"].leaving
-    assert transition(serving, wanted, NOTHING, 3.5, SETTLE_S) == {"GPU-0": GpuServing((mig(0),))}
+    assert mig(2) in serving[GPU_0].leaving
+    assert transition(serving, wanted, NOTHING, 3.5, SETTLE_S) == {GPU_0: GpuServing((mig(0),))}
 
 
 def test_mig_devices_that_change_their_sharing_make_the_whole_gpu_wait():
     shared = replace(mig(0), shared=Strategy.TIME_SLICING, replicas=2, count=2)
     serving = transition(
-        {"GPU-0": GpuServing((mig(0), mig(1)))},
-        {"GPU-0": (shared, mig(1))},
-        holding(mig(0).resource, "MIG-0-0"),
+        {GPU_0: GpuServing((mig(0), mig(1)))},
+        {GPU_0: (shared, mig(1))},
+        holding(mig(0).resource, MIG_0_0),
         0,
         0,
     )
-    assert serving["GPU-0"].draining
+    assert serving[GPU_0].draining
 
 
 def test_a_held_share_that_fits_nothing_we_serve_makes_its_gpu_wait():
     """The state was lost, and the policy is another one."""
-    now_held = holding(SHARED, "GPU-0::3")
-    serving = transition({}, {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}, now_held, 0, SETTLE_S)
-    assert serving["GPU-0"] == GpuServing((), draining=True, draining_since_s=0)
-    assert serving["GPU-1"] == GpuServing((whole("GPU-1"),))
-    assert foreign_holds(serving, now_held) == {"GPU-0": [(SHARED, "GPU-0::3")]}
+    now_held = holding(SHARED, GPU_0_3)
+    serving = transition({}, {GPU_0: (whole(GPU_0),), GPU_1: (whole(GPU_1),)}, now_held, 0, SETTLE_S)
+    assert serving[GPU_0] == GpuServing((), draining=True, draining_since_s=0)
+    assert serving[GPU_1] == GpuServing((whole(GPU_1),))
+    assert foreign_holds(serving, now_held) == {GPU_0: [(SHARED, "GPU-0::3")]}
     (row,) = listed(serving, now_held)[SHARED]
-    assert (row.id, row.gpu, row.offering) == ("GPU-0::3", "GPU-0", None)
+    assert (row.id, row.gpu, row.offering) == ("GPU-0::3", GPU_0, None)
 
 
 def test_a_gpu_with_a_foreign_hold_changes_when_the_hold_ends():
-    wanted = {"GPU-0": (whole(),)}
-    serving = transition({}, wanted, holding(SHARED, "GPU-0::3"), 0, SETTLE_S)
-    serving = transition(serving, wanted, holding(SHARED, "GPU-0::3"), 4, SETTLE_S)
-    assert serving["GPU-0"] == GpuServing((), draining=True, draining_since_s=0)
+    wanted = {GPU_0: (whole(),)}
+    serving = transition({}, wanted, holding(SHARED, GPU_0_3), 0, SETTLE_S)
+    serving = transition(serving, wanted, holding(SHARED, GPU_0_3), 4, SETTLE_S)
+    assert serving[GPU_0] == GpuServing((), draining=True, draining_since_s=0)
     serving = transition(serving, wanted, NOTHING, 5, SETTLE_S)
-    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_held_shares_that_fit_what_is_wanted_are_taken_for_it_after_the_state_was_lost():
-    serving = transition({}, {"GPU-0": (sliced(),)}, holding(SHARED, "GPU-0::3"), 0, SETTLE_S)
-    assert serving == {"GPU-0": GpuServing((sliced(),))}
+    serving = transition({}, {GPU_0: (sliced(),)}, holding(SHARED, GPU_0_3), 0, SETTLE_S)
+    assert serving == {GPU_0: GpuServing((sliced(),))}
 
 
 def test_a_foreign_hold_that_appears_later_withdraws_the_free_shares():
     """PodResources answered for the first time after the GPU was served."""
-    wanted = {"GPU-0": (whole(),)}
-    now_held = holding(SHARED, "GPU-0::3")
-    serving = transition({"GPU-0": GpuServing((whole(),))}, wanted, now_held, 0, SETTLE_S)
+    wanted = {GPU_0: (whole(),)}
+    now_held = holding(SHARED, GPU_0_3)
+    serving = transition({GPU_0: GpuServing((whole(),))}, wanted, now_held, 0, SETTLE_S)
     assert ids_listed(serving, now_held) == ["GPU-0::3"]
-    assert transition(serving, wanted, NOTHING, 1, SETTLE_S) == {"GPU-0": GpuServing((whole(),))}
+    assert transition(serving, wanted, NOTHING, 1, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_a_foreign_hold_of_a_mig_device_is_found_on_its_gpu():
-    now_held = holding(mig(0).resource, "MIG-gone")
-    serving = transition({}, {"GPU-0": (whole(),)}, now_held, 0, 0, gpu_of={"MIG-gone": "GPU-0"})
-    assert serving["GPU-0"].draining
-    assert foreign_holds(serving, now_held) == {"": [(mig(0).resource, "MIG-gone")]}
+    now_held = holding(mig(0).resource, ShareId("MIG-gone"))
+    serving = transition({}, {GPU_0: (whole(),)}, now_held, 0, 0, gpu_of={MigUuid("MIG-gone"): GPU_0})
+    assert serving[GPU_0].draining
+    assert foreign_holds(serving, now_held) == {None: [(mig(0).resource, "MIG-gone")]}
 
 
 def test_a_hold_on_no_known_gpu_keeps_nobody_waiting():
-    now_held = holding(SHARED, "GPU-9::3")
-    serving = transition({}, {"GPU-0": (whole(),)}, now_held, 0, 0)
-    assert serving == {"GPU-0": GpuServing((whole(),))}
-    assert listed(serving, now_held)[SHARED][0].gpu == ""
+    now_held = holding(SHARED, ShareId("GPU-9::3"))
+    serving = transition({}, {GPU_0: (whole(),)}, now_held, 0, 0)
+    assert serving == {GPU_0: GpuServing((whole(),))}
+    assert listed(serving, now_held)[SHARED][0].gpu is None
 
 
 def test_who_is_waited_for_is_said_with_names():
-    before = {"GPU-0": GpuServing((sliced("GPU-0"),)), "GPU-1": GpuServing((sliced("GPU-1"),))}
-    wanted = {"GPU-0": (whole("GPU-0"),), "GPU-1": (whole("GPU-1"),)}
-    entry = LedgerEntry(SHARED, "GPU-0::1", Certainty.OBSERVED, (Holder("default", "web", "main"),), 0)
-    serving = transition(before, wanted, holding(SHARED, "GPU-0::1"), 0, SETTLE_S)
-    assert waiting(serving, [entry]) == {"GPU-0": (entry,), "GPU-1": ()}
-    assert waiting({"GPU-0": GpuServing((sliced(),))}, [entry]) == {}
+    before = {GPU_0: GpuServing((sliced(GPU_0),)), GPU_1: GpuServing((sliced(GPU_1),))}
+    wanted = {GPU_0: (whole(GPU_0),), GPU_1: (whole(GPU_1),)}
+    entry = LedgerEntry(SHARED, GPU_0_1, Certainty.OBSERVED, (Holder("default", "web", "main"),), 0)
+    serving = transition(before, wanted, holding(SHARED, GPU_0_1), 0, SETTLE_S)
+    assert waiting(serving, [entry]) == {GPU_0: (entry,), GPU_1: ()}
+    assert waiting({GPU_0: GpuServing((sliced(),))}, [entry]) == {}
 
 
 def test_only_the_holders_of_leaving_mig_devices_are_waited_for():
     resource = mig(0).resource
-    entries = [LedgerEntry(resource, f"MIG-0-{n}", Certainty.OBSERVED, (), 0) for n in (0, 1)]
-    serving = {"GPU-0": GpuServing((mig(0),), leaving=(mig(1),))}
-    assert waiting(serving, entries) == {"GPU-0": (entries[1],)}
+    entries = [LedgerEntry(resource, ShareId(f"MIG-0-{n}"), Certainty.OBSERVED, (), 0) for n in (0, 1)]
+    serving = {GPU_0: GpuServing((mig(0),), leaving=(mig(1),))}
+    assert waiting(serving, entries) == {GPU_0: (entries[1],)}
 
 
 def test_unequal_mps_clients_keep_their_ids_apart():
     big = replace(sliced(strategy=Strategy.MPS), resource=ResourceName("nvidia.com/gpu.big"), count=1)
     small = replace(sliced(strategy=Strategy.MPS), first=1, count=3)
-    serving = {"GPU-0": GpuServing((big, small), draining=True, draining_since_s=0)}
-    now_held = HeldIds({big.resource: frozenset({"GPU-0::0"}), SHARED: frozenset({"GPU-0::2"})})
+    serving = {GPU_0: GpuServing((big, small), draining=True, draining_since_s=0)}
+    now_held = HeldIds({big.resource: frozenset({GPU_0_0}), SHARED: frozenset({ShareId("GPU-0::2")})})
     assert ids_listed(serving, now_held) == ["GPU-0::0", "GPU-0::2"]
     assert foreign_holds(serving, now_held) == {}
-    assert foreign_holds(serving, holding(SHARED, "GPU-0::0")) == {"GPU-0": [(SHARED, "GPU-0::0")]}
+    assert foreign_holds(serving, holding(SHARED, GPU_0_0)) == {GPU_0: [(SHARED, "GPU-0::0")]}
 
 
 def test_a_resource_whose_ids_are_all_withdrawn_keeps_an_empty_list():
-    serving = {"GPU-0": GpuServing((sliced(),), draining=True, draining_since_s=0)}
+    serving = {GPU_0: GpuServing((sliced(),), draining=True, draining_since_s=0)}
     assert listed(serving, NOTHING) == {SHARED: []}
 
 
 # --- any interleaving -------------------------------------------------------------------------------
 
-GPUS = ("GPU-0", "GPU-1")
+GPUS = (GPU_0, GPU_1)
 
 
-def offers(gpu: str) -> st.SearchStrategy[GpuOffer]:
+def offers(gpu: GpuUuid) -> st.SearchStrategy[GpuOffer]:
     numbers = st.sets(st.integers(0, 2), max_size=3)
     return st.one_of(
         st.just((whole(gpu),)),
@@ -357,13 +361,13 @@ class Changes(RuleBasedStateMachine):
         super().__init__()
         self.now_s = 0.0
         self.wanted: NodeOffer = {gpu: (whole(gpu),) for gpu in GPUS}
-        self.serving: dict[str, GpuServing] = {}
-        self.held: dict[tuple[ResourceName, str], DeviceOffer] = {}
-        self.seen: list[tuple[float, ResourceName, str]] = []
+        self.serving: dict[GpuUuid, GpuServing] = {}
+        self.held: dict[tuple[ResourceName, ShareId], DeviceOffer] = {}
+        self.seen: list[tuple[float, ResourceName, ShareId]] = []
         self.step()
 
     def held_now(self) -> HeldIds:
-        ids: dict[ResourceName, set[str]] = {}
+        ids: dict[ResourceName, set[ShareId]] = {}
         for resource, share in self.held:
             ids.setdefault(resource, set()).add(share)
         return HeldIds({resource: frozenset(some) for resource, some in ids.items()})
@@ -374,12 +378,12 @@ class Changes(RuleBasedStateMachine):
         self.seen += [(self.now_s, row.resource, row.id) for row in rows]
 
     @rule(data=st.data(), gpu=st.sampled_from(GPUS))
-    def policy_changes(self, data: st.DataObject, gpu: str) -> None:
+    def policy_changes(self, data: st.DataObject, gpu: GpuUuid) -> None:
         self.wanted = {**self.wanted, gpu: data.draw(offers(gpu))}
         self.step()
 
     @rule(gpu=st.sampled_from(GPUS))
-    def gpu_is_no_longer_wanted(self, gpu: str) -> None:
+    def gpu_is_no_longer_wanted(self, gpu: GpuUuid) -> None:
         self.wanted = {other: offer for other, offer in self.wanted.items() if other != gpu}
         self.step()
 

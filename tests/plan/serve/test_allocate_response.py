@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
+from partage.model.ids import ShareId
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.serve.allocate_response import AllocateResponder
@@ -21,7 +22,7 @@ _DEFAULTS = Options()
 
 
 def _answer(
-    wanted: list[str],
+    wanted: list[ShareId],
     *offerings: DeviceOffer,
     options: Options = _DEFAULTS,
     cdi_classes: tuple[str, ...] = (),
@@ -41,7 +42,7 @@ def _nvidias(answer: ContainerAllocation) -> dict[str, str]:
     return {key: value for key, value in answer.envs.items() if not key.startswith("PARTAGE_")}
 
 
-def _refusal(wanted: list[str], *offerings: DeviceOffer) -> str:
+def _refusal(wanted: list[ShareId], *offerings: DeviceOffer) -> str:
     with pytest.raises(AllocationRefused) as caught:
         _answer(wanted, *offerings)
     prefix = 'invalid allocation request for "nvidia.com/gpu": invalid request: '
@@ -74,7 +75,7 @@ def test_shares_of_one_gpu_add_up_and_equal_gpus_say_one_number() -> None:
 
 def test_gpus_that_differ_say_one_number_each_in_their_order() -> None:
     """A whole GPU beside two quarters of another: the weakest guarantee counts."""
-    own = _own(_answer([share(1, 0), gpu(0).uuid, share(1, 1)], offering(0), offering(1, 4)))
+    own = _own(_answer([share(1, 0), share(0), share(1, 1)], offering(0), offering(1, 4)))
     assert own["GPUS"] == f"{gpu(1).uuid},{gpu(0).uuid}"
     assert (own["REPLICAS"], own["MEMORY_BYTES"]) == ("4,1", f"{40 * GIB},{80 * GIB}")
     assert (own["STRATEGY"], own["GUARANTEE"]) == ("mixed", "none")
@@ -92,7 +93,7 @@ def test_mig_devices_are_named_by_their_gpu_and_their_strategy() -> None:
 
 
 def _guarded(
-    wanted: list[str], *offerings: DeviceOffer, guard_dir: str = "/run/partage/guard/1"
+    wanted: list[ShareId], *offerings: DeviceOffer, guard_dir: str = "/run/partage/guard/1"
 ) -> ContainerAllocation:
     inventory = node(*(gpu(n, migs=3) for n in range(4)))
     held = [replace(one, guard=True, guarantee=Guarantee.ADVISORY) for one in offerings]
@@ -185,15 +186,17 @@ def test_mps_shares_stand_alone_on_one_gpu(other: DeviceOffer) -> None:
 
 
 def test_the_first_unknown_id_is_named() -> None:
-    assert _refusal([share(0, 0), "GPU-x", "GPU-y"], offering(0, 2)) == "unknown device: GPU-x"
+    assert (
+        _refusal([share(0, 0), ShareId("GPU-x"), ShareId("GPU-y")], offering(0, 2)) == "unknown device: GPU-x"
+    )
 
 
 def test_single_shares_are_refused_by_number_whole_gpus_are_not() -> None:
     """The rule is about shares: whole GPUs under the same name may be held together."""
     cards = [offering(0, 4, single=True), offering(1, single=True), offering(2, single=True)]
     message = "maximum request size for shared resources is 1; found 3"
-    assert _refusal([share(0, 0), gpu(1).uuid, gpu(2).uuid], *cards) == message
-    assert _own(_answer([gpu(1).uuid, gpu(2).uuid], *cards))["GPUS"] == f"{gpu(1).uuid},{gpu(2).uuid}"
+    assert _refusal([share(0, 0), share(1), share(2)], *cards) == message
+    assert _own(_answer([share(1), share(2)], *cards))["GPUS"] == f"{gpu(1).uuid},{gpu(2).uuid}"
 
 
 def test_an_empty_request_is_refused() -> None:
@@ -205,7 +208,7 @@ def test_an_empty_request_is_refused() -> None:
 
 def test_volume_mounts_overrule_the_variable_where_both_are_asked_for() -> None:
     options = Options(device_list=(MOUNTS, ENVVAR), imex_channels=(0,))
-    answer = _answer([gpu(0).uuid], offering(0), options=options)
+    answer = _answer([share(0)], offering(0), options=options)
     root = "/var/run/nvidia-container-devices"
     assert _nvidias(answer) == {"NVIDIA_VISIBLE_DEVICES": root, "NVIDIA_IMEX_CHANNELS": "0"}
     assert answer.mounts == (
@@ -259,7 +262,7 @@ def test_cdi_annotations_have_a_key_that_follows_from_the_ids() -> None:
 
 def test_features_are_variables_under_every_strategy() -> None:
     options = Options(mofed=True, gds=True, gdrcopy=True)
-    assert _nvidias(_answer([gpu(0).uuid], offering(0), options=options)) == {
+    assert _nvidias(_answer([share(0)], offering(0), options=options)) == {
         "NVIDIA_VISIBLE_DEVICES": gpu(0).uuid,
         "NVIDIA_GDS": "enabled",
         "NVIDIA_MOFED": "enabled",

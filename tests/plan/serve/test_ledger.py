@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from partage.model.allocation import ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.plan.serve.ledger import Certainty, Holder, Ledger, LedgerEntry
+
+A = ShareId("a")
+B = ShareId("b")
 
 GPU = ResourceName("nvidia.com/gpu.shared")
 OTHER = ResourceName("nvidia.com/gpu")
 
 
-def says(pod: str, *ids: str, container: str = "main", resource: ResourceName = GPU) -> ContainerHold:
+def says(pod: str, *ids: ShareId, container: str = "main", resource: ResourceName = GPU) -> ContainerHold:
     return ContainerHold("default", pod, container, resource, ids)
 
 
@@ -33,39 +36,39 @@ def only(ledger: Ledger) -> LedgerEntry:
 
 def test_what_allocate_gives_has_no_named_holder():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a", "b"], 1)
+    ledger.allocated(GPU, [A, B], 1)
     assert ledger.entries() == (
-        LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 1),
-        LedgerEntry(GPU, "b", Certainty.TENTATIVE, (), 1),
+        LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 1),
+        LedgerEntry(GPU, B, Certainty.TENTATIVE, (), 1),
     )
     assert ledger.held().ids == {GPU: {"a", "b"}}
-    assert only_holder(ledger, "a") is None
+    assert only_holder(ledger, A) is None
 
 
-def only_holder(ledger: Ledger, share: str) -> Holder | None:
+def only_holder(ledger: Ledger, share: ShareId) -> Holder | None:
     return next(entry.holder for entry in ledger.entries() if entry.id == share)
 
 
 def test_pod_resources_turns_a_tentative_entry_into_an_observed_one():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.observed([says("web", "a")], 2)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.OBSERVED, (holder("web"),), 1)
-    assert only_holder(ledger, "a") == holder("web")
+    ledger.allocated(GPU, [A], 1)
+    ledger.observed([says("web", A)], 2)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.OBSERVED, (holder("web"),), 1)
+    assert only_holder(ledger, A) == holder("web")
 
 
 def test_an_answer_that_was_asked_for_before_the_allocation_says_nothing():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 5)
-    ledger.observed([says("before", "a")], 4)
+    ledger.allocated(GPU, [A], 5)
+    ledger.observed([says("before", A)], 4)
     ledger.observed([], 4)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 5)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 5)
 
 
 def test_an_observed_entry_ends_with_the_first_answer_that_does_not_name_it():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.observed([says("web", "a")], 2)
+    ledger.allocated(GPU, [A], 1)
+    ledger.observed([says("web", A)], 2)
     ledger.observed([], 3)
     assert ledger.entries() == ()
     assert ledger.held().ids == {}
@@ -73,16 +76,16 @@ def test_an_observed_entry_ends_with_the_first_answer_that_does_not_name_it():
 
 def test_an_answer_that_comes_very_late_does_not_end_an_observed_entry():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 5)
-    ledger.observed([says("web", "a")], 6)
+    ledger.allocated(GPU, [A], 5)
+    ledger.observed([says("web", A)], 6)
     ledger.observed([], 4)
-    assert only_holder(ledger, "a") == holder("web")
+    assert only_holder(ledger, A) == holder("web")
 
 
 def test_a_share_that_is_never_named_is_held_until_its_time_is_over():
     """An ordinary init container is never listed."""
     ledger = Ledger(unlisted_grace_s=120)
-    ledger.allocated(GPU, ["a"], 0)
+    ledger.allocated(GPU, [A], 0)
     ledger.observed([], 119)
     assert only(ledger).certainty is Certainty.TENTATIVE
     ledger.observed([], 120)
@@ -91,90 +94,90 @@ def test_a_share_that_is_never_named_is_held_until_its_time_is_over():
 
 def test_time_alone_releases_nothing_while_the_kubelet_does_not_answer():
     ledger = Ledger(unlisted_grace_s=120)
-    ledger.allocated(GPU, ["a"], 0)
-    ledger.allocated(GPU, ["b"], 100_000)
+    ledger.allocated(GPU, [A], 0)
+    ledger.allocated(GPU, [B], 100_000)
     assert len(ledger.entries()) == 2
 
 
 def test_what_the_kubelet_lists_as_available_is_free_whatever_we_thought():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a", "b", "c"], 1)
-    ledger.observed([says("web", "b")], 2)
-    ledger.offered_as_free(GPU, ["a", "b", "z"], 3)
+    ledger.allocated(GPU, [A, B, ShareId("c")], 1)
+    ledger.observed([says("web", B)], 2)
+    ledger.offered_as_free(GPU, [A, B, ShareId("z")], 3)
     assert only(ledger).id == "c"
 
 
 def test_ids_that_must_be_included_are_an_init_containers_and_stay_held():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a", "b"], 1)
-    ledger.offered_as_free(GPU, ["a", "b"], 2, must_include=["a"])
+    ledger.allocated(GPU, [A, B], 1)
+    ledger.offered_as_free(GPU, [A, B], 2, must_include=[ShareId("a")])
     assert only(ledger).id == "a"
 
 
 def test_the_same_id_of_another_resource_is_another_share():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.allocated(OTHER, ["a"], 1)
-    ledger.offered_as_free(OTHER, ["a"], 2)
+    ledger.allocated(GPU, [A], 1)
+    ledger.allocated(OTHER, [A], 1)
+    ledger.offered_as_free(OTHER, [A], 2)
     assert ledger.held().ids == {GPU: {"a"}}
 
 
 def test_an_ended_pod_that_is_still_listed_does_not_take_a_freed_share_back():
     """Before Kubernetes 1.36 ended pods stay in PodResources until they are deleted."""
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.observed([says("job-1", "a")], 2)
-    ledger.offered_as_free(GPU, ["a"], 3)
-    ledger.observed([says("job-1", "a")], 4)
+    ledger.allocated(GPU, [A], 1)
+    ledger.observed([says("job-1", A)], 2)
+    ledger.offered_as_free(GPU, [A], 3)
+    ledger.observed([says("job-1", A)], 4)
     assert ledger.entries() == ()
 
 
 def test_a_pod_that_ended_before_it_was_ever_named_does_not_take_a_freed_share_back():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.offered_as_free(GPU, ["a"], 3)
-    ledger.observed([says("job-1", "a")], 4)
+    ledger.allocated(GPU, [A], 1)
+    ledger.offered_as_free(GPU, [A], 3)
+    ledger.observed([says("job-1", A)], 4)
     assert ledger.entries() == ()
-    ledger.allocated(GPU, ["a"], 5)
-    ledger.observed([says("job-1", "a")], 6)
-    assert only_holder(ledger, "a") is None
+    ledger.allocated(GPU, [A], 5)
+    ledger.observed([says("job-1", A)], 6)
+    assert only_holder(ledger, A) is None
 
 
 def test_an_ended_pod_that_is_still_listed_is_not_taken_for_the_new_holder():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.observed([says("job-1", "a")], 2)
-    ledger.allocated(GPU, ["a"], 3)
-    ledger.observed([says("job-1", "a")], 4)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (holder("job-1"),), 3)
-    assert only_holder(ledger, "a") is None, "the name may be out of date"
-    ledger.observed([says("job-1", "a"), says("job-2", "a")], 5)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.OBSERVED, (holder("job-2"),), 3)
+    ledger.allocated(GPU, [A], 1)
+    ledger.observed([says("job-1", A)], 2)
+    ledger.allocated(GPU, [A], 3)
+    ledger.observed([says("job-1", A)], 4)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (holder("job-1"),), 3)
+    assert only_holder(ledger, A) is None, "the name may be out of date"
+    ledger.observed([says("job-1", A), says("job-2", ShareId("a"))], 5)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.OBSERVED, (holder("job-2"),), 3)
 
 
 def test_when_the_new_holder_ends_before_the_older_one_is_forgotten_the_share_is_free():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.observed([says("job-1", "a")], 2)
-    ledger.allocated(GPU, ["a"], 3)
-    ledger.observed([says("job-1", "a"), says("job-2", "a")], 4)
-    ledger.observed([says("job-1", "a")], 5)
+    ledger.allocated(GPU, [A], 1)
+    ledger.observed([says("job-1", A)], 2)
+    ledger.allocated(GPU, [A], 3)
+    ledger.observed([says("job-1", A), says("job-2", ShareId("a"))], 4)
+    ledger.observed([says("job-1", A)], 5)
     assert ledger.entries() == ()
 
 
 def test_a_pod_of_the_same_name_is_new_once_the_old_one_was_gone_for_one_answer():
     """A StatefulSet makes its pod again under the same name."""
     ledger = Ledger()
-    ledger.observed([says("db-0", "a")], 1)
-    ledger.allocated(GPU, ["a"], 2)
+    ledger.observed([says("db-0", A)], 1)
+    ledger.allocated(GPU, [A], 2)
     ledger.observed([], 3)
-    ledger.observed([says("db-0", "a")], 4)
-    assert only_holder(ledger, "a") == holder("db-0")
+    ledger.observed([says("db-0", A)], 4)
+    assert only_holder(ledger, A) == holder("db-0")
 
 
 def test_after_a_restart_of_the_agent_the_first_answer_restores_the_ledger():
     ledger = Ledger()
-    ledger.observed([says("web", "a", "b"), says("db", "c", resource=OTHER)], 7)
+    ledger.observed([says("web", A, B), says("db", ShareId("c"), resource=OTHER)], 7)
     assert [(entry.resource, entry.id, entry.certainty) for entry in ledger.entries()] == [
         (OTHER, "c", Certainty.OBSERVED),
         (GPU, "a", Certainty.OBSERVED),
@@ -184,34 +187,34 @@ def test_after_a_restart_of_the_agent_the_first_answer_restores_the_ledger():
 
 def test_an_id_that_two_pods_name_is_held_and_ambiguous():
     ledger = Ledger()
-    ledger.observed([says("one", "a"), says("two", "a")], 1)
+    ledger.observed([says("one", A), says("two", ShareId("a"))], 1)
     assert only(ledger).holders == (holder("one"), holder("two"))
-    assert only_holder(ledger, "a") is None
-    ledger.observed([says("two", "a")], 2)
-    assert only_holder(ledger, "a") == holder("two")
+    assert only_holder(ledger, A) is None
+    ledger.observed([says("two", A)], 2)
+    assert only_holder(ledger, A) == holder("two")
 
 
 def test_rows_of_one_container_on_several_numa_nodes_are_one_holder():
     ledger = Ledger()
-    ledger.observed([says("web", "a"), says("web", "a", "b")], 1)
+    ledger.observed([says("web", A), says("web", ShareId("a"), B)], 1)
     assert {entry.holder for entry in ledger.entries()} == {holder("web")}
 
 
 def test_the_init_container_and_the_main_container_get_the_same_ids_one_after_the_other():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.allocated(GPU, ["a"], 1.1)
-    ledger.observed([says("web", "a")], 2)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.OBSERVED, (holder("web"),), 1.1)
+    ledger.allocated(GPU, [A], 1)
+    ledger.allocated(GPU, [A], 1.1)
+    ledger.observed([says("web", A)], 2)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.OBSERVED, (holder("web"),), 1.1)
 
 
 def test_pre_start_proves_which_container_starts_and_later_answers_leave_it_proven():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a", "b"], 1)
-    ledger.proven(GPU, ["b", "a"], [says("web", "a", "b")], 2)
+    ledger.allocated(GPU, [A, B], 1)
+    ledger.proven(GPU, [B, A], [says("web", A, B)], 2)
     assert {entry.certainty for entry in ledger.entries()} == {Certainty.PROVEN}
     version = ledger.version
-    ledger.observed([says("web", "a", "b")], 3)
+    ledger.observed([says("web", A, B)], 3)
     assert {entry.certainty for entry in ledger.entries()} == {Certainty.PROVEN}
     assert ledger.version == version
 
@@ -219,56 +222,56 @@ def test_pre_start_proves_which_container_starts_and_later_answers_leave_it_prov
 def test_the_container_with_exactly_these_ids_is_the_one_that_starts():
     """An ended pod is still listed with one of the ids and with others."""
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.proven(GPU, ["a"], [says("old", "a", "b"), says("new", "a")], 2)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.PROVEN, (holder("new"),), 1)
-    ledger.observed([says("old", "a", "b"), says("new", "a")], 3)
-    assert only_holder(ledger, "a") == holder("new")
+    ledger.allocated(GPU, [A], 1)
+    ledger.proven(GPU, [A], [says("old", A, B), says("new", ShareId("a"))], 2)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.PROVEN, (holder("new"),), 1)
+    ledger.observed([says("old", A, B), says("new", ShareId("a"))], 3)
+    assert only_holder(ledger, A) == holder("new")
 
 
 def test_an_init_container_that_starts_is_not_named_and_proves_nothing():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 1)
-    ledger.proven(GPU, ["a"], [says("web", "z")], 2)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 1)
+    ledger.allocated(GPU, [A], 1)
+    ledger.proven(GPU, [A], [says("web", ShareId("z"))], 2)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 1)
 
 
 def test_an_ended_pod_that_held_exactly_these_ids_before_is_not_proven():
     ledger = Ledger()
-    ledger.observed([says("old", "a")], 1)
-    ledger.allocated(GPU, ["a"], 2)
-    ledger.proven(GPU, ["a"], [says("old", "a")], 3)
+    ledger.observed([says("old", A)], 1)
+    ledger.allocated(GPU, [A], 2)
+    ledger.proven(GPU, [A], [says("old", A)], 3)
     assert only(ledger).certainty is Certainty.TENTATIVE
 
 
 def test_two_containers_with_exactly_these_ids_prove_nothing():
     ledger = Ledger()
-    ledger.proven(GPU, ["a"], [says("one", "a"), says("two", "a")], 3)
+    ledger.proven(GPU, [A], [says("one", A), says("two", ShareId("a"))], 3)
     assert only(ledger).certainty is Certainty.OBSERVED
-    assert only_holder(ledger, "a") is None
+    assert only_holder(ledger, A) is None
 
 
 def test_a_container_that_starts_holds_its_share_even_where_nothing_else_is_known():
     ledger = Ledger()
-    ledger.proven(GPU, ["a"], [], 3)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 3)
+    ledger.proven(GPU, [A], [], 3)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 3)
 
 
 def test_proof_for_a_share_that_was_given_away_meanwhile_says_nothing():
     ledger = Ledger()
-    ledger.allocated(GPU, ["a"], 5)
-    ledger.proven(GPU, ["a"], [says("before", "a")], 4)
-    assert only(ledger) == LedgerEntry(GPU, "a", Certainty.TENTATIVE, (), 5)
+    ledger.allocated(GPU, [A], 5)
+    ledger.proven(GPU, [A], [says("before", A)], 4)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 5)
 
 
 def test_the_version_rises_with_changes_only():
     ledger = Ledger()
-    ledger.observed([says("web", "a")], 1)
+    ledger.observed([says("web", A)], 1)
     version = ledger.version
-    ledger.observed([says("web", "a")], 2)
-    ledger.offered_as_free(GPU, ["b"], 3)
+    ledger.observed([says("web", A)], 2)
+    ledger.offered_as_free(GPU, [B], 3)
     assert ledger.version == version
-    ledger.allocated(GPU, ["b"], 4)
+    ledger.allocated(GPU, [B], 4)
     assert ledger.version > version
 
 
@@ -276,11 +279,11 @@ def test_the_version_rises_with_changes_only():
 def test_allocate_does_not_grow_with_what_is_held(held: int):
     """Counted, not timed: the entries of other ids are not touched, and the lists are made when asked for."""
     ledger = Ledger()
-    ledger.observed([says("web", *(f"GPU-{n // 48}::{n % 48}" for n in range(held)))], 1)
+    ledger.observed([says("web", *(ShareId(f"GPU-{n // 48}::{n % 48}") for n in range(held)))], 1)
     before = {entry.id: entry for entry in ledger.entries()}
     started = perf_counter()
     for turn in range(200):
-        ledger.allocated(GPU, ["new"], 2 + turn)
+        ledger.allocated(GPU, [ShareId("new")], 2 + turn)
     per_call_s = (perf_counter() - started) / 200
     assert all(before.get(entry.id) is entry for entry in ledger.entries() if entry.id != "new")
     assert per_call_s < 0.0005, "4,000 entries looked at would take longer"
@@ -288,13 +291,13 @@ def test_allocate_does_not_grow_with_what_is_held(held: int):
 
 # --- a kubelet, and the ledger beside it -----------------------------------------------------------
 
-IDS = [f"GPU-0::{n}" for n in range(5)]
+IDS = [ShareId(f"GPU-0::{n}") for n in range(5)]
 
 
 @dataclass
 class Pod:
     name: str
-    ids: frozenset[str]
+    ids: frozenset[ShareId]
     ended: bool = False
     init_only: bool = False
 
@@ -307,7 +310,7 @@ class Kubelet:
     pods: list[Pod] = field(default_factory=list)
     count: int = 0
 
-    def in_use(self) -> set[str]:
+    def in_use(self) -> set[ShareId]:
         return {share for pod in self.pods if not pod.ended for share in pod.ids}
 
     def list(self) -> list[ContainerHold]:
@@ -326,7 +329,7 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
         self.asked: tuple[float, list[ContainerHold]] | None = None
         self.restarted = False
         self.ended_unseen: set[str] = set()
-        self.ids_ended_unseen: set[str] = set()
+        self.ids_ended_unseen: set[ShareId] = set()
 
     def tick(self) -> float:
         self.now_s += 1

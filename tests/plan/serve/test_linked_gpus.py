@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partage.model.gpu import Link, LinkPath
+from partage.model.ids import GpuUuid
 from partage.plan.serve.linked_gpus import LinkedGpus, pair_score
 
 _links = st.builds(
@@ -19,11 +20,14 @@ _links = st.builds(
 
 
 def _node(count: int, of_pair: dict[tuple[int, int], tuple[LinkPath, int]]) -> list[Link]:
-    return [Link(f"GPU-{a}", f"GPU-{b}", *of_pair[a, b]) for a, b in combinations(range(count), 2)]
+    return [
+        Link(GpuUuid(f"GPU-{a}"), GpuUuid(f"GPU-{b}"), *of_pair[a, b])
+        for a, b in combinations(range(count), 2)
+    ]
 
 
-def _names(count: int) -> list[str]:
-    return [f"GPU-{n}" for n in range(count)]
+def _names(count: int) -> list[GpuUuid]:
+    return [GpuUuid(f"GPU-{n}") for n in range(count)]
 
 
 def _scores(links: list[Link]) -> dict[frozenset[int], int]:
@@ -114,9 +118,9 @@ def test_a_single_gpu_is_taken_where_it_breaks_no_nvlink_pair() -> None:
 def test_nvlinks_through_a_switch_outweigh_the_pcie_path() -> None:
     """0 and 1 share a board, 0 and 2 an NVSwitch on the other socket."""
     links = [
-        Link("GPU-0", "GPU-1", LinkPath.SAME_BOARD),
-        Link("GPU-0", "GPU-2", LinkPath.CROSS_CPU, 12),
-        Link("GPU-1", "GPU-2", LinkPath.CROSS_CPU),
+        Link(GpuUuid("GPU-0"), GpuUuid("GPU-1"), LinkPath.SAME_BOARD),
+        Link(GpuUuid("GPU-0"), GpuUuid("GPU-2"), LinkPath.CROSS_CPU, 12),
+        Link(GpuUuid("GPU-1"), GpuUuid("GPU-2"), LinkPath.CROSS_CPU),
     ]
     assert LinkedGpus(_names(3), links).best([0, 1, 2], [], 2) == [0, 2]
 

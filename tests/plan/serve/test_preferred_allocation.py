@@ -11,10 +11,13 @@ from msgspec.structs import replace
 
 from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link, LinkPath
+from partage.model.ids import ShareId
 from partage.model.policy import AllocationPolicy, Strategy
 from partage.model.share import DeviceOffer
 from partage.plan.serve.preferred_allocation import PreferredAllocator
 from tests.plan.offers import gpu, ids, offering, resource, share
+
+GPU_GONE = ShareId("GPU-gone")
 
 DISTRIBUTED, PACKED = AllocationPolicy.DISTRIBUTED, AllocationPolicy.PACKED
 
@@ -61,7 +64,7 @@ def test_what_has_to_be_included_comes_first_and_counts_as_allocated() -> None:
 
 
 def _nvidias_rule(
-    free: set[str], cards: list[DeviceOffer], must: list[str], size: int, *, packed: bool
+    free: set[ShareId], cards: list[DeviceOffer], must: list[ShareId], size: int, *, packed: bool
 ) -> Counter[str]:
     """Shares taken per device, by the published rule and nothing else: a naive second implementation."""
     sign = -1 if packed else 1
@@ -107,14 +110,14 @@ def test_an_id_that_is_no_longer_offered_is_not_taken() -> None:
     """The kubelet's list may be a moment older than ours."""
     card = offering(0, 2)
     chooser = _chooser(card)
-    assert chooser.prefer(["GPU-gone", share(0, 1)], [], 1) == [share(0, 1)]
+    assert chooser.prefer([GPU_GONE, share(0, 1)], [], 1) == [share(0, 1)]
     with pytest.raises(AllocationRefused, match="not enough"):
-        chooser.prefer(["GPU-gone", share(0, 1)], [], 2)
+        chooser.prefer([GPU_GONE, share(0, 1)], [], 2)
 
 
 def test_an_unknown_id_cannot_be_included() -> None:
     with pytest.raises(AllocationRefused, match="GPU-gone"):
-        _chooser(offering(0, 2)).prefer([share(0, 0)], ["GPU-gone"], 1)
+        _chooser(offering(0, 2)).prefer([share(0, 0)], [GPU_GONE], 1)
 
 
 def test_more_cannot_be_included_than_is_wanted() -> None:
@@ -134,17 +137,17 @@ def test_whole_gpus_are_chosen_by_their_links() -> None:
         Link(gpu(1).uuid, gpu(2).uuid, LinkPath.SAME_CPU),
     ]
     chooser = _chooser(*cards, links=links)
-    assert chooser.prefer(ids(*cards), [], 2) == [gpu(0).uuid, gpu(2).uuid]
-    assert chooser.prefer(ids(*cards), [gpu(1).uuid], 2) == [gpu(1).uuid, gpu(0).uuid]
+    assert chooser.prefer(ids(*cards), [], 2) == [share(0), share(2)]
+    assert chooser.prefer(ids(*cards), [share(1)], 2) == [share(1), share(0)]
 
 
 def test_whole_gpus_and_shares_under_one_name_follow_the_policy() -> None:
     """GPU 0 is in four shares, GPUs 1 and 2 are whole."""
     cards = [offering(0, 4), offering(1), offering(2)]
-    assert _chooser(*cards).prefer(ids(*cards), [], 3) == [share(0, 0), gpu(1).uuid, gpu(2).uuid]
+    assert _chooser(*cards).prefer(ids(*cards), [], 3) == [share(0, 0), share(1), share(2)]
     links = [Link(gpu(a).uuid, gpu(b).uuid, LinkPath.SAME_CPU) for a, b in ((0, 1), (0, 2), (1, 2))]
-    only_whole = [gpu(2).uuid, gpu(1).uuid]
-    assert _chooser(*cards, links=links).prefer(only_whole, [], 2) == [gpu(1).uuid, gpu(2).uuid]
+    only_whole = [share(2), share(1)]
+    assert _chooser(*cards, links=links).prefer(only_whole, [], 2) == [share(1), share(2)]
 
 
 def test_mig_devices_are_spread_over_their_gpus() -> None:
@@ -184,7 +187,7 @@ def test_an_mps_share_that_has_to_be_included_decides_the_gpu() -> None:
 def test_mps_shares_are_not_mixed_with_whole_gpus_under_one_name() -> None:
     cards = [_mps(0, 2), offering(1), offering(2), offering(3)]
     chosen = _chooser(*cards).prefer(ids(*cards), [], 3)
-    assert chosen == [gpu(1).uuid, gpu(2).uuid, gpu(3).uuid]
+    assert chosen == [share(1), share(2), share(3)]
 
 
 def test_a_request_that_allocate_refuses_anyway_is_answered_by_the_policy() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Strategy, WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee
@@ -17,7 +17,7 @@ from partage.plan.serve.watchdog import ContainerUsage, GrantKind, ViolationKind
 from partage.units import GIB
 
 NAME = ResourceName("nvidia.com/gpu.shared")
-GPU, OTHER_GPU = "GPU-0", "GPU-1"
+GPU, OTHER_GPU = GpuUuid("GPU-0"), "GPU-1"
 TRAIN, NOTEBOOK = "3f" * 32, "a0" * 32
 HOLDERS = {TRAIN: Holder("team", "train", "main"), NOTEBOOK: Holder("team", "notebook", "main")}
 UID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10"
@@ -52,7 +52,7 @@ def process(
 def entry(number: int, container: str | None = TRAIN, device: str = GPU) -> LedgerEntry:
     holders = (HOLDERS[container],) if container else ()
     certainty = Certainty.OBSERVED if container else Certainty.TENTATIVE
-    return LedgerEntry(NAME, f"{device}::{number}", certainty, holders, 0.0)
+    return LedgerEntry(NAME, ShareId(f"{device}::{number}"), certainty, holders, 0.0)
 
 
 def watched(

@@ -17,7 +17,7 @@ from partage.edges.kubelet.registration import register
 from partage.edges.kubelet.server import PluginServer
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerAllocation, ContainerHold, DeviceNode, Mount
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
@@ -400,10 +400,12 @@ async def test_a_list_beyond_four_mebibytes_ends_the_stream(place: Path) -> None
 class Liar(Shelf):
     """A plugin that says what no plugin may say."""
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
-        return ["x", "x"]
+    def preferred(
+        self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
+    ) -> list[ShareId]:
+        return [ShareId("x"), ShareId("x")]
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         return ContainerAllocation(
             envs={"NOT A NAME": ""},
             mounts=(Mount("in", "/out"),),
@@ -416,7 +418,7 @@ async def test_what_contradicts_the_protocol_is_written_down(place: Path) -> Non
     kubelet = EmbeddedKubelet(place)
     await kubelet.start()
     liar = Liar()
-    await liar.put(*(DeviceRow(name, healthy=True) for name in ("a", "a", "b" * 64)))
+    await liar.put(*(DeviceRow(ShareId(name), healthy=True) for name in ("a", "a", "b" * 64)))
     async with running(ResourceEndpoint(liar, place)):
         await kubelet.until(lambda: kubelet.allocatable() == {GPU: 2})
         status = await kubelet.admit(pod("train"))
@@ -489,5 +491,5 @@ async def test_a_kubelet_that_ends_while_a_pod_starts_calls_its_plugins_no_more(
 async def test_devices_are_told_as_the_last_list_has_them(place: Path, clock: list[float]) -> None:
     shelf = Shelf("a", "b")
     async with node(place, shelf, clock=clock) as (kubelet, _):
-        await shelf.put(DeviceRow("a", healthy=False), DeviceRow("b", healthy=True))
+        await shelf.put(DeviceRow(ShareId("a"), healthy=False), DeviceRow(ShareId("b"), healthy=True))
         await kubelet.until(lambda: kubelet.devices() == {GPU: {"a": False, "b": True}})

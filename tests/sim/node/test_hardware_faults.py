@@ -5,6 +5,7 @@ import pytest
 from partage.errors import DriverUnavailable, GpuLost, HardwareTimeout, InputError
 from partage.model.gpu import Driver, NoDriver, RecoveryAction
 from partage.model.health import GpuCondition, Xid
+from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
 from partage.sim.node.faults import (
     XID_CONSEQUENCES,
@@ -84,7 +85,7 @@ async def test_a_gpu_that_was_lost_when_the_machine_was_switched_on_is_spoken_of
     machine = read_machine(b"gpus: [{name: t4, index: 1}]\nlost: [{index: 0, uuid: GPU-gone}]", "m.yaml")
     hardware = SimulatedHardware(machine)
     gone, here = await hardware.conditions()
-    assert gone == GpuCondition("GPU-gone", lost="GPU is lost")
+    assert gone == GpuCondition(GpuUuid("GPU-gone"), lost="GPU is lost")
     assert here.lost is None
     with pytest.raises(InputError, match="no GPU 0"):
         await hardware.inject(GpuReturns(0))

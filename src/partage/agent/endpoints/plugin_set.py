@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin, ServedResource
 from partage.agent.status.status import RequestCounts
 from partage.model.gpu import Inventory
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Options
 from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.guarantees import believed
@@ -29,7 +29,7 @@ class AllocateContext(Frozen):
     run_dir: str
     cdi_classes: tuple[str, ...] = ()
     guard_dir: str = ""
-    unwatched: frozenset[str] = frozenset()
+    unwatched: frozenset[GpuUuid] = frozenset()
 
 
 class _Made(Frozen):
@@ -82,7 +82,7 @@ class PluginSet:
         plugin: ResourcePlugin | None,
         resource: Resource,
         listed: Sequence[DeviceRow],
-        late: Mapping[str, float],
+        late: Mapping[ShareId, float],
         terms: AllocateContext,
     ) -> ServedResource:
         made = self._made.get(resource.name)

@@ -12,7 +12,7 @@ from partage.agent.status.status import RequestCounts
 from partage.edges.kubelet.port import DeviceList
 from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused, ContainerAllocation, ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.ledger import Ledger
@@ -35,7 +35,7 @@ class ServedResource(Frozen):
     rows: tuple[DeviceRow, ...]
     allocator: PreferredAllocator
     responder: AllocateResponder
-    late: Mapping[str, float] = field(default_factory=dict)
+    late: Mapping[ShareId, float] = field(default_factory=dict)
     pre_start: bool = False
 
 
@@ -102,12 +102,14 @@ class ResourcePlugin:
         while self._list.version == seen_version:
             await self._news.wait()
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+    def preferred(
+        self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
+    ) -> list[ShareId]:
         """Which ids to take. Ids that the kubelet calls available are not held."""
         self._hooks.ledger.offered_as_free(self.resource, available, self._hooks.clock(), must_include)
         return self._served.allocator.prefer(available, must_include, size)
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """The response for a container; noted in the ledger."""
         now_s = self._hooks.clock()
         try:
@@ -123,7 +125,7 @@ class ResourcePlugin:
         self._hooks.allocated()
         return answer
 
-    def _must_be_served(self, ids: Sequence[str], now_s: float) -> None:
+    def _must_be_served(self, ids: Sequence[ShareId], now_s: float) -> None:
         for share in ids:
             if share not in self._listed and self._served.late.get(share, now_s) <= now_s:
                 raise AllocationRefused(
@@ -131,7 +133,7 @@ class ResourcePlugin:
                     f"invalid request: unknown device: {share}"
                 )
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
+    async def pre_start(self, ids: Sequence[ShareId]) -> None:
         """Ask PodResources which container starts. Never keeps a container from starting."""
         asked_s = self._hooks.clock()
         try:

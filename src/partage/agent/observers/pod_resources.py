@@ -13,7 +13,7 @@ from partage.agent.waiting import wait_at_most
 from partage.edges.kubelet.port import PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of
 from partage.plan.serve.ledger import Certainty, Ledger
 from partage.values import Frozen
 
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 class NodeNames(Frozen):
     """Partage's resource names, and the UUIDs of the node's GPUs and MIG devices."""
 
-    resources: Collection[str]
-    devices: Collection[str]
+    resources: Collection[ResourceName]
+    devices: Collection[DeviceUuid]
 
-    def has(self, resource: str, ids: Iterable[str]) -> bool:
+    def has(self, resource: ResourceName, ids: Iterable[ShareId]) -> bool:
         """Whether a hold is of these resources or devices. Its name may be from an earlier policy or another
         plugin."""
-        return resource in self.resources or any(ShareId.parse(share).device in self.devices for share in ids)
+        return resource in self.resources or any(device_of(share) in self.devices for share in ids)
 
 
 class PodResourcesPoller(Struct):
@@ -46,7 +46,7 @@ class PodResourcesPoller(Struct):
     ask: Callable[[], None]
     intervals: Intervals
     names: Callable[[], NodeNames]
-    checkpoint: Callable[[], Mapping[ResourceName, Collection[str]] | None]
+    checkpoint: Callable[[], Mapping[ResourceName, Collection[ShareId]] | None]
     there: Callable[[], bool]
     known: bool = False
     trouble: str = ""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, field
 
 from partage.edges.hardware.port import Hardware
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.step import GpuUse
@@ -30,8 +31,8 @@ class SettingsObserver(Struct):
     slices_s: float
     daemons: tuple[DaemonState, ...] | None = None
     uses: tuple[GpuUse, ...] = ()
-    slices: Mapping[str, Interval] = field(default_factory=dict)
-    fixed_slices: Mapping[str, str] = field(default_factory=dict)
+    slices: Mapping[GpuUuid, Interval] = field(default_factory=dict)
+    fixed_slices: Mapping[GpuUuid, str] = field(default_factory=dict)
     _slices_due_s: float = _AT_ONCE
 
     async def observe(self, *, users: bool, slices: bool) -> bool:

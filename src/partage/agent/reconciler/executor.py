@@ -17,6 +17,7 @@ from partage.edges.files.journal import Journal, JournalHeader
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError, PartageError
 from partage.model.gpu import Gpu, Inventory, NoDriver
+from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step, Transaction, undo
 from partage.plan.offer.select import GeometryOf
@@ -113,7 +114,7 @@ class Executor(Struct):
                 self.journal.close()
 
     async def _transaction(
-        self, transaction: Transaction, before: Mapping[str, DesiredMig]
+        self, transaction: Transaction, before: Mapping[GpuUuid, DesiredMig]
     ) -> TransactionOutcome:
         done: list[tuple[Step, Created | None]] = []
         for step in transaction.steps:
@@ -159,7 +160,7 @@ class Executor(Struct):
         self,
         transaction: Transaction,
         done: Iterable[tuple[Step, Created | None]],
-        before: Mapping[str, DesiredMig],
+        before: Mapping[GpuUuid, DesiredMig],
     ) -> str:
         """Roll the GPUs of a transaction back. Returns why that failed; empty if it did not."""
         was = {uuid: before[uuid] for uuid in transaction.gpus if uuid in before}
@@ -200,14 +201,14 @@ class Executor(Struct):
             raise JournalFailed(f"the journal cannot be written: {error.strerror}", hint) from error
 
 
-def layouts_before(inventory: Inventory, transactions: Iterable[Transaction]) -> dict[str, DesiredMig]:
+def layouts_before(inventory: Inventory, transactions: Iterable[Transaction]) -> dict[GpuUuid, DesiredMig]:
     """The live MIG layouts of the GPUs that the transactions touch, for a rollback."""
     gpus = dict.fromkeys(uuid for one in transactions for uuid in one.gpus)
     found = ((uuid, inventory.gpu(uuid)) for uuid in gpus)
     return {uuid: live_layout(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
 
 
-def _differing(inventory: Inventory, was: Mapping[str, DesiredMig]) -> str:
+def _differing(inventory: Inventory, was: Mapping[GpuUuid, DesiredMig]) -> str:
     """Which GPUs differ from their old layout, a sentence; empty: none."""
     if isinstance(inventory.driver, NoDriver):
         return inventory.driver.reason

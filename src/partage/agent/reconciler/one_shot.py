@@ -24,6 +24,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.port import PodResources
 from partage.errors import GpuInUse
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.ids import GpuUuid
 from partage.model.policy import ALL_EXCLUSIVE, DesiredMig
 from partage.model.step import GpuUse, Transaction
 from partage.plan.offer.desired import DesiredState
@@ -41,7 +42,7 @@ from partage.values import Frozen
 Resolve = Callable[[Inventory], DesiredState]
 """Resolves the desired state of a node. Raises InputError, Unsatisfiable, DriverUnavailable."""
 
-_NO_ATTEMPTS: Mapping[str, FailedAttempt] = {}
+_NO_ATTEMPTS: Mapping[GpuUuid, FailedAttempt] = {}
 _MOST_ROUNDS = 8
 """Plans that are carried out one after the other: layout, daemons, time slices, a second attempt."""
 
@@ -62,8 +63,8 @@ async def observe_input(
     hardware: Hardware,
     resolve: Resolve,
     pod_resources: PodResources | None = None,
-    original_in: Callable[[str], Mapping[str, OriginalSettings]] = lambda _: {},
-    attempts: Mapping[str, FailedAttempt] = _NO_ATTEMPTS,
+    original_in: Callable[[str], Mapping[GpuUuid, OriginalSettings]] = lambda _: {},
+    attempts: Mapping[GpuUuid, FailedAttempt] = _NO_ATTEMPTS,
 ) -> PlanInput:
     """Observe a node on which no agent runs.
 
@@ -115,7 +116,7 @@ class NodeAccess(Frozen):
         return inventory, (*uses, *entry_uses(entries, inventory))
 
 
-def desired_for_undo(inventory: Inventory, layouts: Mapping[str, DesiredMig]) -> DesiredState:
+def desired_for_undo(inventory: Inventory, layouts: Mapping[GpuUuid, DesiredMig]) -> DesiredState:
     """The desired state that restores MIG layouts and changes nothing else (``apply --undo``)."""
     return DesiredState(ALL_EXCLUSIVE, inventory, offer={}, layouts=layouts)
 
@@ -152,7 +153,7 @@ class ApplyResult(Frozen):
         return self.plans[-1]
 
     @property
-    def refused(self) -> dict[str, str]:
+    def refused(self) -> dict[GpuUuid, str]:
         """GPUs that could not be changed because something blocks them, and the reason, by UUID.
 
         From the last plan only those that were rolled back, or whose time slice cannot be set.
@@ -188,16 +189,16 @@ class ApplyRun(Struct):
     journal: Journal | None = None
     unfinished: Unfinished | None = None
     digest: str = ""
-    original_in: Callable[[str], Mapping[str, OriginalSettings]] = lambda _: {}
-    save: Callable[[Mapping[str, OriginalSettings]], Awaitable[None]] | None = None
+    original_in: Callable[[str], Mapping[GpuUuid, OriginalSettings]] = lambda _: {}
+    save: Callable[[Mapping[GpuUuid, OriginalSettings]], Awaitable[None]] | None = None
     drain: Drain | None = None
     timeout_s: float = 0.0
     dry_run: bool = False
     only_layouts: bool = False
     clock: Callable[[], float] = time.monotonic
-    _attempts: dict[str, FailedAttempt] = field(default_factory=dict)
-    _before: dict[str, DesiredMig] = field(default_factory=dict)
-    _original: Mapping[str, OriginalSettings] | None = None
+    _attempts: dict[GpuUuid, FailedAttempt] = field(default_factory=dict)
+    _before: dict[GpuUuid, DesiredMig] = field(default_factory=dict)
+    _original: Mapping[GpuUuid, OriginalSettings] | None = None
 
     async def run(self) -> ApplyResult:
         """Apply, or report what blocks it. Raises what makes the policy wrong or impossible."""
@@ -224,7 +225,7 @@ class ApplyRun(Struct):
         observed = replace(found.now.observed, daemons=())
         return PlanInput(found.desired, replace(found.now, observed=observed, original={}))
 
-    def _original_in(self, boot_id: str) -> Mapping[str, OriginalSettings]:
+    def _original_in(self, boot_id: str) -> Mapping[GpuUuid, OriginalSettings]:
         """What was saved, and after the first step what this run has noted besides."""
         if self._original is None:
             self._original = self.original_in(boot_id)
@@ -288,14 +289,14 @@ def _next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
     return layouts or tuple(ready)
 
 
-def blocked_gpus(plan: NodePlan) -> list[str]:
+def blocked_gpus(plan: NodePlan) -> list[GpuUuid]:
     """UUIDs of GPUs that block the whole run."""
     stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN)
     unset = unset_gpus(plan)
     return [gpu for gpu, one in plan.gpus.items() if one.phase in stuck and gpu not in unset]
 
 
-def unset_gpus(plan: NodePlan) -> list[str]:
+def unset_gpus(plan: NodePlan) -> list[GpuUuid]:
     """UUIDs of GPUs with a time slice that the driver does not change; nothing else has to wait for that."""
     return [gpu for gpu, one in plan.gpus.items() if one.phase is Phase.BLOCKED and one.blocked is None]
 

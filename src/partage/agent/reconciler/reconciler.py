@@ -17,6 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
 from partage.model.step import (
     CreateCompute,
     CreateInstance,
@@ -90,8 +91,8 @@ class Reconciler(Struct):
     clock: Callable[[], float]
     ask: Callable[[], None]
     retry_s: float
-    in_hand: dict[str, Phase] = field(default_factory=dict)
-    attempts: dict[str, FailedAttempt] = field(default_factory=dict)
+    in_hand: dict[GpuUuid, Phase] = field(default_factory=dict)
+    attempts: dict[GpuUuid, FailedAttempt] = field(default_factory=dict)
     endings: Counter[str] = field(default_factory=Counter)
     _plan: NodePlan = field(default_factory=NodePlan)
     _nothing_ready: bool = False

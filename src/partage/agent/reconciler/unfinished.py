@@ -9,6 +9,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from partage.model.ids import GpuUuid
+
 log = logging.getLogger(__name__)
 
 
@@ -16,9 +18,9 @@ class UnfinishedChange(Struct):
     """An interrupted change. gpus: of the journal without an end; None: there is no such journal."""
 
     state_dir: Path
-    gpus: frozenset[str] | None = None
+    gpus: frozenset[GpuUuid] | None = None
 
-    def read(self) -> frozenset[str]:
+    def read(self) -> frozenset[GpuUuid]:
         """Read the journal of an earlier agent. Returns GPUs with a step that the driver may still carry
         out."""
         from partage.edges.files.journal import Unfinished, UnreadableJournal, read_journal
@@ -34,7 +36,7 @@ class UnfinishedChange(Struct):
         self.gpus = frozenset(last.header.before)
         return self.gpus if last.open else frozenset()
 
-    async def conclude(self, settled: Collection[str]) -> None:
+    async def conclude(self, settled: Collection[GpuUuid]) -> None:
         """End the journal once all its GPUs have the desired layout. settled: GPUs that have it."""
         if self.gpus is None or not self.gpus <= set(settled):
             return

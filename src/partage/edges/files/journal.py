@@ -16,6 +16,7 @@ from typing import Literal, cast
 from msgspec import field
 
 from partage.codec.values import decode, encode
+from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step
 from partage.values import Frozen, Tagged
@@ -32,7 +33,7 @@ class JournalHeader(Frozen):
 
     boot_id: str
     policy: str
-    before: Mapping[str, DesiredMig] = field(default_factory=dict)
+    before: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
     back: bool = False
     version: Literal["partage-journal/2"] = "partage-journal/2"
 

@@ -20,6 +20,7 @@ from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
 from partage.errors import InputError
 from partage.model.health import Health
+from partage.model.ids import GpuUuid
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 from partage.values import Frozen
@@ -55,11 +56,11 @@ class SavedState(Frozen):
 
     boot_id: str = ""
     policy: SavedPolicy | None = None
-    serving: Mapping[str, GpuServing] = field(default_factory=dict)
-    health: Mapping[str, Health] = field(default_factory=dict)
-    original: Mapping[str, OriginalSettings] = field(default_factory=dict)
+    serving: Mapping[GpuUuid, GpuServing] = field(default_factory=dict)
+    health: Mapping[GpuUuid, Health] = field(default_factory=dict)
+    original: Mapping[GpuUuid, OriginalSettings] = field(default_factory=dict)
 
-    def original_in(self, boot_id: str) -> Mapping[str, OriginalSettings]:
+    def original_in(self, boot_id: str) -> Mapping[GpuUuid, OriginalSettings]:
         """How GPUs were set, if that was in this boot: compute modes and time slices do not survive one."""
         return self.original if self.boot_id == boot_id else {}
 

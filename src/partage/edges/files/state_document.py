@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from partage.model.health import PROBATION_CAP_S, PROBATION_S, Health, HealthState, HealthStatus
-from partage.model.ids import parse_resource_name
+from partage.model.ids import GpuUuid, parse_resource_name
 from partage.model.share import DeviceOffer
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
@@ -123,9 +123,9 @@ class StateDocument(Frozen, kw_only=True):
     version: Literal["partage-state/2"] = "partage-state/2"
     boot_id: str
     policy: WrittenPolicy | None
-    original: dict[str, OriginalSettings]
-    serving: dict[str, WrittenServing]
-    health: dict[str, WrittenHealth]
+    original: dict[GpuUuid, OriginalSettings]
+    serving: dict[GpuUuid, WrittenServing]
+    health: dict[GpuUuid, WrittenHealth]
 
 
 def _check(offer: DeviceOffer) -> None:

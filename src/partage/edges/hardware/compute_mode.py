@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from partage.errors import GpuInUse, HardwareError, StateMismatch
 from partage.model.gpu import ComputeMode
+from partage.model.ids import GpuUuid
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import GpuUse, SetComputeMode, UseKind
 
@@ -42,7 +43,7 @@ def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handl
         raise
 
 
-def blocking_processes(rows: tuple[GpuProcess, ...], gpu: str) -> tuple[GpuProcess, ...]:
+def blocking_processes(rows: tuple[GpuProcess, ...], gpu: GpuUuid) -> tuple[GpuProcess, ...]:
     """Processes with contexts that block an MPS server, or a process that is to have the GPU alone.
 
     Without MPS servers and their clients, for which the mode is set, and graphics, which no mode affects.

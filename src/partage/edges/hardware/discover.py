@@ -13,6 +13,7 @@ from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.health import GpuCondition
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
@@ -22,7 +23,7 @@ _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 class Identity(Frozen):
     """What is still known of a GPU that no longer answers."""
 
-    uuid: str | None
+    uuid: GpuUuid | None
     pci_bus_id: str | None
 
 
@@ -113,7 +114,7 @@ class Discovery:
         nvml = self._nvml
         handle = nvml.handle(index)
         pci = nvml.pci(handle)
-        uuid = nvml.uuid(handle)
+        uuid = nvml.gpu_uuid(handle)
         minor = nvml.minor(handle)
         minor = index if minor is None else minor
         memory_bytes = nvml.memory_bytes(handle)
@@ -152,7 +153,7 @@ class Discovery:
             handle = self._nvml.handle(index)
             if self._nvml.product(handle) in _NO_GPUS:
                 return None
-            uuid = self._nvml.uuid(handle)
+            uuid = self._nvml.gpu_uuid(handle)
             fields = self._nvml.fields(handle)
             mig_mode = self._nvml.mig_mode(handle)
             return GpuCondition(

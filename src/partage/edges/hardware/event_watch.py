@@ -10,6 +10,7 @@ from partage.edges.hardware.port import Events
 from partage.edges.hardware.readings import EVENT_XID, EventSet, Nvml, NvmlEvent
 from partage.errors import GpuLost, HardwareError
 from partage.model.health import Xid
+from partage.model.ids import GpuUuid
 
 _SLICE_MS = 250
 """Longest single wait in the driver, so that stopping is quick."""
@@ -47,7 +48,7 @@ class EventWatch:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        watched: frozenset[str] | None = None
+        watched: frozenset[GpuUuid] | None = None
         try:
             while not self._stop.is_set():
                 watched = self._watch(watched)
@@ -57,7 +58,7 @@ class EventWatch:
         finally:
             self._ready.set()
 
-    def _watch(self, before: frozenset[str] | None) -> frozenset[str]:
+    def _watch(self, before: frozenset[GpuUuid] | None) -> frozenset[GpuUuid]:
         """Watch until stopped or a GPU is lost. before, and the result: UUIDs of the watched GPUs."""
         event_set = self._nvml.create_event_set()
         try:
@@ -71,16 +72,16 @@ class EventWatch:
             self._nvml.free_event_set(event_set)
         return watched
 
-    def _register(self, event_set: EventSet) -> dict[int, str]:
+    def _register(self, event_set: EventSet) -> dict[int, GpuUuid]:
         """Register all GPUs that answer. Returns addresses of their handles to UUIDs."""
-        uuids: dict[int, str] = {}
+        uuids: dict[int, GpuUuid] = {}
         for uuid, handle in self._nvml.handles().items():
             with contextlib.suppress(GpuLost):
                 if self._nvml.register(handle, event_set):
                     uuids[self._nvml.address(handle)] = uuid
         return uuids
 
-    def _wait(self, event_set: EventSet, uuids: Mapping[int, str]) -> None:
+    def _wait(self, event_set: EventSet, uuids: Mapping[int, GpuUuid]) -> None:
         try:
             while not self._stop.is_set():
                 event = self._nvml.wait(event_set, _SLICE_MS)
@@ -91,7 +92,7 @@ class EventWatch:
             self._stop.wait(_PAUSE_S)
 
 
-def _events(event: NvmlEvent, uuids: Mapping[int, str]) -> Events:
+def _events(event: NvmlEvent, uuids: Mapping[int, GpuUuid]) -> Events:
     if event.kind == EVENT_XID:
         return Events(xids=(Xid(uuids.get(event.gpu), event.data, event.gi_id, event.ci_id),))
     return Events(changed=True)

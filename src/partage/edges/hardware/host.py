@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
@@ -118,11 +119,11 @@ class Host(Frozen):
         except OSError:
             return ()
 
-    def gpu_uuid(self, address: str) -> str | None:
+    def gpu_uuid(self, address: str) -> GpuUuid | None:
         """The driver's UUID for a PCI address; None if it prints question marks."""
         text = _read(self.proc / "driver/nvidia/gpus" / address / "information")
         match = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
-        return match[1] if match else None
+        return GpuUuid(match[1]) if match else None
 
     def open_to_env(self) -> bool | None:
         """Whether the container runtime accepts NVIDIA_VISIBLE_DEVICES from unprivileged pods.

@@ -14,6 +14,7 @@ from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
 from partage.edges.hardware.translate import NOT_FOUND
 from partage.errors import HardwareError, NotPermitted
 from partage.model.gpu import EmptyInstance
+from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.values import Frozen
 
@@ -49,7 +50,7 @@ class ComputeInstance(Frozen):
     ci_id: int
     profile: str
     slices: int
-    uuid: str
+    uuid: MigUuid
 
 
 def names_of(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
@@ -158,15 +159,15 @@ def _placement(gi_id: int, place: object) -> Placement:
         raise HardwareError(f"GPU instance {gi_id} reports an invalid placement: {error}") from error
 
 
-def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> str:
+def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> MigUuid:
     """The UUID of the MIG device. Some drivers return its handle where the header promises that of its
     GPU.
     """
     uuid = nvml.uuid(device)
     if uuid.startswith("MIG-"):
-        return uuid
+        return MigUuid(uuid)
     for mig in nvml.mig_handles(gpu).values():
         attributes = nvml.mig_attributes(mig)
         if (attributes.gi_id, attributes.ci_id) == (gi_id, ci_id):
             return attributes.uuid
-    return ""
+    return MigUuid("")

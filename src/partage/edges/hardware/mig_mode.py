@@ -11,6 +11,7 @@ from partage.edges.hardware.readings import Handle, Nvml
 from partage.edges.hardware.translate import RESET_REQUIRED, translate
 from partage.errors import GpuInUse, HardwareError, Unsupported
 from partage.model.gpu import MigMode
+from partage.model.ids import GpuUuid
 from partage.model.step import SetMigMode
 from partage.values import Frozen
 
@@ -20,12 +21,12 @@ _RESET_HINT = "in a virtual machine reboot it; elsewhere nvidia-smi --gpu-reset 
 class MigGpu(Frozen):
     """A GPU in MIG mode, as it was when the step began. memory_bytes: total memory of the GPU."""
 
-    uuid: str
+    uuid: GpuUuid
     handle: Handle
     memory_bytes: int
 
 
-def mig_mode(nvml: Nvml, uuid: str) -> MigMode:
+def mig_mode(nvml: Nvml, uuid: GpuUuid) -> MigMode:
     """The GPU's MIG mode. Raises Unsupported for a GPU without MIG, NotFound, GpuLost."""
     mode = nvml.mig_mode(nvml.gpu_handle(uuid))
     if mode is None:
@@ -33,7 +34,7 @@ def mig_mode(nvml: Nvml, uuid: str) -> MigMode:
     return mode
 
 
-def mig_gpu(nvml: Nvml, uuid: str, *, stays_on: bool = False) -> MigGpu:
+def mig_gpu(nvml: Nvml, uuid: GpuUuid, *, stays_on: bool = False) -> MigGpu:
     """The GPU, which must be in MIG mode. stays_on: and must stay in it after the next reset.
 
     Raises Unsupported, NotFound, GpuLost.

@@ -34,6 +34,7 @@ from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import (
@@ -236,10 +237,10 @@ class NvmlHardware:
     def _processes(self) -> Processes:
         return self._with_session(lambda: processes(self._nvml, self._host))
 
-    def _uuids(self) -> tuple[str, ...]:
+    def _uuids(self) -> tuple[GpuUuid, ...]:
         return self._with_session(lambda: tuple(self._nvml.handles()))
 
-    def _find(self, uuid: str) -> None:
+    def _find(self, uuid: GpuUuid) -> None:
         self._with_session(lambda: self._nvml.gpu_handle(uuid))
 
     def _perform(self, step: Step) -> Created | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from partage.edges.hardware.readings import Nvml
 from partage.errors import HardwareError
+from partage.model.ids import GpuUuid
 
 _LONGEST = 1 << 16
 
@@ -29,10 +30,10 @@ class PersistenceMode:
         killed.
         """
         self._path = directory / "persistence-off.json"
-        self._ours: tuple[str, ...] = ()
+        self._ours: tuple[GpuUuid, ...] = ()
         self._file: int | None = None
 
-    def switch_off(self, nvml: Nvml, gpus: Sequence[str]) -> None:
+    def switch_off(self, nvml: Nvml, gpus: Sequence[GpuUuid]) -> None:
         """Turn it off for those GPUs that have it on. gpus: UUIDs of GPUs that answer. Raises
         HardwareError.
         """
@@ -72,7 +73,7 @@ class PersistenceMode:
                 os.truncate(self._file, 0)
                 os.pwrite(self._file, content, 0)
 
-    def _left_behind(self) -> tuple[str, ...]:
+    def _left_behind(self) -> tuple[GpuUuid, ...]:
         """GPUs for which a killed process has not turned the mode on again."""
         try:
             if not self._lock():
@@ -83,7 +84,7 @@ class PersistenceMode:
             return ()
         except ValueError:
             found = []  # incomplete: the process was killed before it turned anything off
-        gpus = tuple(gpu for gpu in found if isinstance(gpu, str)) if isinstance(found, list) else ()
+        gpus = tuple(GpuUuid(gpu) for gpu in found if isinstance(gpu, str)) if isinstance(found, list) else ()
         if not gpus:
             self._forget()
         return gpus

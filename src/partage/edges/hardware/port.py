@@ -12,6 +12,7 @@ from typing import Protocol
 
 from partage.model.gpu import Inventory
 from partage.model.health import GpuCondition, Xid
+from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.process import Processes
 from partage.model.step import Created, GpuUse, Reset, Step, TimeSlice
@@ -128,7 +129,7 @@ class DaemonKeeper(Protocol):
         """Start the daemon that ``spec`` describes."""
         ...
 
-    async def stop(self, device: str) -> None:
+    async def stop(self, device: DeviceUuid) -> None:
         """Stop the daemon of a device, if it has no clients."""
         ...
 
@@ -136,6 +137,6 @@ class DaemonKeeper(Protocol):
         """All daemons."""
         ...
 
-    async def terminate(self, device: str, server_pid: int, client_pid: int) -> None:
+    async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         """End the work of one client."""
         ...

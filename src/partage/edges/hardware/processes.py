@@ -18,6 +18,7 @@ from partage.edges.hardware.running_processes import (
     skip_failures,
 )
 from partage.model.cgroup import parse_cgroup
+from partage.model.ids import GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.units import MIB
 
@@ -96,7 +97,7 @@ def _blind(
         return f"/proc hides processes (hidepid), for example process {min(hidden)}"
     if procfs.sees_all_pids(proc) or _sees_other_pods(proc, seen):
         return ""
-    accounted: dict[str, int] = {}
+    accounted: dict[GpuUuid, int] = {}
     for row in rows:
         accounted[row.gpu] = accounted.get(row.gpu, 0) + (row.used_bytes or 0)
     rest = max((one.used_bytes - accounted.get(one.gpu, 0) for one in memory if one.used_bytes), default=0)

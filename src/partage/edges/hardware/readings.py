@@ -20,6 +20,7 @@ from partage.model.gpu import (
     architecture_name,
     cuda_version,
 )
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.units import MIB
 from partage.values import Frozen
@@ -85,7 +86,7 @@ class HealthFields(Frozen):
 class MigAttributes(Frozen):
     """Attributes of a MIG device. compute_slices: of its compute instance."""
 
-    uuid: str
+    uuid: MigUuid
     gi_id: int
     ci_id: int
     compute_slices: int
@@ -129,20 +130,20 @@ class Nvml(Binding):
     def count(self) -> int:
         return int(self.call("nvmlDeviceGetCount"))
 
-    def handles(self) -> dict[str, Handle]:
+    def handles(self) -> dict[GpuUuid, Handle]:
         """UUID to handle of the GPUs that answer now."""
-        found: dict[str, Handle] = {}
+        found: dict[GpuUuid, Handle] = {}
         for index in range(self.count()):
             try:
                 handle = self.handle(index)
-                found[self.uuid(handle)] = handle
+                found[self.gpu_uuid(handle)] = handle
             except DriverUnavailable:
                 raise
             except HardwareError:
                 continue  # ``Discovery`` reports which GPU is lost, and why
         return found
 
-    def gpu_handle(self, uuid: str) -> Handle:
+    def gpu_handle(self, uuid: GpuUuid) -> Handle:
         """The handle of one GPU. Raises NotFound; GpuLost if it may be a GPU that does not answer."""
         handles = self.handles()
         if uuid in handles:
@@ -162,7 +163,11 @@ class Nvml(Binding):
         return ctypes.cast(handle, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
 
     def uuid(self, handle: Handle) -> str:
+        """The UUID of a GPU or MIG device."""
         return str(self.call("nvmlDeviceGetUUID", handle))
+
+    def gpu_uuid(self, handle: Handle) -> GpuUuid:
+        return GpuUuid(self.uuid(handle))
 
     def pci(self, handle: Handle) -> Pci:
         info = self.call("nvmlDeviceGetPciInfo", handle)
@@ -252,7 +257,7 @@ class Nvml(Binding):
     def mig_attributes(self, mig: Handle) -> MigAttributes:
         attributes = self.call("nvmlDeviceGetAttributes", mig)
         return MigAttributes(
-            uuid=self.uuid(mig),
+            uuid=MigUuid(self.uuid(mig)),
             gi_id=int(self.call("nvmlDeviceGetGpuInstanceId", mig)),
             ci_id=int(self.call("nvmlDeviceGetComputeInstanceId", mig)),
             compute_slices=int(attributes.computeInstanceSliceCount),

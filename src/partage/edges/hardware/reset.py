@@ -16,6 +16,7 @@ from partage.errors import (
     NotPermitted,
     Unsupported,
 )
+from partage.model.ids import GpuUuid
 from partage.model.step import Reset
 from partage.values import Frozen
 
@@ -25,7 +26,7 @@ _PURPOSE = "a GPU reset"
 class PendingModes(Frozen):
     """pending: GPUs whose MIG mode waits for the reset."""
 
-    pending: tuple[str, ...]
+    pending: tuple[GpuUuid, ...]
 
 
 def is_in_force(nvml: Nvml, step: Reset) -> bool:
@@ -74,7 +75,9 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = RESET_DEADLINE_S) -> str | None:
+async def run_nvidia_smi(
+    host: Host, gpus: Sequence[GpuUuid], deadline_s: float = RESET_DEADLINE_S
+) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Also if the caller gives up, nvidia-smi goes on: a reset that is ended in the middle can lose the GPU.
@@ -85,7 +88,7 @@ async def run_nvidia_smi(host: Host, gpus: Sequence[str], deadline_s: float = RE
     return str(said) if said.code else None
 
 
-def reset_error(gpus: Sequence[str], output: str, unseen_holder: str) -> HardwareError:
+def reset_error(gpus: Sequence[GpuUuid], output: str, unseen_holder: str) -> HardwareError:
     """The error for the output of nvidia-smi. unseen_holder: what may hold a GPU without any process."""
     message = f"the reset of {', '.join(gpus)} did not succeed: {output}"
     low = output.lower()

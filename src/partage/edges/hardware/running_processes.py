@@ -12,6 +12,7 @@ from typing import Any
 
 from partage.edges.hardware.readings import NO_INSTANCE, Handle, Nvml
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.process import ProcessKind
 from partage.values import Frozen
 
@@ -31,7 +32,7 @@ version treats an old library as an error.
 class GpuPart(Frozen):
     """A GPU, or one of its GPU or compute instances; without gi_id the whole GPU."""
 
-    gpu: str
+    gpu: GpuUuid
     gi_id: int | None = None
     ci_id: int | None = None
 
@@ -47,9 +48,9 @@ class GpuPart(Frozen):
 class NvmlDevices(Frozen):
     """minors: minor number to UUID of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
 
-    minors: Mapping[int, str]
+    minors: Mapping[int, GpuUuid]
     handles: Mapping[GpuPart, Handle]
-    migs: Mapping[GpuPart, str]
+    migs: Mapping[GpuPart, MigUuid]
 
 
 class RunningProcess(Frozen):
@@ -63,9 +64,9 @@ class RunningProcess(Frozen):
 
 def read_devices(nvml: Nvml) -> NvmlDevices:
     """All devices that answer now."""
-    minors: dict[int, str] = {}
+    minors: dict[int, GpuUuid] = {}
     handles: dict[GpuPart, Handle] = {}
-    migs: dict[GpuPart, str] = {}
+    migs: dict[GpuPart, MigUuid] = {}
     for uuid, handle in nvml.handles().items():
         with skip_failures():
             handles[GpuPart(uuid)] = handle

@@ -15,6 +15,7 @@ from partage.edges.hardware import nvidia_smi
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import SmiOutput
 from partage.errors import HardwareError, NotPermitted, StateMismatch, Unsupported
+from partage.model.ids import GpuUuid
 from partage.model.policy import Interval
 from partage.model.step import SetTimeSlice, TimeSlice
 
@@ -31,7 +32,7 @@ _PURPOSE = "the length of a time slice"
 _INTERVALS = re.compile(r"\b(default|short|medium|long)\b", re.IGNORECASE)
 
 
-async def time_slices(host: Host, gpus: Iterable[str]) -> tuple[TimeSlice, ...]:
+async def time_slices(host: Host, gpus: Iterable[GpuUuid]) -> tuple[TimeSlice, ...]:
     """The time slice of each GPU, by UUID, all read concurrently; if one cannot be read, the reason."""
     return tuple(await asyncio.gather(*(_slice_of(host, gpu) for gpu in gpus)))
 
@@ -58,14 +59,14 @@ async def set_time_slice(host: Host, step: SetTimeSlice) -> None:
     )
 
 
-async def _slice_of(host: Host, gpu: str) -> TimeSlice:
+async def _slice_of(host: Host, gpu: GpuUuid) -> TimeSlice:
     try:
         return TimeSlice(gpu, await _read(host, gpu))
     except HardwareError as error:
         return TimeSlice(gpu, None, error.problems[0].message)
 
 
-async def _read(host: Host, gpu: str) -> Interval:
+async def _read(host: Host, gpu: GpuUuid) -> Interval:
     return parse_interval(gpu, await _ask(host, "-i", gpu, "--list"))
 
 
@@ -73,7 +74,7 @@ async def _ask(host: Host, *arguments: str) -> SmiOutput:
     return await nvidia_smi.run(host, _PURPOSE, "compute-policy", *arguments, deadline_s=DEADLINE_S)
 
 
-def parse_interval(gpu: str, result: SmiOutput) -> Interval:
+def parse_interval(gpu: GpuUuid, result: SmiOutput) -> Interval:
     """The interval in nvidia-smi's list for one GPU. Raises StateMismatch if there is none or more than
     one.
     """

@@ -9,6 +9,7 @@ from itertools import combinations
 from partage.edges.hardware.readings import Handle, NvLinkPeer, Nvml
 from partage.errors import DriverUnavailable, HardwareError
 from partage.model.gpu import Gpu, Link
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 
@@ -36,7 +37,7 @@ def count_nvlinks(remotes: Iterable[NvLinkPeer], gpu_addresses: Iterable[str]) -
     return NvLinks(Counter(remote.bus_id for remote in remotes if remote.bus_id in gpus), switches)
 
 
-def nvlinks_between(a: Gpu, b: Gpu, links: Mapping[str, NvLinks]) -> int:
+def nvlinks_between(a: Gpu, b: Gpu, links: Mapping[GpuUuid, NvLinks]) -> int:
     """NVLinks between two GPUs: direct ones, and those that both have to switches.
 
     A link counts only if both ends report it, because it can be down on one side.
@@ -54,8 +55,8 @@ class Topology:
     """
 
     def __init__(self) -> None:
-        self._key: tuple[str, frozenset[str]] | None = None
-        self._links: dict[tuple[str, str], Link] = {}
+        self._key: tuple[str, frozenset[GpuUuid]] | None = None
+        self._links: dict[tuple[GpuUuid, GpuUuid], Link] = {}
 
     def links(
         self, nvml: Nvml, driver: str, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]
@@ -69,7 +70,9 @@ class Topology:
         return tuple(self._links[pair] for pair in pairs)
 
 
-def _read(nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]) -> dict[tuple[str, str], Link]:
+def _read(
+    nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]
+) -> dict[tuple[GpuUuid, GpuUuid], Link]:
     addresses = tuple(addresses)
     nvlinks = {gpu.uuid: count_nvlinks(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}
     return {

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 from grpclib.encoding.proto import ProtoCodec
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as plugin
 from partage.edges.kubelet._generated import podresources_pb2 as resources
 from partage.model.allocation import ContainerAllocation, ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 
 API_VERSION = "v1beta1"
@@ -35,6 +35,11 @@ class LimitedCodec(ProtoCodec):
         if len(data) > self._limit:
             raise MessageTooLong(f"received message larger than max ({len(data)} vs. {self._limit})")
         return message_type.FromString(data)
+
+
+def share_ids(sent: Iterable[str]) -> list[ShareId]:
+    """The ids in a message; a list, because a field of a message makes its strings anew at each iteration."""
+    return cast("list[ShareId]", list(sent))
 
 
 def device_list_message(rows: tuple[DeviceRow, ...]) -> plugin.ListAndWatchResponse:
@@ -87,5 +92,9 @@ def _held_in(pod: resources.PodResources) -> Iterator[ContainerHold]:
         for resource, held in ids.items():
             if held:
                 yield ContainerHold(
-                    pod.namespace, pod.name, container.name, ResourceName(resource), tuple(held)
+                    pod.namespace,
+                    pod.name,
+                    container.name,
+                    ResourceName(resource),
+                    tuple(map(ShareId, held)),
                 )

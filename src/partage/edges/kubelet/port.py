@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from partage.model.allocation import ContainerAllocation, ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 from partage.values import Frozen
 
@@ -62,15 +62,17 @@ class PluginHandler(Protocol):
         """Return when the list's version is no longer seen_version."""
         ...
 
-    def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+    def preferred(
+        self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
+    ) -> list[ShareId]:
         """The preferred ids. Raises partage.model.allocation.AllocationRefused."""
         ...
 
-    def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """The answer for a container that gets these ids. Raises AllocationRefused with NVIDIA's texts."""
         ...
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
+    async def pre_start(self, ids: Sequence[ShareId]) -> None:
         """The container with these ids is about to start. Must not keep it from starting."""
         ...
 

@@ -17,7 +17,7 @@ from grpclib.server import Stream
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
 from partage.edges.kubelet.connections import ClosingServer
-from partage.edges.kubelet.messages import answer_message, device_list_message
+from partage.edges.kubelet.messages import answer_message, device_list_message, share_ids
 from partage.edges.kubelet.port import PluginHandler
 from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, identity, remove_socket
 from partage.errors import Unreachable
@@ -124,8 +124,8 @@ class _DevicePlugin(DevicePluginBase):
         response = pb.PreferredAllocationResponse()
         with self._answering("GetPreferredAllocation"):
             for asked in request.container_requests:
-                # As lists: every iteration over a protobuf field creates its hundreds of strings again.
-                available, must_include = list(asked.available_deviceIDs), list(asked.must_include_deviceIDs)
+                available = share_ids(asked.available_deviceIDs)
+                must_include = share_ids(asked.must_include_deviceIDs)
                 ids = self._handler.preferred(available, must_include, asked.allocation_size)
                 response.container_responses.add(deviceIDs=ids)
         await stream.send_message(response)
@@ -133,7 +133,7 @@ class _DevicePlugin(DevicePluginBase):
     async def Allocate(self, stream: Stream[pb.AllocateRequest, pb.AllocateResponse]) -> None:
         request = await _request(stream)
         with self._answering("Allocate"):
-            asked = [list(container.devices_ids) for container in request.container_requests]
+            asked = [share_ids(container.devices_ids) for container in request.container_requests]
             answers = [self._handler.allocate(ids) for ids in asked]
             response = pb.AllocateResponse(container_responses=map(answer_message, answers))
         await stream.send_message(response)
@@ -149,7 +149,7 @@ class _DevicePlugin(DevicePluginBase):
         resource = self._handler.resource
         try:
             async with asyncio.timeout(self._pre_start_limit_s):
-                await self._handler.pre_start(request.devices_ids)
+                await self._handler.pre_start(share_ids(request.devices_ids))
         except TimeoutError:
             log.warning("container started without preparation", extra={"resource": resource})
         except Exception:  # no error may keep a container from starting

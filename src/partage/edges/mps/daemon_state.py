@@ -14,6 +14,7 @@ from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.record import DaemonIdentity, Record, load
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
+from partage.model.ids import GpuUuid
 from partage.model.mps import (
     SERVER,
     ClientLimits,
@@ -45,9 +46,10 @@ class FoundDaemon(Frozen):
     @property
     def spec(self) -> DaemonSpec:
         """How it was started, as far as that is known."""
-        return (
-            self.record.spec if self.record else DaemonSpec(gpu=self.paths.device, device=self.paths.device)
-        )
+        if self.record:
+            return self.record.spec
+        device = self.paths.device
+        return DaemonSpec(GpuUuid(device), device)  # which GPU a MIG device is part of, only a record says
 
 
 def find(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:

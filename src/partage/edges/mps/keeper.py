@@ -34,6 +34,7 @@ from partage.edges.mps.record import DaemonIdentity, Record
 from partage.edges.mps.starting import DaemonHost
 from partage.edges.mps.stopping import in_thread, kill, kill_orphans, wait_until, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError, NotFound, Unsupported
+from partage.model.ids import DeviceUuid
 from partage.model.mps import (
     MULTI_USER_OPTIONS,
     SERVER,
@@ -105,7 +106,7 @@ class MpsKeeper:
                 found = await self._find(paths)
             raise DaemonError(f"the MPS daemon of {spec.device} does not become ready: {now.reason}")
 
-    async def stop(self, device: str, *, force: bool = False) -> None:
+    async def stop(self, device: DeviceUuid, *, force: bool = False) -> None:
         paths = self._known(device)
         if paths is None:
             return
@@ -121,7 +122,7 @@ class MpsKeeper:
         homes = await asyncio.to_thread(self._homes)
         return tuple(await asyncio.gather(*(self._state(paths) for paths in homes)))
 
-    async def terminate(self, device: str, server_pid: int, client_pid: int) -> None:
+    async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         paths = self._known(device)
         found = await self._find(paths) if paths is not None else None
         if found is None or found.identity is None:
@@ -147,7 +148,7 @@ class MpsKeeper:
         kind = ControlV3 if found.protocol == 3 else ControlV2
         return kind(self._driver.program, self._driver.environment(found.paths), self._deadlines.answer_s)
 
-    def _known(self, device: str) -> DaemonPaths | None:
+    def _known(self, device: DeviceUuid) -> DaemonPaths | None:
         """The paths of a device's daemon; None if it never had one."""
         paths = DaemonPaths.of(self._run_dir, device) if is_device_uuid(device) else None
         return paths if paths is not None and paths.home.is_dir() else None

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from partage.errors import Unsupported
+from partage.model.ids import DeviceUuid, device_uuid
 from partage.model.mps import CONTROL_PROGRAM, SERVER
 from partage.model.paths import LIBRARY_DIRECTORIES, check_socket_path
 from partage.values import Frozen
@@ -23,7 +24,7 @@ class DaemonPaths(Frozen):
     home: Path
 
     @classmethod
-    def of(cls, run_dir: Path, device: str) -> DaemonPaths:
+    def of(cls, run_dir: Path, device: DeviceUuid) -> DaemonPaths:
         """The paths for a device. Raises InputError if the run directory's path is too long for a socket in
         it.
         """
@@ -32,8 +33,8 @@ class DaemonPaths(Frozen):
         return paths
 
     @property
-    def device(self) -> str:
-        return self.home.name
+    def device(self) -> DeviceUuid:
+        return device_uuid(self.home.name)
 
     @property
     def pipe(self) -> Path:

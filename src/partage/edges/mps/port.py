@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
 
 
@@ -31,7 +32,7 @@ class MpsDaemons(Protocol):
         """
         ...
 
-    async def stop(self, device: str, *, force: bool = False) -> None:
+    async def stop(self, device: DeviceUuid, *, force: bool = False) -> None:
         """Stop the daemon of a device and remove its directories. Nothing happens if there is none.
 
         force: also end the work of its clients, and a daemon that does not answer. Without it, raises
@@ -45,7 +46,7 @@ class MpsDaemons(Protocol):
         """
         ...
 
-    async def terminate(self, device: str, server_pid: int, client_pid: int) -> None:
+    async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         """End the work of one client on the GPU and free its memory; done when this returns.
 
         The process lives on; its next CUDA call fails. Raises NotFound, DaemonError.

@@ -23,6 +23,7 @@ from zlib import crc32
 from partage.edges.mps import launch
 from partage.edges.mps.paths import DaemonPaths
 from partage.errors import DaemonError, Unsupported
+from partage.model.ids import DeviceUuid
 from partage.values import Frozen
 
 _SYSTEMD_RUN = "systemd-run"
@@ -82,7 +83,7 @@ class DaemonHost(Frozen):
                 path.rmdir()
 
 
-def unit_name(device: str) -> str:
+def unit_name(device: DeviceUuid) -> str:
     """The daemon's systemd unit."""
     return f"partage-mps-{device}.service"
 

@@ -258,30 +258,30 @@ def _tell(sentence: str) -> None:
 
 
 def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None, output: str) -> int:
-    from partage.faces.apply_rows import exit_code, problems, rows
-    from partage.faces.documents import resource_rows
+    from partage.faces.documents.apply import ApplyDocument, applied_gpu_rows, exit_code, problems
+    from partage.faces.documents.document import PolicySource, row
+    from partage.faces.documents.resources import resource_rows
     from partage.plan.offer.guarantees import promised
     from partage.plan.reconcile.verification import verified
 
-    found = [*applied.first.desired.warnings, *problems(applied)]
+    found = (*applied.first.desired.warnings, *problems(applied))
     common.print_problems(found)
-    gpus = rows(applied)
+    gpus = applied_gpu_rows(applied)
     if output == "table":
-        from partage.faces.render.tables import applied_table
+        from partage.faces.render.plan_tables import applied_table
 
         common.console().print(applied_table(gpus))
         return exit_code(applied)
     now = applied.now
     # Without an agent nothing watches what containers use.
     verify = None if applied.dry_run else lambda share: verified(share, now.now.observed, ())
-    policy = None if goal.policy is None else {"source": goal.policy.source, "format": goal.policy.format}
-    body = {
-        "policy": policy,
-        "dryRun": applied.dry_run,
-        "resumed": None if unfinished is None else str(unfinished),
-        "gpus": gpus,
-        "resources": resource_rows(promised(now.desired.offer, now.desired.watch_of), verify),
-        "problems": [common.problem_row(problem) for problem in found],
-    }
-    common.print_document(common.document("Apply", body), output)
+    answer = ApplyDocument(
+        policy=None if goal.policy is None else row(PolicySource, goal.policy),
+        dry_run=applied.dry_run,
+        resumed=None if unfinished is None else str(unfinished),
+        gpus=gpus,
+        resources=resource_rows(promised(now.desired.offer, now.desired.watch_of), verify),
+        problems=found,
+    )
+    common.print_document(answer, output)
     return exit_code(applied)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from partage.errors import DaemonError, InputError, Problem
 from partage.faces.cli import common
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -78,12 +79,12 @@ class SavedOriginals:
         self._saved = state.saved
         self._boot_id = ""
 
-    def of(self, boot_id: str) -> Mapping[str, OriginalSettings]:
+    def of(self, boot_id: str) -> Mapping[GpuUuid, OriginalSettings]:
         """What was saved during this boot."""
         self._boot_id = boot_id
         return {} if self._saved is None else self._saved.original_in(boot_id)
 
-    async def save(self, original: Mapping[str, OriginalSettings]) -> None:
+    async def save(self, original: Mapping[GpuUuid, OriginalSettings]) -> None:
         """Write them. Raises DaemonError if that fails: then nothing may be changed."""
         from partage.edges.files.state import SavedState
 

@@ -56,12 +56,13 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     """
     context = _context(policy, config, machine)
     verdicts = [verdict for file in files for verdict in judge(file, context)]
-    problems = [verdict.problem for verdict in verdicts]
+    problems = tuple(verdict.problem for verdict in verdicts)
     if output == "table":
         _print(files, problems)
     else:
-        rows = [common.problem_row(problem) for problem in problems]
-        common.print_document(common.document("Check", {"files": list(files), "problems": rows}), output)
+        from partage.faces.documents.document import CheckDocument
+
+        common.print_document(CheckDocument(files=files, problems=problems), output)
     return exit_code(verdicts, strict=strict)
 
 

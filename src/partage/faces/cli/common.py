@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from partage.agent.options import STATE_DIR
+from partage.codec.values import to_plain
 from partage.errors import Problem
 
 if TYPE_CHECKING:
@@ -23,12 +24,11 @@ if TYPE_CHECKING:
     from partage.agent.reconciler.one_shot import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
-    from partage.faces.reported import Reported
+    from partage.faces.documents.report import ReportDocument
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
     from partage.model.step import GpuUse
 
-API_VERSION = "partage/v1"
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
 
@@ -119,35 +119,15 @@ def run_dir_option(command: Command) -> Command:
 # --- output --------------------------------------------------------------------------------
 
 
-def document(kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
-    """A JSON document of Partage."""
-    return {"apiVersion": API_VERSION, "kind": kind, **body}
-
-
-def problems_document(problems: Iterable[Problem]) -> dict[str, Any]:
-    """What ``-o json`` prints instead of an answer."""
-    return document("Problems", {"problems": [problem_row(problem) for problem in problems]})
-
-
-def problem_row(problem: Problem) -> dict[str, str]:
-    """One problem as a JSON object."""
-    return {
-        "file": problem.file,
-        "path": problem.path,
-        "severity": problem.severity,
-        "message": problem.message,
-        "hint": problem.hint,
-    }
-
-
-def print_document(answer: Mapping[str, Any], output: str) -> None:
+def print_document(answer: object, output: str) -> None:
     """Write a document to stdout, as ``json`` or ``yaml``."""
+    plain = to_plain(answer)
     if output == "yaml":
         import yaml
 
-        sys.stdout.write(yaml.safe_dump(dict(answer), sort_keys=False, allow_unicode=True, width=110))
+        sys.stdout.write(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110))
     else:
-        sys.stdout.write(json.dumps(answer, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
 
 
 def print_problems(problems: Iterable[Problem]) -> None:
@@ -298,9 +278,9 @@ def _report_file(machine: str | None, run_dir: str | None) -> Path | None:
     return Path(run_dir or DEFAULT_RUN_DIR) / "report.json"
 
 
-def agent_report(machine: str | None, run_dir: str | None) -> Reported | None:
+def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | None:
     """The last report of the agent on this node; a warning if it cannot be used."""
-    from partage.faces.reported import Unreadable, read_report
+    from partage.faces.documents.report import Unreadable, read_report
 
     path = _report_file(machine, run_dir)
     found = read_report(path)
@@ -315,14 +295,14 @@ def agent_report(machine: str | None, run_dir: str | None) -> Reported | None:
     return None
 
 
-def _why_not_ours(found: Reported, machine: str | None) -> str:
+def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
     """Why the report says nothing about this node now; empty if it does."""
     from partage.edges.hardware.procfs import runs
     from partage.faces.report_origin import this_node, why_not_ours
     from partage.sim.node.files.load import load_machine
 
     here = this_node(None if machine is None else load_machine(machine).inventory)
-    return why_not_ours(found.origin, here, agent_runs=runs(Path("/proc"), found.origin.pid))
+    return why_not_ours(found.agent, found.node, here, agent_runs=runs(Path("/proc"), found.agent.pid))
 
 
 def ctk_found(policy: Policy, inventory: Inventory) -> bool:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
 from typing import TYPE_CHECKING
 
+from partage.codec.values import encode
 from partage.errors import InputError, Problem
 from partage.faces.cli import common
 from partage.values import Frozen
@@ -27,10 +27,9 @@ class DrainCommand(Frozen):
     async def __call__(self, plan: NodePlan, inventory: Inventory, left_s: float) -> None:
         """Raises InputError if there is no such command. If it fails, a warning is printed, and it is
         retried."""
-        from partage.faces.plan_rows import blocked_of, holder_rows
+        from partage.faces.documents.plan import HoldersDocument, blocked_of, holder_rows
 
-        holders = holder_rows(blocked_of(plan), inventory)
-        document = json.dumps(common.document("Holders", {"holders": holders})).encode()
+        document = encode(HoldersDocument(holders=holder_rows(blocked_of(plan), inventory)))
         began = asyncio.get_running_loop().time()
         trouble = await self._run(document, left_s)
         if trouble:

@@ -19,7 +19,7 @@ import click
 
 from partage import __version__
 from partage.errors import InputError, PartageError, Problem
-from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems, problems_document
+from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems
 
 VERBS = {
     "show": "Show the node: its GPUs, offers and holders, and a picture.",
@@ -153,4 +153,6 @@ def _answer_in_kind(problems: Sequence[Problem], meta: dict[str, object]) -> Non
     """With ``-o json`` or ``yaml``, an error is a document too."""
     output = meta.get(OUTPUT_KEY)
     if output in ("json", "yaml"):
-        print_document(problems_document(problems), str(output))
+        from partage.faces.documents.document import ProblemsDocument
+
+        print_document(ProblemsDocument(problems=tuple(problems)), str(output))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from partage.faces.cli import common
+from partage.model.ids import DeviceUuid, device_of
 
 if TYPE_CHECKING:
     from partage.model.gpu import Inventory
@@ -26,7 +27,7 @@ def answer(
 ) -> int:
     """Print the packing. machines: as written; none: this node. Raises what makes it impossible."""
     from partage.errors import Unsatisfiable
-    from partage.faces.packing_document import packing_rows, unavailable_warnings
+    from partage.faces.documents.packing import packing_document, unavailable_warnings
     from partage.plan.packing.demand import Demand
     from partage.plan.packing.pack import pack
 
@@ -40,7 +41,7 @@ def answer(
     if output == "table":
         _print(packing, unavailable)
     else:
-        common.print_document(common.document("Packing", packing_rows(packing, unavailable)), output)
+        common.print_document(packing_document(packing, unavailable), output)
     return 0
 
 
@@ -70,15 +71,13 @@ def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidat
     return candidates, unavailable
 
 
-def _reported_held(machines: Sequence[str], run_dir: str | None) -> frozenset[str]:
+def _reported_held(machines: Sequence[str], run_dir: str | None) -> frozenset[DeviceUuid]:
     """GPUs and MIG devices that are held, as far as an agent's report says so."""
-    from partage.model.ids import ShareId
-
     report = common.agent_report(machines[0] if machines else None, run_dir)
-    return frozenset() if report is None else frozenset(ShareId.parse(one.id).device for one in report.held)
+    return frozenset() if report is None else frozenset(device_of(one.id) for one in report.held)
 
 
-def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, frozenset[str]]]:
+def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, frozenset[DeviceUuid]]]:
     """Each node under a name of its own, and which of its devices are in use."""
     from partage.errors import InputError
     from partage.plan.packing.candidates import in_use
@@ -129,7 +128,7 @@ def _inventory(name: str) -> Inventory:
 
 
 def _print(packing: Packing, unavailable: Sequence[Unavailable]) -> None:
-    from partage.faces.packing_document import (
+    from partage.faces.documents.packing import (
         disturbed_sentence,
         gpus_sentence,
         mode_sentence,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from partage.edges.files.policy import LoadedPolicy
-    from partage.faces.reported import Reported
+    from partage.faces.documents.plan import PlanDocument
+    from partage.faces.documents.report import ReportDocument
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
     from partage.model.share import NodeOffer
@@ -37,7 +38,7 @@ class PolicyOnNode(Frozen):
     plan: NodePlan
     warnings: Sequence[Problem]
     caveats: Sequence[Caveat]
-    report: Reported | None
+    report: ReportDocument | None
 
 
 @click.command(name="plan")
@@ -130,7 +131,7 @@ def make_plan(
     from partage.plan.reconcile.planner import plan_node
 
     report, policy = common.agent_report(machine, run_dir), loaded.policy
-    seen = report.planned_from if report else None
+    seen = report.planner_input if report else None
     if seen is None:
         found = common.plan_input(machine, policy, run_dir=run_dir, state_dir=state_dir)
         desired, now = found.desired, found.now
@@ -150,37 +151,44 @@ def make_plan(
     )
 
 
-def plan_document(planned: PolicyOnNode) -> dict[str, Any]:
+def plan_document(planned: PolicyOnNode) -> PlanDocument:
     """The JSON answer."""
-    from partage.faces.documents import driver_row, resource_rows
-    from partage.faces.plan_rows import gpu_rows, step_rows
+    from partage.faces.documents.document import PolicySource, row
+    from partage.faces.documents.node import driver_row
+    from partage.faces.documents.plan import (
+        PlanAgent,
+        PlanDocument,
+        all_steps,
+        planned_gpu_rows,
+        step_rows,
+    )
+    from partage.faces.documents.resources import resource_rows
 
     report, inventory = planned.report, planned.inventory
-    return common.document(
-        "Plan",
-        {
-            "policy": {"source": planned.policy.source, "format": planned.policy.format},
-            "driver": driver_row(inventory),
-            "resources": resource_rows(planned.offer),
-            "gpus": gpu_rows(planned.plan, inventory),
-            "steps": step_rows(planned.plan, inventory),
-            "agent": None if report is None else {"version": report.version, "at": report.at},
-            "caveats": [caveat.sentence for caveat in planned.caveats],
-            "problems": [common.problem_row(problem) for problem in planned.warnings],
-        },
+    return PlanDocument(
+        policy=row(PolicySource, planned.policy),
+        driver=driver_row(inventory),
+        resources=resource_rows(planned.offer),
+        gpus=planned_gpu_rows(planned.plan, inventory),
+        steps=step_rows(all_steps(planned.plan), inventory),
+        agent=None if report is None else PlanAgent(report.agent.version, report.at),
+        caveats=tuple(caveat.sentence for caveat in planned.caveats),
+        problems=tuple(planned.warnings),
     )
 
 
 def _print(planned: PolicyOnNode, console: Console) -> None:
-    from partage.faces.plan_rows import changing_steps
+    from partage.faces.documents.plan import all_steps, step_rows
+    from partage.faces.render.plan_tables import steps_table
     from partage.faces.render.rows import unsettled_lines
-    from partage.faces.render.tables import guarantees_used, resources_table, steps_table
+    from partage.faces.render.tables import guarantees_used, resources_table
+    from partage.model.step import Verify
 
     console.print(resources_table(planned.offer))
     console.print(guarantees_used(planned.offer))
-    if steps := changing_steps(planned.plan, planned.inventory):
+    if steps := [step for step in all_steps(planned.plan) if not isinstance(step, Verify)]:
         console.print()
-        console.print(steps_table(steps))
+        console.print(steps_table(step_rows(steps, planned.inventory)))
     console.print()
     if planned.report is not None:
         source = planned.policy.source or "none, every GPU exclusive"

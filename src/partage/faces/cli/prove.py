@@ -18,7 +18,7 @@ from partage.values import Frozen
 if TYPE_CHECKING:
     from partage.agent.reconciler.one_shot import NodeAccess
     from partage.edges.files.policy import LoadedPolicy
-    from partage.faces.reported import Reported
+    from partage.faces.documents.report import ReportDocument
     from partage.lab.prove.model import ProofReport
     from partage.lab.prove.share import PromisedShare
     from partage.lab.prove.stage import ProofEngine
@@ -184,7 +184,7 @@ async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
 
 
 async def _offer(
-    options: ProveOptions, inventory: Inventory, agent: Reported | None
+    options: ProveOptions, inventory: Inventory, agent: ReportDocument | None
 ) -> tuple[NodeOffer, str]:
     """What is promised, and a sentence that says by what."""
     from partage.lab.prove.offered import IN_FOUR, by_daemons, by_policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,8 +12,8 @@ from partage.values import Frozen
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.faces.documents.report import ReportDocument
     from partage.faces.render.cards import GpuCard
-    from partage.faces.reported import Reported
     from partage.model.gpu import Inventory
     from partage.model.share import NodeOffer
 
@@ -24,7 +24,7 @@ class ShownNode(Frozen):
     inventory: Inventory
     offer: NodeOffer
     source: str
-    report: Reported | None
+    report: ReportDocument | None
 
 
 @click.command(name="show")
@@ -58,14 +58,18 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     if output == "table":
         _print(node, common.console())
     else:
-        common.print_document(node_document(node), output)
+        from partage.faces.documents.show import node_document
+
+        common.print_document(node_document(node.inventory, node.offer, node.report), output)
 
 
 def _look(policy: str | None, config: str | None, machine: str | None, run_dir: str | None) -> ShownNode:
     report = common.agent_report(machine, run_dir)
     if report is not None and policy is None:
         inventory = common.need_driver(common.observe(machine))
-        source = f"as the agent said at {report.at}, policy: {report.policy or 'none, every GPU exclusive'}"
+        source = (
+            f"as the agent said at {report.at}, policy: {report.policy.source or 'none, every GPU exclusive'}"
+        )
         return ShownNode(inventory, report.offer, source, report)
     from partage.faces.cli.plan import make_plan
 
@@ -74,42 +78,6 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
     common.print_problems(plan.warnings)
     source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"
     return ShownNode(plan.inventory, plan.offer, source, None)
-
-
-def node_document(node: ShownNode) -> dict[str, Any]:
-    """The JSON answer. agent: null where none runs, or a policy was given."""
-    from partage.faces.documents import node_rows, resource_rows
-
-    report = node.report
-    held = [] if report is None else report.held
-    return common.document(
-        "Node",
-        {
-            **node_rows(node.inventory),
-            "resources": resource_rows(node.offer),
-            "held": [
-                {
-                    "gpu": share.gpu,
-                    "resource": share.resource,
-                    "id": share.id,
-                    "certainty": share.certainty,
-                    "holders": list(share.holders),
-                }
-                for share in held
-            ],
-            "agent": None
-            if report is None
-            else {
-                "version": report.version,
-                "at": report.at,
-                "policy": report.policy,
-                "reasons": list(report.reasons),
-                "troubles": dict(report.troubles),
-                "waitedFor": [dict(row) for row in report.waited_for],
-                "pending": dict(report.pending),
-            },
-        },
-    )
 
 
 def _cards(node: ShownNode) -> list[GpuCard]:
@@ -130,14 +98,9 @@ def _draw(node: ShownNode, path: str) -> None:
 
 
 def _print(node: ShownNode, console: Console) -> None:
+    from partage.faces.documents.show import shown_shares
     from partage.faces.render.picture import legend, picture
-    from partage.faces.render.rows import (
-        gpu_lines,
-        holder_lines,
-        links_sentence,
-        pending_lines,
-        waiting_lines,
-    )
+    from partage.faces.render.rows import links_sentence, pending_lines, waiting_lines
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.model.gpu import Driver
 
@@ -148,7 +111,7 @@ def _print(node: ShownNode, console: Console) -> None:
         + (", simulated" if inventory.simulated else "")
     )
     console.print()
-    console.print(gpus_table(gpu_lines(inventory, report.troubles if report else {})))
+    console.print(gpus_table(inventory, report.troubles if report else {}))
     if links := links_sentence(inventory):
         console.print(f"\n{links}", style="dim")
     console.print()
@@ -162,7 +125,7 @@ def _print(node: ShownNode, console: Console) -> None:
     if report is not None:
         if report.held:
             console.print()
-            console.print(holders_table(holder_lines(report.held, node.offer)))
+            console.print(holders_table(shown_shares(report), node.offer))
         pending = pending_lines(inventory, report.pending)
-        for line in (*waiting_lines(report.waited_for), *pending, *report.reasons):
+        for line in (*waiting_lines(report.waiting), *pending, *report.messages):
             console.print(f"! {line}", style="yellow", markup=False)

@@ -58,9 +58,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     _log(verbose=verbose)
     ending = _print_play(read, seed) if output == "table" else _play(read, seed, lambda _: None)
     if output != "table":
-        from partage.faces.story_document import ending_document
+        from partage.faces.documents.simulation import simulation_document
 
-        common.print_document(common.document("Simulation", ending_document(read, ending)), output)
+        common.print_document(simulation_document(read, ending), output)
     return 0 if ending.good else FALSE
 
 
@@ -99,10 +99,10 @@ def _print_play(story: Story, seed: int) -> StoryEnding:
 
 def _print_ending(ending: StoryEnding, console: Console) -> None:
     from partage.edges.files.catalogue import geometry_of
+    from partage.faces.documents.simulation import holders_of, troubles_of
     from partage.faces.render.cards import cards_of
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.stories import container_lines, describe_node, verdict
-    from partage.faces.story_document import holders_of, troubles_of
 
     report = ending.snapshot.report
     offer = report.offer if report else {}

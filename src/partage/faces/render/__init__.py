@@ -1,1 +1,1 @@
-"""Tables and pictures for a terminal: values in, rich renderables out. Nothing is decided here."""
+"""Tables and pictures: values in, text and drawings out. Nothing is decided here."""

@@ -1,6 +1,6 @@
-"""The plot of a bench run by matplotlib: throughput in multiples of one process alone, and latencies.
+"""The plot of a bench run, by matplotlib: throughput relative to one process alone, and latencies.
 
-Every bar is a median; the mark on it reaches from the lowest to the highest repeat.
+A bar is a median; the mark on it reaches from the lowest to the highest repeat.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _INCHES = (6.2, 3.6)
-"""Of one panel."""
+"""Width and height of one panel."""
 _HEAD_INCHES, _DPI = 1.1, 160
 _WIDEST_BAR, _NUMBER = 0.26, 0.06
-"""Of the space of a group, and of the highest bar: the height of a number."""
+"""Width of a bar as a part of its group; height of a number as a part of the highest bar."""
 
 _COLOURS = {
     TenantMode.ALONE: ("#66727f", "#d3d8de"),
@@ -38,11 +38,11 @@ _COLOURS = {
     TenantMode.MIG: ("#7b3fa0", "#d9c2ea"),
     TenantMode.PARALLEL: ("#2e7d32", "#b5d9b7"),
 }
-"""Of the bar, and of the paler one behind it; those of the picture of a node where they mean the same."""
+"""Colours of the bar and of the paler bar behind it; where possible those of the picture of a node."""
 
 
 class PlotBar(Frozen):
-    """spread: the full bar. behind: a paler, higher one behind it."""
+    """spread: the bar. behind: a paler, higher bar behind it."""
 
     mode: TenantMode
     spread: Spread
@@ -54,7 +54,7 @@ class PlotBar(Frozen):
 
 
 class PlotPanel(Frozen):
-    """groups: what stands below the axis, and the bars above it. line: a value drawn across, or 0."""
+    """groups: label and bars. line: a value that is drawn as a horizontal line; 0: none."""
 
     title: str
     unit: str
@@ -63,7 +63,7 @@ class PlotPanel(Frozen):
 
 
 def check_plot(path: str) -> None:
-    """Raises InputError for the name of no picture, Unsatisfiable where matplotlib is not installed."""
+    """Raises InputError for a wrong file name, Unsatisfiable if matplotlib is not installed."""
     check_picture_name(path)
     if importlib.util.find_spec("matplotlib") is None:
         raise Unsatisfiable("a plot needs matplotlib, which is not installed", "pip install 'partage[plot]'")
@@ -77,7 +77,7 @@ def plot_file(bench: BenchReport, path: str) -> bytes:
 
 
 def figure(bench: BenchReport) -> Figure:
-    """All panels that there are figures for, two beside each other."""
+    """All panels that have data, two in a row."""
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.patches import Patch
@@ -107,7 +107,7 @@ def figure(bench: BenchReport) -> Figure:
 
 
 def panels(bench: BenchReport) -> Iterator[PlotPanel]:
-    """Every panel, also those without figures."""
+    """Every panel, also those without data."""
     for experiment, words in (
         (Experiment.SMALL, "Small kernels: throughput of all processes together"),
         (Experiment.SATURATING, "Saturating kernels: throughput of all processes together"),
@@ -122,7 +122,7 @@ def panels(bench: BenchReport) -> Iterator[PlotPanel]:
 
 
 def _relative(alone: Spread) -> Callable[[BenchCell], PlotBar]:
-    """By the median of one process alone, whose own spread shows at its own bar."""
+    """Relative to the median of one process alone."""
     base = Spread(alone.median, alone.median, alone.median, alone.count)
     return lambda cell: PlotBar(cell.mode, ratio(throughput(cell), base))
 
@@ -180,7 +180,7 @@ def _draw(axes: Axes, panel: PlotPanel) -> None:
 
 
 def _draw_bar(axes: Axes, x: float, wide: float, bar: PlotBar, room: float) -> None:
-    """room: how high a number is, in units of the axis."""
+    """room: height of a number in units of the axis."""
     full, pale = _COLOURS[bar.mode]
     mark = {"elinewidth": 1, "capsize": 2.5, "ecolor": INK}
     for spread, colour in ((bar.behind, pale), (bar.spread, full)):

@@ -31,7 +31,7 @@ _UNITS = {"times": ("x", 2), "percent": (" %", 2), "s": (" s", 3), "ms": (" ms",
 
 
 def bench_lines(bench: BenchReport) -> Iterator[RenderableType]:
-    """Everything, from the machine to the ratios."""
+    """The machine, the tables, and the warnings."""
     return report_lines(_head(bench), list(_tables(bench)), (*bench.remarks, *_warnings(bench)))
 
 
@@ -94,7 +94,7 @@ def _latency_table(bench: BenchReport, cells: Sequence[BenchCell]) -> Table:
 
 
 def _add_cell(table: Table, cell: BenchCell, figures: Sequence[str]) -> None:
-    """A row of figures, or, where there are none, of the first failure."""
+    """A row of figures, or of the first failure if there are none."""
     bad = len(cell.repeats) - len(cell.good)
     repeats = f"{len(cell.good)}" + (f", {bad} failed" if bad else "")
     shown = figures or (cell.failures[0].what, "", "", "")
@@ -102,7 +102,7 @@ def _add_cell(table: Table, cell: BenchCell, figures: Sequence[str]) -> None:
 
 
 def _of_alone(bench: BenchReport, cell: BenchCell) -> str:
-    """Throughput of all together, by that of one process alone."""
+    """Throughput of all processes, divided by that of one process alone."""
     alone = bench.cell(cell.experiment, TenantMode.ALONE, 1)
     return "" if alone is None else f"{ratio(throughput(cell), throughput(alone)).median:.2f}"
 
@@ -144,7 +144,7 @@ def _figures_table(found: Sequence[BenchFigure]) -> Table:
 
 
 def _warnings(bench: BenchReport) -> Iterator[str]:
-    """What the samples themselves warn of."""
+    """Warnings from the samples."""
     failures = Counter(
         f"{cell}: {failure.what}, {failure.message}" for cell in bench.cells for failure in cell.failures
     )
@@ -160,7 +160,7 @@ def _warnings(bench: BenchReport) -> Iterator[str]:
 
 
 def _wrong_pi(bench: BenchReport) -> Iterator[str]:
-    """Cells in which a result is six standard errors off, and more than single precision allows."""
+    """Cells with a result that is wrong by six standard errors, and by more than the precision explains."""
     for cell in bench.cells:
         values = [sample.value for sample in cell.samples if sample.value is not None]
         allowed = max(1e-4, 6 * 1.65 / math.sqrt(max(1, cell.points * cell.rounds)))

@@ -1,4 +1,4 @@
-"""The picture of a node as values: cards, blocks and cells, before anything is drawn."""
+"""What the picture of a node shows, as values: cards of GPUs, blocks of devices, cells of shares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from partage.faces.render.slices import GpuSlices, slices_of
 from partage.faces.wording import guarantee_words, product_word, sharing_text
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
+from partage.model.ids import GpuUuid, ShareId
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
 from partage.plan.offer.select import GeometryOf
@@ -17,7 +18,7 @@ from partage.values import Frozen
 
 
 class ShareCell(Frozen):
-    """One share. holder: who holds it, None where it is free. weight: its part of the block."""
+    """One share. holder: the pod that holds it; None: it is free. weight: its width, relative to others."""
 
     holder: str | None
     weight: int
@@ -26,8 +27,8 @@ class ShareCell(Frozen):
 class DeviceBlock(Frozen):
     """One device of a GPU, or a gap between MIG devices (no cells, no label).
 
-    label: the MIG profile, empty for a whole GPU. weight: memory slices, 1 for a whole GPU.
-    cells: its shares; none where nothing of the device is offered.
+    label: the MIG profile; empty for a whole GPU. weight: memory slices; 1 for a whole GPU.
+    cells: its shares; () if nothing of the device is offered.
     """
 
     label: str
@@ -37,9 +38,9 @@ class DeviceBlock(Frozen):
 
 
 class GpuCard(Frozen):
-    """One GPU, ready to be drawn.
+    """One GPU.
 
-    trouble: what is wrong with it, empty where nothing is. slices: of a GPU under MIG, None of any other.
+    trouble: what is wrong with it; may be empty. slices: of a GPU under MIG; None for other GPUs.
     """
 
     index: int
@@ -56,13 +57,13 @@ class GpuCard(Frozen):
 def cards_of(
     inventory: Inventory,
     offer: NodeOffer,
-    holders: Mapping[str, str],
-    troubles: Mapping[str, str],
+    holders: Mapping[ShareId, str],
+    troubles: Mapping[GpuUuid, str],
     geometry_of: GeometryOf,
 ) -> list[GpuCard]:
-    """One card per GPU, lost ones included, ordered by index.
+    """One card per GPU, lost GPUs too, ordered by index.
 
-    holders: share id to who holds it. troubles: GPU UUID to what is wrong with it.
+    holders: share id to the pod that holds it. troubles: GPU UUID to what is wrong with it.
     """
     cards = [
         _card(gpu, offer.get(gpu.uuid, ()), holders, troubles.get(gpu.uuid, ""), geometry_of(gpu))
@@ -73,7 +74,7 @@ def cards_of(
 
 
 def _card(
-    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], trouble: str, geometry: Geometry | None
+    gpu: Gpu, offer: GpuOffer, holders: Mapping[ShareId, str], trouble: str, geometry: Geometry | None
 ) -> GpuCard:
     product = product_word(gpu.product)
     slices = slices_of(gpu, offer, geometry)
@@ -131,28 +132,28 @@ def _shares_text(offer: GpuOffer) -> str:
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
 
 
-def _whole_block(offer: GpuOffer, holders: Mapping[str, str]) -> DeviceBlock:
+def _whole_block(offer: GpuOffer, holders: Mapping[ShareId, str]) -> DeviceBlock:
     return DeviceBlock("", 1, tuple(cell for offering in offer for cell in _cells(offering, holders)))
 
 
-def _cells(offering: DeviceOffer, holders: Mapping[str, str]) -> list[ShareCell]:
+def _cells(offering: DeviceOffer, holders: Mapping[ShareId, str]) -> list[ShareCell]:
     weight = max(1, offering.memory_bytes >> 20)
     return [ShareCell(holders.get(share), weight) for share in offering.share_ids]
 
 
 def _blocks(
-    gpu: Gpu, offer: GpuOffer, holders: Mapping[str, str], slices: GpuSlices | None
+    gpu: Gpu, offer: GpuOffer, holders: Mapping[ShareId, str], slices: GpuSlices | None
 ) -> tuple[DeviceBlock, ...]:
     if slices is not None:
         return _mig_blocks(slices, holders)
     if any(offering.profile for offering in offer):
-        # Nothing says where they sit, so their memory says how wide they are.
+        # Their placement is not known, so their memory gives their width.
         return tuple(_mig_block(o.profile or "", [o], _width(o, gpu), holders) for o in offer)
     return (_whole_block(offer, holders),)
 
 
-def _mig_blocks(slices: GpuSlices, holders: Mapping[str, str]) -> tuple[DeviceBlock, ...]:
-    """The GPU's memory slices from left to right; devices of one GPU instance share its slices."""
+def _mig_blocks(slices: GpuSlices, holders: Mapping[ShareId, str]) -> tuple[DeviceBlock, ...]:
+    """The GPU's memory slices from left to right. Devices of one GPU instance share its slices."""
     return tuple(
         _mig_block(instance.label, instance.offerings, width, holders)
         if instance
@@ -162,7 +163,7 @@ def _mig_blocks(slices: GpuSlices, holders: Mapping[str, str]) -> tuple[DeviceBl
 
 
 def _mig_block(
-    label: str, offerings: Sequence[DeviceOffer], weight: int, holders: Mapping[str, str]
+    label: str, offerings: Sequence[DeviceOffer], weight: int, holders: Mapping[ShareId, str]
 ) -> DeviceBlock:
     cells = tuple(cell for offering in offerings for cell in _cells(offering, holders))
     return DeviceBlock(label, weight, cells, planned=any(offering.planned for offering in offerings))

@@ -1,7 +1,7 @@
-"""The picture of a node on paper: boxes and labels with exact places, before a file is made of them.
+"""The picture of a node as boxes and labels with coordinates, for an SVG or a PNG file. Lengths are pixels.
 
-One drawing serves SVG and PNG. Lengths are pixels. A card under MIG has two rows on one ruler of memory
-slices: above, the memory of each GPU instance with its profile and its holders; below, its compute slices.
+The card of a GPU under MIG has two rows on one scale of memory slices: above, the memory of each GPU instance
+with its profile and its holders; below, its compute slices.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from partage.values import Frozen
 
 _MARGIN, _CARD, _GAP = 20, 560, 16
 _LEFT, _BAR = 78, 468
-"""Where the bars of a card begin, and how wide they are."""
+"""Left end and width of the bars of a card."""
 _HEAD, _RULER, _MEMORY, _COMPUTE, _FOOT, _LEGEND = 42, 14, 46, 24, 34, 62
 _LETTER, _BOLD = 0.57, 0.66
-"""Width of a letter, as a part of its size: on the wide side, so that no text leaves its box."""
+"""Width of a letter as a part of its size, plain and bold. Rather too large: text stays in its box."""
 _NARROWEST, _FEWEST = 12, 4
-"""Width of a share that is still drawn on its own; letters of a holder's name that still say something."""
+"""Smallest width of a share that is drawn by itself; smallest number of letters of a holder's name."""
 
 INK, DIM, PAPER, LINE, UNCUT, TROUBLE = "#1f2933", "#66727f", "#ffffff", "#cbd2d9", "#eef1f4", "#c62828"
 _COLOURS = {
@@ -33,12 +33,12 @@ _COLOURS = {
     Strategy.MPS: ("#00738c", "#dbf0f5"),
     Strategy.MIG: ("#7b3fa0", "#efe3f6"),
 }
-"""Of what is held, and of what is free."""
+"""Colours of held and of free shares, by strategy."""
 _NO_COLOURS = (DIM, UNCUT)
 
 
 class Box(Frozen):
-    """A rectangle. stroke: colour of its edge, empty for none. dashed: not there yet. crossed: of no use."""
+    """A rectangle. stroke: colour of its edge, empty for none. dashed, crossed: how it is drawn."""
 
     x: float
     y: float
@@ -51,7 +51,7 @@ class Box(Frozen):
 
 
 class Label(Frozen):
-    """A line of text. x: its left end, or its right end where ``at_end``. y: the foot of its letters."""
+    """A line of text. x: its left end, or its right end if ``at_end``. y: its base line."""
 
     x: float
     y: float
@@ -66,7 +66,7 @@ Shape = Box | Label
 
 
 class Drawing(Frozen):
-    """Shapes, the later ones over the earlier ones."""
+    """Shapes; later ones are drawn over earlier ones."""
 
     width: int
     height: int
@@ -74,7 +74,7 @@ class Drawing(Frozen):
 
 
 def draw(cards: Sequence[GpuCard], caption: str) -> Drawing:
-    """All cards, two beside each other; below them a legend and the caption, a sentence."""
+    """All cards, two in a row; below them a legend and the caption, a sentence."""
     beside = min(2, max(1, len(cards)))
     width = 2 * _MARGIN + beside * (_CARD + _GAP) - _GAP
     shapes: list[Shape] = []
@@ -125,7 +125,7 @@ def _foot(card: GpuCard) -> str:
 
 
 def _ruler(slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
-    """Numbers of the memory slices, where they begin."""
+    """The numbers of the memory slices."""
     for number, (left, _) in enumerate(_spans([1] * slices.memory)):
         yield Label(x + left + 2, y, str(number), 9, DIM)
 
@@ -136,7 +136,7 @@ def _memory(card: GpuCard, x: int, y: int) -> Iterator[Shape]:
 
 
 def _block(block: DeviceBlock, x: float, y: int, width: float, colours: tuple[str, str]) -> Iterator[Shape]:
-    """One device: its shares from left to right, the profile above, who holds it below."""
+    """One device: its shares from left to right, with the profile and the holders."""
     full, tint = colours
     place = Box(x + 1, y, width - 2, _MEMORY, tint, full)
     if not block.cells:
@@ -165,7 +165,7 @@ def _holder(cell: ShareCell, x: float, y: float, width: float) -> Iterator[Shape
 
 
 def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
-    """More shares than can be drawn: how full the device is, as a stripe, instead of each share."""
+    """More shares than can be drawn: a stripe that shows how many are held."""
     held, count = sum(cell.holder is not None for cell in block.cells), len(block.cells)
     stripe = Box(place.x, place.y + _MEMORY - 10, place.width * held / count, 10, place.stroke)
     yield place
@@ -177,7 +177,7 @@ def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
 
 
 def _profile(label: str, x: float, y: float, width: float, colour: str) -> Iterator[Shape]:
-    """The profile in letters that fit, else its number of slices."""
+    """The profile in a size that fits, else its number of slices."""
     size = next((size for size in (12, 11, 10) if _width(label, size, _BOLD) <= width - 8), 0)
     text = label if size else _fitting(label.partition(".")[0], width - 8, 11)
     if text:
@@ -220,7 +220,7 @@ def _compute_slice(one: ComputeSlice, place: Box, colours: tuple[str, str], *, h
 
 
 def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
-    """The marks that occur, each with its word."""
+    """The marks that are used, each with its meaning."""
     full, tint = DIM, "#dfe3e8"
     marks = [(Box(0, 0, 0, 0, full, full), "held"), (Box(0, 0, 0, 0, tint, full), "free")]
     blocks = [block for card in cards for block in card.blocks]

@@ -1,4 +1,4 @@
-"""The table of a packing: GPUs that are treated alike share a row."""
+"""The table of a packing: GPUs with equal layouts and equal changes are one row."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from partage.faces.packing_document import demand_words, places, served_counts
+from partage.faces.documents.packing import demand_words, places, served_counts
 from partage.faces.render.tables import plain_table
 from partage.faces.wording import product_word
 from partage.model.layout import LayoutItem
@@ -26,7 +26,7 @@ class _Kind(Frozen):
 
 
 def packing_table(packing: Packing) -> tuple[Table, int]:
-    """The rows with the most GPUs, and how many GPUs are in none."""
+    """The table with the largest rows, and the number of GPUs in rows that are left out."""
     by_kind: dict[_Kind, list[PackedGpu]] = {}
     for one in packing.assignments:
         by_kind.setdefault(_kind(one), []).append(one)

@@ -1,4 +1,4 @@
-"""Draw cards: one box per GPU, its shares as a bar. Readable without colours."""
+"""The picture in the terminal: one box per GPU, its shares as a bar. It can be read without colours."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from partage.faces.wording import abridge, shorten
 from partage.model.policy import Strategy
 
 CARD_WIDTH = 43
-"""Two beside each other in 100 columns. Inside, 39 columns and a gap make 2, 4, 5, 8 or 10 equal shares."""
+"""Two fit in 100 columns. 39 columns inside and a gap make 2, 4, 5, 8 or 10 equal shares."""
 
 _INNER = CARD_WIDTH - 4
 _HEIGHT = 6
@@ -28,11 +28,11 @@ _COLOURS = {
     Strategy.MIG: "magenta",
 }
 _NARROWEST = 2
-"""Columns of a share that is still drawn on its own: one, and a gap."""
+"""Smallest width of a share that is drawn by itself: a column and a gap."""
 
 
 def picture(cards: Sequence[GpuCard], width: int) -> Table:
-    """All cards, as many beside each other as ``width`` columns of a terminal have room for."""
+    """All cards, as many in a row as fit in ``width`` columns."""
     beside = max(1, (width + 1) // (CARD_WIDTH + 1))
     grid = Table.grid(*[""] * beside, padding=(0, 1, 0, 0), pad_edge=False)
     for first in range(0, len(cards), beside):
@@ -43,7 +43,7 @@ def picture(cards: Sequence[GpuCard], width: int) -> Table:
 
 
 def legend(cards: Sequence[GpuCard] = ()) -> Text:
-    """What the bars mean; cards: those that are drawn."""
+    """What the marks mean. cards: those that are drawn."""
     marks = f"{_HELD} held  {_FREE} free  {_PLANNED} planned  {_GAP} not cut"
     if any(block.label and not block.cells for card in cards for block in card.blocks):
         marks += f"  {_UNOFFERED} cut, not offered"
@@ -69,7 +69,7 @@ def _panel(card: GpuCard, height: int) -> Panel:
 
 
 def _lines(card: GpuCard, colour: str) -> Text:
-    # Every share ends with a gap; that of the last one falls outside the card.
+    # Every share ends with a gap; the gap of the last share is outside the card.
     spans = _spans([block.weight for block in card.blocks], _INNER + 1)
     labels, bar, names = Text(), Text(), Text()
     for block, width in zip(card.blocks, spans, strict=True):
@@ -129,7 +129,7 @@ def _compute_mark(one: ComputeSlice, *, held: bool) -> str:
 
 
 def _block_label(block: DeviceBlock, width: int) -> str:
-    """The whole profile where there is room, else its number of slices."""
+    """The profile if it fits, else its number of slices."""
     room = width - 1
     return block.label if len(block.label) <= room else shorten(block.label.partition(".")[0], room)
 
@@ -148,7 +148,7 @@ def _block_bar(block: DeviceBlock, width: int, colour: str) -> Text:
 
 
 def _crowded_bar(block: DeviceBlock, width: int, colour: str) -> Text:
-    """More shares than columns: how full the device is, instead of each share."""
+    """More shares than columns: how many are held, instead of each share."""
     held = sum(cell.holder is not None for cell in block.cells)
     full = -(-held * (width - 1) // len(block.cells))
     free = _PLANNED if block.planned else _FREE
@@ -156,7 +156,7 @@ def _crowded_bar(block: DeviceBlock, width: int, colour: str) -> Text:
 
 
 def _block_names(block: DeviceBlock, width: int) -> str:
-    """Who holds each share, below it, where there is room for three letters; else how many are held."""
+    """The holder below each share if three letters fit, else how many shares are held."""
     held = [cell.holder for cell in block.cells if cell.holder is not None]
     spans = _spans([cell.weight for cell in block.cells], width) if block.cells else []
     if not held:
@@ -168,7 +168,7 @@ def _block_names(block: DeviceBlock, width: int) -> str:
 
 
 def _short(holder: str | None) -> str:
-    """The pod's name: the namespace is in the list of holders."""
+    """The pod's name without its namespace."""
     return (holder or "").rpartition("/")[2]
 
 

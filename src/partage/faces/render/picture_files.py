@@ -1,4 +1,4 @@
-"""Drawings as files: SVG by hand, PNG by Pillow where that is there (``pip install 'partage[picture]'``)."""
+"""Drawings as files: SVG, and PNG if Pillow is installed (``pip install 'partage[picture]'``)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 _FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 _DASH = 4
 _SCALE = 2
-"""Pixels of a PNG for each of the drawing: sharp on any screen."""
+"""Pixels of a PNG for each pixel of the drawing."""
 FORMATS = (".svg", ".png")
 
 
 def check_picture_name(path: str) -> str:
-    """The ending that says the format. Raises InputError for another one."""
+    """The file name's ending, one of ``FORMATS``. Raises InputError for another one."""
     ending = next((one for one in FORMATS if path.lower().endswith(one)), None)
     if ending is None:
         problem = Problem(path, "", "error", "a picture is written as .svg or .png", "node.svg, node.png")
@@ -37,7 +37,7 @@ def picture_file(drawing: Drawing, path: str) -> bytes:
 
 
 def svg(drawing: Drawing) -> str:
-    """The drawing as a document of its own."""
+    """The drawing as SVG."""
     size = f'width="{drawing.width}" height="{drawing.height}" viewBox="0 0 {drawing.width} {drawing.height}"'
     shapes = "\n".join(
         _svg_box(shape) if isinstance(shape, Box) else _svg_label(shape) for shape in drawing.shapes
@@ -47,7 +47,7 @@ def svg(drawing: Drawing) -> str:
 
 
 def _svg_box(box: Box) -> str:
-    # Edges lie on the middle of pixels: one sharp line.
+    # Edges lie in the middle of pixels, so that a line is sharp.
     x, y, width, height = (f"{value:g}" for value in _inset(box))
     stroke = f' stroke="{box.stroke}"' if box.stroke else ""
     dash = f' stroke-dasharray="{_DASH}"' if box.dashed else ""
@@ -82,7 +82,7 @@ def _corners(box: Box) -> tuple[tuple[float, float], ...]:
 
 
 def png(drawing: Drawing) -> bytes:
-    """The drawing in pixels, twice as fine. Raises Unsatisfiable where Pillow is not installed."""
+    """The drawing as PNG. Raises Unsatisfiable where Pillow is not installed."""
     try:
         from PIL import Image, ImageDraw
     except ImportError as missing:

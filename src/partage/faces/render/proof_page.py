@@ -1,4 +1,4 @@
-"""A report of ``prove`` as a page of Markdown, to be kept or sent."""
+"""A report of ``prove`` as a Markdown page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _row(row: ProofRow) -> str:
 
 
 def _escaped(text: str) -> str:
-    """One line in which nothing means anything to Markdown."""
+    """One line, with the characters escaped that are special in Markdown."""
     line = " ".join(text.split())
     for special in "\\|`*<>[]":
         line = line.replace(special, f"\\{special}")

@@ -21,7 +21,7 @@ _STYLES = {
 
 
 def proof_lines(report: ProofReport) -> Iterator[RenderableType]:
-    """Everything, from the machine to the count of verdicts."""
+    """The machine, the tables, and the number of verdicts."""
     tables = [_table(title, rows) for title, rows in by_share(report)]
     yield from report_lines(head(report), tables, report.remarks)
     yield Text(summary(report), style="bold")

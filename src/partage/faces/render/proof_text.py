@@ -1,4 +1,4 @@
-"""A report of ``prove`` in words: which share, how many verdicts, and what was run where."""
+"""Texts of a report of ``prove``: shares, numbers of verdicts, what was run and where."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def share_words(share: AttackedShare) -> str:
 
 
 def by_share(report: ProofReport) -> Iterator[tuple[str, list[ProofRow]]]:
-    """The rows of each share with a title, in the order of the report; those of no share come last."""
+    """The rows of each share with a title, in the order of the report; rows without a share come last."""
     found: dict[AttackedShare | None, list[ProofRow]] = {}
     for row in report.rows:
         found.setdefault(row.share, []).append(row)

@@ -1,14 +1,15 @@
-"""The lines of the tables as values: what is grouped with what, and how it is said."""
+"""The rows of the tables as text: what is put together in one row, and how it is written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
-from partage.faces.reported import HeldShare
-from partage.faces.wording import product_word, sharing_text
+from partage.faces.documents.report import ReportedGpuRow
+from partage.faces.documents.show import ShownShare
+from partage.faces.wording import pod_name, product_word, sharing_text
 from partage.lab.share_names import shares_of
-from partage.model.gpu import Gpu, Inventory, Link
+from partage.model.gpu import Gpu, Inventory, Link, LostGpu
+from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.text import listed, numbers
@@ -17,7 +18,7 @@ from partage.values import Frozen
 
 
 class OfferLine(Frozen):
-    """Shares of one resource that are alike. name: empty from a resource's second line on."""
+    """Equal shares of one resource. name: empty from the second line of a resource on."""
 
     name: str
     count: int
@@ -25,29 +26,6 @@ class OfferLine(Frozen):
     sharing_text: str
     share: str
     guarantee: Guarantee
-
-
-class GpuLine(Frozen):
-    """One GPU of the node, in words."""
-
-    index: str
-    product: str
-    memory: str
-    mig: str
-    mode: str
-    numa: str
-    health: str
-    healthy: bool
-
-
-class HolderLine(Frozen):
-    """One held share, in words."""
-
-    gpu: str
-    resource: str
-    share: str
-    holder: str
-    certainty: str
 
 
 def offer_lines(offer: NodeOffer) -> list[OfferLine]:
@@ -84,22 +62,16 @@ def _share(offering: DeviceOffer) -> str:
     return f"{format_bytes(offering.memory_bytes)}{compute}{planned}"
 
 
-def holder_lines(held: Sequence[HeldShare], offer: NodeOffer) -> list[HolderLine]:
-    """Held shares, in words."""
+def holder_cells(held: Sequence[ShownShare], offer: NodeOffer) -> Iterator[tuple[str, ...]]:
+    """The cells of each held share: GPU, resource, share, who holds it, and how certain that is."""
     shares = shares_of(offer)
-    return [
-        HolderLine(
-            gpu="?" if share.gpu is None else str(share.gpu),
-            resource=share.resource,
-            share=shares[share.id].words if share.id in shares else share.id,
-            holder=" or ".join(share.holders) or "not known yet",
-            certainty=share.certainty,
-        )
-        for share in held
-    ]
+    for share in held:
+        gpu = "?" if share.gpu is None else str(share.gpu)
+        name = shares[share.id].words if share.id in shares else share.id
+        yield gpu, share.resource, name, " or ".join(share.holders) or "not known yet", share.certainty
 
 
-def pending_lines(inventory: Inventory, pending: Mapping[str, str]) -> list[str]:
+def pending_lines(inventory: Inventory, pending: Mapping[GpuUuid, str]) -> list[str]:
     """What keeps GPUs from being as the policy wants them, a line for each."""
     found = ((gpu, pending[gpu.uuid]) for gpu in inventory if gpu.uuid in pending)
     return [text if text.startswith("GPU ") else f"GPU {gpu.index}: {text}" for gpu, text in found]
@@ -113,47 +85,37 @@ def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
 
 
 def _reason(plan: GpuPlan) -> str:
-    pods = sorted({f"{one.namespace}/{one.pod}" for entry in plan.waiting_for for one in entry.holders})
+    pods = sorted({pod_name(holder) for entry in plan.waiting_for for holder in entry.holders})
     return f"{plan.reason}, by {listed(pods, 4)}" if pods else plan.reason
 
 
-def waiting_lines(waited_for: Sequence[Mapping[str, Any]]) -> list[str]:
+def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
     """GPUs that wait for their holders before they change, a sentence each."""
     lines = []
-    for row in waited_for:
-        pods = {f"{one['namespace']}/{one['pod']}" for share in row["waitingFor"] for one in share["holders"]}
-        change = f"GPU {row['index']} changes to {row['wantedStrategy'] or 'nothing'}"
+    for gpu in waiting:
+        pods = {pod_name(holder) for entry in gpu.waiting_for for holder in entry.holders}
+        change = f"GPU {gpu.index} changes to {gpu.wanted_strategy or 'nothing'}"
         if pods:
             lines.append(
                 f"{change} when {listed(sorted(pods), 4)} {'has' if len(pods) == 1 else 'have'} ended"
             )
         else:
-            lines.append(
-                f"{change} when {'its holders have ended' if row['waitingFor'] else 'it has settled'}"
-            )
+            lines.append(f"{change} when {'its holders have ended' if gpu.waiting_for else 'it has settled'}")
     return lines
 
 
-def gpu_lines(inventory: Inventory, troubles: Mapping[str, str]) -> list[GpuLine]:
-    """All GPUs, lost ones included, ordered by index. troubles: GPU UUID to what is wrong with it."""
-    lines = {gpu.index: _gpu_line(gpu, troubles.get(gpu.uuid, "")) for gpu in inventory}
-    for gpu in inventory.lost:
-        lines[gpu.index] = GpuLine(
-            str(gpu.index), gpu.uuid or "?", "", "", "", "", f"lost: {gpu.reason}", False
-        )
-    return [lines[index] for index in sorted(lines)]
-
-
-def _gpu_line(gpu: Gpu, trouble: str) -> GpuLine:
-    return GpuLine(
-        index=str(gpu.index),
-        product=product_word(gpu.product),
-        memory=format_bytes(gpu.memory_bytes),
-        mig=_mig_word(gpu),
-        mode=gpu.compute_mode.word,
-        numa="" if gpu.numa_node is None else str(gpu.numa_node),
-        health=trouble or "healthy",
-        healthy=not trouble,
+def gpu_cells(gpu: Gpu | LostGpu, trouble: str) -> tuple[str, ...]:
+    """The cells of one GPU: index, product, memory, MIG, compute mode, NUMA node, health."""
+    if isinstance(gpu, LostGpu):
+        return str(gpu.index), gpu.uuid or "?", "", "", "", "", f"lost: {gpu.reason}"
+    return (
+        str(gpu.index),
+        product_word(gpu.product),
+        format_bytes(gpu.memory_bytes),
+        _mig_word(gpu),
+        gpu.compute_mode.word,
+        "" if gpu.numa_node is None else str(gpu.numa_node),
+        trouble or "healthy",
     )
 
 
@@ -172,7 +134,7 @@ def _mig_word(gpu: Gpu) -> str:
 
 
 def links_sentence(inventory: Inventory) -> str:
-    """How the GPUs are joined, in one sentence; empty for fewer than two GPUs."""
+    """How the GPUs are connected, in one sentence; empty for fewer than two GPUs."""
     if not inventory.links:
         return ""
     kinds: dict[str, int] = {}

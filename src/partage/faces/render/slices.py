@@ -1,7 +1,7 @@
-"""The slices of one GPU under MIG, as values: what sits where in memory, and which compute slices that takes.
+"""The slices of one GPU under MIG: which GPU instance has which memory slices and how many compute slices.
 
-Compute slices have no place of their own in the driver's words. They are drawn where the memory slices of
-their GPU instance are: an H100 has 8 memory slices and 7 compute slices, so the last one has none beside it.
+The driver gives no position of compute slices. They are drawn below the memory slices of their GPU instance:
+an H100 has 8 memory slices and 7 compute slices, so nothing is below the last memory slice.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ from enum import StrEnum
 
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu
+from partage.model.ids import DeviceUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, GpuOffer
 from partage.values import Frozen
 
 _USUAL_MEMORY_SLICES = 8
-"""Of a model that the catalogue does not know: most have as many."""
+"""Assumed for a model that is not in the catalogue; most models have 8."""
 
 
 class SliceUse(StrEnum):
-    """What a compute slice is for.
+    """How a compute slice is used.
 
-    runs:  a MIG device has it. idle: its memory slices are taken by an instance that has no use for it.
-    uncut: not in any instance. absent: there is none beside these memory slices.
+    runs:  a MIG device has it. idle: an instance has its memory slices and does not use it.
+    uncut: not in any instance. absent: there is none below these memory slices.
     """
 
     RUNS = "runs"
@@ -34,10 +35,10 @@ class SliceUse(StrEnum):
 
 
 class DrawnInstance(Frozen):
-    """One GPU instance, living or planned.
+    """One GPU instance that exists or is planned.
 
-    offerings: its MIG devices as they are offered; empty where nothing of it is. label: their profiles.
-    compute: compute slices that its MIG devices have together.
+    offerings: its MIG devices that are offered. label: their profiles. compute: compute slices of all its
+    MIG devices.
     """
 
     label: str
@@ -47,12 +48,12 @@ class DrawnInstance(Frozen):
 
     @property
     def planned(self) -> bool:
-        """It has still to be made."""
+        """It does not exist yet."""
         return any(offering.planned for offering in self.offerings)
 
 
 class ComputeSlice(Frozen):
-    """One compute slice, or a gap in their row. width: in memory slices. instance: whose it is, or None."""
+    """One compute slice, or a gap. width: in memory slices. instance: the one that it belongs to."""
 
     width: int
     use: SliceUse
@@ -60,7 +61,7 @@ class ComputeSlice(Frozen):
 
 
 class GpuSlices(Frozen):
-    """One GPU under MIG. memory, compute: slices that it has; compute 0: not known."""
+    """One GPU under MIG. memory, compute: number of slices; compute 0: not known."""
 
     memory: int
     compute: int
@@ -68,7 +69,7 @@ class GpuSlices(Frozen):
 
     @property
     def memory_row(self) -> tuple[tuple[int, DrawnInstance | None], ...]:
-        """Widths in memory slices from left to right, and what sits there; None: a part that is not cut."""
+        """From left to right: a width in memory slices, and the instance there; None: no instance."""
         row: list[tuple[int, DrawnInstance | None]] = []
         passed = 0
         for instance in self.instances:
@@ -83,7 +84,7 @@ class GpuSlices(Frozen):
 
     @property
     def compute_row(self) -> tuple[ComputeSlice, ...]:
-        """Every compute slice from left to right; empty where their number is not known."""
+        """The compute slices from left to right; () if their number is not known."""
         if not self.compute:
             return ()
         width = self.memory // self.compute
@@ -100,13 +101,13 @@ class GpuSlices(Frozen):
 
 
 def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> GpuSlices | None:
-    """The slices of a GPU that offers MIG devices or has some; None where it is whole, or nothing says where.
+    """The slices of a GPU that offers or has MIG devices; None for others, or if a placement is not known.
 
-    geometry: of the GPU's model, None where it is not known.
+    geometry: of the GPU's model; None: not known.
     """
     if not (any(offering.profile for offering in offer) or (gpu.mig_enabled and not offer)):
         return None
-    live = {device.uuid: device.placement for device in gpu.mig_devices}
+    live: dict[DeviceUuid, Placement] = {device.uuid: device.placement for device in gpu.mig_devices}
     at: dict[Placement, list[DeviceOffer]] = {}
     for offering in offer:
         placement = live.get(offering.device) or _planned_placement(offering, geometry)
@@ -129,7 +130,7 @@ def _instance(placement: Placement, offerings: Sequence[DeviceOffer]) -> DrawnIn
 
 
 def _unoffered(gpu: Gpu, offered: Mapping[Placement, object]) -> list[DrawnInstance]:
-    """What lives on the GPU beside what it offers: MIG devices, and GPU instances without one."""
+    """Instances that are not offered, also those without MIG devices."""
     rest: dict[Placement, list[str]] = {}
     for device in gpu.mig_devices:
         if device.placement not in offered:
@@ -147,7 +148,7 @@ def _compute(profiles: Iterable[str]) -> int:
 
 
 def _planned_placement(offering: DeviceOffer, geometry: Geometry | None) -> Placement | None:
-    """Where a MIG device will sit: a planned device is named ``<gpu>/<profile>@<start>#<position>``."""
+    """From the name of a planned MIG device, ``<gpu>/<profile>@<start>#<position>``."""
     if not offering.planned or geometry is None or offering.profile is None:
         return None
     spec = geometry.spec(MigProfile.parse(offering.profile))

@@ -1,4 +1,4 @@
-"""A story on the terminal: scenes, the node as ``kubectl describe node`` shows it, what containers got."""
+"""A story in the terminal: scenes, the node as ``kubectl describe node`` shows it, what containers got."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import got_by
 from partage.lab.stories.shortcomings import NodeSnapshot
+from partage.model.ids import ShareId
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of
 
@@ -34,7 +35,7 @@ _ENV_WIDTH = 26
 
 
 def title_lines(story: Story) -> list[Text]:
-    """What is played, on which machine, under which policy."""
+    """The story's title, its machine and its policy."""
     products = Counter(product_word(gpu.product) for gpu in story.machine.inventory)
     machine = " + ".join(f"{count} x {product}" for product, count in products.items())
     policy = Path(story.policy.name).name if story.policy else "none, every GPU exclusive"
@@ -43,7 +44,7 @@ def title_lines(story: Story) -> list[Text]:
 
 
 def scene_lines(scene: StoryScene, width: int) -> list[Text]:
-    """One scene: a line or two, and the details that have no room there."""
+    """One scene: its lines, and below them details that do not fit."""
     if scene.verb == "say":
         return [Text(), *(Text(line, style="italic") for line in textwrap.wrap(scene.text, width))]
     style = "yellow" if scene.verb == "fault" else _STYLES.get(scene.verb, "")
@@ -102,7 +103,7 @@ def _amounts(amounts: Mapping[str, int]) -> list[str]:
 
 
 def container_lines(ending: StoryEnding) -> Iterator[Text]:
-    """What each container got: in full for the first of its kind, by share for the others."""
+    """What the containers got. Of those that hold the same resources, only the first is listed in full."""
     report = ending.snapshot.report
     shares = shares_of(report.offer) if report else {}
     kinds: dict[tuple[str, ...], list[tuple[PodStatus, ContainerStatus]]] = {}
@@ -121,7 +122,7 @@ def container_lines(ending: StoryEnding) -> Iterator[Text]:
 
 
 def _in_full(
-    status: PodStatus, container: ContainerStatus, shares: dict[str, NamedShare], run_dir: str
+    status: PodStatus, container: ContainerStatus, shares: dict[ShareId, NamedShare], run_dir: str
 ) -> Iterator[Text]:
     where = "; ".join(got_by(container, shares))
     yield Text.assemble((short_key(status.pod.key), "bold cyan"), f", container {container.name}: {where}")
@@ -137,7 +138,7 @@ def _in_full(
 
 
 def _by_share(
-    alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[str, NamedShare]
+    alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[ShareId, NamedShare]
 ) -> Iterator[Text]:
     for status, container in alike:
         key = short_key(status.pod.key)
@@ -148,12 +149,12 @@ def _by_share(
 
 
 def verdict(ending: StoryEnding) -> Text:
-    """How it went, in one line."""
+    """The result in one line."""
     judged = [scene for scene in ending.scenes if scene.good is not None]
     failed = [scene for scene in judged if not scene.good]
     for contradiction in ending.contradictions:
         return Text(f"✗ the agent broke the kubelet's protocol: {contradiction}", style="bold red")
     if failed:
-        said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} did not come true"
+        said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} not met"
         return Text(said, style="bold red")
-    return Text(f"✓ {count_of(len(judged), 'expectation')}, all true", style="bold green")
+    return Text(f"✓ {count_of(len(judged), 'expectation')}, all met", style="bold green")

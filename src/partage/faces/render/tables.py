@@ -1,19 +1,20 @@
-"""Tables as all answers have them, and those of ``plan``, ``apply`` and ``show``."""
+"""The tables of a node: what it offers, its GPUs, its holders; and the style of all tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.render.rows import GpuLine, HolderLine, offer_lines
+from partage.faces.documents.show import ShownShare
+from partage.faces.render.rows import gpu_cells, holder_cells, offer_lines
 from partage.faces.wording import guarantee_words
+from partage.model.gpu import Gpu, Inventory, LostGpu
+from partage.model.ids import GpuUuid
 from partage.model.share import Guarantee, NodeOffer
-from partage.text import gpus
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",
@@ -24,7 +25,7 @@ _GUARANTEE_STYLES = {
 
 
 def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
-    """A table as all answers have it. right: columns of numbers."""
+    """An empty table. right: columns of numbers."""
     table = Table(
         title=title,
         title_justify="left",
@@ -34,7 +35,7 @@ def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
         pad_edge=False,
     )
     for column in columns:
-        # A name is copied out of the table, so it stays whole; sentences may be folded.
+        # People copy names out of the table, so they are not broken into lines.
         table.add_column(
             column,
             justify="right" if column in right else "left",
@@ -47,7 +48,7 @@ def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
 def report_lines(
     head: Iterable[str], tables: Iterable[Table], remarks: Iterable[str]
 ) -> Iterator[RenderableType]:
-    """A report of an experiment: what was run, its tables, and what to know before relying on it."""
+    """A report of an experiment: what was run, its tables, and remarks."""
     yield from map(Text, head)
     for table in tables:
         yield Text()
@@ -77,78 +78,28 @@ def resources_table(offer: NodeOffer) -> Table:
 
 
 def guarantees_used(offer: NodeOffer) -> Text:
-    """What the words in the last column mean."""
+    """What the guarantees in the last column mean."""
     used = {offering.guarantee for offerings in offer.values() for offering in offerings}
     ordered = sorted(used, key=lambda guarantee: -guarantee.strength)
     return Text("\n".join(guarantee_words(guarantee) for guarantee in ordered), style="dim")
 
 
-_INSTEAD = dict.fromkeys(("refused", "untouched", "back"), "as before") | {"torn": "uncertain"}
-"""What is said in place of a layout that did not come about."""
-
-
-def applied_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """What ``apply`` did, or would do, GPU by GPU; those on which there was nothing to do are left out."""
-    table = plain_table("GPUs", "GPU", "Outcome", "MIG devices", "Steps", right=("GPU",))
-    rows = [row for row in rows if row["outcome"] != "unchanged"]
-    for row in rows:
-        layout = _INSTEAD.get(row["outcome"], ", ".join(row.get("layout", ())) or "-")
-        steps = row.get("reason") or "\n".join(step["detail"] for step in row.get("steps", ()))
-        bad = row["outcome"] in ("refused", "back", "torn")
-        table.add_row(
-            str(row["index"]),
-            row["outcome"],
-            layout,
-            Text(steps),
-            style="red" if bad else "",
-        )
-    if not rows:
-        table.add_row("", "nothing to do", "", "")
-    return table
-
-
-def steps_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The steps in their order, equal ones of several GPUs in one row, and how far each reaches."""
-    table = plain_table("What would change", "GPUs", "Step", "Must be idle meanwhile")
-    for detail, changed, idle in _alike(rows):
-        table.add_row(gpus(sorted(changed)), Text(detail), gpus(sorted(idle)) if idle else "")
-    return table
-
-
-def _alike(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, set[int], set[int]]]:
-    """Equal steps together, never before a step that comes earlier on the same GPU."""
-    found: list[tuple[str, set[int], set[int]]] = []
-    for row in rows:
-        changed, idle = set(row["gpus"]), set(row["idle"])
-        for detail, earlier, idle_too in reversed(found):
-            if detail == row["detail"]:
-                earlier.update(changed)
-                idle_too.update(idle)
-                break
-            if not earlier.isdisjoint(changed):
-                found.append((row["detail"], changed, idle))
-                break
-        else:
-            found.append((row["detail"], changed, idle))
-    return found
-
-
-def gpus_table(lines: Sequence[GpuLine]) -> Table:
-    """The GPUs of a node."""
+def gpus_table(inventory: Inventory, troubles: Mapping[GpuUuid, str]) -> Table:
+    """All GPUs of a node, lost ones too. troubles: GPU UUID to what is wrong with it."""
     table = plain_table(
         "GPUs", "GPU", "Product", "Memory", "MIG", "Mode", "NUMA", "Health", right=("GPU", "Memory")
     )
-    for line in lines:
-        style = "" if line.healthy else "red"
-        table.add_row(
-            line.index, line.product, line.memory, line.mig, line.mode, line.numa, line.health, style=style
-        )
+    gpus: list[Gpu | LostGpu] = [*inventory.gpus, *inventory.lost]
+    for gpu in sorted(gpus, key=lambda gpu: gpu.index):
+        trouble = troubles.get(gpu.uuid, "") if gpu.uuid else ""
+        style = "red" if trouble or isinstance(gpu, LostGpu) else ""
+        table.add_row(*gpu_cells(gpu, trouble), style=style)
     return table
 
 
-def holders_table(lines: Sequence[HolderLine]) -> Table:
+def holders_table(held: Sequence[ShownShare], offer: NodeOffer) -> Table:
     """Who holds what."""
     table = plain_table("Who holds shares", "GPU", "Resource", "Share", "Held by", "Known", right=("GPU",))
-    for line in lines:
-        table.add_row(line.gpu, line.resource, line.share, line.holder, line.certainty)
+    for cells in holder_cells(held, offer):
+        table.add_row(*cells)
     return table

@@ -10,6 +10,7 @@ import msgspec
 from partage.lab.document import LabReport
 from partage.lab.place import TenantMode
 from partage.lab.tenant import TenantFailure
+from partage.model.ids import GpuUuid, MigUuid
 from partage.text import count_of
 from partage.values import Frozen
 
@@ -162,10 +163,10 @@ class BenchMachine(Frozen):
     processor: str
     processors: int
     gpu: str = ""
-    uuid: str = ""
+    uuid: GpuUuid = GpuUuid("")
     memory_bytes: int = 0
     compute_mode: str = ""
-    mig_devices: tuple[str, ...] = ()
+    mig_devices: tuple[MigUuid, ...] = ()
     driver: str = ""
     cuda: str = ""
     others: int = 0

@@ -14,6 +14,7 @@ from partage.lab.bench.model import BenchMachine, BenchSettings
 from partage.lab.gpus import computes, guard_directory, mode_name
 from partage.lab.place import TenantPlace
 from partage.model.gpu import ComputeMode, Driver, Gpu, Inventory
+from partage.model.ids import DeviceUuid
 from partage.model.step import GpuUse
 from partage.text import count_of
 
@@ -52,7 +53,8 @@ def gpu_place(gpu: Gpu, settings: BenchSettings, pipe: Path | None) -> TenantPla
 
     Raises Unsatisfiable where the GPU is in MIG mode and has no MIG device.
     """
-    device, memory_bytes = gpu.uuid, gpu.memory_bytes
+    device: DeviceUuid = gpu.uuid
+    memory_bytes = gpu.memory_bytes
     if gpu.mig_mode is not None and gpu.mig_mode.current:
         if not gpu.mig_devices:
             raise Unsatisfiable(

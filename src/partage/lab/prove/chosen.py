@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from partage.errors import Unsatisfiable
 from partage.lab.gpus import computes, find_gpu
 from partage.model.gpu import Gpu, Inventory
+from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse
 from partage.text import gpus, listed
 
@@ -15,12 +16,12 @@ _MOST_NAMES = 3
 
 def holders(
     inventory: Inventory, uses: Iterable[GpuUse], pods: Mapping[int, Iterable[str]]
-) -> dict[str, list[str]]:
+) -> dict[GpuUuid, list[str]]:
     """GPU UUID to what works on it or holds a share of it, by driver, kubelet and agent.
 
     pods: GPU index to the pods that hold shares of it, as the agent reports them.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[GpuUuid, list[str]] = {}
     for use in uses:
         if computes(use):
             found.setdefault(use.gpu, []).append(str(use))
@@ -30,7 +31,7 @@ def holders(
     return {gpu: list(dict.fromkeys(names)) for gpu, names in found.items()}
 
 
-def free_gpus(inventory: Inventory, wanted: str | None, held: Mapping[str, list[str]]) -> tuple[Gpu, ...]:
+def free_gpus(inventory: Inventory, wanted: str | None, held: Mapping[GpuUuid, list[str]]) -> tuple[Gpu, ...]:
     """The GPU of that index or UUID, or all. Raises InputError; Unsatisfiable where one is in use."""
     first = find_gpu(inventory, wanted)
     found = inventory.gpus if wanted is None else (first,)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from partage.lab.document import LabReport
+from partage.model.ids import DeviceUuid
 from partage.model.share import Guarantee
 from partage.values import Frozen
 
@@ -68,7 +69,7 @@ class AttackedShare(Frozen):
 
     resource: str
     gpu: int
-    device: str
+    device: DeviceUuid
     replicas: int
     memory_bytes: int
 

@@ -10,6 +10,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.errors import DaemonError, Unsupported
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.model.gpu import ComputeMode, Gpu, Inventory
+from partage.model.ids import GpuUuid
 from partage.model.policy import ALL_EXCLUSIVE, AllDevices, GpuEntry, Mps, Policy, Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise
@@ -29,7 +30,7 @@ def by_policy(policy: Policy, inventory: Inventory) -> NodeOffer:
 async def by_daemons(inventory: Inventory, run_dir: Path, pipe: Path | None, driver_root: Path) -> NodeOffer:
     """Every GPU exclusive, except where an MPS daemon with a limit serves it: then what the daemon says."""
     plain = by_policy(ALL_EXCLUSIVE, inventory)
-    found: dict[str, tuple[DeviceOffer, ...]] = {}
+    found: dict[GpuUuid, tuple[DeviceOffer, ...]] = {}
     for gpu in inventory:
         rows = [await _by_daemon(one, gpu, run_dir, pipe, driver_root) for one in plain.get(gpu.uuid, ())]
         found[gpu.uuid] = tuple(rows)

@@ -23,6 +23,7 @@ from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
 from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy
 from partage.model.step import GpuUse
 
@@ -52,7 +53,7 @@ class RealEngine(ProofEngine):
             return "this is no container that holds a share"
         return ProofEngine.lacks(self, need)
 
-    async def holder(self, gpu: str) -> str:
+    async def holder(self, gpu: GpuUuid) -> str:
         inventory, uses = await self.look()
         if isinstance(inventory.driver, NoDriver):
             raise DriverUnavailable(inventory.driver.reason)

@@ -8,6 +8,7 @@ from pathlib import Path
 from partage.lab.place import TenantPlace
 from partage.lab.prove.model import AttackedShare
 from partage.model.gpu import ComputeMode, Gpu, Inventory
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
@@ -31,7 +32,7 @@ class PromisedShare(Frozen):
     largest_bytes: int
     largest_threads: int | None = None
     exclusive: bool = False
-    mig: tuple[str, ...] = ()
+    mig: tuple[DeviceUuid, ...] = ()
     namespaces: tuple[MpsNamespace, ...] = ()
 
     @property
@@ -76,7 +77,7 @@ class PromisedShare(Frozen):
         )
 
 
-def shares_of(offer: NodeOffer, inventory: Inventory, gpus: Collection[str]) -> tuple[PromisedShare, ...]:
+def shares_of(offer: NodeOffer, inventory: Inventory, gpus: Collection[GpuUuid]) -> tuple[PromisedShare, ...]:
     """One share of each kind that is offered on these GPUs (UUIDs), of the lowest GPU that has it."""
     found: dict[object, PromisedShare] = {}
     for gpu in inventory:
@@ -104,7 +105,7 @@ def _kind(share: PromisedShare) -> object:
 
 
 def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[PromisedShare]:
-    sizes = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
+    sizes: dict[DeviceUuid, int] = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
     for offering in offerings:
         own = [one for one in offerings if one.device == offering.device]
         threads = [one.threads_percent for one in own if one.threads_percent is not None]

@@ -17,6 +17,7 @@ from partage.lab.place import MEMORY_VARIABLE, THREADS_VARIABLE, TenantMode, Ten
 from partage.lab.prove.model import Evidence
 from partage.lab.prove.share import PromisedShare
 from partage.lab.tenant import OK, TenantProcess, begin_tenant
+from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy
 from partage.units import MIB
 
@@ -88,7 +89,7 @@ class ProofEngine(ABC):
             return "only root can start processes of other users"
         return ""
 
-    async def holder(self, gpu: str) -> str:
+    async def holder(self, gpu: GpuUuid) -> str:
         """What else works on a GPU (UUID) or holds a share of it; empty: nothing.
 
         Raises PartageError where that cannot be asked.

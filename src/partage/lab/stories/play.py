@@ -39,7 +39,7 @@ from partage.sim.kubelet.pod import PodPhase, PodStatus
 from partage.values import Frozen
 
 
-class StoryScene(Frozen):
+class StoryScene(Frozen, omit_defaults=True):
     """One thing that happened, for a reader.
 
     at_s: since the story began. verb: ``ready``, ``say``, ``run``, ``refused``, ``end``, ``policy``,

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from partage.lab.share_names import NamedShare
 from partage.lab.stories.model import Expect, short_key
+from partage.model.ids import ShareId
 from partage.plan.report import Report
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of, gpus, listed
 
 
-def got(status: PodStatus, shares: Mapping[str, NamedShare]) -> list[str]:
+def got(status: PodStatus, shares: Mapping[ShareId, NamedShare]) -> list[str]:
     """What each container of a pod got, a line for each resource."""
     several = len(status.containers) > 1
     lines = [
@@ -22,12 +23,12 @@ def got(status: PodStatus, shares: Mapping[str, NamedShare]) -> list[str]:
     return lines or [str(status.phase)]
 
 
-def got_by(container: ContainerStatus, shares: Mapping[str, NamedShare]) -> list[str]:
+def got_by(container: ContainerStatus, shares: Mapping[ShareId, NamedShare]) -> list[str]:
     """What one container got, a line for each resource."""
     return [f"{resource} on {_where(ids, shares)}" for resource, ids in container.ids.items()]
 
 
-def _where(ids: tuple[str, ...], shares: Mapping[str, NamedShare]) -> str:
+def _where(ids: tuple[ShareId, ...], shares: Mapping[ShareId, NamedShare]) -> str:
     """``GPUs 0-3`` for whole GPUs, ``GPU 2 #3`` for shares."""
     known = [shares[one] for one in ids if one in shares]
     if known and len(known) == len(ids) and all(share.words == f"GPU {share.gpu_index}" for share in known):

@@ -8,7 +8,7 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
-from partage.model.ids import ResourceName
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, ResourceName
 from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, resources_of
 from partage.plan.offer.assign import Assignment, PlannedDevice, Target
@@ -54,9 +54,9 @@ def advertise_existing(assignment: Assignment, inventory: Inventory, policy: Pol
 
 
 def _offer(
-    gpus: Iterable[str], targets: Iterable[Target], inventory: Inventory, findings: Findings
-) -> dict[str, GpuOffer]:
-    rows: dict[str, list[DeviceOffer]] = {gpu: [] for gpu in gpus}
+    gpus: Iterable[GpuUuid], targets: Iterable[Target], inventory: Inventory, findings: Findings
+) -> dict[GpuUuid, GpuOffer]:
+    rows: dict[GpuUuid, list[DeviceOffer]] = {gpu: [] for gpu in gpus}
     for target in targets:
         gpu_rows = rows.setdefault(target.gpu.uuid, [])
         gpu_rows.extend(_offerings(target, _whole_device(target, len(gpu_rows)), inventory, findings))
@@ -99,10 +99,11 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
     gpu, mig = target.gpu, target.mig
     memory = device_memory(gpu, mig)
     nodes: tuple[str, ...] = (f"/dev/nvidia{gpu.minor}",)
+    device: DeviceUuid
     if mig is None:
         device, index, profile = gpu.uuid, str(gpu.index), None
     elif isinstance(mig, PlannedDevice):
-        device = f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}#{position}"
+        device = MigUuid(f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}#{position}")
         index, profile, nodes = f"{gpu.index}:{position}", str(mig.item.profile), ()
     else:
         device, index, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.profile

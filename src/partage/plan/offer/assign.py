@@ -8,7 +8,7 @@ from msgspec import field
 
 from partage.errors import Problem
 from partage.model.gpu import Gpu, Inventory, MigDevice, NoDriver
-from partage.model.ids import VENDOR, ResourceName, parse_resource_name
+from partage.model.ids import VENDOR, GpuUuid, ResourceName, parse_resource_name
 from partage.model.policy import (
     DesiredMig,
     Exclusive,
@@ -67,14 +67,14 @@ class Assignment(Frozen):
     """
 
     targets: tuple[Target, ...]
-    strategies: Mapping[str, Strategy]
-    pending: Mapping[str, str]
+    strategies: Mapping[GpuUuid, Strategy]
+    pending: Mapping[GpuUuid, str]
     existing: tuple[Target, ...] = ()
-    layouts: Mapping[str, DesiredMig] = field(default_factory=dict)
+    layouts: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
 
     @property
-    def watch_of(self) -> dict[str, WatchAction]:
+    def watch_of(self) -> dict[GpuUuid, WatchAction]:
         """GPU UUID to what happens to a container that exceeds its share of it."""
         return {target.gpu.uuid: target.watch for target in self.targets}
 
@@ -122,7 +122,10 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
 
 
 def _existing(
-    inventory: Inventory, presented: Mapping[str, Presented], owners: Mapping[str, GpuEntry], options: Options
+    inventory: Inventory,
+    presented: Mapping[GpuUuid, Presented],
+    owners: Mapping[GpuUuid, GpuEntry],
+    options: Options,
 ) -> Iterator[Target]:
     """Only an entry of GPUs asks for a layout, so no entry of resources concerns these devices."""
     for gpu in inventory:
@@ -131,7 +134,7 @@ def _existing(
             yield _of_gpu(device, owners[gpu.uuid], options)
 
 
-def _layouts(owners: Mapping[str, GpuEntry], strategy: MigStrategy) -> dict[str, DesiredMig]:
+def _layouts(owners: Mapping[GpuUuid, GpuEntry], strategy: MigStrategy) -> dict[GpuUuid, DesiredMig]:
     """Under MIG strategy ``none`` a GPU is only ever taken out of MIG mode."""
     layouts = {uuid: entry.mig for uuid, entry in owners.items() if entry.mig is not None}
     if strategy is MigStrategy.NONE:
@@ -243,8 +246,8 @@ def _strategy(device: ClaimableDevice, sharing: Sharing) -> Strategy:
 
 
 def _strategies(
-    inventory: Inventory, presented: Mapping[str, Presented], targets: Sequence[Target]
-) -> dict[str, Strategy]:
+    inventory: Inventory, presented: Mapping[GpuUuid, Presented], targets: Sequence[Target]
+) -> dict[GpuUuid, Strategy]:
     by_gpu = {target.gpu.uuid: target.strategy for target in targets}
     return {
         gpu.uuid: Strategy.MIG if presented[gpu.uuid].mig else by_gpu.get(gpu.uuid, Strategy.EXCLUSIVE)
@@ -256,7 +259,7 @@ def _strategies(
 
 
 def _check_single(
-    policy: Policy, inventory: Inventory, presented: Mapping[str, Presented], findings: Findings
+    policy: Policy, inventory: Inventory, presented: Mapping[GpuUuid, Presented], findings: Findings
 ) -> None:
     """MIG strategy ``single`` needs equal devices: all GPUs whole, or all divided into one profile."""
     path = "flags.migStrategy" if policy.format.startswith("nvidia") else "resources.mig-strategy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partage.model.gpu import Gpu, Inventory, MigDevice
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import (
     AllDevices,
     DeviceSelector,
@@ -30,7 +30,7 @@ class ClaimableDevice(Frozen):
     position: int
 
     @property
-    def key(self) -> tuple[str, int]:
+    def key(self) -> tuple[GpuUuid, int]:
         """Unique among the devices of the node."""
         return self.gpu.uuid, self.position
 
@@ -43,9 +43,9 @@ class ClaimableDevice(Frozen):
 
 def claim(
     policy: Policy, devices: Sequence[ClaimableDevice], inventory: Inventory, findings: Findings
-) -> Mapping[tuple[str, int], ResourceEntry]:
+) -> Mapping[tuple[GpuUuid, int], ResourceEntry]:
     """Key of a device to the item that selects it."""
-    owners: dict[tuple[str, int], ResourceEntry] = {}
+    owners: dict[tuple[GpuUuid, int], ResourceEntry] = {}
     for entry in policy.entries:
         if not isinstance(entry, ResourceEntry):
             continue
@@ -106,7 +106,7 @@ def _listed(
     inventory: Inventory,
     findings: Findings,
 ) -> list[ClaimableDevice]:
-    taken: dict[tuple[str, int], ClaimableDevice] = {}
+    taken: dict[tuple[GpuUuid, int], ClaimableDevice] = {}
     by_index = {device.index: device for device in devices}
     lost = {str(gpu.index) for gpu in inventory.lost}
     wanted = [str(index) for index in listed.index] + [f"{gpu}:{mig}" for gpu, mig in listed.mig_index]

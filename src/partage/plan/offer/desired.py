@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from partage.errors import Problem
 from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig, Policy, Strategy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.offer.advertise import advertise, advertise_existing
@@ -33,13 +34,13 @@ class DesiredState(Frozen):
     inventory: Inventory
     offer: NodeOffer
     existing: NodeOffer = field(default_factory=dict)
-    pending: Mapping[str, str] = field(default_factory=dict)
+    pending: Mapping[GpuUuid, str] = field(default_factory=dict)
     warnings: tuple[Problem, ...] = ()
-    strategies: Mapping[str, Strategy] = field(default_factory=dict)
-    layouts: Mapping[str, DesiredMig] = field(default_factory=dict)
-    settings: Mapping[str, GpuSettings] = field(default_factory=dict)
-    existing_settings: Mapping[str, GpuSettings] = field(default_factory=dict)
-    watch_of: Mapping[str, WatchAction] = field(default_factory=dict)
+    strategies: Mapping[GpuUuid, Strategy] = field(default_factory=dict)
+    layouts: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
+    settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
+    existing_settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
+    watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
 
 
 def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> DesiredState:
@@ -63,7 +64,7 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
     )
 
 
-def live(offer: NodeOffer) -> dict[str, GpuOffer]:
+def live(offer: NodeOffer) -> dict[GpuUuid, GpuOffer]:
     """The devices of an offer that exist."""
     return {gpu: tuple(one for one in devices if not one.planned) for gpu, devices in offer.items()}
 

@@ -12,11 +12,12 @@ from collections.abc import Collection, Mapping
 
 from msgspec.structs import replace
 
+from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 
 
-def to_watch(offer: NodeOffer, watch_of: Mapping[str, WatchAction]) -> frozenset[str]:
+def to_watch(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction]) -> frozenset[GpuUuid]:
     """GPUs with shares that a container can exceed, unless the policy says ``off``. watch_of: by GPU UUID."""
     return frozenset(
         gpu
@@ -30,7 +31,7 @@ def _can_be_exceeded(offering: DeviceOffer) -> bool:
     return offering.shared is not Strategy.EXCLUSIVE or offering.guarantee is Guarantee.NONE
 
 
-def unwatched(offer: NodeOffer, seen: Collection[str]) -> frozenset[str]:
+def unwatched(offer: NodeOffer, seen: Collection[GpuUuid]) -> frozenset[GpuUuid]:
     """GPUs with guarded shares that are not watched. seen: GPUs whose processes are watched and visible."""
     return frozenset(
         gpu
@@ -39,12 +40,12 @@ def unwatched(offer: NodeOffer, seen: Collection[str]) -> frozenset[str]:
     )
 
 
-def promised(offer: NodeOffer, watch_of: Mapping[str, WatchAction]) -> NodeOffer:
+def promised(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction]) -> NodeOffer:
     """What a policy's shares guarantee if the watchdog works: under ``watch: off`` nothing is watched."""
     return believed(offer, unwatched(offer, to_watch(offer, watch_of)))
 
 
-def believed(offer: NodeOffer, unwatched: Collection[str]) -> NodeOffer:
+def believed(offer: NodeOffer, unwatched: Collection[GpuUuid]) -> NodeOffer:
     """The offer with its current guarantees: on GPUs that are not watched, guarded shares are advisory."""
     if not unwatched:
         return offer

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
+from partage.model.ids import GpuUuid
 from partage.model.pci import parse_pci_address
 from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, Policy, RemainingGpus
 from partage.plan.offer.findings import Findings, name_gpus
@@ -20,7 +21,7 @@ _MAKER = "nvidia "
 
 def select(
     policy: Policy, inventory: Inventory, geometry_of: GeometryOf, findings: Findings
-) -> Mapping[str, GpuEntry]:
+) -> Mapping[GpuUuid, GpuEntry]:
     """GPU UUID to the entry that selects it. GPUs that no entry selects are missing."""
     entries = [entry for entry in policy.entries if isinstance(entry, GpuEntry)]
     if policy.later_wins:
@@ -33,8 +34,8 @@ def select(
 
 def _exactly_one(
     entries: Sequence[GpuEntry], inventory: Inventory, geometry_of: GeometryOf, findings: Findings
-) -> Mapping[str, GpuEntry]:
-    owners: dict[str, GpuEntry] = {}
+) -> Mapping[GpuUuid, GpuEntry]:
+    owners: dict[GpuUuid, GpuEntry] = {}
     for entry in sorted(entries, key=lambda entry: isinstance(entry.select, RemainingGpus)):
         _name_absent(entry, inventory, findings)
         chosen = [gpu for gpu in inventory if _selects(entry, gpu, geometry_of(gpu), owners)]
@@ -49,7 +50,9 @@ def _exactly_one(
     return owners
 
 
-def _selects(entry: GpuEntry, gpu: Gpu, geometry: Geometry | None, owners: Mapping[str, GpuEntry]) -> bool:
+def _selects(
+    entry: GpuEntry, gpu: Gpu, geometry: Geometry | None, owners: Mapping[GpuUuid, GpuEntry]
+) -> bool:
     match entry.select:
         case AllDevices():
             return True
@@ -169,8 +172,8 @@ def _selects_nothing(entry: GpuEntry, where: GpuCriteria, inventory: Inventory, 
 
 def _last_wins(
     entries: Sequence[GpuEntry], inventory: Inventory, findings: Findings
-) -> Mapping[str, GpuEntry]:
-    owners: dict[str, GpuEntry] = {}
+) -> Mapping[GpuUuid, GpuEntry]:
+    owners: dict[GpuUuid, GpuEntry] = {}
     touched = False
     for entry in entries:
         for gpu in _matched(entry, inventory, findings):

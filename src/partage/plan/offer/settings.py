@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from partage.model.gpu import MigDevice
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec
 from partage.model.policy import Interval, Mps, TimeSlicing
 from partage.plan.offer.assign import Target
@@ -30,12 +31,12 @@ class GpuSettings(Frozen):
 NO_SETTINGS = GpuSettings()
 
 
-def settings_of(targets: Iterable[Target]) -> dict[str, GpuSettings]:
+def settings_of(targets: Iterable[Target]) -> dict[GpuUuid, GpuSettings]:
     """What the targets of an assignment need, by GPU UUID; GPUs that need nothing are left out.
 
     A MIG device that does not exist yet has no daemon yet.
     """
-    settings: dict[str, GpuSettings] = {}
+    settings: dict[GpuUuid, GpuSettings] = {}
     for target in targets:
         now = settings.get(target.gpu.uuid, NO_SETTINGS)
         sharing = target.sharing
@@ -51,7 +52,7 @@ def settings_of(targets: Iterable[Target]) -> dict[str, GpuSettings]:
     return settings
 
 
-def daemon_spec(target: Target, sharing: Mps, device: str) -> DaemonSpec:
+def daemon_spec(target: Target, sharing: Mps, device: DeviceUuid) -> DaemonSpec:
     """The daemon of a device, with the limits of its shares. device: its UUID."""
     gpu = target.gpu
     shares = portions(sharing, device_memory(gpu, target.mig).memory_bytes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, Inventory, MigDevice, RecoveryAction
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import GpuUse, UseKind
@@ -19,7 +20,7 @@ class CandidateDevice(Frozen):
     """An existing MIG device. held: in use, or possibly in use: it stays and serves nothing else."""
 
     profile: MigProfile
-    uuid: str
+    uuid: MigUuid
     held: bool
 
 
@@ -68,11 +69,11 @@ class Unavailable(Frozen):
 
     machine: str | None
     index: int
-    uuid: str | None
+    uuid: GpuUuid | None
     reason: str
 
 
-def in_use(inventory: Inventory, uses: Iterable[GpuUse]) -> frozenset[str]:
+def in_use(inventory: Inventory, uses: Iterable[GpuUse]) -> frozenset[DeviceUuid]:
     """UUIDs of the GPUs and MIG devices that pods and processes use. Monitors are ignored."""
     work = [use for use in uses if use.kind is not UseKind.MONITOR]
     return frozenset(
@@ -94,7 +95,7 @@ def survey(
     inventory: Inventory,
     geometry_of: Callable[[Gpu], Geometry | None],
     why_no_geometry: Callable[[Gpu], str],
-    held: frozenset[str] = frozenset(),
+    held: frozenset[DeviceUuid] = frozenset(),
 ) -> tuple[tuple[Candidate, ...], tuple[Unavailable, ...]]:
     """The GPUs of one node, each as candidate or as unavailable.
 
@@ -116,7 +117,7 @@ def survey(
 
 
 def _look(
-    gpu: Gpu, geometry: Geometry | None, held: frozenset[str]
+    gpu: Gpu, geometry: Geometry | None, held: frozenset[DeviceUuid]
 ) -> tuple[Geometry, tuple[CandidateInstance, ...]] | str | None:
     """The instances of the GPU, or why it is no candidate; None: its geometry is not known."""
     if gpu.mig_mode is None:
@@ -134,7 +135,7 @@ def _look(
     return geometry, tuple(live)
 
 
-def _instances(gpu: Gpu, geometry: Geometry, held: frozenset[str]) -> Iterator[CandidateInstance]:
+def _instances(gpu: Gpu, geometry: Geometry, held: frozenset[DeviceUuid]) -> Iterator[CandidateInstance]:
     """Raises ValueError for a profile that the model does not have: then the free slices are not known."""
     by_instance: dict[int, list[MigDevice]] = {}
     for device in gpu.mig_devices:
@@ -153,7 +154,7 @@ def _spec(geometry: Geometry, profile: str) -> ProfileSpec:
     return spec
 
 
-def _devices(devices: Iterable[MigDevice], held: frozenset[str]) -> list[CandidateDevice]:
+def _devices(devices: Iterable[MigDevice], held: frozenset[DeviceUuid]) -> list[CandidateDevice]:
     live = [
         CandidateDevice(MigProfile.parse(device.profile), device.uuid, device.uuid in held)
         for device in devices

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
+from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import Candidate, CandidateDevice
@@ -57,7 +58,7 @@ class Disturbed(Frozen):
     """A destroyed MIG device. uuid: None for a GPU instance without MIG devices."""
 
     item: LayoutItem
-    uuid: str | None
+    uuid: MigUuid | None
 
 
 class PackedGpu(Frozen):

@@ -9,6 +9,7 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from partage.model.gpu import Gpu
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import MisfitKind
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
@@ -36,10 +37,10 @@ class Blocker(Frozen):
     layout has no 3g.40gb``.
     """
 
-    gpu: str
+    gpu: GpuUuid
     users: tuple[GpuUse, ...]
     why: str
-    devices: tuple[str, ...] = ()
+    devices: tuple[MigUuid, ...] = ()
     profile: str | None = None
     placement: Placement | None = None
 
@@ -50,12 +51,12 @@ class Blocked(Frozen):
     kept: UUIDs of MIG devices that stay when those in the way are gone; for HELD.
     """
 
-    gpu: str
+    gpu: GpuUuid
     kind: BlockKind
     reason: str
     blockers: tuple[Blocker, ...] = ()
     misfit: MisfitKind | None = None
-    kept: tuple[str, ...] = ()
+    kept: tuple[MigUuid, ...] = ()
 
 
 def blocked_by_users(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocked:
@@ -69,7 +70,7 @@ def reset_blockers(gpus: Sequence[Gpu], uses: Iterable[GpuUse]) -> tuple[Blocker
     """All users that must end before these GPUs can be reset together, monitors included, except
     nvidia-persistenced: the reset makes it let go.
     """
-    by_gpu: dict[str, list[GpuUse]] = {gpu.uuid: [] for gpu in gpus}
+    by_gpu: dict[GpuUuid, list[GpuUse]] = {gpu.uuid: [] for gpu in gpus}
     for use in (use for use in uses if not use.gives_way):
         by_gpu.get(use.gpu, []).append(use)
     per_gpu = Counter((use.kind, use.name, use.pid, use.gpu) for some in by_gpu.values() for use in some)

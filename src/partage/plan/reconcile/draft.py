@@ -14,6 +14,7 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, Inventory
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
@@ -67,9 +68,9 @@ class GpuDraft(Frozen):
 class NodeDraft(Frozen):
     """The whole node. unusable: devices whose shares cannot be used now, and why."""
 
-    gpus: Mapping[str, GpuDraft]
+    gpus: Mapping[GpuUuid, GpuDraft]
     mig: MigPlan
-    unusable: Mapping[str, str]
+    unusable: Mapping[DeviceUuid, str]
 
     @property
     def transactions(self) -> tuple[Transaction, ...]:
@@ -86,12 +87,12 @@ class NodeDraft(Frozen):
 def draft_node(
     desired: DesiredState,
     observed: Observed,
-    served: Mapping[str, GpuServing],
+    served: Mapping[GpuUuid, GpuServing],
     geometry_of: GeometryOf,
     *,
     uses: Iterable[GpuUse] = (),
-    original: Mapping[str, OriginalSettings],
-    renew: Mapping[str, Collection[int]],
+    original: Mapping[GpuUuid, OriginalSettings],
+    renew: Mapping[GpuUuid, Collection[int]],
 ) -> NodeDraft:
     """The remaining steps of a node.
 
@@ -114,10 +115,10 @@ class _NodeDrafter:
         self,
         desired: DesiredState,
         observed: Observed,
-        served: Mapping[str, GpuServing],
+        served: Mapping[GpuUuid, GpuServing],
         *,
         mig: MigPlan,
-        original: Mapping[str, OriginalSettings],
+        original: Mapping[GpuUuid, OriginalSettings],
         uses: Iterable[GpuUse],
         geometry_of: GeometryOf,
     ) -> None:
@@ -130,7 +131,7 @@ class _NodeDrafter:
         self._offer: NodeOffer = live(desired.offer)
         self._mig = mig
         self._transactions = {gpu: one for one in mig.transactions for gpu in one.gpus}
-        self._daemons: dict[str, list[DaemonState]] = defaultdict(list)
+        self._daemons: dict[GpuUuid, list[DaemonState]] = defaultdict(list)
         for one in observed.daemons or ():
             self._daemons[one.gpu].append(one)
         self.unusable = without_nodes(desired.inventory)
@@ -171,14 +172,14 @@ class _NodeDrafter:
             later=self._after_layout(gpu, transaction),
         )
 
-    def _ends(self, uuid: str) -> tuple[Step, ...]:
+    def _ends(self, uuid: GpuUuid) -> tuple[Step, ...]:
         """Daemons to stop and compute modes to restore before the layout of a GPU changes."""
         gpu = self._desired.inventory.gpu(uuid)
         assert gpu is not None
         steps, _ = self._settings_steps(gpu, self._wanted(uuid, _kept_by(self._mig.of(uuid))))
         return steps.end
 
-    def _why(self, uuid: str, layout: GpuMigPlan | Blocked | None) -> str:
+    def _why(self, uuid: GpuUuid, layout: GpuMigPlan | Blocked | None) -> str:
         if not isinstance(layout, GpuMigPlan) or not layout.steps:
             return "it is reset together with GPUs that need a reset"
         return self._desired.pending.get(uuid, "instances of an earlier layout have to be destroyed")
@@ -196,7 +197,7 @@ class _NodeDrafter:
         )
 
     @cached_property
-    def _wanted_after(self) -> Mapping[str, GpuSettings]:
+    def _wanted_after(self) -> Mapping[GpuUuid, GpuSettings]:
         """What GPUs have to be set to once all layouts are there."""
         gpus = (self._gpu_after(gpu) for gpu in self._desired.inventory)
         inventory = replace(self._desired.inventory, gpus=tuple(gpus))
@@ -207,12 +208,12 @@ class _NodeDrafter:
         steps = transaction.steps if transaction is not None else ()
         return gpu_after(gpu, steps, self._geometry_of(gpu))
 
-    def _kept(self, uuid: str, devices: Collection[str]) -> GpuOffer:
+    def _kept(self, uuid: GpuUuid, devices: Collection[MigUuid]) -> GpuOffer:
         """The offer of devices that stay, until the layout is made."""
         rows = self._desired.existing.get(uuid) or self._offer.get(uuid, ())
         return tuple(one for one in rows if one.device in devices)
 
-    def _wanted(self, uuid: str, kept: Collection[str]) -> GpuSettings:
+    def _wanted(self, uuid: GpuUuid, kept: Collection[MigUuid]) -> GpuSettings:
         """Settings until the layout is made: daemons of the devices that stay."""
         chosen = self._desired.existing_settings if uuid in self._desired.existing else self._desired.settings
         wanted = chosen.get(uuid, NO_SETTINGS)
@@ -282,7 +283,7 @@ class _NodeDrafter:
         found = slice_steps(self._desired.settings, self._slices_of(gpu.uuid), self._original)
         return tuple(found.values())
 
-    def _slices_of(self, uuid: str) -> dict[str, Interval]:
+    def _slices_of(self, uuid: GpuUuid) -> dict[GpuUuid, Interval]:
         slices = self._observed.slices
         return {uuid: slices[uuid]} if uuid in slices else {}
 
@@ -301,7 +302,7 @@ class _NodeDrafter:
         return GpuDraft(offer)
 
 
-def without_nodes(inventory: Inventory) -> dict[str, str]:
+def without_nodes(inventory: Inventory) -> dict[DeviceUuid, str]:
     """MIG devices that no container can use yet because a device file is missing, and which."""
     return {
         device.uuid: f"its device file {device.missing_node} does not exist"
@@ -311,7 +312,7 @@ def without_nodes(inventory: Inventory) -> dict[str, str]:
     }
 
 
-def _kept_by(layout: GpuMigPlan | Blocked | None) -> tuple[str, ...]:
+def _kept_by(layout: GpuMigPlan | Blocked | None) -> tuple[MigUuid, ...]:
     """MIG devices that stay during the steps; none of a GPU that is only reset with others."""
     return layout.kept if isinstance(layout, GpuMigPlan) and layout.steps else ()
 

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import ComputeMode, Gpu, MigDevice, MigMode
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.profile import MigProfile
@@ -49,7 +50,7 @@ def steps_after(
     want: GpuSettings,
     *,
     daemons: Iterable[DaemonState],
-    slices: Mapping[str, Interval],
+    slices: Mapping[GpuUuid, Interval],
     original: OriginalSettings,
 ) -> tuple[PlannedStep, ...]:
     """The steps to ``want`` once the steps ``first`` are done: daemons, compute mode, time slice.
@@ -61,12 +62,14 @@ def steps_after(
     left = [one for one in daemons if one.device not in stopped]
     steps = settings_steps(made, want, left, original)
     there = {device.uuid for device in gpu.mig_devices}
-    new = {device.uuid: device for device in made.mig_devices if device.uuid not in there}
+    new: dict[DeviceUuid, MigDevice] = {
+        device.uuid: device for device in made.mig_devices if device.uuid not in there
+    }
     slice_step = slice_steps({gpu.uuid: want}, _slices_after(made, first, slices), {gpu.uuid: original})
     return (*(_planned(step, new) for step in (*steps.end, *steps.make)), *slice_step.values())
 
 
-def _planned(step: Step, new: Mapping[str, MigDevice]) -> PlannedStep:
+def _planned(step: Step, new: Mapping[DeviceUuid, MigDevice]) -> PlannedStep:
     """A MIG device that is not made yet has no UUID, so its place is named."""
     if not isinstance(step, StartDaemon) or step.spec.device not in new:
         return step
@@ -74,7 +77,9 @@ def _planned(step: Step, new: Mapping[str, MigDevice]) -> PlannedStep:
     return StartDaemonAt(step.gpu, device.profile, device.placement, step.spec.limits)
 
 
-def _slices_after(made: Gpu, first: Iterable[Step], slices: Mapping[str, Interval]) -> dict[str, Interval]:
+def _slices_after(
+    made: Gpu, first: Iterable[Step], slices: Mapping[GpuUuid, Interval]
+) -> dict[GpuUuid, Interval]:
     """A change of MIG mode, and a reset, bring the default length; in MIG mode a GPU has none."""
     if made.mig_enabled:
         return {}
@@ -112,7 +117,7 @@ def _device(gpu: Gpu, step: CreateCompute, geometry: Geometry | None) -> MigDevi
     assert geometry is not None
     assert spec is not None, "steps that make a MIG device were planned with its profile"
     return MigDevice(
-        uuid=f"MIG-{gpu.uuid}-{index}",
+        uuid=MigUuid(f"MIG-{gpu.uuid}-{index}"),
         index=index,
         gi_id=siblings[0].gi_id if siblings else -1 - step.placement.start,
         ci_id=len(siblings),

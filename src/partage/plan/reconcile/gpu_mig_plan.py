@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, matches
 from partage.model.named_layouts import resolve_layout
 from partage.model.policy import DesiredMig
@@ -49,10 +50,10 @@ class GpuMigPlan(Frozen):
     layout: the resulting MIG devices, ``3g.40gb@4``, by first memory slice.
     """
 
-    gpu: str
+    gpu: GpuUuid
     steps: tuple[Step, ...]
-    kept: tuple[str, ...] = ()
-    gone: tuple[str, ...] = ()
+    kept: tuple[MigUuid, ...] = ()
+    gone: tuple[MigUuid, ...] = ()
     layout: tuple[str, ...] = ()
 
 
@@ -105,7 +106,7 @@ def plan_gpu_mig(
 
 
 def ordered_steps(
-    works: Sequence[GpuMigSteps], reset: Sequence[str], reboot: bool | None
+    works: Sequence[GpuMigSteps], reset: Sequence[GpuUuid], reboot: bool | None
 ) -> tuple[Step, ...]:
     """The steps of GPUs that change together. reset: UUIDs of all GPUs that share the reset, if any."""
     steps: list[Step] = [step for work in works for step in work.destroys]

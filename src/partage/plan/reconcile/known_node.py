@@ -8,6 +8,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, Inventory, LostGpu, NoDriver
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 GONE = "the driver no longer lists it"
@@ -22,8 +23,8 @@ class KnownNode(Frozen):
     """
 
     inventory: Inventory
-    lost: Mapping[str, str] = field(default_factory=dict)
-    known: Mapping[str, Gpu] = field(default_factory=dict)
+    lost: Mapping[GpuUuid, str] = field(default_factory=dict)
+    known: Mapping[GpuUuid, Gpu] = field(default_factory=dict)
 
 
 UNSEEN = KnownNode(Inventory(NoDriver("unknown", "the node has not been observed yet")))
@@ -46,7 +47,7 @@ def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
     known |= {gpu.uuid: gpu for gpu in observed.gpus}
     answering = {gpu.uuid for gpu in observed.gpus}
     missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in answering}
-    lost: dict[str, str] = {}
+    lost: dict[GpuUuid, str] = {}
     strangers: list[LostGpu] = []
     for entry in observed.lost:
         uuid = _recognised(entry, missing, lost)
@@ -61,7 +62,9 @@ def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
     return KnownNode(replace(observed, gpus=gpus, lost=tuple(strangers)), lost, known)
 
 
-def _recognised(entry: LostGpu, missing: Mapping[str, Gpu], found: Mapping[str, str]) -> str | None:
+def _recognised(
+    entry: LostGpu, missing: Mapping[GpuUuid, Gpu], found: Mapping[GpuUuid, str]
+) -> GpuUuid | None:
     if entry.uuid is not None:
         return entry.uuid if entry.uuid in missing else None
     candidates = [gpu for uuid, gpu in missing.items() if uuid not in found]

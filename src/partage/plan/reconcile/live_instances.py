@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 
 from partage.errors import InsufficientResources, PartageError
 from partage.model.gpu import Gpu, Inventory, MigDevice
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import CreateCompute, GpuUse, Step, UseKind
@@ -17,7 +18,7 @@ class LiveCompute(Frozen):
     """A compute instance that exists, and who uses it."""
 
     ci_id: int
-    uuid: str
+    uuid: MigUuid
     profile: MigProfile
     users: tuple[GpuUse, ...] = ()
 
@@ -72,7 +73,7 @@ def live_instances(gpu: Gpu, uses: Iterable[GpuUse], renew: Collection[int] = ()
     return tuple(sorted([*filled, *empty], key=lambda one: one.placement))
 
 
-def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[str, frozenset[int]]:
+def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[GpuUuid, frozenset[int]]:
     """The GPU instance in which the driver could not place a compute instance, as ``renew`` of a plan.
 
     A larger compute instance needs adjacent free compute slices, and existing ones cannot be moved.

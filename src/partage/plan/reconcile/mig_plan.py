@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
+from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
 from partage.model.step import GpuUse, Transaction, gpus_of
 from partage.plan.reconcile.blocked import Blocked, BlockKind, blocked_by_users, reset_blockers
@@ -18,7 +19,7 @@ from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigSteps, gpu_mig
 from partage.plan.reconcile.resets import needs_reset, reset_sets
 from partage.values import Frozen
 
-NOTHING: Mapping[str, Collection[int]] = {}
+NOTHING: Mapping[GpuUuid, Collection[int]] = {}
 
 
 class MigPlan(Frozen):
@@ -32,7 +33,7 @@ class MigPlan(Frozen):
     planned: tuple[GpuMigPlan, ...] = ()
     blocked: tuple[Blocked, ...] = ()
 
-    def of(self, gpu: str) -> GpuMigPlan | Blocked | None:
+    def of(self, gpu: GpuUuid) -> GpuMigPlan | Blocked | None:
         """The result for one GPU; None: the policy asks for no layout there."""
         found: tuple[GpuMigPlan | Blocked, ...] = (*self.planned, *self.blocked)
         return next((one for one in found if one.gpu == gpu), None)
@@ -40,12 +41,12 @@ class MigPlan(Frozen):
 
 def plan_mig(
     inventory: Inventory,
-    layouts: Mapping[str, DesiredMig],
+    layouts: Mapping[GpuUuid, DesiredMig],
     geometry_of: Callable[[Gpu], Geometry | None],
     uses: Iterable[GpuUse] = (),
     *,
     resets: Callable[[Gpu], bool] = needs_reset,
-    renew: Mapping[str, Collection[int]] = NOTHING,
+    renew: Mapping[GpuUuid, Collection[int]] = NOTHING,
 ) -> MigPlan:
     """The steps from the live layouts to ``layouts`` (by GPU UUID); GPUs without one are not changed.
 
@@ -55,7 +56,7 @@ def plan_mig(
     separate = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in layouts}
     sets = reset_sets(inventory)
     outcome = dict(separate)
-    together: dict[str, tuple[str, ...]] = {}
+    together: dict[GpuUuid, tuple[GpuUuid, ...]] = {}
     for group in dict.fromkeys(sets[uuid] for uuid, work in separate.items() if _is_reset(work)):
         reset_with_others = node.reset_with_others(group, separate)
         outcome |= reset_with_others
@@ -69,11 +70,11 @@ class _Node(Frozen):
     """The arguments of ``plan_mig``."""
 
     inventory: Inventory
-    layouts: Mapping[str, DesiredMig]
+    layouts: Mapping[GpuUuid, DesiredMig]
     geometry_of: Callable[[Gpu], Geometry | None]
     uses: tuple[GpuUse, ...]
     resets: Callable[[Gpu], bool]
-    renew: Mapping[str, Collection[int]]
+    renew: Mapping[GpuUuid, Collection[int]]
 
     def work(self, gpu: Gpu, *, reset_with_others: bool = False) -> GpuMigSteps | Blocked:
         desired, geometry = self.layouts[gpu.uuid], self.geometry_of(gpu)
@@ -89,15 +90,15 @@ class _Node(Frozen):
         )
 
     def reset_with_others(
-        self, group: Sequence[str], separate: Mapping[str, GpuMigSteps | Blocked]
-    ) -> Mapping[str, GpuMigSteps] | Mapping[str, Blocked]:
+        self, group: Sequence[GpuUuid], separate: Mapping[GpuUuid, GpuMigSteps | Blocked]
+    ) -> Mapping[GpuUuid, GpuMigSteps] | Mapping[GpuUuid, Blocked]:
         """The results of GPUs that share a reset: steps for all, or refusals for those that need the
         reset."""
         members = [gpu for gpu in self.inventory if gpu.uuid in group]
         pending = [gpu for gpu in members if _is_reset(separate.get(gpu.uuid))]
         if blockers := reset_blockers(members, self.uses):
             return {gpu.uuid: blocked_by_users(gpu, "cannot be reset", blockers) for gpu in pending}
-        works: dict[str, GpuMigSteps] = {}
+        works: dict[GpuUuid, GpuMigSteps] = {}
         for gpu in members:
             work = self.work(gpu, reset_with_others=True) if gpu.uuid in self.layouts else None
             if isinstance(work, GpuMigSteps):
@@ -108,8 +109,8 @@ class _Node(Frozen):
 
 
 def _plan(
-    outcome: Mapping[str, GpuMigSteps | Blocked],
-    together: Mapping[str, tuple[str, ...]],
+    outcome: Mapping[GpuUuid, GpuMigSteps | Blocked],
+    together: Mapping[GpuUuid, tuple[GpuUuid, ...]],
     *,
     reboot: bool | None,
 ) -> MigPlan:

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from msgspec import field
 
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
@@ -60,8 +61,8 @@ class Observed(Frozen):
 
     node: KnownNode
     daemons: tuple[DaemonState, ...] | None = None
-    slices: Mapping[str, Interval] = field(default_factory=dict)
-    fixed_slices: Mapping[str, str] = field(default_factory=dict)
+    slices: Mapping[GpuUuid, Interval] = field(default_factory=dict)
+    fixed_slices: Mapping[GpuUuid, str] = field(default_factory=dict)
     uses: tuple[GpuUse, ...] = ()
 
 
@@ -76,13 +77,13 @@ class Snapshot(Frozen):
 
     now_s: float
     observed: Observed
-    served: Mapping[str, GpuServing] = field(default_factory=dict)
+    served: Mapping[GpuUuid, GpuServing] = field(default_factory=dict)
     held: HeldIds = field(default_factory=HeldIds)
     entries: tuple[LedgerEntry, ...] = ()
-    unknown: frozenset[str] = frozenset()
-    original: Mapping[str, OriginalSettings] = field(default_factory=dict)
-    attempts: Mapping[str, FailedAttempt] = field(default_factory=dict)
-    in_hand: Mapping[str, Phase] = field(default_factory=dict)
+    unknown: frozenset[GpuUuid] = frozenset()
+    original: Mapping[GpuUuid, OriginalSettings] = field(default_factory=dict)
+    attempts: Mapping[GpuUuid, FailedAttempt] = field(default_factory=dict)
+    in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
 
 
 class GpuPlan(Frozen):
@@ -113,12 +114,12 @@ class NodePlan(Frozen):
     due_s: when the plan can change only because time passes; None: never.
     """
 
-    gpus: Mapping[str, GpuPlan] = field(default_factory=dict)
+    gpus: Mapping[GpuUuid, GpuPlan] = field(default_factory=dict)
     transactions: tuple[Transaction, ...] = ()
     ready: tuple[Transaction, ...] = ()
-    serving: Mapping[str, GpuServing] = field(default_factory=dict)
-    waiting: Mapping[str, tuple[LedgerEntry, ...]] = field(default_factory=dict)
-    unusable: Mapping[str, str] = field(default_factory=dict)
+    serving: Mapping[GpuUuid, GpuServing] = field(default_factory=dict)
+    waiting: Mapping[GpuUuid, tuple[LedgerEntry, ...]] = field(default_factory=dict)
+    unusable: Mapping[DeviceUuid, str] = field(default_factory=dict)
     mig: MigPlan = field(default_factory=MigPlan)
     due_s: float | None = None
 
@@ -128,7 +129,7 @@ class NodePlan(Frozen):
         return all(plan.phase is Phase.SETTLED for plan in self.gpus.values())
 
     @property
-    def unsettled(self) -> frozenset[str]:
+    def unsettled(self) -> frozenset[GpuUuid]:
         """UUIDs of the other GPUs."""
         return frozenset(gpu for gpu, plan in self.gpus.items() if plan.phase is not Phase.SETTLED)
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from msgspec import Struct
 
 from partage.model.gpu import NoDriver
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, live
 from partage.plan.offer.select import GeometryOf
@@ -99,7 +100,7 @@ def _draft(
     now: Snapshot,
     geometry_of: GeometryOf,
     uses: tuple[GpuUse, ...],
-    renew: Mapping[str, frozenset[int]],
+    renew: Mapping[GpuUuid, frozenset[int]],
 ) -> NodeDraft:
     observed = now.observed
     if not (desired.layouts or desired.settings or observed.daemons or now.original or observed.node.lost):
@@ -114,15 +115,15 @@ def _draft(
 # --- what is served next -------------------------------------------------------------------------
 
 
-def _gpu_of(now: Snapshot) -> dict[str, str]:
+def _gpu_of(now: Snapshot) -> dict[DeviceUuid, GpuUuid]:
     """MIG device UUID to GPU UUID, for all GPUs ever observed."""
     known = now.observed.node.known.values()
     return {device.uuid: gpu.uuid for gpu in known for device in gpu.mig_devices}
 
 
 def _next_serving(
-    draft: NodeDraft, now: Snapshot, settle_s: float, gpu_of: Mapping[str, str]
-) -> dict[str, GpuServing]:
+    draft: NodeDraft, now: Snapshot, settle_s: float, gpu_of: Mapping[DeviceUuid, GpuUuid]
+) -> dict[GpuUuid, GpuServing]:
     """What every GPU serves next.
 
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
@@ -141,7 +142,7 @@ def _next_serving(
 
 
 def _gpu_plan(
-    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[LedgerEntry, ...]]
+    uuid: GpuUuid, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[GpuUuid, tuple[LedgerEntry, ...]]
 ) -> GpuPlan:
     steps = () if draft.transaction is None else _steps_of(uuid, draft.transaction)
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
@@ -157,12 +158,12 @@ def _gpu_plan(
     )
 
 
-def _steps_of(uuid: str, transaction: Transaction) -> tuple[Step, ...]:
+def _steps_of(uuid: GpuUuid, transaction: Transaction) -> tuple[Step, ...]:
     return tuple(step for step in transaction.steps if uuid in gpus_of(step))
 
 
 def _phase(
-    uuid: str, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[str, tuple[LedgerEntry, ...]]
+    uuid: GpuUuid, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[GpuUuid, tuple[LedgerEntry, ...]]
 ) -> tuple[Phase, str]:
     """The first phase that applies, and why."""
     waits = waiting_gpus.get(uuid)
@@ -185,7 +186,7 @@ def _phase(
 
 
 def _is_ready(
-    transaction: Transaction, draft: NodeDraft, now: Snapshot, serving: Mapping[str, GpuServing]
+    transaction: Transaction, draft: NodeDraft, now: Snapshot, serving: Mapping[GpuUuid, GpuServing]
 ) -> bool:
     """Whether it can be carried out: no share that it destroys or stops can be held or allocated any more.
 
@@ -201,11 +202,11 @@ def _is_ready(
     )
 
 
-def _is_due(gpu: str, now: Snapshot) -> bool:
+def _is_due(gpu: GpuUuid, now: Snapshot) -> bool:
     return gpu not in now.attempts or now.attempts[gpu].again_s <= now.now_s
 
 
-def _may_change(gpu: str, draft: NodeDraft, now: Snapshot, serving: Mapping[str, GpuServing]) -> bool:
+def _may_change(gpu: GpuUuid, draft: NodeDraft, now: Snapshot, serving: Mapping[GpuUuid, GpuServing]) -> bool:
     """Nothing blocks it, and it serves now and next only what its steps do not touch."""
     if draft.gpus[gpu].stuck is not None or gpu in now.unknown:
         return False

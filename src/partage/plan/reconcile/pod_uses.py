@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from partage.model.gpu import Inventory
-from partage.model.ids import ShareId
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, ShareId, device_of
 from partage.model.step import GpuUse, UseKind
 from partage.plan.serve.ledger import LedgerEntry
 
@@ -22,15 +22,15 @@ def entry_uses(entries: Iterable[LedgerEntry], inventory: Inventory) -> tuple[Gp
     return _uses(named, inventory)
 
 
-def _uses(held: Iterable[tuple[str, str]], inventory: Inventory) -> tuple[GpuUse, ...]:
+def _uses(held: Iterable[tuple[str, ShareId]], inventory: Inventory) -> tuple[GpuUse, ...]:
     """held: pairs of a pod's name and the id of a share."""
-    gpu_of: dict[str, str] = {}
+    parts: dict[DeviceUuid, tuple[GpuUuid, MigUuid | None]] = {}
     for gpu in inventory:
-        gpu_of[gpu.uuid] = gpu.uuid
-        gpu_of |= {device.uuid: gpu.uuid for device in gpu.mig_devices}
+        parts[gpu.uuid] = gpu.uuid, None
+        parts |= {device.uuid: (gpu.uuid, device.uuid) for device in gpu.mig_devices}
     uses: dict[GpuUse, None] = {}
     for name, share in held:
-        device = ShareId.parse(share).device
-        if (gpu_uuid := gpu_of.get(device)) is not None:
-            uses[GpuUse(gpu_uuid, UseKind.POD, name, device=None if device == gpu_uuid else device)] = None
+        if (part := parts.get(device_of(share))) is not None:
+            gpu_uuid, device = part
+            uses[GpuUse(gpu_uuid, UseKind.POD, name, device=device)] = None
     return tuple(uses)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from partage.model.gpu import Gpu, Inventory
+from partage.model.ids import GpuUuid
 
 
 def needs_reset(gpu: Gpu) -> bool:
@@ -22,7 +23,7 @@ def needs_reset(gpu: Gpu) -> bool:
     return gpu.architecture == "ampere"
 
 
-def reset_sets(inventory: Inventory) -> dict[str, tuple[str, ...]]:
+def reset_sets(inventory: Inventory) -> dict[GpuUuid, tuple[GpuUuid, ...]]:
     """For every GPU, by UUID: those that have to be reset together with it, itself among them, by index.
 
     A fabric manager that is not known to run is not relied on.
@@ -34,9 +35,9 @@ def reset_sets(inventory: Inventory) -> dict[str, tuple[str, ...]]:
     return {uuid: tuple(sorted(group, key=order.__getitem__)) for uuid, group in peers.items()}
 
 
-def _join(inventory: Inventory, groups: dict[str, set[str]]) -> None:
+def _join(inventory: Inventory, groups: dict[GpuUuid, set[GpuUuid]]) -> None:
     ampere = {gpu.uuid: gpu for gpu in inventory if gpu.architecture == "ampere"}
-    linked: dict[str, set[str]] = defaultdict(set)
+    linked: dict[GpuUuid, set[GpuUuid]] = defaultdict(set)
     for link in inventory.links:
         if link.nvlinks and link.a in ampere and link.b in ampere:
             linked[link.a].add(link.b)
@@ -48,7 +49,7 @@ def _join(inventory: Inventory, groups: dict[str, set[str]]) -> None:
             _merge(groups, uuid, other)
 
 
-def _merge(groups: dict[str, set[str]], a: str, b: str) -> None:
+def _merge(groups: dict[GpuUuid, set[GpuUuid]], a: GpuUuid, b: GpuUuid) -> None:
     both = groups[a] | groups[b]
     for uuid in both:
         groups[uuid] = both

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec.structs import replace
 
 from partage.model.gpu import ComputeMode, Gpu
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
 from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
@@ -108,7 +109,7 @@ def clients_in_the_way(steps: Iterable[Step], daemons: Iterable[DaemonState]) ->
     )
 
 
-def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str]:
+def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[DeviceUuid, str]:
     """Devices whose daemon takes no clients now, and why."""
     running = {one.device: one for one in daemons}
     reasons = {}
@@ -122,10 +123,10 @@ def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[str, str
 
 
 def slice_steps(
-    wants: Mapping[str, GpuSettings],
-    slices: Mapping[str, Interval],
-    originals: Mapping[str, OriginalSettings],
-) -> dict[str, SetTimeSlice]:
+    wants: Mapping[GpuUuid, GpuSettings],
+    slices: Mapping[GpuUuid, Interval],
+    originals: Mapping[GpuUuid, OriginalSettings],
+) -> dict[GpuUuid, SetTimeSlice]:
     """Time slices to set or restore, by GPU UUID.
 
     slices: what each GPU has now; GPUs that report none are left out and not changed.
@@ -141,8 +142,8 @@ def slice_steps(
 
 
 def note_originals(
-    steps: Iterable[Step], originals: Mapping[str, OriginalSettings]
-) -> dict[str, OriginalSettings]:
+    steps: Iterable[Step], originals: Mapping[GpuUuid, OriginalSettings]
+) -> dict[GpuUuid, OriginalSettings]:
     """``originals``, plus the settings that these steps are about to change for the first time."""
     known = dict(originals)
     for step in steps:
@@ -156,11 +157,11 @@ def note_originals(
 
 
 def needed_originals(
-    originals: Mapping[str, OriginalSettings],
-    wants: Mapping[str, GpuSettings],
-    modes: Mapping[str, ComputeMode],
-    slices: Mapping[str, Interval],
-) -> dict[str, OriginalSettings]:
+    originals: Mapping[GpuUuid, OriginalSettings],
+    wants: Mapping[GpuUuid, GpuSettings],
+    modes: Mapping[GpuUuid, ComputeMode],
+    slices: Mapping[GpuUuid, Interval],
+) -> dict[GpuUuid, OriginalSettings]:
     """The originals that are still needed: their settings are in use or not restored yet.
 
     modes, slices: what GPUs have now; for a GPU that is missing there all originals are kept.

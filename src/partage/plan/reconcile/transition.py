@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from msgspec import Struct, field
 
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
 from partage.plan.serve.ledger import HeldIds, LedgerEntry
@@ -40,16 +40,16 @@ class ListedShare(Frozen):
 
     offering: its offer. None for a foreign hold: a held id of which no offer is known; it is listed as
     unhealthy, so that the kubelet keeps it and allocates it to no other pod.
-    gpu: empty if a foreign hold is on no known GPU.
+    gpu: None if a foreign hold is on no known GPU.
     """
 
     resource: ResourceName
-    id: str
-    gpu: str
+    id: ShareId
+    gpu: GpuUuid | None
     offering: DeviceOffer | None
 
 
-_Hold = tuple[ResourceName, str]
+_Hold = tuple[ResourceName, ShareId]
 
 
 class _GpuHolds(Struct):
@@ -60,14 +60,14 @@ class _GpuHolds(Struct):
 
 
 def transition(
-    serving: Mapping[str, GpuServing],
+    serving: Mapping[GpuUuid, GpuServing],
     wanted: NodeOffer,
     held: HeldIds,
     now_s: float,
     settle_s: float,
     *,
-    gpu_of: Mapping[str, str] | None = None,
-) -> dict[str, GpuServing]:
+    gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
+) -> dict[GpuUuid, GpuServing]:
     """One step from ``serving`` towards ``wanted``, GPU by GPU.
 
     A GPU whose offer matches is not changed (and stops draining). One that serves nothing yet starts with
@@ -87,15 +87,15 @@ def transition(
 
 
 def foreign_holds(
-    serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
-) -> dict[str, list[tuple[ResourceName, str]]]:
-    """GPU UUID to held ids on it that belong to nothing it serves; key ``""``: on no GPU that is known."""
+    serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
+) -> dict[GpuUuid | None, list[_Hold]]:
+    """GPU UUID to held ids on it that belong to nothing it serves; key None: on no GPU that is known."""
     loads = _loads(answerable(serving), held, gpu_of or {})
     return {gpu: load.foreign for gpu, load in loads.items() if load.foreign}
 
 
 def listed(
-    serving: Mapping[str, GpuServing], held: HeldIds, gpu_of: Mapping[str, str] | None = None
+    serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
 ) -> dict[ResourceName, list[ListedShare]]:
     """The rows to publish, per resource in the order of ``resources_of``; foreign holds last.
 
@@ -114,14 +114,16 @@ def listed(
     return rows
 
 
-def answerable(serving: Mapping[str, GpuServing]) -> NodeOffer:
+def answerable(serving: Mapping[GpuUuid, GpuServing]) -> NodeOffer:
     """All offers for whose ids Allocate is answered, listed or not."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in serving.items()}
 
 
 def waiting(
-    serving: Mapping[str, GpuServing], entries: Iterable[LedgerEntry], gpu_of: Mapping[str, str] | None = None
-) -> dict[str, tuple[LedgerEntry, ...]]:
+    serving: Mapping[GpuUuid, GpuServing],
+    entries: Iterable[LedgerEntry],
+    gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
+) -> dict[GpuUuid, tuple[LedgerEntry, ...]]:
     """For every GPU that waits to change: the held ids, with holders, that it waits for.
 
     Empty tuple: none is held any more, and it waits for settle_s.
@@ -130,7 +132,7 @@ def waiting(
     if not moving:
         return {}
     by_hold = {(entry.resource, entry.id): entry for entry in entries}
-    ids: dict[ResourceName, set[str]] = {}
+    ids: dict[ResourceName, set[ShareId]] = {}
     for resource, share in by_hold:
         ids.setdefault(resource, set()).add(share)
     held = HeldIds({resource: frozenset(some) for resource, some in ids.items()})
@@ -141,7 +143,7 @@ def waiting(
     }
 
 
-def due_s(serving: Mapping[str, GpuServing], settle_s: float) -> float | None:
+def due_s(serving: Mapping[GpuUuid, GpuServing], settle_s: float) -> float | None:
     """When the next step can change something only because time passes; None: never."""
     return min(
         (now.empty_since_s + settle_s for now in serving.values() if now.empty_since_s is not None),
@@ -206,13 +208,13 @@ def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
     return old.keys() == new.keys() or (isolated and len({one.strategy for one in everything}) <= 1)
 
 
-def _terms(offer: GpuOffer) -> dict[str, set[tuple[object, ...]]]:
+def _terms(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:
     """Per device, what a share of it is.
 
     Not among it: where the device is found (index, nodes, NUMA node), the length of time slices, which a GPU
     changes under running containers, and rules for new requests (``single``).
     """
-    terms: dict[str, set[tuple[object, ...]]] = {}
+    terms: dict[DeviceUuid, set[tuple[object, ...]]] = {}
     for one in offer:
         share = (one.resource, one.strategy, one.shared, one.replicas, one.first, one.count)
         promise = (one.memory_bytes, one.threads_percent, one.guarantee, one.guard, one.profile)
@@ -223,38 +225,41 @@ def _terms(offer: GpuOffer) -> dict[str, set[tuple[object, ...]]]:
 # --- held ids and their offers --------------------------------------------------------------------
 
 
-def _loads(offers: NodeOffer, held: HeldIds, gpu_of: Mapping[str, str]) -> dict[str, _GpuHolds]:
+def _loads(
+    offers: NodeOffer, held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid]
+) -> dict[GpuUuid | None, _GpuHolds]:
     """The held ids of each GPU. The cost depends on the held ids, not on all ids."""
-    by_device: dict[str, list[DeviceOffer]] = {}
+    gpu_of = {**gpu_of, **{gpu: gpu for gpu in offers}}
+    by_device: dict[DeviceUuid, list[DeviceOffer]] = {}
     for offer in offers.values():
         for offering in offer:
             by_device.setdefault(offering.device, []).append(offering)
-    loads: dict[str, _GpuHolds] = {}
+    loads: dict[GpuUuid | None, _GpuHolds] = {}
     for resource, ids in held.ids.items():
-        for text in ids:
-            share = _parsed(text)
-            offerings = by_device.get(share.device, [])
-            gpu = offerings[0].gpu if offerings else gpu_of.get(share.device, share.device)
-            load = loads.setdefault(gpu if gpu in offers else "", _GpuHolds())
-            own = next((one for one in offerings if one.resource == resource and _has(one, share)), None)
+        for share in ids:
+            device, replica = _parsed(share)
+            offerings = by_device.get(device, [])
+            gpu = offerings[0].gpu if offerings else gpu_of.get(device)
+            load = loads.setdefault(gpu if gpu in offers else None, _GpuHolds())
+            own = next((one for one in offerings if one.resource == resource and _has(one, replica)), None)
             if own is None:
-                load.foreign.append((resource, text))
+                load.foreign.append((resource, share))
             else:
-                load.own.append(((resource, text), own))
+                load.own.append(((resource, share), own))
     return loads
 
 
-_parsed = lru_cache(maxsize=4096)(ShareId.parse)
+_parsed = lru_cache(maxsize=4096)(parse_share_id)
 """Cached: every turn asks about the same ids."""
 
 
-def _has(offering: DeviceOffer, share: ShareId) -> bool:
+def _has(offering: DeviceOffer, replica: int | None) -> bool:
     if offering.shared is Strategy.EXCLUSIVE:
-        return share.replica is None
-    return share.replica is not None and offering.first <= share.replica < offering.first + offering.count
+        return replica is None
+    return replica is not None and offering.first <= replica < offering.first + offering.count
 
 
-def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[str]) -> Iterable[str]:
+def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[ShareId]) -> Iterable[ShareId]:
     if now.draining or offering in now.leaving:
         return [share for share in offering.share_ids if share in held]
     return offering.share_ids

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from partage.model.gpu import ComputeMode, Gpu
+from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, weakest
 from partage.plan.reconcile.node_plan import Observed
 
 
-def verified(share: DeviceOffer, observed: Observed, watched: Collection[str]) -> Guarantee | None:
+def verified(share: DeviceOffer, observed: Observed, watched: Collection[GpuUuid]) -> Guarantee | None:
     """The guarantee that was seen in force; None where nothing could be seen.
 
     watched: UUIDs of GPUs whose use is watched at this moment.

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.gpu import Inventory
-from partage.model.ids import ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
 from partage.units import MIB
@@ -80,7 +80,7 @@ class AllocateResponder:
             *(f"{CDI_VENDOR}/{name}=all" for name, on in _extras(options) if on and name in cdi_classes),
         )
 
-    def answer(self, ids: Sequence[str]) -> ContainerAllocation:
+    def answer(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """The answer for one container. Raises AllocationRefused with NVIDIA's texts (golden cases)."""
         pieces = self._validated(ids)
         names = tuple(dict.fromkeys(piece.name for piece in pieces))
@@ -108,7 +108,7 @@ class AllocateResponder:
 
     # --- validation ---------------------------------------------------------------------------
 
-    def _validated(self, ids: Sequence[str]) -> list[_Piece]:
+    def _validated(self, ids: Sequence[ShareId]) -> list[_Piece]:
         if not ids:
             raise self._refusal("no device requested")
         for id_ in ids:
@@ -139,7 +139,7 @@ class AllocateResponder:
             return ()
         return (*(f"{CDI_VENDOR}/gpu={name}" for name in names), *self._cdi_extras)
 
-    def _annotations(self, ids: Sequence[str], cdi: tuple[str, ...]) -> dict[str, str]:
+    def _annotations(self, ids: Sequence[ShareId], cdi: tuple[str, ...]) -> dict[str, str]:
         if DeviceListStrategy.CDI_ANNOTATIONS not in self._options.device_list:
             return {}
         key = f"{self._options.cdi_annotation_prefix}nvidia-device-plugin_{_uuid_of(self._name, ids)}"
@@ -175,7 +175,7 @@ class AllocateResponder:
     def _totals(self, offerings: Iterable[DeviceOffer]) -> list[int]:
         """Memory of the devices of these shares, one sum for each GPU in the order of PARTAGE_GPUS."""
         whole = {offering.device: offering for offering in offerings}
-        by_gpu: dict[str, int] = {}
+        by_gpu: dict[GpuUuid, int] = {}
         for device, offering in whole.items():
             memory = self._memory_of.get(device) or offering.memory_bytes * offering.replicas
             by_gpu[offering.gpu] = by_gpu.get(offering.gpu, 0) + memory
@@ -233,7 +233,7 @@ def _features(options: Options) -> dict[str, str]:
     return {name: "enabled" for name, on in flags.items() if on}
 
 
-def _uuid_of(resource: ResourceName, ids: Sequence[str]) -> str:
+def _uuid_of(resource: ResourceName, ids: Sequence[ShareId]) -> str:
     """A UUID for the annotation's key. NVIDIA's is random; this one is computed from the ids, so answers are
     repeatable.
 
@@ -245,10 +245,10 @@ def _uuid_of(resource: ResourceName, ids: Sequence[str]) -> str:
 
 
 def _share_facts(
-    resource: ResourceName, ids: Sequence[str], offerings: Sequence[DeviceOffer]
+    resource: ResourceName, ids: Sequence[ShareId], offerings: Sequence[DeviceOffer]
 ) -> dict[str, str]:
     """``PARTAGE_*``: what the container has, and what is guaranteed."""
-    by_gpu: dict[str, list[DeviceOffer]] = {}
+    by_gpu: dict[GpuUuid, list[DeviceOffer]] = {}
     for offering in offerings:
         by_gpu.setdefault(offering.gpu, []).append(offering)
     strategies = {offering.strategy.value for offering in offerings}

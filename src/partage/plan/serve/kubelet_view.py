@@ -9,13 +9,13 @@ from msgspec import field
 
 from partage.model.gpu import Gpu
 from partage.model.health import Health
-from partage.model.ids import ResourceName
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable, listed
 from partage.plan.serve.ledger import HeldIds
 from partage.values import Frozen
 
-_Key = tuple[Mapping[str, GpuServing], int, Mapping[str, bool]]
+_Key = tuple[Mapping[GpuUuid, GpuServing], int, Mapping[DeviceUuid, bool]]
 
 
 class KubeletView(Frozen):
@@ -27,9 +27,9 @@ class KubeletView(Frozen):
 
     key: _Key
     by_resource: Mapping[ResourceName, tuple[DeviceRow, ...]]
-    gpu_of: Mapping[str, str]
+    gpu_of: Mapping[DeviceUuid, GpuUuid]
     offer: NodeOffer
-    late: Mapping[str, float] = field(default_factory=dict)
+    late: Mapping[ShareId, float] = field(default_factory=dict)
 
 
 EMPTY_VIEW = KubeletView(({}, -1, {}), {}, {}, {})
@@ -42,14 +42,14 @@ class ShareHealth(Frozen):
     whole: a GPU in MIG mode is offered as a whole (MIG strategy ``none``).
     """
 
-    known: Mapping[str, Gpu]
-    health: Mapping[str, Health]
-    unusable: Mapping[str, str]
+    known: Mapping[GpuUuid, Gpu]
+    health: Mapping[GpuUuid, Health]
+    unusable: Mapping[DeviceUuid, str]
     whole: bool = False
 
 
 def kubelet_view(
-    serving: Mapping[str, GpuServing],
+    serving: Mapping[GpuUuid, GpuServing],
     condition: ShareHealth,
     held: HeldIds,
     held_version: int,
@@ -59,7 +59,9 @@ def kubelet_view(
     settle_s: float,
 ) -> KubeletView:
     """The current view; ``before`` itself if nothing changes. held_version: of the ledger."""
-    gpu_of = {device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices}
+    gpu_of: dict[DeviceUuid, GpuUuid] = {
+        device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices
+    }
     offer = answerable(serving)
     healthy = _healthy(offer, condition)
     key: _Key = (serving, held_version, healthy)
@@ -79,12 +81,12 @@ def _is_ours(rows: Sequence[ListedShare]) -> bool:
 
 
 def _late(
-    serving: Mapping[str, GpuServing],
+    serving: Mapping[GpuUuid, GpuServing],
     rows: Mapping[ResourceName, Sequence[DeviceRow]],
     before: KubeletView,
     now_s: float,
     settle_s: float,
-) -> dict[str, float]:
+) -> dict[ShareId, float]:
     """Ids that were withdrawn recently, and until when they are answered.
 
     An id may be withdrawn long after its GPU began to wait: when its holder released it. The kubelet may be
@@ -95,7 +97,7 @@ def _late(
         return {}
     listed_now = {row.id for resource_rows in rows.values() for row in resource_rows}
     listed_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
-    late: dict[str, float] = {}
+    late: dict[ShareId, float] = {}
     for now in changing:
         began_s = math.inf if now.draining_since_s is None else now.draining_since_s
         withdrawn = (*now.offer, *now.leaving) if now.draining else now.leaving
@@ -107,7 +109,7 @@ def _late(
     return late
 
 
-def _device_rows(rows: Iterable[ListedShare], healthy: Mapping[str, bool]) -> Iterator[DeviceRow]:
+def _device_rows(rows: Iterable[ListedShare], healthy: Mapping[DeviceUuid, bool]) -> Iterator[DeviceRow]:
     for row in rows:
         if row.offering is None:
             yield DeviceRow(row.id, healthy=False)
@@ -115,13 +117,15 @@ def _device_rows(rows: Iterable[ListedShare], healthy: Mapping[str, bool]) -> It
             yield DeviceRow(row.id, healthy[row.offering.device], row.offering.numa_node)
 
 
-def _healthy(offer: NodeOffer, condition: ShareHealth) -> dict[str, bool]:
+def _healthy(offer: NodeOffer, condition: ShareHealth) -> dict[DeviceUuid, bool]:
     """Device UUID to whether its shares go to the kubelet as Healthy.
 
     The id of a device that was destroyed while held stays listed until the pod ends; no other pod may get it.
     """
     known, health = condition.known, condition.health
-    instances = {device.uuid: device.gi_id for gpu in known.values() for device in gpu.mig_devices}
+    instances: dict[DeviceUuid, int] = {
+        device.uuid: device.gi_id for gpu in known.values() for device in gpu.mig_devices
+    }
     return {
         one.device: one.device not in away and health[uuid].offered(instances.get(one.device))
         for uuid, devices in offer.items()
@@ -130,11 +134,11 @@ def _healthy(offer: NodeOffer, condition: ShareHealth) -> dict[str, bool]:
     }
 
 
-def _gone(offer: GpuOffer, gpu: Gpu | None, *, whole: bool) -> set[str]:
+def _gone(offer: GpuOffer, gpu: Gpu | None, *, whole: bool) -> set[DeviceUuid]:
     """Devices of one GPU that do not exist any more: MIG devices, and the GPU itself in MIG mode."""
     if gpu is None:
         return set()
-    there = {device.uuid for device in gpu.mig_devices}
+    there: set[DeviceUuid] = {device.uuid for device in gpu.mig_devices}
     if not gpu.mig_enabled or whole:
         there.add(gpu.uuid)
     return {one.device for one in offer} - there

@@ -19,7 +19,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.allocation import ContainerHold
-from partage.model.ids import ResourceName
+from partage.model.ids import ResourceName, ShareId
 from partage.values import Frozen
 
 
@@ -54,7 +54,7 @@ class LedgerEntry(Frozen):
     """
 
     resource: ResourceName
-    id: str
+    id: ShareId
     certainty: Certainty
     holders: tuple[Holder, ...]
     since_s: float
@@ -70,7 +70,7 @@ class LedgerEntry(Frozen):
 class HeldIds(Frozen):
     """Ids held now, by resource, for all GPUs."""
 
-    ids: Mapping[ResourceName, frozenset[str]] = field(default_factory=dict)
+    ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
 
 
 class _Past(Frozen):
@@ -84,7 +84,7 @@ class _Past(Frozen):
     free: bool = False
 
 
-_Names = dict[str, set[Holder]]
+_Names = dict[ShareId, set[Holder]]
 _NOBODY: frozenset[Holder] = frozenset()
 
 
@@ -99,8 +99,8 @@ class Ledger:
 
     def __init__(self, unlisted_grace_s: float = 120.0) -> None:
         self._grace_s = unlisted_grace_s
-        self._rows: dict[ResourceName, dict[str, LedgerEntry]] = {}
-        self._past: dict[ResourceName, dict[str, _Past]] = {}
+        self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
+        self._past: dict[ResourceName, dict[ShareId, _Past]] = {}
         self._version = 0
         self._entries: tuple[int, tuple[LedgerEntry, ...]] = (0, ())
         self._held: tuple[int, HeldIds] = (0, HeldIds())
@@ -110,7 +110,7 @@ class Ledger:
         """Increases with every change of an entry; equal versions mean equal entries."""
         return self._version
 
-    def allocated(self, resource: ResourceName, ids: Sequence[str], now_s: float) -> None:
+    def allocated(self, resource: ResourceName, ids: Sequence[ShareId], now_s: float) -> None:
         """Allocate returned these ids: for a new holder, or for the next container of the same pod."""
         for share in ids:
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
@@ -119,9 +119,9 @@ class Ledger:
     def offered_as_free(
         self,
         resource: ResourceName,
-        available: Collection[str],
+        available: Collection[ShareId],
         now_s: float,
-        must_include: Iterable[str] = (),
+        must_include: Iterable[ShareId] = (),
     ) -> None:
         """GetPreferredAllocation listed these ids: they are free, except those that must be included.
 
@@ -151,7 +151,7 @@ class Ledger:
             self._observe(resource, said.get(resource, {}), asked_s)
 
     def proven(
-        self, resource: ResourceName, ids: Sequence[str], holders: Sequence[ContainerHold], asked_s: float
+        self, resource: ResourceName, ids: Sequence[ShareId], holders: Sequence[ContainerHold], asked_s: float
     ) -> None:
         """PreStartContainer came for exactly these ids, and PodResources, asked then at asked_s, returned
         ``holders``.
@@ -159,7 +159,7 @@ class Ledger:
         The container that is listed with exactly these ids is the one that starts. If there is none (an
         ordinary init container) or more than one, nothing is proven.
         """
-        held_by: dict[Holder, set[str]] = {}
+        held_by: dict[Holder, set[ShareId]] = {}
         for row in holders:
             if row.resource == resource:
                 held_by.setdefault(Holder(row.namespace, row.pod, row.container), set()).update(row.ids)
@@ -215,7 +215,7 @@ class Ledger:
         """Whether an entry that an answer does not list ends: it was listed before, or never for too long."""
         return entry.certainty is not Certainty.TENTATIVE or asked_s - entry.since_s >= self._grace_s
 
-    def _name(self, resource: ResourceName, share: str, named: set[Holder], asked_s: float) -> None:
+    def _name(self, resource: ResourceName, share: ShareId, named: set[Holder], asked_s: float) -> None:
         """An answer lists these containers with the id."""
         if self._changed_s(resource, share) >= asked_s:
             return
@@ -237,7 +237,7 @@ class Ledger:
         self,
         entry: LedgerEntry | None,
         resource: ResourceName,
-        share: str,
+        share: ShareId,
         holders: tuple[Holder, ...],
         asked_s: float,
     ) -> None:
@@ -249,7 +249,7 @@ class Ledger:
         self._put(LedgerEntry(resource, share, Certainty.OBSERVED, holders, since_s))
 
     def _prove(
-        self, resource: ResourceName, share: str, holder: Holder, named: set[Holder], asked_s: float
+        self, resource: ResourceName, share: ShareId, holder: Holder, named: set[Holder], asked_s: float
     ) -> None:
         """``holder`` starts with this id; other containers listed with it have released it."""
         entry = self._rows.get(resource, {}).get(share)
@@ -257,17 +257,17 @@ class Ledger:
         self._remember(resource, share, _Past(frozenset(named - {holder}), since_s))
         self._put(LedgerEntry(resource, share, Certainty.PROVEN, (holder,), since_s))
 
-    def _changed_s(self, resource: ResourceName, share: str) -> float:
+    def _changed_s(self, resource: ResourceName, share: ShareId) -> float:
         """When the id was last allocated or released; answers to earlier questions are out of date."""
         entry = self._rows.get(resource, {}).get(share)
         past = self._past.get(resource, {}).get(share)
         return max(entry.since_s if entry else -inf, past.since_s if past else -inf)
 
-    def _former(self, resource: ResourceName, share: str) -> frozenset[Holder]:
+    def _former(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
         past = self._past.get(resource, {}).get(share)
         return past.holders if past else _NOBODY
 
-    def _still_named(self, resource: ResourceName, share: str, named: set[Holder]) -> frozenset[Holder]:
+    def _still_named(self, resource: ResourceName, share: ShareId, named: set[Holder]) -> frozenset[Holder]:
         """Former holders that have been listed ever since; others are forgotten and would count as new."""
         past = self._past.get(resource, {}).get(share)
         if past is None:
@@ -277,13 +277,13 @@ class Ledger:
             self._remember(resource, share, replace(past, holders=still))
         return still
 
-    def _remember(self, resource: ResourceName, share: str, past: _Past) -> None:
+    def _remember(self, resource: ResourceName, share: ShareId, past: _Past) -> None:
         if past.holders or past.free:
             self._past.setdefault(resource, {})[share] = past
         else:
             self._past.get(resource, {}).pop(share, None)
 
-    def _give_up(self, resource: ResourceName, share: str) -> frozenset[Holder]:
+    def _give_up(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
         """All containers listed with the id until now."""
         entry = self._rows.get(resource, {}).get(share)
         return self._former(resource, share).union(entry.holders if entry else ())
@@ -294,7 +294,7 @@ class Ledger:
             rows[entry.id] = entry
             self._version += 1
 
-    def _drop(self, resource: ResourceName, share: str) -> None:
+    def _drop(self, resource: ResourceName, share: ShareId) -> None:
         rows = self._rows[resource]
         del rows[share]
         if not rows:

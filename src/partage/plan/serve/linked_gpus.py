@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from partage.model.gpu import Link
+from partage.model.ids import GpuUuid
 
 _NVLINK_SCORE = 100
 _STARTS_MOST = 16
@@ -36,9 +37,9 @@ def pair_score(link: Link) -> int:
 
 
 class LinkedGpus:
-    """The GPUs of a resource, by position, and the scores of their pairs."""
+    """The GPUs of a resource, by position, and the scores of their pairs. None: not a whole GPU, no links."""
 
-    def __init__(self, gpus: Sequence[str], links: Iterable[Link]) -> None:
+    def __init__(self, gpus: Sequence[GpuUuid | None], links: Iterable[Link]) -> None:
         positions = {gpu: position for position, gpu in enumerate(gpus)}
         self._scores = [[0] * len(gpus) for _ in gpus]
         for link in links:

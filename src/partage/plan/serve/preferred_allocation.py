@@ -7,6 +7,7 @@ from itertools import repeat
 
 from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link
+from partage.model.ids import DeviceUuid, GpuUuid, ShareId
 from partage.model.policy import AllocationPolicy, Strategy
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.linked_gpus import LinkedGpus
@@ -19,15 +20,16 @@ class _Device(Frozen):
     """One GPU or MIG device of the resource, and its shares.
 
     ids: of its shares, lowest first. first: number of its first share; the shares of a resource are
-    numbered device by device. gpu: number of the GPU that it is part of. whole: one share, a whole GPU.
+    numbered device by device. gpu: number of the GPU that it is part of. whole: UUID of the GPU that its one
+    share is; else None.
     group: devices whose shares one container can hold together. Each GPU under MPS is its own group,
     because a container's MPS shares must come from one GPU; all other devices are group -1.
     """
 
-    ids: tuple[str, ...]
+    ids: tuple[ShareId, ...]
     first: int
     gpu: int
-    whole: bool
+    whole: GpuUuid | None
     group: int
 
     @property
@@ -49,10 +51,11 @@ class PreferredAllocator:
         self._places = {id_: place for place, id_ in enumerate(ids)}
         self._grouped = any(device.group != -1 for device in self._devices)
         self._fullest_first = policy is AllocationPolicy.PACKED
-        gpus = [device.ids[0] if device.whole else "" for device in self._devices]
-        self._linked = LinkedGpus(gpus, links)
+        self._linked = LinkedGpus([device.whole for device in self._devices], links)
 
-    def prefer(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+    def prefer(
+        self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
+    ) -> list[ShareId]:
         """``size`` ids out of ``available``, with ``must_include`` first.
 
         Ids in ``available`` that the resource does not have are ignored: the kubelet's list may be older.
@@ -80,7 +83,7 @@ class PreferredAllocator:
             return [*must_include, *self._best_linked(counts, taken, size)]
         return [*must_include, *self._by_policy(free, counts, taken, missing)]
 
-    def _free(self, available: Sequence[str], must_include: Sequence[str]) -> bytearray:
+    def _free(self, available: Sequence[ShareId], must_include: Sequence[ShareId]) -> bytearray:
         """For each share 1 if it can be chosen; the byte after the last one is for unknown ids.
 
         Bytes instead of a set: each call has hundreds of ids, and this looks up each of them only once.
@@ -95,7 +98,7 @@ class PreferredAllocator:
 
     # --- whole GPUs ---------------------------------------------------------------------------
 
-    def _best_linked(self, counts: list[int], taken: list[int], size: int) -> list[str]:
+    def _best_linked(self, counts: list[int], taken: list[int], size: int) -> list[ShareId]:
         free = [number for number, count in enumerate(counts) if count]
         fixed = set(taken)
         best = self._linked.best(free, fixed, size - len(taken) + len(fixed))
@@ -103,7 +106,7 @@ class PreferredAllocator:
 
     # --- shares and MIG devices ---------------------------------------------------------------
 
-    def _by_policy(self, free: bytearray, counts: list[int], taken: list[int], missing: int) -> list[str]:
+    def _by_policy(self, free: bytearray, counts: list[int], taken: list[int], missing: int) -> list[ShareId]:
         """One share after the other, each from the device that ranks first at that moment."""
         ranking = _Ranking(self._devices, counts, taken, fullest_first=self._fullest_first)
         if self._grouped:
@@ -173,7 +176,7 @@ class _Ranking:
 
 def _devices_of(resource: Resource) -> list[_Device]:
     """The devices of a resource in its order; several rows of one device (MPS clients) become one."""
-    rows: dict[str, list[DeviceOffer]] = {}
+    rows: dict[DeviceUuid, list[DeviceOffer]] = {}
     for offering in resource.offerings:
         rows.setdefault(offering.device, []).append(offering)
     gpus = {gpu: number for number, gpu in enumerate(dict.fromkeys(row.gpu for row in resource.offerings))}
@@ -184,7 +187,7 @@ def _devices_of(resource: Resource) -> list[_Device]:
     return devices
 
 
-def _device(number: int, place: int, gpus: dict[str, int], offerings: list[DeviceOffer]) -> _Device:
+def _device(number: int, place: int, gpus: dict[GpuUuid, int], offerings: list[DeviceOffer]) -> _Device:
     first = offerings[0]
     ids = tuple(id_ for offering in offerings for id_ in offering.share_ids)
     # Allocate refuses several shares of a ``single`` device; here they are answered as by NVIDIA's plugin.
@@ -193,6 +196,6 @@ def _device(number: int, place: int, gpus: dict[str, int], offerings: list[Devic
         ids=ids,
         first=place,
         gpu=gpus[first.gpu],
-        whole=first.shared is Strategy.EXCLUSIVE and first.profile is None,
+        whole=first.gpu if first.shared is Strategy.EXCLUSIVE and first.profile is None else None,
         group=number if grouped else -1,
     )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from partage.model.cgroup import Owner, parse_cgroup
-from partage.model.ids import ShareId
+from partage.model.ids import DeviceUuid, GpuUuid, device_of
 from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
@@ -47,8 +47,8 @@ class ContainerUsage(Frozen):
     held.
     """
 
-    device: str
-    gpu: str
+    device: DeviceUuid
+    gpu: GpuUuid
     container: str
     pod: str
     holder: Holder | None
@@ -113,9 +113,9 @@ class ShareGrants(Frozen):
     shares whose holder or size is not certain.
     """
 
-    by: Mapping[tuple[str, Holder], tuple[DeviceOffer, ...]]
-    on: frozenset[tuple[str, Holder]]
-    doubtful: frozenset[str]
+    by: Mapping[tuple[DeviceUuid, Holder], tuple[DeviceOffer, ...]]
+    on: frozenset[tuple[GpuUuid, Holder]]
+    doubtful: frozenset[DeviceUuid]
 
 
 def grants(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
@@ -126,13 +126,13 @@ def grants(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
         for offering in gpu_offer
         for share in offering.share_ids
     }
-    by: dict[tuple[str, Holder], tuple[DeviceOffer, ...]] = {}
-    on: set[tuple[str, Holder]] = set()
-    doubtful: set[str] = set()
+    by: dict[tuple[DeviceUuid, Holder], tuple[DeviceOffer, ...]] = {}
+    on: set[tuple[GpuUuid, Holder]] = set()
+    doubtful: set[DeviceUuid] = set()
     for entry in entries:
         offering = offerings.get((entry.resource, entry.id))
         if offering is None:
-            doubtful.add(ShareId.parse(entry.id).device)  # of an earlier policy: its size is not known
+            doubtful.add(device_of(entry.id))  # of an earlier policy: its size is not known
         elif entry.holder is None:
             doubtful |= {offering.device, offering.gpu}
         else:
@@ -146,7 +146,7 @@ def watch(
     processes: Processes,
     names: Mapping[str, Holder],
     granted: ShareGrants,
-    watch_of: Mapping[str, WatchAction],
+    watch_of: Mapping[GpuUuid, WatchAction],
 ) -> WatchResult:
     """Check every container. names: container id to its names, only exact ones.
 
@@ -158,7 +158,7 @@ def watch(
         holder = names.get(owner.container)
         return holder is not None and (server.device or server.gpu, holder) in granted.by
 
-    owned: dict[tuple[str, str, str], list[GpuProcess]] = {}
+    owned: dict[tuple[GpuUuid, DeviceUuid, str], list[GpuProcess]] = {}
     owners: dict[str, Owner] = {}
     unattributed: list[GpuProcess] = []
     for row in processes.rows:
@@ -179,7 +179,7 @@ def watch(
 
 
 def _usage(
-    device: str, owner: Owner, rows: Sequence[GpuProcess], holder: Holder | None, granted: ShareGrants
+    device: DeviceUuid, owner: Owner, rows: Sequence[GpuProcess], holder: Holder | None, granted: ShareGrants
 ) -> ContainerUsage:
     shares = granted.by.get((device, holder), ()) if holder else ()
     if shares:

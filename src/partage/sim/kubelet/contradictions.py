@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.messages import API_VERSION, HEALTHY, UNHEALTHY
-from partage.model.ids import is_reserved_domain
+from partage.model.ids import ShareId, is_reserved_domain
 
 LONGEST_ID = 63
 """In characters. The limit is documented; the kubelet does not enforce it."""
@@ -45,7 +45,7 @@ def in_list(devices: Sequence[pb.Device]) -> Iterator[str]:
 
 
 def in_preference(
-    answer: Sequence[str], available: Sequence[str], must_include: Sequence[str], size: int
+    answer: Sequence[ShareId], available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
 ) -> Iterator[str]:
     """What is wrong with a preferred allocation."""
     if len(answer) != size or len(set(answer)) != len(answer):

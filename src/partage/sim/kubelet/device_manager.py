@@ -22,6 +22,7 @@ from msgspec import Struct, field
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.messages import HEALTHY
 from partage.model.allocation import ContainerAllocation
+from partage.model.ids import ShareId
 from partage.sim.kubelet.holding import Holding, Holdings
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
 from partage.sim.kubelet.pod import Container, Pod
@@ -74,7 +75,7 @@ class DeviceManager:
         self._grace_s = grace_s
         self._asks_always = always_asks_preference
         self._forgiving = ignores_late_ends
-        self._devices: dict[str, dict[str, Device]] = {}
+        self._devices: dict[str, dict[ShareId, Device]] = {}
         self._endpoints: dict[str, Endpoint] = {}
         self._held: dict[str, dict[str, Holdings]] = {}
         self._admission = asyncio.Lock()
@@ -89,7 +90,9 @@ class DeviceManager:
     def listed(self, plugin: PluginClient, devices: Iterable[pb.Device]) -> None:
         """A plugin sent its list: it replaces the one before."""
         self._devices[plugin.resource] = {
-            device.ID: Device(device.health == HEALTHY, tuple(node.ID for node in device.topology.nodes))
+            ShareId(device.ID): Device(
+                device.health == HEALTHY, tuple(node.ID for node in device.topology.nodes)
+            )
             for device in devices
         }
 
@@ -123,7 +126,7 @@ class DeviceManager:
         self._forget_expired()
         return {resource: len(self.healthy(resource)) for resource in self._devices}
 
-    def devices(self) -> dict[str, dict[str, bool]]:
+    def devices(self) -> dict[str, dict[ShareId, bool]]:
         """Resource name to device ids, in the order of the list, and whether each is healthy."""
         self._forget_expired()
         return {
@@ -131,11 +134,11 @@ class DeviceManager:
             for resource, devices in self._devices.items()
         }
 
-    def healthy(self, resource: str) -> list[str]:
+    def healthy(self, resource: str) -> list[ShareId]:
         """In the order of the list."""
         return [name for name, device in self._devices.get(resource, {}).items() if device.healthy]
 
-    def device(self, resource: str, name: str) -> Device:
+    def device(self, resource: str, name: ShareId) -> Device:
         """The device as in the last list; an unhealthy one where the list no longer has it."""
         return self._devices.get(resource, {}).get(name, Device(healthy=False))
 
@@ -159,7 +162,7 @@ class DeviceManager:
             self.check()
 
     async def _admit(self, pod: Pod) -> None:
-        reusable: dict[str, list[str]] = {}
+        reusable: dict[str, list[ShareId]] = {}
         for container in pod.in_order:
             holdings = await self._allocate(container, reusable)
             self._held[pod.key][container.name] = holdings
@@ -168,7 +171,7 @@ class DeviceManager:
                 keeps = not pod.is_ordinary_init(container)
                 reusable[resource] = rest if keeps else [*rest, *holding.ids]
 
-    async def _allocate(self, container: Container, reusable: Mapping[str, Sequence[str]]) -> Holdings:
+    async def _allocate(self, container: Container, reusable: Mapping[str, Sequence[ShareId]]) -> Holdings:
         holdings: Holdings = {}
         for resource, count in container.requests.items():
             if count and resource in self._devices:  # other resources are not the device manager's
@@ -176,7 +179,7 @@ class DeviceManager:
                 holdings[resource] = Holding(tuple(ids), await self._ask(resource, ids))
         return holdings
 
-    async def _choose(self, resource: str, count: int, reusable: Sequence[str]) -> list[str]:
+    async def _choose(self, resource: str, count: int, reusable: Sequence[ShareId]) -> list[ShareId]:
         if not self.healthy(resource):
             raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
         chosen = self._shuffled(reusable)[:count]
@@ -194,8 +197,8 @@ class DeviceManager:
         return [*chosen, *list(dict.fromkeys(candidates))[:missing]]
 
     async def _preferred(
-        self, resource: str, free: Sequence[str], chosen: Sequence[str], count: int
-    ) -> list[str]:
+        self, resource: str, free: Sequence[ShareId], chosen: Sequence[ShareId], count: int
+    ) -> list[ShareId]:
         endpoint = self._endpoints[resource]
         if not endpoint.options.get_preferred_allocation_available:
             return []
@@ -209,7 +212,7 @@ class DeviceManager:
                 f"device plugin GetPreferredAllocation rpc failed with err: {error}"
             ) from error
 
-    async def _ask(self, resource: str, ids: Sequence[str]) -> ContainerAllocation:
+    async def _ask(self, resource: str, ids: Sequence[ShareId]) -> ContainerAllocation:
         try:
             return await self._running(resource).allocate(self._shuffled(ids))
         except PluginError as error:
@@ -251,16 +254,16 @@ class DeviceManager:
         """What every pod's containers hold, by the pod's key and the container's name."""
         return self._held
 
-    def in_use(self, resource: str) -> set[str]:
+    def in_use(self, resource: str) -> set[ShareId]:
         """Every id that some pod holds."""
         return {name for pod in self._held for name in self._ids(pod, resource)}
 
-    def _ids(self, pod_key: str, resource: str) -> Iterator[str]:
+    def _ids(self, pod_key: str, resource: str) -> Iterator[ShareId]:
         for holdings in self._held[pod_key].values():
             if resource in holdings:
                 yield from holdings[resource].ids
 
-    def _shuffled(self, ids: Iterable[str]) -> list[str]:
+    def _shuffled(self, ids: Iterable[ShareId]) -> list[ShareId]:
         order = list(ids)
         self._rng.shuffle(order)
         return order
@@ -268,7 +271,7 @@ class DeviceManager:
     def check(self) -> None:
         """Raises AssertionError where a device has two holders: that would be an error of this kubelet."""
         for resource in {resource for pod in self._held.values() for one in pod.values() for resource in one}:
-            holders: dict[str, str] = {}
+            holders: dict[ShareId, str] = {}
             for pod_key in self._held:
                 for name in set(self._ids(pod_key, resource)):
                     if holders.setdefault(name, pod_key) != pod_key:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
+from partage.model.ids import ShareId
 from partage.sim.kubelet.pod import ContainerStatus
 from partage.values import Frozen
 
@@ -13,7 +14,7 @@ from partage.values import Frozen
 class Holding(Frozen):
     """What one container holds of one resource. The answer is kept for restarts."""
 
-    ids: tuple[str, ...]
+    ids: tuple[ShareId, ...]
     answer: ContainerAllocation
 
 

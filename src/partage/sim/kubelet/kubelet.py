@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.registration import KUBELET_SOCKET
+from partage.model.ids import ShareId
 from partage.model.paths import check_socket_path
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.checkpoint import write_checkpoint
@@ -128,7 +129,7 @@ class EmbeddedKubelet:
         """Resource name to healthy devices, held ones included."""
         return self._manager.allocatable()
 
-    def devices(self) -> dict[str, dict[str, bool]]:
+    def devices(self) -> dict[str, dict[ShareId, bool]]:
         """Resource name to device ids, in the order of the last list, and whether each is healthy."""
         return self._manager.devices()
 
@@ -280,7 +281,7 @@ class EmbeddedKubelet:
             delay_s=lambda: self.behaviour.list_delay_s,
         )
 
-    def _numa_nodes(self, resource: str, name: str) -> tuple[int, ...]:
+    def _numa_nodes(self, resource: str, name: ShareId) -> tuple[int, ...]:
         return self._manager.device(resource, name).numa_nodes
 
     def _listed(self) -> Iterator[pb.PodResources]:

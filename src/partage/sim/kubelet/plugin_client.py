@@ -14,8 +14,9 @@ from h2.exceptions import H2Error
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
-from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong
+from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong, share_ids
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
+from partage.model.ids import ShareId
 from partage.sim.kubelet.contradictions import in_answer, in_list, in_preference
 
 PRE_START_TIMEOUT_S = 30.0
@@ -51,7 +52,9 @@ class PluginClient:
                     self._report_all(in_list(message.devices))
                     listed(message.devices)
 
-    async def preferred(self, available: Sequence[str], must_include: Sequence[str], size: int) -> list[str]:
+    async def preferred(
+        self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
+    ) -> list[ShareId]:
         """Raises PluginError."""
         request = pb.PreferredAllocationRequest()
         request.container_requests.add(
@@ -62,11 +65,11 @@ class PluginClient:
         if len(response.container_responses) != 1:
             self._report(f"{self.resource}: GetPreferredAllocation has no answer for its one container")
             return []
-        answer = list(response.container_responses[0].deviceIDs)
+        answer = share_ids(response.container_responses[0].deviceIDs)
         self._report_all(in_preference(answer, available, must_include, size))
         return answer
 
-    async def allocate(self, ids: Sequence[str]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """Raises PluginError."""
         request = pb.AllocateRequest()
         request.container_requests.add(devices_ids=ids)
@@ -78,7 +81,7 @@ class PluginClient:
         self._report_all(in_answer(response.container_responses[0]))
         return _answer(response.container_responses[0])
 
-    async def pre_start(self, ids: Sequence[str]) -> None:
+    async def pre_start(self, ids: Sequence[ShareId]) -> None:
         """Raises PluginError."""
         request = pb.PreStartContainerRequest(devices_ids=ids)
         with self._calling():

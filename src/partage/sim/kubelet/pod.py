@@ -10,6 +10,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.allocation import DeviceNode, Mount
+from partage.model.ids import ShareId
 from partage.values import Frozen
 
 
@@ -97,7 +98,7 @@ class ContainerStatus(Frozen):
     reason: str = ""
     message: str = ""
     restarts: int = 0
-    ids: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    ids: Mapping[str, tuple[ShareId, ...]] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()

@@ -13,12 +13,13 @@ from grpclib.server import Stream
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerBase
+from partage.model.ids import ShareId
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.values import Frozen
 
 _Request = TypeVar("_Request")
 
-NumaNodes = Callable[[str, str], tuple[int, ...]]
+NumaNodes = Callable[[str, ShareId], tuple[int, ...]]
 """Resource and device id to the NUMA nodes of the device."""
 
 
@@ -37,7 +38,7 @@ def _container(status: ContainerStatus, numa_nodes: NumaNodes) -> pb.ContainerRe
     return pb.ContainerResources(name=status.name, devices=devices)
 
 
-def entry(resource: str, name: str, numa_nodes: tuple[int, ...]) -> pb.ContainerDevices:
+def entry(resource: str, name: ShareId, numa_nodes: tuple[int, ...]) -> pb.ContainerDevices:
     """One device."""
     message = pb.ContainerDevices(resource_name=resource, device_ids=[name])
     if numa_nodes:

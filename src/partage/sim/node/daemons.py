@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from partage.errors import GpuInUse, NotFound, Unsupported
+from partage.model.ids import DeviceUuid
 from partage.model.mps import (
     SERVER,
     ClientLimits,
@@ -85,13 +86,13 @@ def _found(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
     return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), limits, multi_user, reason)
 
 
-def _clients(state: SimulatedNode, device: str) -> Iterable[ConnectedClient]:
+def _clients(state: SimulatedNode, device: DeviceUuid) -> Iterable[ConnectedClient]:
     for use in state.uses:
         process = None if use.pid is None else state.processes.get((use.gpu, use.pid))
         if process is not None and process.mps and device in (use.device, use.gpu) and use.pid is not None:
             yield ConnectedClient(use.pid, command=use.name)
 
 
-def _refuse_clients(state: SimulatedNode, device: str) -> None:
+def _refuse_clients(state: SimulatedNode, device: DeviceUuid) -> None:
     if names := tuple(str(client) for client in _clients(state, device)):
         raise GpuInUse(f"the MPS daemon of {device} has {', '.join(names)}", uses=names)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of, why_no_geometry
 from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, LostGpu, MigDevice, MigMode, NoDriver
+from partage.model.ids import GpuUuid
 from partage.model.layout import DoesNotFit, LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.model.step import GpuUse
@@ -148,7 +149,7 @@ def _new_use(state: SimulatedNode, fault: Occupy) -> GpuUse:
     return GpuUse(gpu.uuid, fault.kind, fault.name, fault.pid, uuid, fault.gi, fault.ci)
 
 
-def _with_process(state: SimulatedNode, fault: Occupy) -> Mapping[tuple[str, int], SimulatedProcess]:
+def _with_process(state: SimulatedNode, fault: Occupy) -> Mapping[tuple[GpuUuid, int], SimulatedProcess]:
     """The details of processes, with those of the fault. A process that comes later has a later start."""
     if fault.pid is None:
         return state.processes

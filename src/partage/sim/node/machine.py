@@ -9,6 +9,7 @@ from msgspec import field
 
 from partage.edges.files.catalogue import GpuModel
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
+from partage.model.ids import GpuUuid
 from partage.model.policy import Interval
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -39,7 +40,7 @@ def new_gpu(position: int, model: GpuModel, product: str, numa: int | None) -> G
     """A new GPU of that model. Its UUID is computed from model and position."""
     return Gpu(
         index=position,
-        uuid=derived_uuid("GPU", model.id, position),
+        uuid=GpuUuid(derived_uuid("GPU", model.id, position)),
         minor=position,
         product=product,
         architecture=model.architecture,

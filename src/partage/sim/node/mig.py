@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import Gpu, MigDevice
+from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem, PlacedItem, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
@@ -50,7 +51,7 @@ def new_device(
     """A new MIG device. ids: NVML's index, GPU instance id, compute instance id. seed: see create_layout."""
     index, gi, ci = ids
     return MigDevice(
-        uuid=derived_uuid("MIG", gpu.uuid, seed, gi, ci),
+        uuid=MigUuid(derived_uuid("MIG", gpu.uuid, seed, gi, ci)),
         index=index,
         gi_id=gi,
         ci_id=ci,
@@ -91,12 +92,12 @@ def ci_minor(gpu_minor: int, gi: int, ci: int) -> int:
     return gi_minor(gpu_minor, gi) + 1 + ci
 
 
-def compute_starts(devices: Sequence[MigDevice], known: Mapping[str, int]) -> dict[str, int]:
+def compute_starts(devices: Sequence[MigDevice], known: Mapping[MigUuid, int]) -> dict[MigUuid, int]:
     """UUID to first compute slice, for all MIG devices of one GPU instance.
 
     known: those whose first slice is known. The others follow each other, in the order of their ids.
     """
-    starts: dict[str, int] = {}
+    starts: dict[MigUuid, int] = {}
     following = 0
     for one in sorted(devices, key=lambda device: device.ci_id):
         starts[one.uuid] = known.get(one.uuid, following)
@@ -105,7 +106,7 @@ def compute_starts(devices: Sequence[MigDevice], known: Mapping[str, int]) -> di
 
 
 def free_compute_start(
-    devices: Sequence[MigDevice], starts: Mapping[str, int], slices: int, total: int
+    devices: Sequence[MigDevice], starts: Mapping[MigUuid, int], slices: int, total: int
 ) -> int | None:
     """The lowest compute slice from which ``slices`` of ``total`` are free side by side, or None.
 

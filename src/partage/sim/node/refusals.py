@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from partage.errors import GpuInUse, GpuLost, NotFound, Unsupported
 from partage.model.gpu import Gpu, MigMode
+from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse
 from partage.sim.node.state import SimulatedNode
 
 
-def answering_gpu(state: SimulatedNode, uuid: str) -> Gpu:
+def answering_gpu(state: SimulatedNode, uuid: GpuUuid) -> Gpu:
     """The GPU of that UUID. Raises GpuLost, NotFound."""
     for index, lost in state.lost.items():
         if uuid == lost.uuid or (index in state.gpus and uuid == state.gpus[index].uuid):
@@ -21,7 +22,7 @@ def answering_gpu(state: SimulatedNode, uuid: str) -> Gpu:
     return found
 
 
-def gpu_in_mig_mode(state: SimulatedNode, uuid: str, *, may_leave: bool = False) -> Gpu:
+def gpu_in_mig_mode(state: SimulatedNode, uuid: GpuUuid, *, may_leave: bool = False) -> Gpu:
     """The GPU of that UUID, if it is in MIG mode. may_leave: also while the mode is to end at the next reset.
 
     Raises GpuLost, NotFound, Unsupported.

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import load
 from partage.model.gpu import ComputeMode, Driver, Gpu, LostGpu, MigMode, RecoveryAction
 from partage.model.health import GpuCondition
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.resets import needs_reset
 from partage.sim.node.state import SimulatedDaemon, SimulatedNode, with_gpu
@@ -65,7 +66,9 @@ def mode_change_needs_reset(gpu: Gpu) -> bool:
     return model.mig_needs_reset if model else needs_reset(gpu)
 
 
-def daemons_in_phase(state: SimulatedNode, gpu: str | None, phase: DaemonPhase) -> dict[str, SimulatedDaemon]:
+def daemons_in_phase(
+    state: SimulatedNode, gpu: GpuUuid | None, phase: DaemonPhase
+) -> dict[DeviceUuid, SimulatedDaemon]:
     """All daemons; those of one GPU (None: of all GPUs) are in that phase."""
     return {
         device: replace(one, phase=phase) if gpu in (None, one.spec.gpu) else one

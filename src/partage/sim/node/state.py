@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver
 from partage.model.health import GpuCondition
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
 from partage.model.policy import Interval
 from partage.model.step import GpuUse, UseKind
@@ -39,7 +40,7 @@ class SimulatedDaemon(Frozen):
     def server(self) -> GpuUse:
         """The process of its server, which has the GPU or the MIG device open."""
         gpu, device = self.spec.gpu, self.spec.device
-        part = None if device == gpu else device
+        part = None if device == gpu else MigUuid(device)
         return GpuUse(gpu, UseKind.PROCESS, SERVER_PROGRAM, self.pid + 1, part)
 
 
@@ -72,12 +73,12 @@ class SimulatedNode(Frozen):
     boots: int = 0
     created: int = 0
     uses: tuple[GpuUse, ...] = ()
-    processes: Mapping[tuple[str, int], SimulatedProcess] = field(default_factory=dict)
+    processes: Mapping[tuple[GpuUuid, int], SimulatedProcess] = field(default_factory=dict)
     time_slices: Mapping[int, Interval | None] = field(default_factory=dict)
-    daemons: Mapping[str, SimulatedDaemon] = field(default_factory=dict)
+    daemons: Mapping[DeviceUuid, SimulatedDaemon] = field(default_factory=dict)
     processes_hidden: bool = False
     without_nodes: frozenset[int] = frozenset()
-    compute_starts: Mapping[str, int] = field(default_factory=dict)
+    compute_starts: Mapping[MigUuid, int] = field(default_factory=dict)
 
     @property
     def all_uses(self) -> tuple[GpuUse, ...]:

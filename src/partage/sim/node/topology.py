@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import combinations
 
 from partage.model.gpu import Gpu, Link, LinkPath
+from partage.model.ids import GpuUuid
 
 _NVSWITCH_LINKS = {
     "NVIDIA A100-SXM4-40GB": 12,
@@ -67,7 +68,7 @@ def _path(a: Gpu, b: Gpu) -> LinkPath:
     return LinkPath.SAME_CPU if a.numa_node == b.numa_node else LinkPath.CROSS_CPU
 
 
-def _nvlinks(a: Gpu, b: Gpu, mesh: dict[str, int]) -> int:
+def _nvlinks(a: Gpu, b: Gpu, mesh: dict[GpuUuid, int]) -> int:
     """mesh: UUID to position within the cube mesh."""
     if a.product != b.product:
         return 0

@@ -18,7 +18,7 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.policy import Interval
-from partage.sim.node.files.identifiers import index_number, pci_bus_id, uuid
+from partage.sim.node.files.identifiers import gpu_uuid, index_number, pci_bus_id
 from partage.sim.node.files.mig_syntax import read_instances
 from partage.sim.node.machine import new_gpu
 from partage.sim.node.topology import numa_node
@@ -113,7 +113,7 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
     return replace(
         gpu,
         index=index,
-        uuid=row.value("uuid", uuid, gpu.uuid),
+        uuid=row.value("uuid", gpu_uuid, gpu.uuid),
         minor=row.value("minor", index_number, index),
         architecture=row.value("architecture", _architecture, gpu.architecture),
         compute_capability=row.value("compute_capability", _capability, gpu.compute_capability),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from partage.codec.fields import Field
+from partage.model.ids import GpuUuid, MigUuid
 
 _HIGHEST_INDEX = 1023
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]{0,99}", re.ASCII)
@@ -16,9 +17,16 @@ def index_number(field: Field) -> int | None:
     return field.integer(0, _HIGHEST_INDEX)
 
 
-def uuid(field: Field) -> str | None:
-    """A UUID as the driver writes it."""
-    return field.matching(_UUID, "a UUID")
+def gpu_uuid(field: Field) -> GpuUuid | None:
+    """The UUID of a GPU as the driver writes it."""
+    text = field.matching(_UUID, "a UUID")
+    return None if text is None else GpuUuid(text)
+
+
+def mig_uuid(field: Field) -> MigUuid | None:
+    """The UUID of a MIG device as the driver writes it."""
+    text = field.matching(_UUID, "a UUID")
+    return None if text is None else MigUuid(text)
 
 
 def pci_bus_id(field: Field) -> str | None:

@@ -19,7 +19,7 @@ from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
 from partage.sim.node.files.gpu_syntax import GpuRow, read_gpu
-from partage.sim.node.files.identifiers import index_number, pci_bus_id, uuid
+from partage.sim.node.files.identifiers import gpu_uuid, index_number, pci_bus_id
 from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node.state import power_on
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -135,7 +135,7 @@ def _lost_gpus(top: Table) -> tuple[LostGpu, ...]:
     lost = [
         LostGpu(
             index=row.needed("index", index_number) or 0,
-            uuid=row.nullable("uuid", uuid, None),
+            uuid=row.nullable("uuid", gpu_uuid, None),
             pci_bus_id=row.nullable("pci_bus_id", pci_bus_id, None),
             reason=row.value("reason", Field.some_text, "GPU is lost"),
         )

@@ -6,9 +6,10 @@ from partage.codec.fields import Field, Table
 from partage.edges.files.catalogue import geometry_of
 from partage.model.geometry import instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
+from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.sim.node.files.identifiers import index_number, uuid
+from partage.sim.node.files.identifiers import index_number, mig_uuid
 from partage.sim.node.files.mig_checks import device_problem, layout_problems
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor
@@ -67,7 +68,9 @@ def _mig_device(row: Table, gpu: Gpu, index: int) -> MigDevice | None:
         return None
     placement, memory_bytes = found
     return MigDevice(
-        uuid=row.value("uuid", uuid, derived_uuid("MIG", gpu.uuid, "file", needed.gi, needed.ci)),
+        uuid=row.value(
+            "uuid", mig_uuid, MigUuid(derived_uuid("MIG", gpu.uuid, "file", needed.gi, needed.ci))
+        ),
         index=index,
         gi_id=needed.gi,
         ci_id=needed.ci,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, MigDevice
+from partage.model.ids import GpuUuid
 from partage.sim.node.files.machine_file import KIND, VERSION
 
 
@@ -46,7 +47,7 @@ def _driver(inventory: Inventory) -> dict[str, Any]:
     return {"no_driver": {"kind": driver.kind, "reason": driver.reason, "hint": driver.hint}}
 
 
-def _link(link: Link, index: dict[str, int]) -> dict[str, Any]:
+def _link(link: Link, index: dict[GpuUuid, int]) -> dict[str, Any]:
     path = link.path.word
     return {"a": index[link.a], "b": index[link.b], "path": path, "nvlinks": link.nvlinks}
 

@@ -1,67 +1,123 @@
-"""The answer to a demand, as a document and in sentences. Values in, text out."""
+"""The answer of ``plan --demand``, as a document and in sentences."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Literal
 
 from partage.errors import Problem
+from partage.faces.documents.document import Document, row
+from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
 from partage.plan.packing.candidates import Unavailable
 from partage.plan.packing.pack import PackedGpu, Packing, PriceProof
 from partage.text import count_of, gpus
+from partage.values import Frozen
 
 _MOST_MACHINES = 3
 
 
-def packing_rows(packing: Packing, unavailable: Sequence[Unavailable]) -> dict[str, Any]:
-    """The keys of the document."""
-    return {
-        "demand": {str(profile): count for profile, count in packing.demand.wanted},
-        "gpusUsed": packing.gpus_used,
-        "bound": packing.bound,
-        "gap": packing.gpus_used - packing.bound,
-        "disturbed": packing.disturbed,
-        "disturbedBound": packing.disturbed_bound,
-        "optimal": packing.optimal,
-        "proof": _proof_row(packing),
-        "gpusAvailable": packing.available,
-        "assignments": [_assignment_row(one) for one in packing.assignments],
-        "unavailable": [
-            {"machine": one.machine, "gpu": one.index, "uuid": one.uuid, "reason": one.reason}
-            for one in unavailable
-        ],
-    }
+class ProofRow(Frozen, omit_defaults=True):
+    """Why fewer do not suffice. prices, worth, spared: as in ``PriceProof``, where the prices prove it."""
+
+    sentences: tuple[str, ...]
+    prices: Mapping[str, str] | None = None
+    worth: str | None = None
+    spared: str | None = None
 
 
-def _assignment_row(one: PackedGpu) -> dict[str, Any]:
+class PackedDeviceRow(Frozen, omit_defaults=True):
+    """A MIG device that exists. uuid: None for a GPU instance without MIG devices.
+
+    start: its first memory slice, if it is destroyed.
+    """
+
+    uuid: MigUuid | None
+    profile: str
+    start: int | None = None
+
+
+class AssignmentRow(Frozen):
+    """What one GPU does for the demand. serves: profile to number. machine: None for this node."""
+
+    machine: str | None
+    gpu: int
+    uuid: GpuUuid
+    product: str
+    mig_mode_change: bool
+    layout: tuple[str, ...]
+    serves: Mapping[str, int]
+    reused: tuple[PackedDeviceRow, ...]
+    disturbed: tuple[PackedDeviceRow, ...]
+
+
+class UnavailableRow(Frozen):
+    """A GPU whose layout cannot be changed now."""
+
+    machine: str | None
+    gpu: int
+    uuid: GpuUuid | None
+    reason: str
+
+
+class PackingDocument(Document, kw_only=True):
+    """The answer of ``plan --demand``. gap: number of GPUs above the bound."""
+
+    kind: Literal["Packing"] = "Packing"
+    demand: Mapping[str, int]
+    gpus_used: int
+    bound: int
+    gap: int
+    disturbed: int
+    disturbed_bound: int
+    optimal: bool
+    proof: ProofRow
+    gpus_available: int
+    assignments: tuple[AssignmentRow, ...]
+    unavailable: tuple[UnavailableRow, ...]
+
+
+def packing_document(packing: Packing, unavailable: Sequence[Unavailable]) -> PackingDocument:
+    """The answer."""
+    return row(
+        PackingDocument,
+        packing,
+        demand={str(profile): count for profile, count in packing.demand.wanted},
+        gap=packing.gpus_used - packing.bound,
+        proof=_proof_row(packing),
+        gpus_available=packing.available,
+        assignments=tuple(_assignment_row(one) for one in packing.assignments),
+        unavailable=tuple(row(UnavailableRow, one, gpu=one.index) for one in unavailable),
+    )
+
+
+def _assignment_row(one: PackedGpu) -> AssignmentRow:
     gpu = one.candidate.gpu
-    return {
-        "machine": one.candidate.machine,
-        "gpu": gpu.index,
-        "uuid": gpu.uuid,
-        "product": gpu.product,
-        "migModeChange": not gpu.mig_enabled,
-        "layout": [str(item) for item in one.layout],
-        "serves": served_counts(one.serves),
-        "reused": [{"uuid": device.uuid, "profile": str(device.profile)} for device in one.reused],
-        "disturbed": [
-            {"uuid": gone.uuid, "profile": str(gone.item.profile), "start": gone.item.start}
-            for gone in one.disturbed
-        ],
-    }
+    return row(
+        AssignmentRow,
+        gpu,
+        machine=one.candidate.machine,
+        gpu=gpu.index,
+        mig_mode_change=not gpu.mig_enabled,
+        layout=tuple(map(str, one.layout)),
+        serves=served_counts(one.serves),
+        reused=tuple(PackedDeviceRow(device.uuid, str(device.profile)) for device in one.reused),
+        disturbed=tuple(
+            PackedDeviceRow(gone.uuid, str(gone.item.profile), gone.item.start) for gone in one.disturbed
+        ),
+    )
 
 
-def _proof_row(packing: Packing) -> dict[str, Any]:
-    row: dict[str, Any] = {"sentences": [gpus_sentence(packing), disturbed_sentence(packing)]}
-    if packing.proof is not None:
-        row["prices"] = {str(profile): str(price) for profile, price in packing.proof.prices}
-        row["worth"] = str(packing.proof.worth)
-        row["spared"] = str(packing.proof.spared)
-    return row
+def _proof_row(packing: Packing) -> ProofRow:
+    sentences = (gpus_sentence(packing), disturbed_sentence(packing))
+    proof = packing.proof
+    if proof is None:
+        return ProofRow(sentences)
+    prices = {str(profile): str(price) for profile, price in proof.prices}
+    return ProofRow(sentences, prices, str(proof.worth), str(proof.spared))
 
 
 def served_counts(items: Iterable[LayoutItem]) -> dict[str, int]:

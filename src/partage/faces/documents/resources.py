@@ -1,0 +1,128 @@
+"""What is offered under which resource name: the rows of ``resources``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from partage.faces.documents.document import row
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
+from partage.model.policy import Interval, Strategy
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
+from partage.plan.reconcile.verification import said
+from partage.values import Frozen
+
+Verify = Callable[[DeviceOffer], Guarantee | None]
+"""The guarantee of a share that was seen in force; None where nothing could be seen."""
+
+
+class DeviceRow(Frozen, kw_only=True, omit_defaults=True):
+    """One GPU or MIG device. uuid: None for a device that has still to be made.
+
+    Keys that do not apply are left out.
+    """
+
+    uuid: DeviceUuid | None
+    index: str | None = None
+    profile: str | None = None
+    sharing: Strategy
+    replicas: int
+    first_share: int
+    count: int
+    memory_bytes: int
+    guarantee: Guarantee
+    promised: Guarantee
+    verified: Guarantee | None
+    threads_percent: int | None = None
+    pipe: str = ""
+    interval: Interval | None = None
+    one_share_only: bool
+    planned: bool
+
+
+class ResourceGpuRow(Frozen):
+    """What one GPU adds to a resource. memory_bytes: of the smallest share, where shares differ."""
+
+    index: int
+    uuid: GpuUuid
+    count: int
+    strategy: Strategy
+    guarantee: Guarantee
+    promised: Guarantee
+    verified: Guarantee | None
+    memory_bytes: int
+    planned: bool
+    devices: tuple[DeviceRow, ...]
+
+
+class ResourceRow(Frozen):
+    """One resource: how many shares, how, with what guarantee, and on which GPUs.
+
+    guarantee: the weaker one of promised and verified, each the weakest of all shares.
+    strategy: ``mixed`` for several. None, as the guarantees: nothing is offered under this name any more.
+    """
+
+    name: ResourceName
+    count: int
+    strategy: str | None
+    guarantee: Guarantee | None
+    promised: Guarantee | None
+    verified: Guarantee | None
+    gpus: tuple[ResourceGpuRow, ...]
+
+
+def resource_rows(offer: NodeOffer, verify: Verify | None = None) -> tuple[ResourceRow, ...]:
+    """One row per resource name. offer: what is promised. verify: None where the node was not read back."""
+    check = verify or (lambda _share: None)
+    return tuple(_resource_row(resource, check) for resource in resources_of(offer).values())
+
+
+def _resource_row(resource: Resource, verify: Verify) -> ResourceRow:
+    by_gpu: dict[int, list[DeviceOffer]] = {}
+    for offering in resource.offerings:
+        by_gpu.setdefault(offering.gpu_index, []).append(offering)
+    strategies = {str(offering.strategy) for offering in resource.offerings}
+    return row(
+        ResourceRow,
+        resource,
+        strategy=strategies.pop() if len(strategies) == 1 else "mixed",
+        gpus=tuple(_gpu_row(offerings, verify) for offerings in by_gpu.values()),
+        **_guarantees(resource.offerings, verify),
+    )
+
+
+def _gpu_row(offerings: Sequence[DeviceOffer], verify: Verify) -> ResourceGpuRow:
+    first = offerings[0]
+    return ResourceGpuRow(
+        index=first.gpu_index,
+        uuid=first.gpu,
+        count=sum(offering.count for offering in offerings),
+        strategy=first.strategy,
+        memory_bytes=min(offering.memory_bytes for offering in offerings),
+        planned=any(offering.planned for offering in offerings),
+        devices=tuple(_device_row(offering, verify) for offering in offerings),
+        **_guarantees(offerings, verify),
+    )
+
+
+def _device_row(offering: DeviceOffer, verify: Verify) -> DeviceRow:
+    return row(
+        DeviceRow,
+        offering,
+        uuid=None if offering.planned else offering.device,
+        index=None if offering.planned else offering.index,
+        sharing=offering.shared,
+        first_share=offering.first,
+        one_share_only=offering.single,
+        **_guarantees([offering], verify),
+    )
+
+
+def _guarantees(offerings: Sequence[DeviceOffer], verify: Verify) -> dict[str, Any]:
+    seen = [verify(one) for one in offerings]
+    known = [one for one in seen if one is not None]
+    return {
+        "guarantee": weakest(said(one, found) for one, found in zip(offerings, seen, strict=True)),
+        "promised": weakest(one.guarantee for one in offerings),
+        "verified": weakest(iter(known)) if len(known) == len(seen) else None,
+    }

@@ -1,0 +1,80 @@
+"""The answer of ``show``: the node, what it offers, and what the agent says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from partage.faces.documents.document import Document, row
+from partage.faces.documents.node import NodeRow, node_row
+from partage.faces.documents.plan import HeldRow, held_row
+from partage.faces.documents.report import ReportDocument, ReportedGpuRow
+from partage.faces.documents.resources import ResourceRow, resource_rows
+from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
+from partage.model.share import NodeOffer
+from partage.values import Frozen
+
+
+class ShownShare(HeldRow):
+    """One held share. gpu: index of its GPU; None if the share is not offered any more."""
+
+    gpu: int | None
+
+
+class ShownAgent(Frozen):
+    """The agent, from its report at that time. policy: its source, empty for none.
+
+    reasons: everything that is wrong. troubles, pending: GPU UUID to what is wrong with it, and to why it is
+    not as the policy wants it. waited_for: GPUs that change once their shares are released.
+    """
+
+    version: str
+    at: str
+    policy: str
+    reasons: tuple[str, ...]
+    troubles: Mapping[GpuUuid, str]
+    waited_for: tuple[ReportedGpuRow, ...]
+    pending: Mapping[GpuUuid, str]
+
+
+class NodeAnswer(NodeRow, kw_only=True):
+    """A node, what it offers, and who holds it. agent: None where none runs, or a policy was given."""
+
+    resources: tuple[ResourceRow, ...]
+    held: tuple[ShownShare, ...]
+    agent: ShownAgent | None
+
+
+class NodeDocument(Document, NodeAnswer):
+    """The same as a document. ``kind`` is not among the keyword-only fields, and so it is written first."""
+
+    kind: Literal["Node"] = "Node"
+
+
+def node_document(inventory: Inventory, offer: NodeOffer, report: ReportDocument | None) -> NodeDocument:
+    """The answer. report: None where no agent runs, or a policy was given."""
+    return row(
+        NodeDocument,
+        node_row(inventory),
+        resources=resource_rows(offer),
+        held=() if report is None else shown_shares(report),
+        agent=None if report is None else _agent(report),
+    )
+
+
+def shown_shares(report: ReportDocument) -> tuple[ShownShare, ...]:
+    """The shares that are held."""
+    indexes = report.gpu_of_share
+    return tuple(row(ShownShare, held_row(entry), gpu=indexes.get(entry.id)) for entry in report.held)
+
+
+def _agent(report: ReportDocument) -> ShownAgent:
+    return row(
+        ShownAgent,
+        report,
+        version=report.agent.version,
+        policy=report.policy.source,
+        reasons=report.messages,
+        waited_for=report.waiting,
+    )

@@ -1,0 +1,97 @@
+"""The answer of ``simulate``, and what the picture needs of an ending."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from msgspec.structs import replace
+
+from partage.faces.documents.document import Document, row
+from partage.faces.documents.node import NodeRow, node_row
+from partage.faces.documents.resources import ResourceRow, resource_rows
+from partage.faces.report import verify_of
+from partage.lab.stories.model import Story
+from partage.lab.stories.play import StoryEnding, StoryScene
+from partage.model.ids import GpuUuid, ShareId
+from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
+from partage.values import Frozen
+
+
+class PodRow(Frozen):
+    """One pod."""
+
+    namespace: str
+    name: str
+    phase: PodPhase
+    reason: str
+    message: str
+    containers: tuple[ContainerStatus, ...]
+
+
+class SimulationDocument(Document, kw_only=True):
+    """How the story went, and how the node stands at its end. policy: the name of its file."""
+
+    kind: Literal["Simulation"] = "Simulation"
+    title: str
+    machine: str
+    policy: str | None
+    passed: bool
+    scenes: tuple[StoryScene, ...]
+    contradictions: tuple[str, ...]
+    capacity: Mapping[str, int]
+    allocatable: Mapping[str, int]
+    resources: tuple[ResourceRow, ...]
+    node: NodeRow
+    pods: tuple[PodRow, ...]
+
+
+def simulation_document(story: Story, ending: StoryEnding) -> SimulationDocument:
+    """The answer for a story that was played."""
+    report = ending.snapshot.report
+    return SimulationDocument(
+        title=story.title,
+        machine=story.machine.name,
+        policy=story.policy.name if story.policy else None,
+        passed=ending.good,
+        scenes=tuple(replace(scene, at_s=round(scene.at_s, 3)) for scene in ending.scenes),
+        contradictions=ending.contradictions,
+        capacity=ending.snapshot.capacity,
+        allocatable=ending.snapshot.allocatable,
+        resources=resource_rows(report.offer, verify_of(report)) if report else (),
+        node=node_row(ending.inventory),
+        pods=tuple(_pod_row(status) for status in ending.snapshot.pods),
+    )
+
+
+def _pod_row(status: PodStatus) -> PodRow:
+    containers = tuple(_in_order(container) for container in status.containers)
+    return row(PodRow, status, namespace=status.pod.namespace, name=status.pod.name, containers=containers)
+
+
+def _in_order(container: ContainerStatus) -> ContainerStatus:
+    """The same with ids and variables in an order that does not depend on chance."""
+    ids = {resource: tuple(sorted(ids)) for resource, ids in container.ids.items()}
+    return replace(container, ids=ids, env=dict(sorted(container.env.items())))
+
+
+def holders_of(ending: StoryEnding) -> dict[ShareId, str]:
+    """Share id to the pod that holds it, as the kubelet reports it."""
+    return {
+        share: status.pod.key
+        for status in ending.snapshot.pods
+        if status.holds
+        for container in status.containers
+        for ids in container.ids.values()
+        for share in ids
+    }
+
+
+def troubles_of(ending: StoryEnding) -> dict[GpuUuid, str]:
+    """GPU UUID to what is wrong with it, as the agent reports it."""
+    report = ending.snapshot.report
+    return {
+        gpu.uuid: f"{gpu.health.state}: {gpu.health.reason}"
+        for gpu in (report.gpus if report else ())
+        if not gpu.health.state.offered
+    }
