@@ -126,7 +126,7 @@ class Gpu(Frozen):
     product: name as NVML returns it. architecture: ``volta``, ``ampere``, ... or ``unknown``.
     pci_device_id: device and vendor id, ``0x233010de``, lower case.
     mig_mode: None for a GPU without MIG.
-    recovery: None if the driver does not report it.
+    recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     """
 
     index: int
@@ -144,6 +144,7 @@ class Gpu(Frozen):
     empty_instances: tuple[EmptyInstance, ...] = ()
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     recovery: RecoveryAction | None = None
+    persistence: bool | None = None
 
     @property
     def mig_enabled(self) -> bool:

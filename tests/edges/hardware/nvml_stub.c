@@ -16,6 +16,7 @@
  *                                 that have it, of C (compute, default), G (graphics), M (client of MPS)
  *   gpu.I.used BYTES              memory that is given out; gpu.I.reserved: what older calls count as given out, too
  *   gpu.I.slice 0-3               that nvidia-smi lets its slice be set, and which it is at first
+ *   gpu.I.cold MILLISECONDS       how long it takes to initialise it, at its first use in a session
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
  */
@@ -69,6 +70,7 @@ typedef struct { unsigned version; uint8_t cluster[16]; int status; uint32_t cli
 static int sessions;   /* how often nvmlInit was called and not yet undone */
 static int next_event; /* the first event that was not delivered */
 static u64 registered; /* GPUs with events, one bit each */
+static u64 warm;       /* GPUs that were initialised in this session, one bit each */
 
 /* The path of a file beside the library. */
 static const char *beside(char *path, size_t size, const char *name) {
@@ -260,7 +262,7 @@ int nvmlInitWithFlags(unsigned flags) {
 
 int nvmlShutdown(void) {
     if (!sessions) return UNINITIALIZED;
-    sessions--;
+    if (!--sessions) warm = 0;
     live()->sessions--;
     return OK;
 }
@@ -271,8 +273,14 @@ int nvmlSystemGetCudaDriverVersion_v2(int *to) { START(NULL); return number(look
 int nvmlDeviceGetCount_v2(unsigned *to) { START(NULL); *to = or_zero(lookup("count")); return OK; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) {
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     *to = HANDLE(GPU, (int)index, 0);
     START(*to);
+    pthread_mutex_lock(&one_at_a_time);
+    const char *found = text("gpu.%u.cold", index);
+    if (found && !(warm >> index & 1) && !(kept(*to) && kept(*to)->persistent)) pause_ms(atol(found));
+    warm |= 1ull << index;
+    pthread_mutex_unlock(&one_at_a_time);
     return OK;
 }
 

@@ -16,6 +16,7 @@ from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.draft import without_nodes
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.report import Report
+from partage.text import gpus
 from partage.values import Frozen
 
 
@@ -111,5 +112,9 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
                 yield ReadinessReason(
                     "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
                 )
+    if cold := [gpu.index for gpu in report.node.inventory if gpu.persistence is False]:
+        yield ReadinessReason(
+            "persistence-off", f"{gpus(cold)}: initialised anew by each first client, 1 to 3 s each"
+        )
     for reason in dict.fromkeys(without_nodes(report.node.inventory).values()):
         yield ReadinessReason("device-file-missing", f"MIG devices cannot be used: {reason}")

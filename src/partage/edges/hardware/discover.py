@@ -145,6 +145,7 @@ class Discovery:
             empty_instances=empty,
             compute_mode=nvml.compute_mode(handle),
             recovery=nvml.fields(handle).recovery,
+            persistence=nvml.persistence(handle),
         )
         return gpu, handle
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, TypeVar, cast
 
 from msgspec import Meta, Raw
+from msgspec.structs import replace
 
 from partage.codec.errors import from_error
 from partage.codec.values import CodecError, decode, encode
@@ -115,11 +116,17 @@ class HelperServer:
         allowed_uids: frozenset[int] = frozenset(),
         deadline_s: float = DEADLINE_S,
         step_deadline_s: float = STEP_DEADLINE_S,
+        cold_s: Callable[[], Awaitable[float]] | None = None,
     ) -> None:
-        """allowed_uids: users that may connect besides root and the user of this process."""
+        """allowed_uids: users that may connect besides root and the user of this process.
+
+        cold_s: asked at every greeting: how much longer than usual calls may take (``NvmlHardware.cold_s``).
+        """
         self._hardware = hardware
         self._allowed_uids = allowed_uids
         self._deadlines = CallDeadlines(deadline_s, step_deadline_s)
+        self._ask_cold_s = cold_s
+        self._cold_s = 0.0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._end: asyncio.Future[bool] | None = None
 
@@ -207,8 +214,14 @@ class HelperServer:
         function = VERBS.get(verb)
         if function is None:
             raise Unsupported(f"the helper has no verb {verb[:40]!r}")
-        async with self._deadlines.within(verb, _extra_s(verb, arguments)):
-            return await function(self._hardware, arguments)
+        async with self._deadlines.within(verb, _extra_s(verb, arguments) + self._cold_s):
+            result = await function(self._hardware, arguments)
+        return await self._with_cold_s(result) if isinstance(result, frames.Greeting) else result
+
+    async def _with_cold_s(self, greeting: frames.Greeting) -> frames.Greeting:
+        if self._ask_cold_s is not None:
+            self._cold_s = await self._ask_cold_s()
+        return replace(greeting, cold_s=self._cold_s)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         """An unexpected exception ends the helper."""

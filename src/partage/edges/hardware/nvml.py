@@ -17,7 +17,7 @@ from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_steps import NvmlSteps
 from partage.edges.hardware.persistence_mode import PersistenceMode
-from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
+from partage.edges.hardware.port import COLD_GPU_S, DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
 from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.reset import (
@@ -69,6 +69,9 @@ _WATCH_S = 5.0
 
 _CLOSE_S = 2.0
 
+_COUNT_S = 2.0
+"""How long a greeting may wait to know how many GPUs there are. To count them initialises none."""
+
 
 class NvmlHardware:
     """A node's GPUs, read and changed with NVML in this process. See ``edges.hardware.port.Hardware``.
@@ -111,6 +114,9 @@ class NvmlHardware:
         self._some_lost = False
         self._publish: Callable[[Events], None] | None = None
         self._interrupted = False
+        # The following fields are set on the worker's thread, and read by callers, too.
+        self._listed = 0
+        self._is_warm = False
 
     async def observe(self) -> Inventory:
         return await self._on_thread(self._observe)
@@ -145,10 +151,10 @@ class NvmlHardware:
                     case Reset():
                         await self._reset(step)
                     case SetTimeSlice():
-                        await self._worker.call(lambda: self._find(step.gpu), self._deadline_s)
+                        await self._worker.call(lambda: self._find(step.gpu), self._allowed_s())
                         await set_time_slice(self._host, step)
                     case _:
-                        return await self._worker.call(lambda: self._perform(step), self._act_deadline_s)
+                        return await self._worker.call(lambda: self._perform(step), self._step_allowed_s())
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
@@ -175,13 +181,12 @@ class NvmlHardware:
 
     async def _reset(self, step: Reset) -> None:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
-        if await self._worker.call(lambda: self._is_in_force(step), self._deadline_s):
+        if await self._worker.call(lambda: self._is_in_force(step), self._allowed_s()):
             return
         check_nvidia_smi(self._host)
-        before = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
+        before = await self._worker.call(lambda: self._prepare(step), self._allowed_s())
         output = await run_nvidia_smi(self._host, step.gpus)
-        # All GPUs are initialised again, which takes seconds for each.
-        await self._worker.call(lambda: self._conclude(step, before, output), self._act_deadline_s)
+        await self._worker.call(lambda: self._conclude(step, before, output), self._step_allowed_s())
 
     async def _end(self, step: EndProcess) -> None:
         """End a process. This takes a while and needs no session, so other calls do not have to wait."""
@@ -195,7 +200,22 @@ class NvmlHardware:
         """
         while not self._idle.is_set():
             await self._idle.wait()
-        return await self._worker.call(function, self._deadline_s)
+        await self._worker.call(self._open, self._allowed_s())
+        return await self._worker.call(lambda: self._warmed(function), self._allowed_s())
+
+    def _allowed_s(self) -> float:
+        """How long a call may take: longer while the GPUs may be cold, because the session is new."""
+        return self._deadline_s + (0.0 if self._is_warm else self._listed * COLD_GPU_S)
+
+    def _step_allowed_s(self) -> float:
+        """How long a step may take. It may open a session anew, with all GPUs cold."""
+        return self._act_deadline_s + self._listed * COLD_GPU_S
+
+    async def cold_s(self) -> float:
+        """How much longer than usual a call may take here if the GPUs are cold; 0 if there is no driver."""
+        with contextlib.suppress(HardwareError):
+            await self._worker.call(self._open, min(self._deadline_s, _COUNT_S))
+        return self._listed * COLD_GPU_S
 
     def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
         def publish(events: Events) -> None:
@@ -205,6 +225,12 @@ class NvmlHardware:
         return publish
 
     # --- on the worker's thread --------------------------------------------------------------------
+
+    def _warmed(self, function: Callable[[], T]) -> T:
+        """What the function returns; all GPUs are initialised then."""
+        result = function()
+        self._is_warm = self._nvml.is_open
+        return result
 
     def _observe(self) -> Inventory:
         missing = self._open()
@@ -289,6 +315,8 @@ class NvmlHardware:
             if missing is not None:
                 self._interrupted = True
                 return missing
+            with contextlib.suppress(HardwareError):  # the call that opens the session meets it, too
+                self._listed = self._nvml.count()
             self._persistence.restore(self._nvml)
         if self._watch is None and self._publish is not None:
             self._begin_watch(self._publish)
@@ -311,7 +339,8 @@ class NvmlHardware:
     def _end_session(self) -> None:
         """Close the session, the watch first: NVML must not be shut down while a thread waits in it."""
         if self._watch is not None:
-            if not self._watch.stop(_WATCH_S):
+            if not self._watch.stop(_WATCH_S + self._allowed_s() - self._deadline_s):
                 raise HardwareTimeout("the wait for the driver's events does not end")
             self._watch = None
+        self._is_warm = False
         self._nvml.close()

@@ -32,6 +32,12 @@ minutes.
 """
 
 
+COLD_GPU_S = 5.0
+"""Seconds for each GPU that the first call of a session may take longer: without persistence mode the driver
+initialises a GPU when the first client opens it, which takes 1 to 3 s, one after the other.
+"""
+
+
 def longer_s(step: Step) -> float:
     """Seconds that a caller waits for this step beyond STEP_DEADLINE_S."""
     return RESET_DEADLINE_S if isinstance(step, Reset) else 0.0

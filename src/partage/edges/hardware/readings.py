@@ -199,6 +199,11 @@ class Nvml(Binding):
             memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.used) if memory else None
 
+    def persistence(self, handle: Handle) -> bool | None:
+        """Whether persistence mode is on: without it a GPU is initialised anew by each first client."""
+        mode = self.optional("nvmlDeviceGetPersistenceMode", handle)
+        return None if mode is None else bool(mode)
+
     def compute_mode(self, handle: Handle) -> ComputeMode:
         mode = self.optional("nvmlDeviceGetComputeMode", handle)
         return ComputeMode.DEFAULT if mode is None else ComputeMode(mode)

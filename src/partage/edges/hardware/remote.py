@@ -120,7 +120,7 @@ class RemoteHardware:
     ) -> T:
         """One request and its decoded answer. A helper that hangs or sends invalid data is replaced."""
         try:
-            async with self._deadlines.within(verb, extra_s):
+            async with self._deadlines.within(verb, extra_s + connection.cold_s):
                 answer = await connection.request(verb, None, arguments)
             return decode(kind, answer)
         except HardwareTimeout as error:
