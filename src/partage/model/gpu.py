@@ -126,6 +126,7 @@ class Gpu(Frozen):
     product: name as NVML returns it. architecture: ``volta``, ``ampere``, ... or ``unknown``.
     pci_device_id: device and vendor id, ``0x233010de``, lower case.
     mig_mode: None for a GPU without MIG.
+    mig_hidden: its MIG devices may not be read (root may); mig_devices is empty then.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     """
 
@@ -145,6 +146,7 @@ class Gpu(Frozen):
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     recovery: RecoveryAction | None = None
     persistence: bool | None = None
+    mig_hidden: bool = False
 
     @property
     def mig_enabled(self) -> bool:

@@ -600,8 +600,16 @@ int nvmlComputeInstanceDestroy(void *compute) {
     return said(__func__);
 }
 
+/* Bytes of a row in lists of version 3: drivers 535.43 to 535.86 have one more number in it. */
+static size_t wide_row(void) {
+    const char *driver = lookup("driver");
+    int major = 0, minor = 0;
+    if (driver) sscanf(driver, "%d.%d", &major, &minor);
+    return major == 535 && minor >= 43 && minor < 98 ? sizeof(Process) + sizeof(u64) : sizeof(Process);
+}
+
 /* Of a GPU all of its processes, of a MIG device its own. */
-static int processes(void *device, unsigned *count, Process *to, char kind) {
+static int processes(void *device, unsigned *count, void *to, size_t row, char kind) {
     unsigned room = *count, found = 0;
     const char *line;
     for (int n = 0; (line = text("gpu.%d.process.%d", GPU_OF(device), n)); n++) {
@@ -618,16 +626,22 @@ static int processes(void *device, unsigned *count, Process *to, char kind) {
             LiveCi *part = &kept(device)->ci[PART_OF(device)];
             if (part->gi != one.gi || part->ci != one.ci) continue;
         }
-        if (to && found < room) to[found] = one;
+        if (to && found < room) {
+            memset((char *)to + found * row, 0, row);
+            memcpy((char *)to + found * row, &one, sizeof one);
+        }
         found++;
     }
     *count = found;
     return found > room ? SMALL : OK;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'C'); }
-int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'G'); }
-int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'M'); }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, wide_row(), 'C'); }
+int nvmlDeviceGetComputeRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'C'); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, wide_row(), 'G'); }
+int nvmlDeviceGetGraphicsRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'G'); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, wide_row(), 'M'); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'M'); }
 
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
     START(device);

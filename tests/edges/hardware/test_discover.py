@@ -307,6 +307,13 @@ def test_mig_devices_have_names_placements_and_device_files(node: StubNode) -> N
     )
 
 
+def test_without_root_a_gpu_keeps_its_place_and_its_mig_devices_are_hidden(node: StubNode) -> None:
+    with_mig(node).write(**{"fail.nvmlDeviceGetGpuInstanceById": 4})
+    inventory = look(node)
+    (gpu,) = inventory.gpus
+    assert (gpu.mig_enabled, gpu.mig_devices, gpu.mig_hidden, inventory.lost) == (True, (), True, ())
+
+
 def test_instances_that_vanish_while_they_are_read_cost_a_second_look_at_most(node: StubNode) -> None:
     with_mig(node).write(**{"gpu.0.gi.9": None})
     inventory = look(node)

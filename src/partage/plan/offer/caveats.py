@@ -47,7 +47,15 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
             f"Persistence mode is off on {gpus(cold)}: the driver initialises a GPU anew for each first "
             "client, which takes 1 to 3 s. Run nvidia-persistenced."
         )
+    if hidden := mig_hidden(inventory):
+        yield Caveat(f"{hidden}; this plan takes them for absent.", certain=False)
     if any(o.shared is Strategy.MPS for some in offer.values() for o in some):
         yield Caveat(
             "Under MPS the limits apply to each process: two of one container can use its share twice."
         )
+
+
+def mig_hidden(inventory: Inventory) -> str:
+    """Which GPUs have MIG devices that may not be read, half a sentence; empty: none."""
+    hidden = [gpu.index for gpu in inventory if gpu.mig_hidden]
+    return f"The MIG devices of {gpus(hidden)} can be read by root only" if hidden else ""
