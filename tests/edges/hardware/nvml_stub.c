@@ -55,6 +55,7 @@ typedef struct {
 typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gi_slices, ci_slices; u64 memory; } Attributes;
 typedef struct { void *device; unsigned id, profile, start, size; } GiInfo;
 typedef struct { unsigned id, p2p, slices, rest[7]; u64 memory; } Profile;
+typedef struct { unsigned version, id, p2p, slices, rest[7]; u64 memory; char name[96]; } NamedProfile;
 typedef struct { unsigned id, slices, rest[7]; } ComputeProfile;
 typedef struct { unsigned start, size; } Place;
 typedef struct { void *device, *instance; unsigned id, profile, start, size; } CiInfo;
@@ -202,7 +203,7 @@ static int kind_of(const void *device, unsigned constant, Kind *to) {
 }
 
 static int kind_by_id(const void *device, unsigned id, Kind *to) {
-    for (unsigned constant = 0; constant < 18; constant++)
+    for (unsigned constant = 0; constant < 64; constant++)
         if (kind_of(device, constant, to) && to->id == id) return 1;
     return 0;
 }
@@ -459,9 +460,21 @@ int nvmlGpuInstanceGetInfo(void *instance, GiInfo *to) {
     return found && sscanf(found, "%u %u %u", &to->profile, &to->start, &to->size) == 3 ? OK : NOT_FOUND;
 }
 
+/* How many kinds of GPU instances the library knows: one of R525 knows 10. */
+static unsigned most_profiles(void) { const char *found = lookup("profiles"); return found ? (unsigned)atoi(found) : 10; }
+
+/* Version 2, with the name: key "gpu.I.profile.N.name". */
+int nvmlDeviceGetGpuInstanceProfileInfoV(void *device, unsigned constant, NamedProfile *to) {
+    START(device);
+    if (constant >= most_profiles()) return INVALID_ARGUMENT;
+    const char *name = text("gpu.%d.profile.%u.name", GPU_OF(device), constant);
+    if (!name) return VERSION_MISMATCH;
+    return copy(to->name, sizeof to->name, name);
+}
+
 int nvmlDeviceGetGpuInstanceProfileInfo(void *device, unsigned constant, Profile *to) {
     START(device);
-    if (constant > 9) return INVALID_ARGUMENT; /* a library of R525 knows no more */
+    if (constant >= most_profiles()) return INVALID_ARGUMENT;
     Kind kind;
     if (!kind_of(device, constant, &kind)) return NOT_SUPPORTED;
     to->id = kind.id;

@@ -314,6 +314,14 @@ def test_without_root_a_gpu_keeps_its_place_and_its_mig_devices_are_hidden(node:
     assert (gpu.mig_enabled, gpu.mig_devices, gpu.mig_hidden, inventory.lost) == (True, (), True, ())
 
 
+def test_profiles_are_asked_for_until_the_library_knows_no_more(node: StubNode) -> None:
+    """A constant that is newer than this version: its attribute is in the name that the driver says."""
+    with_mig(node).write(**{"profiles": 23, "gpu.0.profile.7": None, "gpu.0.profile.21": "20 1"})
+    assert "is not known" in look(node).lost[0].reason
+    node.write(**{"gpu.0.profile.21.name": "MIG 1g.10gb+new"})
+    assert look(node).gpus[0].mig_devices[2].profile == "1g.10gb+new"
+
+
 def test_instances_that_vanish_while_they_are_read_cost_a_second_look_at_most(node: StubNode) -> None:
     with_mig(node).write(**{"gpu.0.gi.9": None})
     inventory = look(node)
