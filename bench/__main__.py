@@ -62,19 +62,19 @@ def main() -> None:
     go = None if options.grpcio else go_binary()
     with client(go) as caller:
         _heading(effort, caller)
-        begun = starts(sliced(48), effort.starts)
+        started = starts(sliced(48), effort.starts)
         cells, plain, costs = _calls(caller, go, effort)
         weather = storm(caller, effort.storm_s, effort.kills)
     slower = _slower(plain)
     _print_calls(cells, slower)
     _print_plain(plain, slower)
-    _print_costs(begun, costs)
+    _print_costs(started, costs)
     _print_storm(weather)
     _print_plan(effort)
     mig = bench_mig.measure()
     print(f"\n{bench_mig.line(mig)}")
     _print_packing()
-    _print_budgets(begun, cells, costs, weather, slower)
+    _print_budgets(started, cells, costs, weather, slower)
     _verdict("MIG planned for 8 GPUs, ms, the worst case", mig.worst, bench_mig.BUDGET_MS)
 
 
@@ -206,14 +206,14 @@ def _print_plain(plain: Sequence[Cell], slower: float) -> None:
         _row(cell.what, cell.p50, cell.p99)
 
 
-def _print_costs(begun: Starts, costs: Costs) -> None:
+def _print_costs(started: Starts, costs: Costs) -> None:
     print()
     _row("processes, 8 x 48, policy, HTTP", "ours", "agent", "helper", "NVIDIA")
-    _row("exec to Register, ms", begun.register, None, None, peer.EXEC_TO_REGISTER_MS)
-    _row("  the slowest of all starts", begun.slowest)
-    _row("  processor time until then, ms", None, begun.agent_cpu, begun.helper_cpu)
-    _row("first device list, ms", begun.first_list, None, None, peer.FIRST_LIST_MS)
-    _row("kubelet restart to Register, ms", begun.again, None, None, peer.KUBELET_RESTART_MS)
+    _row("exec to Register, ms", started.register, None, None, peer.EXEC_TO_REGISTER_MS)
+    _row("  the slowest of all starts", started.slowest)
+    _row("  processor time until then, ms", None, started.agent_cpu, started.helper_cpu)
+    _row("first device list, ms", started.first_list, None, None, peer.FIRST_LIST_MS)
+    _row("kubelet restart to Register, ms", started.again, None, None, peer.KUBELET_RESTART_MS)
     _row("PSS, MiB", costs.both.pss, costs.agent.pss, costs.helper.pss, peer.IDLE_PSS_MIB)
     _row("  with no other Python around", costs.both.alone)
     _row("  after a scrape of /metrics", costs.scraped.pss)
@@ -247,7 +247,7 @@ def _print_packing() -> None:
     print("\n" + "\n".join(bench_packing.table()))
 
 
-def _print_budgets(begun: Starts, cases: Cases, costs: Costs, weather: Storm, slower: float) -> None:
+def _print_budgets(started: Starts, cases: Cases, costs: Costs, weather: Storm, slower: float) -> None:
     both = {cell.size: cell for cell in cases["8 x 48 shares"] if cell.what == "both"}
     print(f"\nbudgets (times as if both machines were equally fast); load at the end {_load()}")
     for size, times in ((1, 1.5), (4, 1.0), (8, 1.0)):
@@ -255,7 +255,7 @@ def _print_budgets(begun: Starts, cases: Cases, costs: Costs, weather: Storm, sl
         assert known is not None
         raw = both[size].p50 / known.p50
         _verdict(f"preferred + Allocate {size}, of NVIDIA's (raw {raw:.2f})", raw / slower, times)
-    _verdict("exec to Register, ms", begun.register, 500)
+    _verdict("exec to Register, ms", started.register, 500)
     _verdict("PSS of agent and helper, MiB", costs.both.pss, 55)
     _verdict("  with no other Python around", costs.both.alone, 55)
     _verdict("CPU at rest, ms per s", costs.rest.cpu_ms, 10)

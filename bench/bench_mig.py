@@ -17,13 +17,13 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from partage.edges.files.catalogue import geometry_of, load
+from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig, GpuCriteria, GpuEntry, Options, Policy
 from partage.model.step import GpuUse, UseKind
 from partage.plan.offer.desired import resolve
-from partage.plan.reconcile.known_node import recognise
+from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import plan_node
@@ -78,7 +78,7 @@ def cases(count: int = CASES) -> Iterator[Case]:
 
 
 def _laid_out(gpu: Gpu, layout: list[str], birth: str) -> Gpu:
-    model = load().by_id(MODEL)
+    model = load_catalogue().by_id(MODEL)
     assert model is not None
     assert model.geometry is not None
     devices = create_layout(gpu, model.geometry, [LayoutItem.parse(one) for one in layout], birth)
@@ -94,7 +94,7 @@ def _entry(index: int, layout: list[str]) -> GpuEntry:
 def decide(case: Case) -> MigPlan:
     """Everything between looking and answering."""
     desired = resolve(case.policy, case.inventory, geometry_of)
-    observed = Observed(recognise(None, case.inventory), daemons=(), uses=tuple(case.uses))
+    observed = Observed(with_observed(None, case.inventory), daemons=(), uses=tuple(case.uses))
     return plan_node(desired, Snapshot(0.0, observed), geometry_of).mig
 
 
@@ -107,9 +107,9 @@ def measure(count: int = CASES) -> Spent:
     gc.freeze()
     spent, plans = [], []
     for case in some:
-        begun = time.process_time()
+        started = time.process_time()
         plans.append(decide(case))
-        spent.append(1000 * (time.process_time() - begun))
+        spent.append(1000 * (time.process_time() - started))
     gc.unfreeze()
     planned = sum(len(plan.planned) for plan in plans)
     return Spent(statistics.median(spent), max(spent), planned, sum(len(plan.blocked) for plan in plans))

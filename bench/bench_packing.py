@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
+from partage.edges.files.catalogue import geometry_of, load_catalogue, why_no_geometry
 from partage.errors import Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.ids import DeviceUuid
@@ -75,7 +75,7 @@ def fleet(case: Case) -> tuple[Inventory, frozenset[DeviceUuid]]:
 
 
 def _gpu(index: int, model_id: str, chance: random.Random | None) -> Gpu:
-    model = load().by_id(model_id)
+    model = load_catalogue().by_id(model_id)
     assert model is not None
     assert model.geometry is not None
     gpu = new_gpu(index, model, model.products[0], 0)

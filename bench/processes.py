@@ -15,7 +15,7 @@ _MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+\s*(.*)$")
 class Memory:
     """MiB of several processes together.
 
-    pss:   each page by the number of processes that have it mapped, whoever they are.
+    pss:   each page divided by the number of processes of the whole machine that have it mapped.
     alone: the same where nothing else on the machine runs Python: files that these processes map count once.
     """
 

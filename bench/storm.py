@@ -171,7 +171,7 @@ def storm(client: Client, seconds: float, kills: int) -> Storm:
 def _let_pods_come(manager: _Manager, agent: _Agent, seconds: float, kills: int) -> list[float]:
     """Until every pod has been admitted, or long enough. Returns when the agent was killed.
 
-    It is killed between a pod's two calls, on another thread: Allocate is under way, or finds nobody.
+    It is killed between a pod's two calls, on another thread: Allocate is under way, or finds no agent.
     """
     began_s = time.monotonic()
     pods = [Pod(f"pod-{n}", began_s + n / PODS_PER_S) for n in range(round(seconds * PODS_PER_S))]

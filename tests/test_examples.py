@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.policy import load_policy
 from partage.faces.cli.main import run
 from partage.faces.input_files import configurations
@@ -73,7 +73,7 @@ def _fleet():
                 yield (
                     name,
                     entry.mig.items,
-                    [load().by_pci_device_id(one) for one in entry.select.device_filter],
+                    [load_catalogue().by_pci_device_id(one) for one in entry.select.device_filter],
                 )
 
 
@@ -85,7 +85,7 @@ def test_the_fleet_says_what_the_rule_of_its_names_says_for_every_card():
             assert model.geometry is not None
             assert Counter(items) == Counter(named_layouts(model.geometry)[name])
             seen.add(model.id)
-    assert seen == {model.id for model in load().models if model.geometry and model.pci_device_ids}
+    assert seen == {model.id for model in load_catalogue().models if model.geometry and model.pci_device_ids}
 
 
 def test_the_policies_come_in_both_formats():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 
@@ -31,3 +32,8 @@ def listed(items: Sequence[str], most: int) -> str:
     """``a, b, c and 4 more``."""
     shown = ", ".join(items[:most])
     return shown if len(items) <= most else f"{shown} and {len(items) - most} more"
+
+
+def counted(things: Iterable[object]) -> str:
+    """``2 x 3g.40gb + 1 x 1g.10gb``: equal things are counted, in the order in which they come first."""
+    return " + ".join(f"{count} x {thing}" for thing, count in Counter(things).items())

@@ -13,7 +13,7 @@ from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
 from partage.model.step import Created, EndClient, StartDaemon, Step
 from partage.plan.serve.ledger import Certainty, LedgerEntry
-from partage.plan.serve.watchdog import Violation, ViolationKind, grants, watch
+from partage.plan.serve.watchdog import Violation, ViolationKind, check_usage, grants_of
 from partage.sim.node.faults import FailCall, Occupy, Vacate
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -46,8 +46,8 @@ async def verdict(hardware: SimulatedHardware) -> Violation:
     )
     held = ((share_id(gpu, number), HOLDERS[who]) for number, who in enumerate((TRAIN, NOTEBOOK)))
     entries = [LedgerEntry(NAME, identity, Certainty.OBSERVED, (holder,), 0) for identity, holder in held]
-    granted = grants(entries, {gpu: (share,)})
-    found = watch(await hardware.processes(), HOLDERS, granted, {gpu: WatchAction.KILL})
+    granted = grants_of(entries, {gpu: (share,)})
+    found = check_usage(await hardware.processes(), HOLDERS, granted, {gpu: WatchAction.KILL})
     (one,) = (one for one in found.violations if one.concern is ViolationKind.OVER)
     assert one.usage.container == TRAIN
     return one

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from partage.agent.reconciler.executor import Executor, JournalFailed, TransactionEnd, layouts_before
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.journal import Journal, JournalHeader, Unfinished, UnreadableJournal, read_journal
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InsufficientResources, NotFound
 from partage.model.gpu import Driver, Inventory, LostGpu
@@ -19,7 +19,7 @@ from tests.plan.reconcile.mig_card import Card
 
 MODELS = sorted(
     model.id
-    for model in load().simulable()
+    for model in load_catalogue().simulated_models()
     if model.geometry and any(spec.starts for spec in model.geometry.profiles)
 )
 
@@ -150,7 +150,7 @@ async def test_a_step_that_fails_is_taken_back_with_all_before_it(model, when, e
             if node.steps < number or outcomes[0].ending is TransactionEnd.DONE:
                 continue
             failed += 1
-            assert outcomes[0].ending is TransactionEnd.BACK
+            assert outcomes[0].ending is TransactionEnd.ROLLED_BACK
             assert outcomes[0].error is error
             assert node.content() == old
         number += 1
@@ -197,10 +197,10 @@ async def test_what_cannot_be_taken_back_is_told_and_its_journal_has_no_end(tmp_
     wanted = {uuid: DesiredMig((LayoutItem.parse("7g.80gb"),)) for uuid in node.cards}
     node.broken = 3
     first, second = await go(node, wanted, tmp_path)
-    assert first.ending is TransactionEnd.TORN
-    assert "not as it was" in first.torn
-    assert "broken" in first.torn
-    assert second.ending is TransactionEnd.BACK
+    assert first.ending is TransactionEnd.PARTIAL
+    assert "not as it was" in first.rollback_failure
+    assert "broken" in first.rollback_failure
+    assert second.ending is TransactionEnd.ROLLED_BACK
     assert isinstance(read_journal(tmp_path), Unfinished)
     node.broken = None
     assert all(outcome.ending is TransactionEnd.DONE for outcome in await go(node, wanted, tmp_path))
@@ -217,14 +217,14 @@ async def test_a_gpu_that_dies_between_two_steps_keeps_no_other_from_its_layout(
             node.trouble = dict.fromkeys(range(2, 4), ("before", DriverUnavailable("it is gone")))
 
     first, second = await go(node, wanted, tmp_path, told=told)
-    assert (first.ending, first.torn) == (TransactionEnd.TORN, "GPU 0 is lost: it is gone")
+    assert (first.ending, first.rollback_failure) == (TransactionEnd.PARTIAL, "GPU 0 is lost: it is gone")
     assert second.ending is TransactionEnd.DONE
 
 
 async def test_nothing_is_done_that_cannot_be_written_down(tmp_path):
     node = Cards(Card("h100-sxm5-80gb"))
     (outcome,) = await go(node, {"GPU-0": DesiredMig((LayoutItem.parse("7g.80gb"),))}, tmp_path / "missing")
-    assert outcome.ending is TransactionEnd.NOT_BEGUN
+    assert outcome.ending is TransactionEnd.NOT_STARTED
     assert isinstance(outcome.error, JournalFailed)
     assert "cannot be written" in outcome.reason
     assert node.steps == 0

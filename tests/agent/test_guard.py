@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.endpoints.guard_files import GuardFiles, guard_files, write
+from partage.agent.endpoints.guard_files import GuardFiles, guard_files, write_guard
 from tests.agent.harness import Place, ids, native, registered, running, spawn
 from tests.guard.pythons import READY, STATE, environment, said
 from tests.kubelet_script import ScriptedKubelet
@@ -25,7 +25,7 @@ def _contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_what_is_written_is_the_guard_as_it_is_installed(tmp_path: Path) -> None:
-    directory = write(tmp_path / "run" / "guard")
+    directory = write_guard(tmp_path / "run" / "guard")
     assert _contents(directory) == guard_files()
     assert {"sitecustomize.py", "partage_guard/hook.py", "partage/guard.py"} <= set(guard_files())
     assert said(["-c", STATE], environment(directory)) == READY
@@ -34,7 +34,7 @@ def test_what_is_written_is_the_guard_as_it_is_installed(tmp_path: Path) -> None
 def test_every_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0o077)
     try:
-        directory = write(tmp_path / "guard")
+        directory = write_guard(tmp_path / "guard")
     finally:
         os.umask(before)
     modes = {
@@ -46,16 +46,16 @@ def test_every_user_can_read_it_whatever_the_umask(tmp_path: Path) -> None:
 
 def test_the_same_guard_finds_its_own_directory_again(tmp_path: Path) -> None:
     """Running containers have it mounted: it is not replaced."""
-    directory = write(tmp_path)
+    directory = write_guard(tmp_path)
     inode = directory.stat().st_ino
-    assert write(tmp_path) == directory
+    assert write_guard(tmp_path) == directory
     assert directory.stat().st_ino == inode
     assert list(tmp_path.iterdir()) == [directory]
 
 
 @pytest.mark.parametrize("change", ["damage", "remove", "replace"])
 def test_a_directory_that_somebody_changed_is_set_aside_and_written_anew(tmp_path: Path, change: str) -> None:
-    directory = write(tmp_path)
+    directory = write_guard(tmp_path)
     hook = directory / "partage_guard" / "hook.py"
     if change == "damage":
         hook.write_text("oops")
@@ -64,18 +64,18 @@ def test_a_directory_that_somebody_changed_is_set_aside_and_written_anew(tmp_pat
     else:
         directory.rename(tmp_path / "away")
         directory.write_text("a file")
-    assert write(tmp_path) == directory
+    assert write_guard(tmp_path) == directory
     assert _contents(directory) == guard_files()
 
 
 def test_nothing_half_written_stays_behind(tmp_path: Path) -> None:
-    write(tmp_path)
+    write_guard(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_nothing_is_written_where_nothing_is_guarded(tmp_path: Path) -> None:
     files = GuardFiles(tmp_path)
-    files.want([offering(0, 4)])
+    files.request([offering(0, 4)])
     assert (files.directory, files.trouble, list(tmp_path.iterdir())) == ("", "", [])
 
 
@@ -83,11 +83,11 @@ def test_what_cannot_be_written_is_said_and_tried_again(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.write_text("in the way")
     files = GuardFiles(run_dir)
-    files.want([GUARDED])
+    files.request([GUARDED])
     assert files.directory == ""
     assert files.trouble == f"the guard's files cannot be written below {run_dir}/guard: Not a directory"
     run_dir.unlink()
-    files.want([GUARDED])
+    files.request([GUARDED])
     assert Path(files.directory).parent == run_dir / "guard"
     assert files.trouble == ""
 

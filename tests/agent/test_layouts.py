@@ -167,7 +167,7 @@ def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_aga
         node.write_policy(native(only.format("1g.10gb")))
         agent.wait(lambda: "no room, says the driver" in (agent.gpu(0)["reason"] or ""), "the failure told")
         offered(kubelet, SMALL, 1)
-        assert (made(agent), made(agent, "back")) == (2, 1)
+        assert (made(agent), made(agent, "rolled-back")) == (2, 1)
 
 
 def test_a_gpu_that_dies_while_its_layout_waits_is_unhealthy_and_the_others_go_on(

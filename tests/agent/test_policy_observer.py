@@ -16,13 +16,13 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
-from partage.plan.reconcile.known_node import recognise
+from partage.plan.reconcile.known_node import with_observed
 from partage.plan.report import PolicyState
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.kubelet_script import until
 
-NOBODY = recognise(None, Inventory(NoDriver("driver-missing", "no driver")))
+NOBODY = with_observed(None, Inventory(NoDriver("driver-missing", "no driver")))
 GOOD = "version: partage/v1\ngpus:\n  - {select: all, time-slicing: {replicas: 4}}\n"
 WRONG = "version: partage/v1\ngpus: 7\n"
 NOT_HERE = "version: partage/v1\ngpus:\n  - {select: {index: [3]}, time-slicing: {replicas: 4}}\n"
@@ -30,7 +30,7 @@ LONG_AGO = time.time() - 10 * UNSETTLED_S
 
 
 def node_of(machine: str = "2xa100-sxm4-40gb"):
-    return recognise(None, asyncio.run(SimulatedHardware(load_machine(machine)).observe()))
+    return with_observed(None, asyncio.run(SimulatedHardware(load_machine(machine)).observe()))
 
 
 def policies(path: Path | None, fallback: SavedPolicy | None = None) -> PolicyObserver:

@@ -12,7 +12,7 @@ import pytest
 
 from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 from partage.units import GIB
 from tests.agent.harness import REAL, AgentProcess, Place, healthy, native, registered, running, spawn
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
@@ -91,7 +91,9 @@ def test_mig_devices_are_offered_although_their_gpu_never_joins_the_fabric(
 def keeper(node: Place, driver: StubNode) -> Iterator[MpsKeeper]:
     """Whose daemons outlive every agent, and end with the test."""
     driver.write(**{f"gpu.{index}.live": "direct" for index in range(4)})
-    install(driver.root / "usr" / "bin", MpsNode({driver.uuid(index): 80 * GIB for index in range(4)}))
+    install_programs(
+        driver.root / "usr" / "bin", MpsNode({driver.uuid(index): 80 * GIB for index in range(4)})
+    )
     keeper = MpsKeeper(node.run_dir, driver.root)
 
     async def stop_all() -> None:

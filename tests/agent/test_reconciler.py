@@ -106,7 +106,7 @@ class ScriptedPort:
         for gpu in transaction.gpus:
             if self.errors.get(gpu):
                 error, failed = self.errors[gpu].pop(0), transaction.steps[-1]
-                return TransactionOutcome(transaction, TransactionEnd.BACK, (), failed, error)
+                return TransactionOutcome(transaction, TransactionEnd.ROLLED_BACK, (), failed, error)
         return TransactionOutcome(transaction, TransactionEnd.DONE)
 
     async def read_back(self) -> Inventory:
@@ -260,7 +260,7 @@ def test_a_failure_is_tried_again_after_two_four_eight_up_to_sixty_seconds(bench
     pauses = [later - earlier for earlier, later in zip(ended, began[1:], strict=False)]
     assert pauses == pytest.approx([2, 4, 8, 16, 32, 60, 60], abs=0.02)
     assert bench.reconciler.attempts == {}, "the eighth was done"
-    assert bench.reconciler.endings == {"back": 7, "done": 1}
+    assert bench.reconciler.endings == {"rolled-back": 7, "done": 1}
 
 
 def test_what_failed_says_why_and_when_it_is_tried_again(bench: Bench) -> None:
@@ -302,7 +302,7 @@ def test_one_that_fails_does_not_hold_up_the_others(bench: Bench) -> None:
     bench.start()
     bench.publish(ready(setting(A), setting(GpuUuid("b"))))
     bench.passes(10)
-    assert bench.reconciler.endings == {"back": 1, "done": 1}
+    assert bench.reconciler.endings == {"rolled-back": 1, "done": 1}
     assert bench.reconciler.attempts.keys() == {"a"}
 
 

@@ -14,7 +14,7 @@ import pytest
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
-from partage.edges.hardware.remote import RemoteHardware
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.sim.node.faults import HideProcesses
 from partage.sim.node.files.load import load_machine
 from partage.units import GIB
@@ -94,7 +94,7 @@ def test_a_container_over_its_share_is_in_log_report_and_metrics_and_a_doubtful_
             section = agent.report()["watch"]
             assert [row["pids"] for row in section["containers"]] == [[11, 12]]
             assert [row["pod"] for row in section["concerns"]] == ["train"]
-            assert agent.metric("partage_watchdog_blind") == 0.0
+            assert agent.metric("partage_watchdog_processes_hidden") == 0.0
             assert (agent.health(), agent.degraded()) == ((200, []), [])
             said = [one for one in agent.log if "container exceeds its share" in one]
             assert len(said) == 1
@@ -112,10 +112,10 @@ def test_an_agent_whose_helper_sees_no_processes_says_so_and_promises_less(
             assert calls is not None
             answer = calls.allocate(ids(kubelet, SHARED)[:1])
             assert answer.envs["PARTAGE_GUARANTEE"] == "advisory"
-            agent.wait(lambda: agent.degraded() == ["watch-blind"], "told")
+            agent.wait(lambda: agent.degraded() == ["processes-hidden"], "told")
             assert agent.health()[0] == 200
-            assert agent.metric("partage_watchdog_blind") == 1.0
-            assert agent.report()["watch"]["blind"] == "simulated: the node's processes cannot be seen"
+            assert agent.metric("partage_watchdog_processes_hidden") == 1.0
+            assert agent.report()["watch"]["hidden"] == "simulated: the node's processes cannot be seen"
             assert {row["guarantee"] for row in agent.report()["resources"]} == {"advisory"}
 
 

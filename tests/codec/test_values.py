@@ -231,7 +231,7 @@ json_values = st.recursive(
 
 
 def through_the_wire(data: bytes) -> bytes:
-    return frames.unpack(frames.Answer, frames.pack(frames.Answer(1, Raw(data)))[4:]).result
+    return frames.unpack_message(frames.Answer, frames.pack_message(frames.Answer(1, Raw(data)))[4:]).result
 
 
 @given(inventories)
@@ -454,7 +454,7 @@ def test_whatever_arrives_as_an_error_is_one_or_a_codec_error(data: Any) -> None
 def test_whatever_arrives_as_a_message_is_one_or_a_frame_error(body: bytes) -> None:
     for kind in (frames.Request, frames.Answer, dict):
         try:
-            frames.unpack(kind, body)
+            frames.unpack_message(kind, body)
         except frames.FrameError:
             continue
         assert isinstance(json.loads(body), dict)
@@ -466,4 +466,4 @@ def test_whatever_arrives_as_a_message_is_one_or_a_frame_error(body: bytes) -> N
 def test_json_that_is_meant_to_hurt_is_a_frame_error(body: bytes) -> None:
     for kind in (frames.Request, frames.Answer, dict):
         with pytest.raises(frames.FrameError):
-            frames.unpack(kind, body)
+            frames.unpack_message(kind, body)

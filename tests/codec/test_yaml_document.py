@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from partage.codec import yaml_document
-from partage.codec.yaml_document import LIMIT_BYTES, LIMIT_VALUES, OldBool, join, read_document
+from partage.codec.yaml_document import LIMIT_BYTES, LIMIT_VALUES, OldBool, join_path, read_document
 from partage.errors import InputError
 
 
@@ -218,7 +218,7 @@ def test_lines_are_those_of_keys_and_items() -> None:
 def test_paths_read_as_people_write_them(keys: tuple[str | int, ...], path: str) -> None:
     joined = ""
     for key in keys:
-        joined = join(joined, key)
+        joined = join_path(joined, key)
     assert joined == path
 
 

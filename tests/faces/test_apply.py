@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.state import StateDir
 from partage.faces.cli.main import run
 from partage.model.layout import DoesNotFit, LayoutItem, place
@@ -23,7 +23,7 @@ from tests.kubelet_script import held, scripted_kubelet, wait_for
 
 MODELS = sorted(
     model.id
-    for model in load().simulable()
+    for model in load_catalogue().simulated_models()
     if model.geometry and any(spec.starts for spec in model.geometry.profiles)
 )
 PARTAGE = [sys.executable, "-m", "partage"]
@@ -93,7 +93,7 @@ def layout(rng, geometry):
 @pytest.mark.parametrize("model", MODELS)
 def test_layouts_come_true_one_after_the_other_and_an_export_changes_nothing(node, model):
     rng = random.Random(model)
-    found = load().by_id(model)
+    found = load_catalogue().by_id(model)
     assert found is not None
     node.start(model)
     exported = node.path / "export.yaml"
@@ -277,7 +277,7 @@ def test_a_step_that_fails_is_taken_back(node, done):
         fault = {"call": "perform", "fail": "no-room", "done": done}
         node.suffer({"after-calls": 1 + number, **fault})
         code, answer = node.apply({0: ["7g.80gb"]})
-        assert (code, answer["gpus"][0]["outcome"]) == (4, "back"), number
+        assert (code, answer["gpus"][0]["outcome"]) == (4, "rolled-back"), number
         assert "all of it was rolled back" in node.stderr
         assert sorted(node.devices().values()) == old
 

@@ -38,7 +38,7 @@ from partage.model.gpu import NoDriver
 from partage.model.health import Xid
 from partage.model.ids import ResourceName, ShareId, share_id
 from partage.plan.offer.desired import resolve
-from partage.plan.reconcile.known_node import UNSEEN, recognise
+from partage.plan.reconcile.known_node import UNSEEN, with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.report import (
@@ -106,7 +106,7 @@ class Agent:
 def a_report(now_s: float) -> Report:
     """Four GPUs, two of them shared; a share of the first is held, the last has a fault."""
     inventory = asyncio.run(SimulatedHardware(load_machine("4xa100-sxm4-40gb")).observe())
-    node = recognise(None, inventory)
+    node = with_observed(None, inventory)
     desired = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
     uuids = [gpu.uuid for gpu in inventory]
     ledger = Ledger()
@@ -188,7 +188,7 @@ def test_what_keeps_gpus_from_pods_is_503_with_its_reason(
 
 
 def without_driver(agent: Agent) -> Any:
-    return recognise(
+    return with_observed(
         agent.report.node,
         replace(agent.report.node.inventory, driver=NoDriver("driver-missing", "no driver", "load it")),
     )

@@ -5,7 +5,7 @@ import os
 import pytest
 from msgspec.structs import replace
 
-from partage.edges.hardware.procfs import exists, runs
+from partage.edges.procfs import exists, runs
 from partage.faces.documents.node import node_row
 from partage.faces.documents.report import AgentProcess
 from partage.faces.report_origin import ThisNode, why_not_ours

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from partage import __version__
-from partage.agent.status.readiness import assess
+from partage.agent.status.readiness import readiness_of
 from partage.codec.values import encode
 from partage.faces.cli.main import run
 from partage.faces.documents.report import ReportDocument, Unreadable, read_report
@@ -55,7 +55,9 @@ async def _reported(folder: Path, *, drain: bool) -> ReportDocument:
         if drain:
             stage.write_policy(PolicyText("p.yaml", b"version: partage/v1"))
             assert await stage.eventually(lambda: any(gpu.waits for gpu in _report(stage).gpus))
-        return report_document(_report(stage), stage.agent_status, assess(stage.agent_status, INTERVALS))
+        return report_document(
+            _report(stage), stage.agent_status, readiness_of(stage.agent_status, INTERVALS)
+        )
     finally:
         await stage.close()
 

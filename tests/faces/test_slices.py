@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.edges.files.catalogue import geometry_of, load
+from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.faces.cli.plan import make_plan
 from partage.faces.render.slices import SliceUse, slices_of
 from partage.model.gpu import EmptyInstance
@@ -57,7 +57,9 @@ def test_every_instance_stands_at_its_slices_with_its_compute_slices_below(layou
     assert uses(slices) == compute
 
 
-@pytest.mark.parametrize("model", [m for m in load().simulable() if m.geometry], ids=lambda model: model.id)
+@pytest.mark.parametrize(
+    "model", [m for m in load_catalogue().simulated_models() if m.geometry], ids=lambda model: model.id
+)
 def test_the_rows_are_equally_long_and_every_named_layout_shows_all_its_compute_slices(model):
     for name, items in named_layouts(model.geometry).items():
         slices = planned(name, model.id)

@@ -71,7 +71,6 @@ def test_an_xid_of_the_reset_class_takes_the_gpu_away_at_once(code: int):
     assert health.gpu.state is HealthState.UNHEALTHY
     assert not health.offered()
     assert health.gpu.reason == describe(code)
-    assert "reset" in health.gpu.waits_for
 
 
 def test_an_unknown_xid_makes_suspect_for_a_while_and_the_gpu_stays_offered():

@@ -4,15 +4,15 @@ from collections import Counter
 
 import pytest
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind, place
 from partage.model.named_layouts import named_layouts, parse_layout_name, resolve_layout
 
-MODELS = [model for model in load().models if model.geometry is not None]
+MODELS = [model for model in load_catalogue().models if model.geometry is not None]
 
 
 def geometry(model_id):
-    model = load().by_id(model_id)
+    model = load_catalogue().by_id(model_id)
     assert model is not None
     assert model.geometry is not None
     return model.geometry

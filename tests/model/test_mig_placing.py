@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.model.gpu import MigDevice
 from partage.model.ids import MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind, compute_choices, matches, place
@@ -18,7 +18,7 @@ MODELS = sorted(oracle.models_with_placements())
 
 
 def geometry(model_id):
-    model = load().by_id(model_id)
+    model = load_catalogue().by_id(model_id)
     assert model is not None
     assert model.geometry is not None
     return model.geometry

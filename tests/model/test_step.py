@@ -12,7 +12,7 @@ from partage.model.step import (
     SetMigMode,
     SetTimeSlice,
     Step,
-    blast,
+    blast_radius,
     gpus_of,
     reverse,
     undo,
@@ -36,7 +36,7 @@ END = EndProcess(GPU_0, 4711, 99, "3f" * 32)
 def test_a_step_is_a_sentence_without_the_gpu(step, says):
     assert str(step) == says
     assert gpus_of(step) == ("GPU-0",)
-    assert blast(step) == BlastRadius()
+    assert blast_radius(step) == BlastRadius()
 
 
 def test_a_setting_is_taken_back_by_the_one_before():

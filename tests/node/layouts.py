@@ -135,11 +135,12 @@ class SlowHardware(SimulatedHardware):
 class LayoutWorld(World):
     """A world whose policies want layouts.
 
-    sick: GPUs that only a reset may heal. deaf: calls fail or hang, and the agent may not see what happens.
+    sick: GPUs that only a reset may heal. unreachable: calls fail or hang, and the agent may not see what
+    happens.
     """
 
     sick: set[int] = field(default_factory=set)
-    deaf: bool = False
+    unreachable: bool = False
 
     @classmethod
     def of(cls, place: Place, loop: Loop, machine: Machine, behaviour: Behaviour, seed: int) -> Self:
@@ -166,7 +167,7 @@ class LayoutWorld(World):
         for index in self.hardware.state.gpus:
             await self.fault(Vacate(index))
         await super(LayoutWorld, self).heal()
-        self.deaf = False
+        self.unreachable = False
 
     async def reset_the_sick(self) -> None:
         """Nobody uses them any more."""
@@ -211,11 +212,13 @@ class LayoutTruth(Truth):
                 continue
             device = _device(share)
             news_s = max(node.slow.taken.get(device, 0.0), began_s)
-            is_seen = not node.deaf and node.loop.time() - news_s > SEEN_WITHIN_S
+            is_seen = not node.unreachable and node.loop.time() - news_s > SEEN_WITHIN_S
             if device not in live and (device not in node.slow.taken or is_seen):
                 raise AssertionError(f"{share} is offered as healthy, and does not live")
             quiet = node.loop.time() - max(node.quiet_since_s, began_s) > SEEN_WITHIN_S
-            assert not (quiet and not node.deaf and node.gpu(share) in lost), f"{share} is offered, and lost"
+            assert not (quiet and not node.unreachable and node.gpu(share) in lost), (
+                f"{share} is offered, and lost"
+            )
 
     def _complaints_of(
         self, gpu: str, wanted: dict[Share, Terms], held: Sequence[Held], offered: dict[Share, bool]

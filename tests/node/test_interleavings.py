@@ -47,7 +47,7 @@ EXAMPLES = int(os.environ.get("PARTAGE_EXAMPLES", "25"))
 STEPS = 15
 GPUS = 3
 
-PATIENCE_S = st.sampled_from([0.0, 0.001, 0.4, 5.0])
+WAIT_LIMIT_S = st.sampled_from([0.0, 0.001, 0.4, 5.0])
 PAUSES_S = st.sampled_from([0.0, 0.02, 0.4, 1.2, 2.5, 12.0])
 NUMBERS = st.integers(0, 9)
 PLANS = st.tuples(*[st.sampled_from(SHARINGS)] * GPUS)
@@ -146,7 +146,7 @@ class Node(RuleBasedStateMachine):
         init=st.integers(0, 2),
         sidecar=st.booleans(),
         bound=st.booleans(),
-        patience_s=PATIENCE_S,
+        patience_s=WAIT_LIMIT_S,
     )
     def pods_come(
         self, count: int, which: int, main: int, init: int, sidecar: bool, bound: bool, patience_s: float

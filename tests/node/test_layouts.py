@@ -186,7 +186,7 @@ class LayoutNode(Node):
 
     async def _happen(self, fault: Fault, then_s: float) -> None:
         world = self.world
-        world.deaf |= isinstance(fault, FailCall | HangCall | DriverGone)
+        world.unreachable |= isinstance(fault, FailCall | HangCall | DriverGone)
         gpu = getattr(fault, "gpu", None)
         if isinstance(fault, RaiseXid | LoseGpu | SetCondition):
             world.sick |= set(range(GPUS)) if gpu is None else {gpu}

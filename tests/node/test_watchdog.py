@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import assess
+from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout
@@ -18,7 +18,7 @@ from partage.faces.documents.watch import WatchRow
 from partage.faces.report import report_document
 from partage.model.process import Processes
 from partage.model.share import Guarantee
-from partage.plan.reconcile.verification import said, verified
+from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
 from partage.plan.serve.ledger import Holder
 from partage.plan.serve.watchdog import ViolationKind
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
@@ -81,7 +81,7 @@ def status_of(world: World) -> AgentStatus:
 
 def look(world: World) -> WatchObservation:
     """The last one."""
-    found = status_of(world).look()
+    found = status_of(world).watch_observation()
     assert found is not None
     return found
 
@@ -278,7 +278,9 @@ def told(world: World) -> set[Guarantee]:
     now = report.snapshot
     assert now is not None
     shares = [share for rows in report.offer.values() for share in rows]
-    return {said(share, verified(share, now.observed, report.watched)) for share in shares}
+    return {
+        stated_guarantee(share, verified_guarantee(share, now.observed, report.watched)) for share in shares
+    }
 
 
 def undisturbed(world: World) -> bool:
@@ -293,13 +295,15 @@ def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_i
         assert (await admitted(world, "train"))["PARTAGE_GUARANTEE"] == "guarded"
         await world.fault(HideProcesses())
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        assert [reason.code for reason in assess(status_of(world), Intervals()).degraded] == ["watch-blind"]
+        assert [reason.code for reason in readiness_of(status_of(world), Intervals()).degraded] == [
+            "processes-hidden"
+        ]
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await asyncio.sleep(10.0)
         assert undisturbed(world)
         await world.fault(HideProcesses(on=False))
         await until(lambda: told(world) == {Guarantee.GUARDED})
-        assert assess(status_of(world), Intervals()).degraded == ()
+        assert readiness_of(status_of(world), Intervals()).degraded == ()
         assert undisturbed(world)
 
     with one_gpu(WARNED) as play:
@@ -311,12 +315,12 @@ def test_a_policy_that_stops_watching_promises_less_and_withdraws_nothing() -> N
         await admitted(world, "train")
         world.write_policy([IGNORED])
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        assert status_of(world).look() is None
+        assert status_of(world).watch_observation() is None
         assert (await admitted(world, "notebook"))["PARTAGE_GUARANTEE"] == "advisory"
         await works_on(world, 11, each=40)
         await asyncio.sleep(10.0)
         assert undisturbed(world)
-        assert status_of(world).look() is None
+        assert status_of(world).watch_observation() is None
         world.write_policy([KILLED])
         await until(lambda: told(world) == {Guarantee.GUARDED})
         assert undisturbed(world)
@@ -332,9 +336,9 @@ def test_hardware_that_does_not_answer_twice_watches_nobody() -> None:
         await asyncio.sleep(WATCH_S + 1)
         assert told(world) == {Guarantee.GUARDED}, "once may be a helper that is replaced"
         await world.fault(FailCall("processes", HardwareTimeout("no answer"), times=2))
-        await until(lambda: look(world).blind == "no answer")
+        await until(lambda: look(world).hidden == "no answer")
         await until(lambda: told(world) == {Guarantee.ADVISORY})
-        await until(lambda: not look(world).blind)
+        await until(lambda: not look(world).hidden)
         await until(lambda: told(world) == {Guarantee.GUARDED})
 
     with one_gpu(WARNED) as play:
@@ -345,7 +349,7 @@ class OneEyed(SimulatedHardware):
     """Lists processes, and does not know whether they are all: as in a pid namespace of its own."""
 
     async def processes(self) -> Processes:
-        return replace(await super().processes(), blind="of some processes we know")
+        return replace(await super().processes(), hidden="of some processes we know")
 
 
 def test_who_is_seen_by_chance_is_named_and_not_ended() -> None:
@@ -355,7 +359,7 @@ def test_who_is_seen_by_chance_is_named_and_not_ended() -> None:
         await admitted(world, "train")
         await works_on(world, 11, each=30)
         found = await looks_again(world, 4)
-        assert found.blind == "of some processes we know"
+        assert found.hidden == "of some processes we know"
         assert [one.concern for one in found.watched.violations] == [ViolationKind.OVER]
         assert await running(world) == {11}
 
@@ -388,7 +392,9 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
         def section() -> WatchRow | None:
             report = status_of(world).report
             assert report is not None
-            return report_document(report, status_of(world), assess(status_of(world), Intervals())).watch
+            return report_document(
+                report, status_of(world), readiness_of(status_of(world), Intervals())
+            ).watch
 
         said = section()
         assert said is not None
@@ -396,7 +402,7 @@ def test_the_report_has_a_section_only_while_something_is_watched() -> None:
         (row,) = said.containers
         assert (row.pod, row.used_bytes, row.over) == ("train", 24 * GIB, True)
         (concern,) = said.concerns
-        assert (concern.concern, said.blind) == (ViolationKind.OVER, None)
+        assert (concern.concern, said.hidden) == (ViolationKind.OVER, None)
         assert concern.reason.startswith("default/train, container main, uses 24 GiB of GPU-")
         world.write_policy([IGNORED])
         await until(lambda: section() is None)

@@ -33,7 +33,7 @@ class Truth:
         world.notice_admissions()
         world.notice_agent()
         assert not world.loop.trouble, world.loop.trouble
-        assert not world.kubelet.contradictions, world.kubelet.contradictions
+        assert not world.kubelet.protocol_errors, world.kubelet.protocol_errors
         held = world.held()
         _no_share_has_two_pods(held)
         in_use = [one for one in held if not one.over]

@@ -16,8 +16,8 @@ from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.placement import Placement
 from partage.model.policy import Policy
 from partage.model.step import StartDaemon
-from partage.plan.offer.desired import DesiredState, live, resolve, with_driver_root
-from partage.plan.reconcile.known_node import GONE, KnownNode, recognise
+from partage.plan.offer.desired import DesiredState, existing_offer, resolve, with_driver_root
+from partage.plan.reconcile.known_node import GONE, KnownNode, with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
@@ -28,7 +28,7 @@ from partage.sim.node.hardware import SimulatedHardware
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
-SETTLE_S = 1.0
+WITHDRAW_S = 1.0
 MIG = MigUuid("MIG-1")
 FEW = "4xa100-sxm4-40gb"
 EXCLUSIVE = "version: partage/v1\ngpus: []\n"
@@ -52,13 +52,13 @@ class Turning:
 
     def __init__(self, text: str = EXCLUSIVE, inventory: Inventory | None = None) -> None:
         self.inventory = inventory or observed()
-        self.node = recognise(None, self.inventory)
+        self.node = with_observed(None, self.inventory)
         self.desired = desired(text, self.inventory)
         self.ledger = Ledger()
         self.state = NodeState()
         self.view: KubeletView = EMPTY_VIEW
         self.now_s = 100.0
-        self.planner = Planner(geometry_of, SETTLE_S)
+        self.planner = Planner(geometry_of, WITHDRAW_S)
 
     def turn(self, holders_known: bool = True, **seen: object) -> TurnResult:
         of_snapshot = {name: seen.pop(name) for name in [*seen] if name in Snapshot.__struct_fields__}
@@ -105,9 +105,9 @@ def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
     assert node.view.by_resource[GPU][0].id == share
     node.ledger.offered_as_free(GPU, [share], node.now_s)
     done = node.turn()
-    assert done.plan.due_s == node.now_s + SETTLE_S
+    assert done.plan.due_s == node.now_s + WITHDRAW_S
     assert SHARED not in node.view.by_resource or len(node.view.by_resource[SHARED]) < 4
-    node.now_s += SETTLE_S
+    node.now_s += WITHDRAW_S
     node.turn()
     assert len(node.view.by_resource[SHARED]) == 4
 
@@ -119,7 +119,7 @@ def test_an_id_that_was_just_withdrawn_is_still_answered_for_a_moment() -> None:
     node.turn()
     share = share_id(node.inventory.gpus[1].uuid)
     assert share not in {row.id for row in node.view.by_resource[GPU]}
-    assert node.view.late[share] == node.now_s + SETTLE_S
+    assert node.view.late[share] == node.now_s + WITHDRAW_S
 
 
 def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
@@ -129,10 +129,10 @@ def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
     node.desired = desired(SHARED_ONES, node.inventory)
     for _ in range(3):
         node.turn(holders_known=False)
-        node.now_s += 2 * SETTLE_S
+        node.now_s += 2 * WITHDRAW_S
     assert SHARED not in node.view.by_resource
     node.turn()
-    node.now_s += SETTLE_S
+    node.now_s += WITHDRAW_S
     node.turn()
     assert len(node.view.by_resource[SHARED]) == 4
 
@@ -187,7 +187,7 @@ def test_a_lost_gpu_keeps_its_rows_as_unhealthy() -> None:
         gpus=tuple(gpu for gpu in node.inventory if gpu != gone),
         lost=(LostGpu(1, None, gone.pci_bus_id, "GPU is lost"),),
     )
-    node.node = recognise(node.node, without)
+    node.node = with_observed(node.node, without)
     node.desired = desired(EXCLUSIVE, node.node.inventory)
     node.turn(fresh=True)
     assert node.healthy() == [True, False, True, True]
@@ -199,7 +199,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> 
     node.turn()
     gone, *others = node.inventory.gpus
     moved = tuple(replace(gpu, index=index) for index, gpu in enumerate(others))
-    node.node = recognise(node.node, replace(node.inventory, gpus=moved))
+    node.node = with_observed(node.node, replace(node.inventory, gpus=moved))
     node.desired = desired(SHARED_ONES, node.node.inventory)
     node.turn(fresh=True)
     shares = {row.id: row.healthy for row in node.view.by_resource[SHARED]}
@@ -221,7 +221,7 @@ def test_a_lost_gpu_is_recognised_by_whatever_can_still_be_read(known_by: str) -
         reason="GPU is lost",
     )
     now = replace(inventory, gpus=tuple(gpu for gpu in inventory if gpu != gone), lost=(lost,))
-    node = recognise(recognise(None, inventory), now)
+    node = with_observed(with_observed(None, inventory), now)
     assert node.lost == {gone.uuid: "GPU is lost"}
     assert node.inventory.gpus == inventory.gpus
     assert node.inventory.lost == ()
@@ -229,7 +229,7 @@ def test_a_lost_gpu_is_recognised_by_whatever_can_still_be_read(known_by: str) -
 
 def test_a_lost_gpu_that_was_never_seen_stays_a_stranger() -> None:
     inventory = replace(observed(), lost=(LostGpu(9, GpuUuid("GPU-x"), None, "GPU is lost"),))
-    node = recognise(None, inventory)
+    node = with_observed(None, inventory)
     assert node.lost == {}
     assert node.inventory.lost == inventory.lost
 
@@ -237,22 +237,22 @@ def test_a_lost_gpu_that_was_never_seen_stays_a_stranger() -> None:
 def test_a_gpu_that_is_no_longer_listed_is_lost_where_its_place_is_free() -> None:
     inventory = observed()
     last = inventory.gpus[-1]
-    node = recognise(recognise(None, inventory), replace(inventory, gpus=inventory.gpus[:-1]))
+    node = with_observed(with_observed(None, inventory), replace(inventory, gpus=inventory.gpus[:-1]))
     assert node.lost == {last.uuid: GONE}
     assert node.inventory.gpus == inventory.gpus
 
 
 def test_without_a_driver_the_node_is_what_it_was() -> None:
     inventory = observed()
-    before = recognise(None, inventory)
-    node = recognise(before, Inventory(NoDriver("driver-missing", "no driver")))
+    before = with_observed(None, inventory)
+    node = with_observed(before, Inventory(NoDriver("driver-missing", "no driver")))
     assert node.inventory.gpus == inventory.gpus
     assert isinstance(node.inventory.driver, NoDriver)
-    assert recognise(node, inventory) == before
+    assert with_observed(node, inventory) == before
 
 
 def test_a_node_without_a_driver_from_the_start_has_no_gpus() -> None:
-    node = recognise(None, Inventory(NoDriver("driver-missing", "no driver")))
+    node = with_observed(None, Inventory(NoDriver("driver-missing", "no driver")))
     assert node == KnownNode(Inventory(NoDriver("driver-missing", "no driver")))
 
 
@@ -295,9 +295,9 @@ def test_a_mig_device_without_its_device_file_is_unhealthy_until_it_is_there(sha
     mig = ResourceName("nvidia.com/mig-7g.40gb")
     node.turn()
     assert node.healthy(mig) == [True]
-    missing = replace(first, mig_devices=(replace(device, missing_node="/dev/nvidia-caps/nvidia-cap3"),))
+    missing = replace(first, mig_devices=(replace(device, missing_file="/dev/nvidia-caps/nvidia-cap3"),))
     without = replace(plain, gpus=(*plain.gpus[:2], missing, plain.gpus[3]))
-    node.node, node.desired = recognise(node.node, without), desired(shared, without)
+    node.node, node.desired = with_observed(node.node, without), desired(shared, without)
     done = node.turn(fresh=True)
     assert node.healthy(mig) == [False]
     assert "nvidia-cap3 does not exist" in done.plan.unusable[MIG]
@@ -307,7 +307,7 @@ def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> 
     inventory = observed()
     text = "version: partage/v1\ngpus:\n  - {select: {index: [0]}, mig: {layout: [3g.20gb, 3g.20gb]}}\n"
     found = desired(text, inventory)
-    assert live(found.offer)[inventory.gpus[0].uuid] == ()
+    assert existing_offer(found.offer)[inventory.gpus[0].uuid] == ()
     assert found.pending[inventory.gpus[0].uuid]
 
 

@@ -198,8 +198,8 @@ class Loop(Struct):
         parts, desired = self.parts, self.parts.policies.desired
         if desired and not isinstance(node.inventory.driver, NoDriver):
             inventory, options = node.inventory, desired.policy.options
-            parts.cdi.want(inventory, options)
-            parts.guard.want(one for devices in self.view.offer.values() for one in devices)
+            parts.cdi.request(inventory, options)
+            parts.guard.request(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unwatched = parts.watchdog.unwatched
             self._terms = AllocateContext(

@@ -15,6 +15,11 @@ STATE_DIR = Path("/var/lib/partage")
 RUN_DIR = Path("/run/partage")
 
 
+def pod_resources_of(kubelet_dir: Path) -> Path:
+    """The PodResources socket of the kubelet that has this device-plugins directory."""
+    return kubelet_dir.parent / "pod-resources" / "kubelet.sock"
+
+
 class Intervals(Frozen):
     """How often the agent polls, in seconds.
 
@@ -30,7 +35,7 @@ class Intervals(Frozen):
         common to all clients.
     holders_waited_s: PodResources while a GPU waits for pods to end before it changes.
     holders_longest_s: the longest pause after refusals; each pause is twice the one before.
-    settle_s: how long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at
+    withdraw_s: how long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at
         once; an Allocate that was under way when it arrived ends within milliseconds.
     turn_gap_s: turns are at least this far apart, so that fifty pods starting in a second cost twenty turns.
     watch_s: how much of a shared GPU each container uses. One request to the helper, a few NVML calls per GPU
@@ -51,7 +56,7 @@ class Intervals(Frozen):
     holders_s: float = 10.0
     holders_waited_s: float = 2.0
     holders_longest_s: float = 60.0
-    settle_s: float = 1.0
+    withdraw_s: float = 1.0
     turn_gap_s: float = 0.05
     watch_s: float = 5.0
     report_s: float = 1.0
@@ -74,7 +79,7 @@ class AgentOptions(Frozen):
     """
 
     kubelet_dir: Path = KUBELET_DIR
-    pod_resources: Path = KUBELET_DIR.parent / "pod-resources" / "kubelet.sock"
+    pod_resources: Path = pod_resources_of(KUBELET_DIR)
     state_dir: Path = STATE_DIR
     run_dir: Path = RUN_DIR
     policy: Path | None = None

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 30.0
 """How soon a failed write is retried, in seconds: a full disk takes time to repair."""
-PATIENCE_S = 2.0
+WAIT_LIMIT_S = 2.0
 """How long new shares wait for the disk, in seconds. A disk that hangs must not keep GPUs from being
 offered."""
 
@@ -96,14 +96,14 @@ class StateWriter(Struct):
             self._news.set()
 
     async def written(self) -> None:
-        """Wait until the state is on disk, or cannot be written, or PATIENCE_S is over."""
+        """Wait until the state is on disk, or cannot be written, or WAIT_LIMIT_S is over."""
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_LIMIT_S):
                 while self._done < self._asked:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            log.warning("state is slow to be written", extra={"waited": f"{PATIENCE_S:g} s"})
+            log.warning("state is slow to be written", extra={"waited": f"{WAIT_LIMIT_S:g} s"})
 
     def save(self) -> None:
         """Write the latest state. Blocks, also while another thread writes."""

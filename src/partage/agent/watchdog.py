@@ -27,9 +27,9 @@ from partage.model.policy import WatchAction
 from partage.model.process import Processes
 from partage.model.share import NodeOffer
 from partage.plan.offer.desired import DesiredState
-from partage.plan.offer.guarantees import to_watch, unwatched
+from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.watchdog import Violation, ViolationKind, WatchResult, grants, watch
+from partage.plan.serve.watchdog import Violation, ViolationKind, WatchResult, check_usage, grants_of
 from partage.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -53,10 +53,10 @@ class _Case(Struct):
 
 
 class Watchdog(Struct):
-    """What was seen last, and the task that looks. Where nothing has to be watched, it rests.
+    """What was seen last, and the task that asks. Where nothing has to be watched, it rests.
 
     holders_known: whether it is known now who holds what. directory: of the containers' logs.
-    look: the last one. looked_once: so that the first turn can wait for it.
+    observation: the last one. first_check_done: so that the first turn can wait for it.
     """
 
     hardware: Hardware
@@ -67,8 +67,8 @@ class Watchdog(Struct):
     ask: Callable[[], None]
     intervals: Intervals
     counts: AgentCounts
-    look: WatchObservation | None = None
-    first_look_done: asyncio.Event = field(default_factory=asyncio.Event)
+    observation: WatchObservation | None = None
+    first_check_done: asyncio.Event = field(default_factory=asyncio.Event)
     _offer: NodeOffer = field(default_factory=dict)
     _promised: NodeOffer = field(default_factory=dict)
     _watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Watchdog(Struct):
         wanted = desired.offer if desired else {}
         self._offer = offer
         self._promised = {gpu: (*offer.get(gpu, ()), *wanted.get(gpu, ())) for gpu in {**wanted, **offer}}
-        watched = to_watch(self._promised, self._watch_of)
+        watched = gpus_to_watch(self._promised, self._watch_of)
         if watched != self._watched:
             self._watched = watched
             self._news.set()
@@ -100,7 +100,7 @@ class Watchdog(Struct):
     @property
     def unwatched(self) -> frozenset[GpuUuid]:
         """GPUs with guarded shares that are not watched now."""
-        return unwatched(self._promised, self.watched)
+        return gpus_unwatched(self._promised, self.watched)
 
     # --- the task ---
 
@@ -110,20 +110,20 @@ class Watchdog(Struct):
             while True:
                 self._news.clear()
                 if self._watched:
-                    await self._look(group)
+                    await self._check_all(group)
                 else:
                     self._rest()
-                self.first_look_done.set()
+                self.first_check_done.set()
                 await self._pause()
 
     async def _pause(self) -> None:
         await wait_at_most(self._news, self.intervals.watch_s if self._watched else None)
 
     def _rest(self) -> None:
-        self.look, self._sees, self._missed = None, False, 0
+        self.observation, self._sees, self._missed = None, False, 0
         self._cases.clear()
 
-    async def _look(self, group: asyncio.TaskGroup) -> None:
+    async def _check_all(self, group: asyncio.TaskGroup) -> None:
         try:
             seen = await self.hardware.processes()
         except HardwareError as error:
@@ -133,8 +133,8 @@ class Watchdog(Struct):
         seen = replace(seen, rows=tuple(row for row in seen.rows if row.gpu in watched))
         found = await self._check(seen)
         self._missed = 0
-        self._note_sight(found.blind)
-        self.look = WatchObservation(self.clock(), found, found.blind)
+        self._note_hidden(found.hidden)
+        self.observation = WatchObservation(self.clock(), found, found.hidden)
         self._note(found)
         for case in self._cases.values():
             if self._is_due(case):
@@ -143,7 +143,7 @@ class Watchdog(Struct):
 
     async def _check(self, seen: Processes) -> WatchResult:
         names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
-        found = watch(seen, names, grants(self.ledger.entries(), self._offer), self._watch_of)
+        found = check_usage(seen, names, grants_of(self.ledger.entries(), self._offer), self._watch_of)
         if self.holders_known():
             return found
         # A container that the kubelet has not named yet may hold a share.
@@ -157,19 +157,19 @@ class Watchdog(Struct):
         for case in self._cases.values():
             case.checks = 0
         if self._missed >= PATIENCE:
-            self._note_sight(reason)
-            self.look = WatchObservation(self.clock(), WatchResult(), reason)
+            self._note_hidden(reason)
+            self.observation = WatchObservation(self.clock(), WatchResult(), reason)
 
     # --- log ---
 
-    def _note_sight(self, blind: str) -> None:
-        before = self.look.blind if self.look else ""
-        if blind and not before:
-            log.warning("containers cannot be watched", extra={"reason": blind})
-        elif before and not blind:
+    def _note_hidden(self, hidden: str) -> None:
+        before = self.observation.hidden if self.observation else ""
+        if hidden and not before:
+            log.warning("containers cannot be watched", extra={"reason": hidden})
+        elif before and not hidden:
             log.info("containers are watched again")
-        if self._sees == bool(blind):
-            self._sees = not blind
+        if self._sees == bool(hidden):
+            self._sees = not hidden
             self.ask()
 
     def _note(self, found: WatchResult) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from msgspec import field
 
-from partage.codec.yaml_document import LIMIT_PROBLEMS, Document, OldBool, Value, describe, join
+from partage.codec.yaml_document import LIMIT_PROBLEMS, Document, OldBool, Value, describe, join_path
 from partage.errors import InputError, Problem, Severity
 from partage.values import Frozen
 
@@ -189,7 +189,7 @@ class Field(Frozen):
         if isinstance(self.value, str) and self.value in words:
             return words[self.value]
         names = list(words)
-        near = nearest(self.value, names) if isinstance(self.value, str) else None
+        near = nearest_word(self.value, names) if isinstance(self.value, str) else None
         wanted = " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
         self.unfit(wanted, f"did you mean {near!r}?" if near else "")
         return None
@@ -227,7 +227,7 @@ class Field(Frozen):
     def member(self, key: str | int, value: Value) -> Field:
         """A value inside this one."""
         line = self.notes.document.line(self.value, key) or 0
-        return Field(value, Place(self.place.file, join(self.place.path, key), line), self.notes)
+        return Field(value, Place(self.place.file, join_path(self.place.path, key), line), self.notes)
 
 
 class Table:
@@ -262,9 +262,9 @@ class Table:
         notes.note(member.place, notes.dialect.unknown, "unknown key", hint)
 
     def _advice(self, written: str) -> str:
-        near = nearest(written, self.keys)
+        near = nearest_word(written, self.keys)
         homes = self.whole.notes.dialect.homes
-        elsewhere = nearest(written, list(homes))
+        elsewhere = nearest_word(written, list(homes))
         if elsewhere is not None and (near is None or _plain(elsewhere) == _plain(written) != _plain(near)):
             return f"{elsewhere!r} belongs under {homes[elsewhere]}"
         if near is not None:
@@ -307,9 +307,9 @@ class Table:
         found = self.given(key)
         return None if found and found.value is None else self.value(key, read, default)
 
-    def needed(self, key: str, read: Callable[[Field], T | None]) -> T | None:
-        """As ``value``; its absence is an error."""
-        found = self.required(key)
+    def needed(self, key: str, read: Callable[[Field], T | None], what: str = "") -> T | None:
+        """As ``value``; its absence is an error. what: one sentence of advice."""
+        found = self.required(key, what)
         return read(found) if found else None
 
     def boolean(self, key: str, *, default: bool) -> bool:
@@ -329,7 +329,7 @@ def _plain(key: str) -> str:
     return _SEPARATORS.sub("", key).casefold()
 
 
-def nearest(text: str, known: Sequence[str]) -> str | None:
+def nearest_word(text: str, known: Sequence[str]) -> str | None:
     """The known word that ``text`` was most likely meant to be, or None."""
     import difflib  # a third of a millisecond that only broken files have to pay
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 import yaml
 
 from partage.codec.yaml_scalars import OldBool, Value, describe
-from partage.codec.yaml_tree import HAS_LIBYAML, LIMIT_PROBLEMS, LIMIT_VALUES, Builder, join
+from partage.codec.yaml_tree import HAS_LIBYAML, LIMIT_PROBLEMS, LIMIT_VALUES, TreeBuilder, join_path
 from partage.errors import InputError, Problem
 from partage.values import Frozen
 
@@ -30,7 +30,7 @@ __all__ = [
     "Value",
     "check_size",
     "describe",
-    "join",
+    "join_path",
     "read_document",
 ]
 
@@ -58,7 +58,7 @@ def read_document(data: bytes, name: str) -> Document:
     name: what problems call the file.
     """
     text = _decode(data, name)
-    builder = Builder(name)
+    builder = TreeBuilder(name)
     try:
         for event in _events(text):
             builder.take(event)

@@ -23,7 +23,7 @@ LIMIT_PROBLEMS = 100
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
 
-def join(path: str, key: str | int) -> str:
+def join_path(path: str, key: str | int) -> str:
     """The path of a member: ``gpus[1]``, ``flags.plugin``, ``mig-configs["all-1g.10gb"]``."""
     if isinstance(key, int):
         return f"{path}[{key}]"
@@ -58,7 +58,7 @@ _MERGE = "<<"
 _BAD_KEY = "\0"
 
 
-class Builder:
+class TreeBuilder:
     """Turns parser events into values, and counts."""
 
     def __init__(self, name: str) -> None:
@@ -214,9 +214,9 @@ class Builder:
         path = ""
         for frame in self._open:
             if isinstance(frame.value, list):
-                path = join(path, len(frame.value))
+                path = join_path(path, len(frame.value))
             elif frame.key is not None and not frame.expects_key:
-                path = join(path, frame.key) if frame.key != _BAD_KEY else path
+                path = join_path(path, frame.key) if frame.key != _BAD_KEY else path
         return path
 
 

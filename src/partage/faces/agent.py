@@ -16,7 +16,7 @@ from partage.agent.compose import run
 from partage.agent.log import configure
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
-from partage.edges.hardware.remote import RemoteHardware
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.errors import InputError
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from partage import __version__
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import Readiness, assess, stalled
+from partage.agent.status.readiness import Readiness, readiness_of, stall_reason
 from partage.agent.status.status import AgentStatus
 from partage.codec.values import encode
 from partage.edges.hardware.supervisor import HelperState
@@ -126,24 +126,24 @@ def agent_pages(
     def metrics_page() -> Answer:
         if not metrics:
             from partage.agent.status.metrics import (
-                exposition,  # at the first scrape: not every node is scraped
+                metrics_writer,  # at the first scrape: not every node is scraped
             )
 
-            metrics.append(exposition(status, intervals, helper))
+            metrics.append(metrics_writer(status, intervals, helper))
         return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", metrics[0]()
 
     def report_page() -> Answer:
         report = status.report
         if report is None:
             return json_answer({"error": "no report yet"}, HTTPStatus.SERVICE_UNAVAILABLE)
-        return json_answer(report_document(report, status, assess(status, intervals)))
+        return json_answer(report_document(report, status, readiness_of(status, intervals)))
 
     def health_page() -> Answer:
-        readiness = assess(status, intervals)
+        readiness = readiness_of(status, intervals)
         return json_answer(health_document(readiness), _status(well=not readiness.not_well))
 
     def life_page() -> Answer:
-        reason = stalled(status, intervals)
+        reason = stall_reason(status, intervals)
         readiness = Readiness((reason,) if reason else (), ())
         return json_answer(health_document(readiness), _status(well=reason is None))
 

@@ -10,11 +10,11 @@ from msgspec import Raw
 
 from partage import __version__
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import Readiness, assess
+from partage.agent.status.readiness import Readiness, readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.codec.values import encode
-from partage.edges.hardware.procfs import pid_namespace
 from partage.edges.kubelet.port import EndpointState
+from partage.edges.procfs import pid_namespace
 from partage.faces.documents.document import row
 from partage.faces.documents.node import node_row
 from partage.faces.documents.report import (
@@ -33,14 +33,14 @@ from partage.faces.documents.resources import ResourceRow, Verify, resource_rows
 from partage.faces.documents.watch import TimeOf, watch_row
 from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.reconcile.verification import verified
+from partage.plan.reconcile.verification import verified_guarantee
 from partage.plan.report import GpuReport, Report, ResourceReport
 from partage.plan.serve.ledger import LedgerEntry
 
 
 def report_document(report: Report, status: AgentStatus, readiness: Readiness) -> ReportDocument:
     """Everything that the agent knows, as one document."""
-    time_of, policy, look = _time_of(report), report.policy, status.look()
+    time_of, policy, observation = _time_of(report), report.policy, status.watch_observation()
     return ReportDocument(
         at=time_of(report.made.clock_s),
         agent=AgentProcess(__version__, os.getpid(), pid_namespace(Path("/proc")), report.made.number),
@@ -52,7 +52,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         gpus=tuple(_gpu_row(gpu, time_of) for gpu in report.gpus),
         resources=_resource_rows(report, status),
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
-        watch=None if look is None else watch_row(look, time_of),
+        watch=None if observation is None else watch_row(observation, time_of),
         offer=report.offer,
         planned_from=Raw(encode(_planned_from(report))),
     )
@@ -69,7 +69,7 @@ def verify_of(report: Report) -> Verify | None:
     now = report.snapshot
     if now is None:
         return None
-    return lambda share: verified(share, now.observed, report.watched)
+    return lambda share: verified_guarantee(share, now.observed, report.watched)
 
 
 def _planned_from(report: Report) -> PlannedFrom | None:
@@ -163,14 +163,14 @@ class ReportFile:
         report = self._status.report
         if report is None:
             return ""
-        readiness = assess(self._status, self._intervals)
+        readiness = readiness_of(self._status, self._intervals)
         endpoints = self._status.endpoints()
         codes = [reason.code for reason in readiness.not_well]
         says = (
             report.without_moment(),
             codes,
             [(state.resource, state.registered, state.registrations) for state in endpoints],
-            _watched(self._status.look()),
+            _watched(self._status.watch_observation()),
         )
         if says == self._said:
             return ""
@@ -182,12 +182,12 @@ class ReportFile:
         return ""
 
 
-def _watched(look: WatchObservation | None) -> object:
+def _watched(observation: WatchObservation | None) -> object:
     """What makes a check news for the file: figures change with every check, and are left to the metrics."""
-    if look is None:
+    if observation is None:
         return None
-    violations = look.watched.violations
-    return look.blind, [(one.concern, one.usage.device, one.usage.container) for one in violations]
+    violations = observation.watched.violations
+    return observation.hidden, [(one.concern, one.usage.device, one.usage.container) for one in violations]
 
 
 def _replace(path: Path, document: ReportDocument) -> None:

@@ -64,7 +64,7 @@ def _known(lost: Iterable[LostGpu]) -> set[GpuUuid]:
 def this_node(machine: Inventory | None) -> ThisNode:
     """The node that is simulated, or this one as the kernel and the driver's files in /proc describe it."""
     from partage.edges.hardware.host import Host
-    from partage.edges.hardware.procfs import pid_namespace
+    from partage.edges.procfs import pid_namespace
 
     namespace = pid_namespace(Path("/proc"))
     if machine is not None:

@@ -62,7 +62,7 @@ class ChildProcess:
             del self._stderr[:-_TAIL_BYTES]
 
 
-async def begin(argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
+async def start_child(argv: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
     """Start a process with exactly this environment. Raises OSError where that is not possible."""
     process = await asyncio.create_subprocess_exec(
         *argv,

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from partage.edges.mps.control_v2 import ControlV2
-from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.paths import DriverFiles
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, Unsupported
@@ -21,7 +21,7 @@ from partage.lab import child
 from partage.lab.place import PIPE_VARIABLE
 from partage.model.ids import DeviceUuid
 from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, DaemonSpec
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 
 PROGRAMS = "usr/bin"
 """Where the programs of a simulated driver are, below its root."""
@@ -79,23 +79,25 @@ def _has_daemon(pipe: Path) -> bool:
 
 @asynccontextmanager
 async def simulated_daemon(
-    root: Path, spec: DaemonSpec, memory_bytes: int, *, deaf: bool = False
+    root: Path, spec: DaemonSpec, memory_bytes: int, *, ignores_limits: bool = False
 ) -> AsyncIterator[Path]:
     """The pipe directory of a simulated daemon, which is started, told its limits, and ended afterwards.
 
-    root: of the simulated driver. memory_bytes: of the device. deaf: the daemon ignores its limits.
+    root: of the simulated driver. memory_bytes: of the device. ignores_limits: the daemon ignores its limits.
     Raises DaemonError where the daemon does not answer in time.
     """
     home = passable_directory("daemon-", root)
     pipe, log = passable_directory("pipe-", home), passable_directory("log-", home)
-    program = install(root / PROGRAMS, MpsNode({spec.device: memory_bytes}, ignores_limits=deaf))
+    program = install_programs(
+        root / PROGRAMS, MpsNode({spec.device: memory_bytes}, ignores_limits=ignores_limits)
+    )
     environment = {
         "PATH": os.defpath,
         PIPE_VARIABLE: str(pipe),
         "CUDA_MPS_LOG_DIRECTORY": str(log),
         "CUDA_VISIBLE_DEVICES": spec.device,
     }
-    daemon = await child.begin([str(program), "-f", *_options(spec, home)], environment)
+    daemon = await child.start_child([str(program), "-f", *_options(spec, home)], environment)
     try:
         await _wait_until_it_serves(spec, DriverFiles(root), environment)
         yield pipe
@@ -109,7 +111,7 @@ def _options(spec: DaemonSpec, home: Path) -> list[str]:
     if not spec.namespaces:
         return [MULTI_USER_OPTIONS[spec.protocol]]
     path = home / "mps.toml"
-    path.write_text(configuration(spec), encoding="utf-8")
+    path.write_text(configuration_file(spec), encoding="utf-8")
     return [*OPTIONS, str(path), MULTI_USER_OPTIONS[spec.protocol]]
 
 

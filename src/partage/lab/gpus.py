@@ -23,7 +23,7 @@ def find_gpu(inventory: Inventory, wanted: str | None) -> Gpu:
     raise InputError(f"no GPU {wanted!r} answers on this node", f"there are {known}")
 
 
-def computes(use: GpuUse) -> bool:
+def is_workload(use: GpuUse) -> bool:
     """Whether it is a process with work of its own: no monitor, and no server of an MPS daemon."""
     return use.kind is not UseKind.MONITOR and "nvidia-cuda-mps" not in use.name
 

@@ -41,15 +41,15 @@ def find_python(named: str | None, device: str, engine: str, otherwise: str = RE
 
 def _unfit(python: str, device: str) -> str:
     """Why not this one; empty where it fits."""
-    if code := _ended(python, _IS_THERE, _FIND_S):
+    if code := _exit_code(python, _IS_THERE, _FIND_S):
         return "no torch" if code == 1 else "it does not run"
     if device == "cpu":
         return ""
-    code = _ended(python, _SEES_CUDA, _IMPORT_S)
+    code = _exit_code(python, _SEES_CUDA, _IMPORT_S)
     return {0: "", 3: "its torch sees no GPU"}.get(code, "its torch cannot be imported")
 
 
-def _ended(python: str, program: str, limit_s: float) -> int:
+def _exit_code(python: str, program: str, limit_s: float) -> int:
     """Its exit code; -1 where it does not end in time, or not at all."""
     try:
         return subprocess.run(  # noqa: S603 - the operator's own interpreter

@@ -158,11 +158,11 @@ class TenantProcess:
         return "", ""
 
 
-async def begin_tenant(
+async def start_tenant(
     argv: Sequence[str], environment: Mapping[str, str], deadline_s: float
 ) -> TenantProcess:
     """Start a tenant in a process group of its own. Raises TenantLost where that is not possible."""
     try:
-        return TenantProcess(await child.begin(argv, environment), deadline_s)
+        return TenantProcess(await child.start_child(argv, environment), deadline_s)
     except OSError as error:
         raise TenantLost("died", f"cannot be run: {argv[0]}: {error.strerror}") from error

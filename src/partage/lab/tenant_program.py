@@ -318,10 +318,10 @@ def main() -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("uid", nargs="?", type=int)
     options = parser.parse_args()
-    # This file's neighbours are Partage's: no library shall import one of them by a name of its own.
+    # This file's neighbours are Partage's: a library must not import one of them instead of its own module.
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120
     sys.path[:] = [entry for entry in sys.path if entry != here]
-    # What libraries print shall not stand among the answers.
+    # What libraries print must not get between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     requests: queue.Queue[str] = queue.Queue()

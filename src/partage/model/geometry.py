@@ -27,13 +27,9 @@ class ProfileSpec(Frozen):
     starts: possible first memory slices, ascending. size: number of memory slices.
     preferred_starts: the starts in the order in which placing tries them (``model.layout``).
     memory_bytes, engines: None if no source gives them.
-    smi_id: the profile id that nvidia-smi prints and that creation takes. nvml_profile: NVML's constant,
-    which queries take; the two are different numbers.
     """
 
     profile: MigProfile
-    nvml_profile: int
-    smi_id: int
     compute_slices: int
     size: int
     starts: tuple[int, ...]

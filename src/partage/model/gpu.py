@@ -85,7 +85,7 @@ class MigDevice(Frozen):
     placement:    memory slices of its GPU instance.
     memory_bytes: memory of its GPU instance.
     gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
-    missing_node: one of these files that does not exist on the node; empty: none is known to be missing.
+    missing_file: one of these files that does not exist on the node; empty: none is known to be missing.
     """
 
     uuid: MigUuid
@@ -97,16 +97,16 @@ class MigDevice(Frozen):
     memory_bytes: int
     gi_minor: int | None = None
     ci_minor: int | None = None
-    missing_node: str = ""
+    missing_file: str = ""
 
     @property
-    def capability_nodes(self) -> tuple[str, ...]:
-        """Its capability device files, as far as they are known."""
+    def capability_files(self) -> tuple[str, ...]:
+        """The files that give access to its GPU instance and to itself, as far as they are known."""
         minors = (self.gi_minor, self.ci_minor)
-        return tuple(capability_node(minor) for minor in minors if minor is not None)
+        return tuple(capability_file(minor) for minor in minors if minor is not None)
 
 
-def capability_node(minor: int) -> str:
+def capability_file(minor: int) -> str:
     """The device file of a MIG capability, as a path in a container."""
     return f"/dev/nvidia-caps/nvidia-cap{minor}"
 

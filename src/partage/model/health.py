@@ -174,19 +174,6 @@ class HealthStatus(Frozen):
     fault_s: float | None = None
     passed_s: float | None = None
 
-    @property
-    def waits_for(self) -> str:
-        """What must happen before it is healthy, in words; empty if healthy."""
-        match self.state:
-            case HealthState.HEALTHY:
-                return ""
-            case HealthState.UNHEALTHY if self.needs_proof:
-                return "proof of a reset of the GPU or a reboot of the node"
-            case HealthState.UNHEALTHY:
-                return "the driver to find nothing wrong"
-            case _:
-                return "a time without another fault"
-
 
 class Health(Frozen):
     """Health of one GPU.

@@ -18,6 +18,7 @@ from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
 from partage.model.gpu import MigDevice
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
+from partage.text import counted
 from partage.values import Frozen
 
 
@@ -294,19 +295,15 @@ def _no_room(geometry: Geometry, instances: Sequence[_Instance]) -> str:
     need = sum(instance.spec.size for instance in instances)
     if need > geometry.memory_slices:
         return (
-            f"{_joined(named)} need {need} memory slices, and {geometry.model} has {geometry.memory_slices}"
+            f"{counted(named)} need {need} memory slices, and {geometry.model} has {geometry.memory_slices}"
         )
     return (
-        f"{_joined(named)} do not fit side by side on {geometry.model}: no free slices where they may start"
+        f"{counted(named)} do not fit side by side on {geometry.model}: no free slices where they may start"
     )
 
 
 def _summary(specs: Sequence[ProfileSpec]) -> str:
-    return _joined([str(spec.profile) for spec in specs])
-
-
-def _joined(names: Sequence[str]) -> str:
-    return " + ".join(f"{count} x {name}" for name, count in Counter(names).items())
+    return counted(spec.profile for spec in specs)
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from partage.model.geometry import Geometry, MisprintedLayout
 from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind
 from partage.model.profile import MigProfile
+from partage.text import counted
 from partage.values import Frozen
 
 ENABLED, DISABLED, BALANCED = "all-enabled", "all-disabled", "all-balanced"
@@ -96,8 +97,8 @@ def _balanced(geometry: Geometry) -> tuple[LayoutItem, ...]:
     plain: dict[int, tuple[int, MigProfile]] = {}
     for spec in geometry.profiles:
         if not spec.profile.attributes:
-            rival = plain.get(spec.compute_slices, (0, spec.profile))
-            plain[spec.compute_slices] = max(rival, (spec.max_count, spec.profile), key=lambda row: row[0])
+            best = plain.get(spec.compute_slices, (0, spec.profile))
+            plain[spec.compute_slices] = max(best, (spec.max_count, spec.profile), key=lambda row: row[0])
     sizes = _BALANCED.get(max(plain, default=0), ())
     return tuple(LayoutItem(plain[size][1]) for size in sizes) if set(sizes) <= set(plain) else ()
 
@@ -114,10 +115,6 @@ def _correction(
 ) -> str:
     right = Counter(wrong.right)
     called = next((name for name, items in known.items() if Counter(i.profile for i in items) == right), None)
-    written = name or _counts(wrong.listed)
-    taken = f"{called}: {_counts(wrong.right)}" if called else _counts(wrong.right)
+    written = name or counted(wrong.listed)
+    taken = f"{called}: {counted(wrong.right)}" if called else counted(wrong.right)
     return f"{written} is a misprint in {wrong.source}: {geometry.model} has no such profile; using {taken}"
-
-
-def _counts(profiles: Sequence[MigProfile]) -> str:
-    return " + ".join(f"{count} x {profile}" for profile, count in Counter(profiles).items())

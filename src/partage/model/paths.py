@@ -17,6 +17,9 @@ LIBRARY_DIRECTORIES = (
 )
 """Where NVIDIA's device plugin looks for the driver's libraries below the driver root."""
 
+CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
+"""Device files that belong to no GPU, as paths in a container, in the order of NVIDIA's device plugin."""
+
 
 def check_socket_path(path: object, hint: str = "") -> None:
     """Raise InputError for a path that is too long for a unix socket."""

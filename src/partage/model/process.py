@@ -71,11 +71,11 @@ class GpuMemory(Frozen):
 class Processes(Frozen):
     """All processes with contexts, by index of the GPU and pid, without this process.
 
-    blind: why some may be missing, a sentence; empty if none is missing. The driver reports only pids of
+    hidden: why some may be missing, a sentence; empty if none is missing. The driver reports only pids of
     the caller's pid namespace; it leaves out the others without an error. If it is not known that this is
-    the node's namespace, ``blind`` is not empty.
+    the node's namespace, ``hidden`` is not empty.
     """
 
     rows: tuple[GpuProcess, ...] = ()
     memory: tuple[GpuMemory, ...] = ()
-    blind: str = ""
+    hidden: str = ""

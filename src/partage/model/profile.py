@@ -51,18 +51,16 @@ class MigProfile(Frozen, order=True):
         return f"{c}{self.gpu_slices}g.{self.gigabytes}gb{tail}"
 
 
-def profile_by_memory(
-    gpu_slices: int, instance_bytes: int, total_bytes: int, attributes: tuple[str, ...] = ()
-) -> MigProfile:
-    """The profile name that NVIDIA's tools give a GPU instance.
+def named_gigabytes(instance_bytes: int, total_bytes: int) -> int:
+    """The ``40`` in 3g.40gb, as NVIDIA's tools compute it. instance_bytes: memory of the GPU instance;
+    total_bytes: memory of the GPU.
 
-    instance_bytes: memory of the GPU instance; total_bytes: memory of the GPU. The number in the name is
-    the instance's memory in eighths of the total, rounded up, times the total in whole GiB, rounded up;
+    The instance's memory in eighths of the total, rounded up, times the total in whole GiB, rounded up;
     halves are rounded up (1g of 180 GiB: 22.5, so 1g.23gb; Python's ``round`` gives 22). It is not the real
     memory: 1g.12gb of an H100 NVL has 10.75 GiB. Integrated GPUs report a total of 0: ``1g.0gb``.
     """
     if total_bytes <= 0:
-        return MigProfile(gpu_slices, 0, gpu_slices, attributes)
+        return 0
     eighths = -(-instance_bytes * 8 // total_bytes)
     total_gib = -(-total_bytes // GIB)
-    return MigProfile(gpu_slices, (2 * eighths * total_gib + 8) // 16, gpu_slices, attributes)
+    return (eighths * total_gib + 4) // 8

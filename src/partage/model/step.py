@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import assert_never
 
-from partage.model.gpu import ComputeMode
+from partage.model.gpu import ComputeMode, MigDevice
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import ClientLimits, DaemonSpec
 from partage.model.placement import Placement
@@ -54,6 +54,14 @@ class GpuUse(Frozen):
     def gives_way(self) -> bool:
         """It keeps the GPU open only while persistence mode is on, which a reset turns off."""
         return self.kind is UseKind.MONITOR and self.name.startswith(PERSISTENCE_DAEMON)
+
+    def is_of(self, gpu: GpuUuid, device: MigDevice) -> bool:
+        """Whether it uses this MIG device of a GPU (UUID), or the GPU instance that the device is in."""
+        if self.gpu != gpu or self.whole:
+            return False
+        return self.device == device.uuid or (
+            self.gi_id == device.gi_id and self.ci_id in (None, device.ci_id)
+        )
 
     def __str__(self) -> str:
         pid = "" if self.pid is None else f" (pid {self.pid})"
@@ -385,7 +393,7 @@ class BlastRadius(Frozen):
     reboot: bool | None = False
 
 
-def blast(step: PlannedStep) -> BlastRadius:
+def blast_radius(step: PlannedStep) -> BlastRadius:
     """The blast radius of a step. Instances are isolated: to make or destroy one touches no other."""
     match step:
         case SetMigMode(gpu):

@@ -97,7 +97,7 @@ def turn(
         seen.held_version,
         view,
         now_s=now.now_s,
-        settle_s=planner.settle_s,
+        withdraw_s=planner.withdraw_s,
     )
     return TurnResult(NodeState(plan.serving, health, now.unknown), new_view, plan)
 

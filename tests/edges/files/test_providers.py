@@ -5,18 +5,18 @@ from collections import Counter
 
 import pytest
 
-from partage.edges.files.catalogue import load
-from partage.edges.files.providers import tables
+from partage.edges.files.catalogue import load_catalogue
+from partage.edges.files.providers import provider_tables
 from partage.faces.cli.main import run
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.named_layouts import named_layouts
 
-ROWS = [(model, row) for table in tables() for model in table.models for row in table.rows]
+ROWS = [(model, row) for table in provider_tables() for model in table.models for row in table.rows]
 WRONG = [(model, row) for model, row in ROWS if row.wrong]
 
 
 def geometry(model_id):
-    model = load().by_id(model_id)
+    model = load_catalogue().by_id(model_id)
     assert model is not None
     assert model.geometry is not None
     return model.geometry
@@ -46,8 +46,8 @@ def _plan(capsys, policy, machine):
 
 
 def test_the_tables_are_those_of_two_providers_for_six_cards():
-    assert Counter(table.provider for table in tables()) == {"FPT": 3, "51CTO": 3}
-    assert sum(len(table.rows) for table in tables()) == 37
+    assert Counter(table.provider for table in provider_tables()) == {"FPT": 3, "51CTO": 3}
+    assert sum(len(table.rows) for table in provider_tables()) == 37
 
 
 @pytest.mark.parametrize(("model", "row"), ROWS)

@@ -22,7 +22,7 @@ from msgspec.structs import fields, replace
 from partage.edges.files.state import (
     KEPT_ASIDE,
     LIMIT_BYTES,
-    Loaded,
+    LoadedState,
     NotSaved,
     SavedPolicy,
     SavedState,
@@ -103,13 +103,13 @@ def test_the_examples_differ_in_every_field_that_has_a_default() -> None:
 
 def test_a_new_directory_is_made_and_holds_no_state(state_dir: StateDir, tmp_path: Path):
     assert state_dir.problem is None
-    assert state_dir.load(0) == Loaded(None)
+    assert state_dir.load(0) == LoadedState(None)
     assert (tmp_path / "partage").stat().st_mode & 0o777 == 0o700
 
 
 def test_what_is_saved_is_loaded(state_dir: StateDir):
     assert state_dir.save(STATE, 100) is None
-    assert state_dir.load(100) == Loaded(STATE)
+    assert state_dir.load(100) == LoadedState(STATE)
 
 
 def test_times_go_on_from_where_they_were_on_the_clock_of_the_next_agent(state_dir: StateDir):
@@ -240,7 +240,7 @@ def test_a_directory_that_can_be_made_later_is_used_then(tmp_path: Path):
     (tmp_path / "file").unlink()
     assert opened.save(STATE, 100) is None
     assert opened.problem is None
-    assert opened.load(100) == Loaded(STATE)
+    assert opened.load(100) == LoadedState(STATE)
     with pytest.raises(InputError):
         StateDir(tmp_path / "file" / "partage")
     opened.close()
@@ -251,7 +251,7 @@ def test_a_directory_in_which_nothing_can_be_written_is_said_and_the_agent_runs_
     opened = StateDir(Path("/sys/kernel"))
     assert opened.problem
     assert "cannot lock" in opened.problem
-    assert opened.load(0) == Loaded(None)
+    assert opened.load(0) == LoadedState(None)
     assert isinstance(opened.save(STATE, 0), NotSaved)
     opened.close()
 
@@ -261,7 +261,7 @@ def test_a_write_that_fails_leaves_the_old_state(state_dir: StateDir, tmp_path: 
     in_the_way = state_file(tmp_path).with_name("state.json.new")
     in_the_way.mkdir()
     assert isinstance(state_dir.save(SavedState(boot_id="new"), 100), NotSaved)
-    assert state_dir.load(100) == Loaded(STATE)
+    assert state_dir.load(100) == LoadedState(STATE)
     in_the_way.rmdir()
     assert state_dir.save(SavedState(boot_id="new"), 100) is None
 
@@ -304,7 +304,7 @@ def test_a_state_that_is_too_long_is_not_written(state_dir: StateDir):
     state_dir.save(STATE, 100)
     long = SavedState(policy=SavedPolicy("x" * LIMIT_BYTES, "p"))
     assert isinstance(state_dir.save(long, 100), NotSaved)
-    assert state_dir.load(100) == Loaded(STATE)
+    assert state_dir.load(100) == LoadedState(STATE)
 
 
 # --- killed at any moment --------------------------------------------------------------------------------
@@ -432,7 +432,7 @@ def test_a_state_that_cannot_be_written_as_json_is_not_saved(state_dir: StateDir
     state_dir.save(STATE, 100)
     endless = {GPU_0: GpuServing((), draining=True, draining_since_s=float("-inf"))}
     assert isinstance(state_dir.save(SavedState(serving=endless), 100), NotSaved)
-    assert state_dir.load(100) == Loaded(STATE)
+    assert state_dir.load(100) == LoadedState(STATE)
 
 
 def test_the_name_of_a_policy_file_may_be_any_bytes(state_dir: StateDir):

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.helper_server import HelperServer
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
-from partage.edges.hardware.remote import RemoteHardware
 from partage.faces.cli.hardware import helper_argv
 from partage.sim.node.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
 from partage.sim.node.hardware import SimulatedHardware

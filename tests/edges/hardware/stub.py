@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.procfs import INITIAL_PID_NAMESPACE
+from partage.edges.procfs import INITIAL_PID_NAMESPACE
 from partage.model.ids import GpuUuid
 from partage.units import MIB
 

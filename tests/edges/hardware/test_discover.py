@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from partage.edges.files.catalogue import load
 from partage.edges.hardware.discover import Discovery
-from partage.edges.hardware.mig_devices import named_gigabytes
-from partage.edges.hardware.readings import NvLinkPeer, Nvml
+from partage.edges.hardware.nvml_queries import NvLinkPeer, Nvml
 from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
 from partage.model.gpu import (
@@ -341,26 +339,6 @@ def test_a_mig_device_that_cannot_be_named_loses_its_gpu_and_not_the_node(node: 
     assert "not a placement" in look(node).lost[0].reason
 
 
-@pytest.mark.parametrize(
-    ("product", "instance_mib", "total_mib", "gigabytes"),
-    [
-        ("A100 40GB 1g", 4864, 40960, 5),
-        ("A100 40GB 1g, double memory", 9856, 40960, 10),
-        ("A100 40GB 3g", 19968, 40960, 20),
-        ("H100 80GB 1g", 9984, 81559, 10),
-        ("H100 80GB 7g", 81152, 81559, 80),
-        ("H100 NVL 1g has 10.75 GiB", 11008, 95830, 12),
-        ("H200 3g is 70.5, rounded up", 71424, 143771, 71),
-        ("B200 1g is 22.5, rounded up", 22784, 183359, 23),
-        ("Thor shares its CPU's memory", 1024, 0, 0),
-    ],
-)
-def test_the_gigabytes_of_a_name_are_eighths_of_the_gpus(
-    product: str, instance_mib: int, total_mib: int, gigabytes: int
-) -> None:
-    assert named_gigabytes(instance_mib * MIB, total_mib * MIB) == gigabytes, product
-
-
 def test_a_link_to_a_lost_gpu_is_not_taken_for_a_switch(node: StubNode) -> None:
     node.add_h100s(3)
     for gpu in range(3):
@@ -378,21 +356,3 @@ def test_a_link_to_a_lost_gpu_is_not_taken_for_a_switch(node: StubNode) -> None:
     node.lose(2)
     assert [link.nvlinks for link in discovery.inventory().links] == [9]
     nvml.close()
-
-
-PROFILES = [
-    pytest.param(
-        spec.profile.gigabytes, spec.memory_bytes, model.memory_bytes, id=f"{model.id} {spec.profile}"
-    )
-    for model in load().models
-    if model.geometry is not None and not model.memory_derived
-    for spec in model.geometry.profiles
-    if spec.memory_bytes is not None
-]
-
-
-@pytest.mark.parametrize(("gigabytes", "instance_bytes", "gpu_bytes"), PROFILES)
-def test_the_names_of_all_models_in_the_catalogue_follow_from_their_memory(
-    gigabytes: int, instance_bytes: int, gpu_bytes: int
-) -> None:
-    assert named_gigabytes(instance_bytes, gpu_bytes) == gigabytes

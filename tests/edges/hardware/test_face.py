@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.hardware.remote import RemoteHardware
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.errors import DriverUnavailable
 from partage.faces.cli import hardware as face
 from partage.faces.cli.hardware import helper_argv

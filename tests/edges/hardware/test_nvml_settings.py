@@ -49,7 +49,7 @@ async def test_a_mode_that_the_driver_refuses_stays_and_the_reason_is_its_own(
 ) -> None:
     node.write(**{"fail.nvmlDeviceSetComputeMode": code})
     with pytest.raises(
-        kind, match=r"cannot set the compute mode to exclusive-process: .*; it is default"
+        kind, match=r"cannot set the compute mode to exclusive-process: .*; the GPU is unchanged"
     ) as e:
         await card.perform(EXCLUSIVE)
     assert type(e.value) is kind
@@ -175,7 +175,7 @@ async def test_a_slice_that_was_set_although_nvidia_smi_failed_is_set(
 async def test_an_nvidia_smi_that_hangs_is_given_up(node: StubNode) -> None:
     node.add_nvidia_smi("import time; time.sleep(60)")
     with pytest.raises(HardwareTimeout, match=r"did not end the test within 0\.5 s"):
-        await nvidia_smi.run(node.host, "the test", "--list", deadline_s=0.5)
+        await nvidia_smi.run_nvidia_smi(node.host, "the test", "--list", deadline_s=0.5)
 
 
 @pytest.mark.parametrize(

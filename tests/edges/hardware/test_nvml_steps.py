@@ -233,7 +233,7 @@ async def test_the_device_files_of_a_made_device_are_made_too(node: StubNode, mi
     knows_capabilities(node)
     await three(mig, "3g.40gb")
     (device,) = (await gpu_of(mig)).mig_devices
-    assert device.missing_node == ""
+    assert device.missing_file == ""
     for minor in (21, 22):
         found = (node.root / f"dev/nvidia-caps/nvidia-cap{minor}").stat()
         assert (found.st_rdev, found.st_mode) == (os.makedev(237, minor), stat.S_IFCHR | 0o444)
@@ -248,7 +248,7 @@ async def test_a_device_file_of_a_kernel_module_that_was_unloaded_is_replaced(
     path.parent.mkdir(parents=True)
     os.mknod(path, stat.S_IFCHR | 0o444, os.makedev(240, 22))
     await three(mig, "3g.40gb")
-    assert (await gpu_of(mig)).mig_devices[0].missing_node == ""
+    assert (await gpu_of(mig)).mig_devices[0].missing_file == ""
     assert path.stat().st_rdev == os.makedev(237, 22)
 
 
@@ -256,11 +256,11 @@ async def test_device_files_that_may_not_be_made_are_missing(node: StubNode, mig
     knows_capabilities(node, modify=0)
     await three(mig, "3g.40gb")
     (device,) = (await gpu_of(mig)).mig_devices
-    assert device.missing_node == "/dev/nvidia-caps/nvidia-cap21"
+    assert device.missing_file == "/dev/nvidia-caps/nvidia-cap21"
     assert not (node.root / "dev/nvidia-caps").exists()
     for minor in (21, 22):  # any file counts: the administrator's own way of making them
         node.file(f"dev/nvidia-caps/nvidia-cap{minor}", "")
-    assert (await gpu_of(mig)).mig_devices[0].missing_node == ""
+    assert (await gpu_of(mig)).mig_devices[0].missing_file == ""
 
 
 async def test_the_uuid_is_found_by_ids_where_the_driver_hands_out_the_parent(

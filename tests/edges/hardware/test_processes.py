@@ -1,4 +1,4 @@
-"""Processes and their memory: the driver's lists, a /proc of our own, and when we may be blind."""
+"""Processes and their memory: the driver's lists, a /proc of our own, and when some may be hidden."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ async def rows(hardware: NvmlHardware) -> tuple[GpuProcess, ...]:
     return (await hardware.processes()).rows
 
 
-async def blind(hardware: NvmlHardware) -> str:
-    return (await hardware.processes()).blind
+async def why_hidden(hardware: NvmlHardware) -> str:
+    return (await hardware.processes()).hidden
 
 
 async def test_all_that_proc_says_of_a_process_comes_with_it(node: StubNode, hardware: NvmlHardware) -> None:
@@ -121,27 +121,27 @@ async def test_who_has_gone_meanwhile_is_listed_without_what_proc_said(
     node.write(**{"gpu.0.process.0": f"{ended.pid} -1 -1 5"})
     processes = await hardware.processes()
     assert processes.rows == (GpuProcess(FIRST, ended.pid, 5, ProcessKind.COMPUTE),)
-    assert processes.blind == ""
+    assert processes.hidden == ""
 
 
-# --- being blind -----------------------------------------------------------------------------------
+# --- hidden processes -----------------------------------------------------------------------------------
 
 
 async def test_in_the_nodes_own_pid_namespace_all_processes_are_seen(
     node: StubNode, hardware: NvmlHardware
 ) -> None:
     node.see_all()
-    node.write(**{"gpu.0.used": 70 * GIB})  # the driver's own, or managed memory: no reason to be blind
-    assert await blind(hardware) == ""
+    node.write(**{"gpu.0.used": 70 * GIB})  # the driver's own, or managed memory: nothing is hidden
+    assert await why_hidden(hardware) == ""
 
 
 async def test_in_another_namespace_an_empty_list_proves_nothing(
     node: StubNode, hardware: NvmlHardware
 ) -> None:
-    assert "hostPID" in await blind(hardware)
+    assert "hostPID" in await why_hidden(hardware)
     node.works(42, used=GIB, cgroup="0::/")
     node.write(**{"gpu.0.used": 3 * GIB})
-    said = await blind(hardware)
+    said = await why_hidden(hardware)
     assert "hostPID" in said
     assert "2048 MiB of a GPU belong to no visible process" in said
 
@@ -151,22 +151,22 @@ async def test_a_node_that_is_a_container_itself_sees_other_pods(
 ) -> None:
     node.file("proc/self/cgroup", "0::/\n")
     node.file("proc/17/cgroup", f"0::/../../kubelet-kubepods-pod{UID}.slice/cri-containerd-{CID}.scope\n")
-    assert await blind(hardware) == ""
+    assert await why_hidden(hardware) == ""
 
 
 async def test_containers_of_our_own_pod_prove_nothing(node: StubNode, hardware: NvmlHardware) -> None:
     node.file("proc/self/cgroup", f"0::/kubepods/pod{UID}/{CID}\n")
     node.works(42, cgroup=f"0::/kubepods/pod{UID}/{'a0' * 32}")
     node.file("proc/43/cgroup", f"0::/../cri-containerd-{'b0' * 32}.scope\n")
-    assert "hostPID" in await blind(hardware)
+    assert "hostPID" in await why_hidden(hardware)
 
 
-async def test_processes_that_proc_hides_make_blind(node: StubNode, hardware: NvmlHardware) -> None:
+async def test_processes_that_proc_hides_are_hidden(node: StubNode, hardware: NvmlHardware) -> None:
     node.see_all()
     hidden = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     try:
         node.write(**{"gpu.0.process.0": f"{hidden.pid} -1 -1 5"})
-        assert "hidepid" in await blind(hardware)
+        assert "hidepid" in await why_hidden(hardware)
     finally:
         hidden.kill()
         hidden.communicate()

@@ -17,9 +17,9 @@ import pytest
 
 from partage.edges.hardware import frames
 from partage.edges.hardware import helper_connection as connection_module
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.helper_server import PROTOCOL
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.remote import RemoteHardware
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
@@ -28,7 +28,7 @@ from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse, SetMigMode, UseKind
 from partage.sim.node.faults import HangCall, Occupy, RaiseXid
 from partage.sim.node.files.load import load_machine
-from partage.sim.node.files.written import machine_to_json
+from partage.sim.node.files.machine_writer import machine_to_json
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.conftest import serving
@@ -256,7 +256,7 @@ async def test_the_helper_has_a_session_of_its_own_and_ends_with_close(short_dir
 
 AGENT = """
 import asyncio, sys
-from partage.edges.hardware.remote import RemoteHardware
+from partage.edges.hardware.helper_client import RemoteHardware
 from partage.faces.cli.hardware import helper_argv
 
 async def main():
@@ -386,7 +386,7 @@ async def answering(path: Path, *answers: bytes) -> asyncio.Server:
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for answer in answers:
-            await frames.read(reader, frames.Request, frames.MOST_REQUEST_BYTES)
+            await frames.read_message(reader, frames.Request, frames.MOST_REQUEST_BYTES)
             writer.write(answer)
         await reader.read()
         writer.close()
@@ -394,19 +394,19 @@ async def answering(path: Path, *answers: bytes) -> asyncio.Server:
     return await asyncio.start_unix_server(converse, str(path))
 
 
-HELLO = frames.pack({"id": 1, "result": {"protocol": PROTOCOL, "pid": 4711}})
+HELLO = frames.pack_message({"id": 1, "result": {"protocol": PROTOCOL, "pid": 4711}})
 
 
 @pytest.mark.parametrize(
     "answers",
     [
-        [frames.pack({"id": 1, "result": {"protocol": PROTOCOL + 1, "pid": 1}})],
-        [frames.pack({"id": 1, "result": None})],
+        [frames.pack_message({"id": 1, "result": {"protocol": PROTOCOL + 1, "pid": 1}})],
+        [frames.pack_message({"id": 1, "result": None})],
         [b"\xff\xff\xff\xff"],
         [b"\x00\x00\x00\x02[]"],
-        [HELLO, frames.pack({"id": 2, "result": {"driver": {"type": "driver"}}})],
-        [HELLO, frames.pack({"id": 2, "error": {"type": "SystemExit", "problems": []}})],
-        [HELLO, frames.pack({"id": 2})],
+        [HELLO, frames.pack_message({"id": 2, "result": {"driver": {"type": "driver"}}})],
+        [HELLO, frames.pack_message({"id": 2, "error": {"type": "SystemExit", "problems": []}})],
+        [HELLO, frames.pack_message({"id": 2})],
     ],
 )
 async def test_a_helper_that_talks_nonsense_is_unavailable(short_dir: Path, answers: list[bytes]) -> None:
@@ -420,8 +420,8 @@ async def test_a_helper_that_talks_nonsense_is_unavailable(short_dir: Path, answ
 
 
 async def test_an_answer_without_a_waiting_caller_is_ignored(short_dir: Path) -> None:
-    stray = frames.pack({"id": 99, "result": 1}) + frames.pack({"id": None, "result": 1})
-    empty = frames.pack({"id": 2, "result": []})
+    stray = frames.pack_message({"id": 99, "result": 1}) + frames.pack_message({"id": None, "result": 1})
+    empty = frames.pack_message({"id": 2, "result": []})
     server = await answering(short_dir / "s", stray + HELLO, stray + empty)
     hardware = RemoteHardware(short_dir / "s")
     assert await hardware.conditions() == ()

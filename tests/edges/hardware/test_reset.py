@@ -170,7 +170,7 @@ async def test_a_reset_that_does_not_end_is_given_up_and_nvidia_smi_goes_on(
         f"print('a line that nobody reads'); open({str(done)!r}, 'w'); sys.exit(0)"
     )
     with pytest.raises(HardwareTimeout, match="within 1 s"):
-        await reset.run_nvidia_smi(node.host, BOTH, deadline_s=1.0)
+        await reset.reset_gpus(node.host, BOTH, deadline_s=1.0)
     go.touch()
     async with asyncio.timeout(LIMIT_S):
         while not done.exists():

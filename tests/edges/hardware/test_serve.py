@@ -49,11 +49,11 @@ class Peer:
         return cls(*await asyncio.open_unix_connection(str(path)))
 
     def say(self, **message: Any) -> None:
-        self.writer.write(frames.pack(message))
+        self.writer.write(frames.pack_message(message))
 
     async def hear(self) -> dict[str, Any] | None:
         async with asyncio.timeout(10):
-            return await frames.read(self.reader, dict, frames.MOST_ANSWER_BYTES)
+            return await frames.read_message(self.reader, dict, frames.MOST_ANSWER_BYTES)
 
     async def ask(self, **message: Any) -> dict[str, Any] | None:
         self.say(**message)
@@ -157,9 +157,9 @@ async def test_what_is_no_act_is_not_performed(
         struct.pack(">I", frames.MOST_REQUEST_BYTES + 1) + b"{",
         struct.pack(">I", 4) + b"null",
         struct.pack(">I", 2) + b"{}",
-        frames.pack({"id": "1", "verb": "hello"}),
-        frames.pack({"id": True, "verb": "hello"}),
-        frames.pack({"id": 1, "verb": ["hello"]}),
+        frames.pack_message({"id": "1", "verb": "hello"}),
+        frames.pack_message({"id": True, "verb": "hello"}),
+        frames.pack_message({"id": 1, "verb": ["hello"]}),
         struct.pack(">I", 60_000) + b"[" * 60_000,
     ],
 )
@@ -220,7 +220,7 @@ def test_no_bytes_whatever_end_the_helper(standing_server: Path, data: bytes) ->
     with socket.socket(socket.AF_UNIX) as friend:
         friend.settimeout(10)
         friend.connect(str(standing_server))
-        friend.sendall(frames.pack({"id": 1, "verb": "hello"}))
+        friend.sendall(frames.pack_message({"id": 1, "verb": "hello"}))
         assert json.loads(friend.recv(65536)[4:])["result"]["protocol"] == PROTOCOL
 
 

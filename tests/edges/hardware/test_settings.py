@@ -166,7 +166,7 @@ async def test_an_idle_node_has_no_processes_and_all_of_it_can_be_seen(acting: S
     uuids = [gpu.uuid for gpu in (await acting.hardware.observe()).gpus]
     processes = await acting.hardware.processes()
     assert processes.rows == ()
-    assert acting.work is None or processes.blind == ""
+    assert acting.work is None or processes.hidden == ""
     assert [(one.gpu, one.used_bytes) for one in processes.memory] == [(uuid, 0) for uuid in uuids]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.translate import ERRORS, translate
 from partage.errors import (
     DriverUnavailable,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from partage.edges.kubelet.connections import OneWrite
+from partage.edges.kubelet.connections import BatchedTransport
 
 
 class Wire(asyncio.Transport):
@@ -23,7 +23,7 @@ class Wire(asyncio.Transport):
 
 async def test_what_is_written_within_one_round_is_sent_together() -> None:
     wire = Wire()
-    writer = OneWrite(wire)
+    writer = BatchedTransport(wire)
     writer.write(b"headers ")
     writer.write(b"message")
     assert wire.sent == []
@@ -37,7 +37,7 @@ async def test_what_is_written_within_one_round_is_sent_together() -> None:
 async def test_an_acknowledgement_leaves_together_with_the_answer_to_what_was_read() -> None:
     """As a connection reads: it acknowledges, then a task is begun, which answers in its first step."""
     wire = Wire()
-    writer = OneWrite(wire)
+    writer = BatchedTransport(wire)
 
     async def answer() -> None:
         writer.write(b"answer")
@@ -53,7 +53,7 @@ async def test_an_acknowledgement_leaves_together_with_the_answer_to_what_was_re
 
 async def test_an_acknowledgement_without_an_answer_leaves_as_well() -> None:
     wire = Wire()
-    writer = OneWrite(wire)
+    writer = BatchedTransport(wire)
     writer.hold()
     writer.write(b"acknowledged")
     writer.release()
@@ -63,7 +63,7 @@ async def test_an_acknowledgement_without_an_answer_leaves_as_well() -> None:
 
 async def test_what_waits_is_sent_before_the_connection_closes() -> None:
     wire = Wire()
-    writer = OneWrite(wire)
+    writer = BatchedTransport(wire)
     writer.write(b"last words")
     writer.close()
     assert wire.sent == [b"last words"]

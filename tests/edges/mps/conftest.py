@@ -14,7 +14,7 @@ from partage.edges.mps.paths import DriverFiles
 from partage.errors import Unsupported
 from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Driver as RealDriver
-from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install
+from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install_programs
 from partage.units import GIB
 from tests.edges.mps.subjects import GPUS, Subject, ending, has_driver
 
@@ -42,7 +42,7 @@ def short_dir() -> Iterator[Path]:
 
 
 def simulated_subject(directory: Path, node: MpsNode | None = None, protocol: int = 2) -> Subject:
-    install(directory / "usr/bin", node or MpsNode(dict.fromkeys(GPUS, 80 * GIB)))
+    install_programs(directory / "usr/bin", node or MpsNode(dict.fromkeys(GPUS, 80 * GIB)))
     client = (str(directory / "usr/bin" / CLIENT_PROGRAM),)
     return Subject(directory / "run", directory, GPUS, client, simulated=True, protocol=protocol)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from partage.edges.hardware.port import DaemonKeeper
 from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
-from partage.edges.mps.port import MpsDaemons
 from partage.edges.mps.starting import DaemonHost
 from partage.model.ids import GpuUuid, device_uuid
 from partage.model.mps import SERVER, DaemonSpec, MpsNamespace
@@ -75,7 +75,7 @@ class Subject:
     protocol: int = 2
     tenants: list[Tenant] = field(default_factory=list)
 
-    def keeper(self, *, host: DaemonHost | None = None, **deadlines: float) -> MpsDaemons:
+    def keeper(self, *, host: DaemonHost | None = None, **deadlines: float) -> DaemonKeeper:
         return MpsKeeper(self.run_dir, self.root, host=host, deadlines=DaemonDeadlines(**deadlines))
 
     def spec(self, number: int = 0, **changes: object) -> DaemonSpec:

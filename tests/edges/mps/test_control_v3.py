@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.mps.control_v3 import configuration
+from partage.edges.mps.control_v3 import configuration_file
 from partage.errors import DaemonError, GpuInUse
 from partage.model.ids import GpuUuid
 from partage.model.mps import SERVER, ClientLimits, DaemonPhase, DaemonSpec, DaemonState, MpsNamespace
@@ -203,7 +203,7 @@ async def test_a_server_with_one_owner_refuses_other_users(named: Subject):
 
 def test_the_file_has_a_limit_for_the_server_and_each_namespace():
     assert (
-        configuration(UNEQUAL)
+        configuration_file(UNEQUAL)
         == """schema_version = "1.0"
 [servers.gpu]
 pinned_memory_limit = "2048M"

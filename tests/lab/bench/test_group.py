@@ -11,7 +11,7 @@ import pytest
 
 from partage.lab.bench.document import BENCH
 from partage.lab.bench.group import tenant_group
-from partage.lab.bench.memory import allocate, tensors
+from partage.lab.bench.memory import tensor_sizes, try_allocation
 from partage.lab.bench.model import BenchCell, Experiment
 from partage.lab.place import TenantMode
 from partage.lab.tenant import TenantFailure, TenantLaunch
@@ -154,12 +154,12 @@ async def test_a_limit_that_holds_lets_two_and_a_half_thirds_through_and_not_thr
     # The limit on the address space plays the GPU's; the interpreter itself is 60 MiB of it at most.
     launch, limit = python_with(f"ulimit -v {(300 + 60) * 1024}"), 300 * MIB
     environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}
-    assert await allocate(launch, environment, tensors(limit, 2.5), 30) is None
-    refused = await allocate(launch, environment, tensors(limit * 3 // 2, 3), 30)
+    assert await try_allocation(launch, environment, tensor_sizes(limit, 2.5), 30) is None
+    refused = await try_allocation(launch, environment, tensor_sizes(limit * 3 // 2, 3), 30)
     assert refused is not None
     assert refused.what == "oom"
 
 
 def test_tensors_are_thirds_and_what_is_left():
-    assert tensors(300, 2.5) == (100, 100, 50)
-    assert tensors(300, 3) == (100, 100, 100)
+    assert tensor_sizes(300, 2.5) == (100, 100, 50)
+    assert tensor_sizes(300, 3) == (100, 100, 100)

@@ -46,7 +46,7 @@ def test_what_disturbs_a_measurement_is_remarked():
 
 def test_a_simulated_node_of_every_kind_has_a_place():
     for machine in ("8xh100-sxm5-80gb", "8xl4"):
-        inventory, uses = common.look(machine)
+        inventory, uses = common.observe_with_uses(machine)
         chosen = find_gpu(inventory, None)
         place = node.gpu_place(chosen, BenchSettings(guard=True), None)
         assert place.guard == guard_directory()

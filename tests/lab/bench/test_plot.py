@@ -5,7 +5,7 @@ import pytest
 from partage.errors import InputError, Unsatisfiable
 from partage.faces.render.bench_plot import check_plot, figure, panels, plot_file
 from partage.lab.bench.model import BenchMachine
-from partage.lab.bench.summary import digits
+from partage.lab.bench.summary import three_digits
 from partage.lab.place import TenantMode
 from tests.lab.bench import runs
 
@@ -73,6 +73,6 @@ def test_without_matplotlib_a_plot_is_refused_with_what_to_install(monkeypatch):
 
 
 def test_numbers_have_three_digits_that_count():
-    assert [digits(value) for value in (0.01234, 1.0, 3.14159, 31.4159, 99.97, 314.159, 31415.9)] == [
+    assert [three_digits(value) for value in (0.01234, 1.0, 3.14159, 31.4159, 99.97, 314.159, 31415.9)] == [
         "0.0123", "1.00", "3.14", "31.4", "100", "314", "31416",
     ]  # fmt: skip

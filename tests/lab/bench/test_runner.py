@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partage.edges.mps.keeper import MpsKeeper
 from partage.errors import HardwareError
-from partage.lab.bench.memory import limits
+from partage.lab.bench.memory import memory_limits
 from partage.lab.bench.model import BenchSettings, Experiment
 from partage.lab.bench.runner import BenchRunner
 from partage.lab.gpus import guard_directory
@@ -17,7 +17,7 @@ from partage.lab.place import TenantMode, TenantPlace
 from partage.lab.tenant import TenantLaunch
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.mps import DaemonSpec
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 from partage.units import GIB, MIB
 
 GPU = GpuUuid("GPU-11111111-2222-3333-4444-000000000000")
@@ -36,7 +36,7 @@ async def daemon():
     """A control daemon that allows 2 GiB, and the place of its GPU."""
     with tempfile.TemporaryDirectory(prefix="partage-bench-", dir="/tmp") as directory:
         root = Path(directory)
-        install(root / "usr/bin", MpsNode({GPU: 24 * GIB}))
+        install_programs(root / "usr/bin", MpsNode({GPU: 24 * GIB}))
         keeper = MpsKeeper(root / "run", root)
         await keeper.start(DaemonSpec(GPU, GPU, memory_bytes=2 * GIB))
         pipe = root / "run" / "mps" / GPU / "pipe"
@@ -65,14 +65,14 @@ async def test_processes_that_the_daemon_does_not_know_are_noticed(daemon):
 
 @pytest.mark.parametrize(("exclusive", "promise"), [(True, "guarded"), (False, "advisory")])
 async def test_the_limit_is_the_daemons_read_back(daemon, exclusive, promise):
-    found = dict(await limits(QUICK, replace(daemon, exclusive=exclusive)))
+    found = dict(await memory_limits(QUICK, replace(daemon, exclusive=exclusive)))
     assert (found[TenantMode.MPS].bytes, found[TenantMode.MPS].promise) == (2 * GIB, promise)
     assert (found[TenantMode.TIME_SLICING].bytes, found[TenantMode.TIME_SLICING].promise) == (2 * GIB, "none")
 
 
 async def test_without_a_daemon_to_ask_a_limit_is_only_the_clients_own(tmp_path):
     place = TenantPlace(GPU, pipe=tmp_path, memory_bytes=24 * GIB, share_bytes=GIB, driver_root=tmp_path)
-    found = dict(await limits(QUICK, place))
+    found = dict(await memory_limits(QUICK, place))
     assert (found[TenantMode.MPS].promise, found[TenantMode.MPS].client) == ("advisory", "0=1024M")
 
 
@@ -84,7 +84,7 @@ async def test_a_mig_device_and_the_guard_have_limits_of_their_own():
         memory_bytes=5 * GIB,
         share_bytes=GIB,
     )
-    found = {mode: (limit.bytes, limit.promise) for mode, limit in await limits(QUICK, place)}
+    found = {mode: (limit.bytes, limit.promise) for mode, limit in await memory_limits(QUICK, place)}
     assert found[TenantMode.MIG] == (5 * GIB, "hard")
     assert found[TenantMode.WITH_GUARD] == (GIB, "advisory")
 

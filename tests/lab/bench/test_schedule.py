@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from partage.lab.bench.model import BenchSettings, CellKey, Experiment
-from partage.lab.bench.schedule import guard_sessions, modes, sessions
+from partage.lab.bench.schedule import guard_sessions, possible_modes, sessions
 from partage.lab.place import NO_DAEMON, TenantMode, TenantPlace
 from partage.model.ids import GpuUuid, MigUuid
 
@@ -30,7 +30,7 @@ MIG = TenantPlace(device=MigUuid("MIG-0"), mig=(MigUuid("MIG-0"), MigUuid("MIG-1
     ],
 )
 def test_processes_run_in_every_mode_that_is_there(place, processes, found):
-    assert list(modes(place, processes)) == found
+    assert list(possible_modes(place, processes)) == found
 
 
 def test_every_cell_gets_all_its_repeats_over_the_passes():

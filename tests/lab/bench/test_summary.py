@@ -3,7 +3,15 @@
 import pytest
 
 from partage.lab.bench.model import BenchCell, Repeat, TenantSample
-from partage.lab.bench.summary import Spread, each_took, figures, latency_ms, quantile, throughput, times
+from partage.lab.bench.summary import (
+    Spread,
+    figures,
+    latency_ms,
+    quantile,
+    throughput,
+    time_of_each,
+    total_time,
+)
 from partage.lab.place import TenantMode
 from tests.lab.bench import runs
 from tests.lab.bench.runs import INFERENCE, SATURATING, SMALL, pi
@@ -49,15 +57,15 @@ def test_the_guard_is_judged_by_work_and_by_start():
 def test_a_failed_repeat_does_not_count():
     cell = pi(SMALL, TenantMode.MPS, 2, (1.0, 3.0))
     with_failure = runs.replace_repeats(cell, (*cell.repeats, runs.failed("died", "", 2)))
-    assert times(with_failure) == Spread(2.0, 1.0, 3.0, 2)
+    assert total_time(with_failure) == Spread(2.0, 1.0, 3.0, 2)
 
 
 def test_in_parallel_the_time_is_from_the_first_start_to_the_last_end():
     cell = runs.replace_repeats(
         pi(SMALL, TenantMode.MPS, 2, (1.0,)), (Repeat(1, (TenantSample(0.0, 2.0), TenantSample(1.0, 5.0))),)
     )
-    assert times(cell).median == 5.0
-    assert each_took(cell).median == 3.0
+    assert total_time(cell).median == 5.0
+    assert time_of_each(cell).median == 3.0
     assert throughput(cell).median == 1000 * 10 * 2 / 5.0
     assert cell.repeats[0].overlap == pytest.approx(0.2)
 
@@ -65,7 +73,7 @@ def test_in_parallel_the_time_is_from_the_first_start_to_the_last_end():
 def test_one_after_the_other_the_time_between_turns_does_not_count():
     cell = pi(SMALL, TenantMode.SEQUENTIAL, 3, (6.0,))
     assert cell.repeats[0].makespan_s == pytest.approx(6.2)
-    assert times(cell).median == pytest.approx(6.0)
+    assert total_time(cell).median == pytest.approx(6.0)
 
 
 def test_latencies_are_those_of_all_processes():

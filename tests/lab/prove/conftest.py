@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from partage.faces.cli import common
 from partage.faces.cli.main import run
 from partage.model.gpu import ComputeMode
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import Machine
@@ -57,14 +57,14 @@ class Real:
     def pipe(self):
         return self.root / "run/mps" / self.inventory.gpus[0].uuid / "pipe"
 
-    def starts_daemon(self, *, deaf=False, multi_user=True):
+    def starts_daemon(self, *, ignores_limits=False, multi_user=True):
         """Of GPU 0, as the agent's would be: a tenth of 100 GiB and a quarter of the threads each."""
         gpu = self.inventory.gpus[0]
         log = self.pipe.with_name("log")
         for directory in (self.pipe, log):
             directory.mkdir(parents=True)
-        node = MpsNode({gpu.uuid: gpu.memory_bytes}, ignores_limits=deaf)
-        program = install(self.root / "usr/bin", node)
+        node = MpsNode({gpu.uuid: gpu.memory_bytes}, ignores_limits=ignores_limits)
+        program = install_programs(self.root / "usr/bin", node)
         env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(log)}
         options = ["-multiuser-server"] if multi_user else []
         daemon = subprocess.Popen([program, "-f", *options], env=env, stderr=subprocess.PIPE)

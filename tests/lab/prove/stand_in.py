@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from partage.sim.mps.client import CudaError, MpsConnection, NoDaemon
-from partage.sim.mps.server import become
+from partage.sim.mps.server import become_user
 from partage.units import MIB
 
 MULTIPROCESSORS = 132
@@ -50,7 +50,7 @@ def main():
     parser.add_argument("--device")
     parser.add_argument("uid", nargs="?", type=int, default=os.geteuid())
     options = parser.parse_intermixed_args()
-    become(options.uid)
+    become_user(options.uid)
     try:
         tenant = connected()
     except CudaError as refusal:

@@ -3,7 +3,7 @@
 import pytest
 
 from partage.errors import InputError, Unsatisfiable
-from partage.lab.prove.chosen import free_gpus, holders, refuse_blind
+from partage.lab.prove.free_gpus import free_gpus, holders, require_visible_processes
 from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse, UseKind
 from tests.faces.nodes import gpu, node
@@ -53,6 +53,6 @@ def test_a_node_without_gpus_and_a_gpu_that_is_none():
 
 
 def test_who_cannot_see_others_has_to_say_that_there_are_none():
-    refuse_blind("")
+    require_visible_processes("")
     with pytest.raises(Unsatisfiable, match="--alone"):
-        refuse_blind("the pid namespace is not the node's")
+        require_visible_processes("the pid namespace is not the node's")

@@ -60,7 +60,7 @@ def test_a_share_that_says_advisory_may_be_got_around(real):
 
 
 def test_a_daemon_that_enforces_nothing_breaks_the_promise(real):
-    real.starts_daemon(deaf=True)
+    real.starts_daemon(ignores_limits=True)
     code, document, _ = real.proves("--only", "mps-over-limit", *real.policy(MPS))
     assert code == 1
     assert row_of(document, "mps-over-limit")["verdict"] == "broken"
@@ -92,15 +92,15 @@ def test_tenants_see_the_shared_memory_of_the_daemon_as_containers_do(real, monk
     assert row_of(document, "mps-below-limit")["verdict"] == "kept"
 
 
-@pytest.mark.parametrize(("deaf", "verdict"), [(False, "kept"), (True, "not-tried")])
-def test_where_the_daemon_cannot_be_asked_only_what_holds_is_known(real, tmp_path, deaf, verdict):
-    real.starts_daemon(deaf=deaf)
+@pytest.mark.parametrize(("ignores_limits", "verdict"), [(False, "kept"), (True, "not-tried")])
+def test_where_the_daemon_cannot_be_asked_only_what_holds_is_known(real, tmp_path, ignores_limits, verdict):
+    real.starts_daemon(ignores_limits=ignores_limits)
     nothing = ("--driver-root", str(tmp_path))
     _, document, _ = real.proves("--only", "mps-over-limit,mps-neighbours-fault", "--faults", *nothing,
                                  *real.policy(MPS))  # fmt: skip
     row = row_of(document, "mps-over-limit")
     assert row["verdict"] == verdict
-    assert "it is not known whether" in row["reason"] or not deaf
+    assert "it is not known whether" in row["reason"] or not ignores_limits
     assert "cannot be asked" in row_of(document, "mps-neighbours-fault")["reason"]
 
 

@@ -11,8 +11,8 @@ from partage.edges.files.policy import load_policy
 from partage.errors import InputError
 from partage.faces.cli import common
 from partage.lab.prove.model import Evidence, ProofVerdict
-from partage.lab.prove.offered import IN_FOUR, by_policy
-from partage.lab.prove.runner import CATALOGUE, named, run_attacks
+from partage.lab.prove.promised_offer import IN_FOUR, offer_of_policy
+from partage.lab.prove.runner import CATALOGUE, attacks_named, run_attacks
 from partage.lab.prove.share import shares_of
 from partage.lab.prove.simulated import simulation
 from partage.lab.prove.stage import AttackNeed
@@ -36,12 +36,14 @@ IN_MPS = {
 }
 
 
-async def _walked(policy=IN_FOUR, *, machine="1xh100-sxm5-80gb", only=(), faults=True, deaf=False, driver=""):
+async def _walked(
+    policy=IN_FOUR, *, machine="1xh100-sxm5-80gb", only=(), faults=True, ignores_limits=False, driver=""
+):
     inventory, _ = await _look(machine)
     inventory = replace(inventory, driver=Driver(driver, "13.4")) if driver else inventory
-    shares = shares_of(by_policy(policy, inventory), inventory, {gpu.uuid for gpu in inventory})
-    async with simulation(faults=faults, deaf=deaf) as engine:
-        return [row async for row in run_attacks(engine, shares, named(only), lambda _text: None)]
+    shares = shares_of(offer_of_policy(policy, inventory), inventory, {gpu.uuid for gpu in inventory})
+    async with simulation(faults=faults, ignores_limits=ignores_limits) as engine:
+        return [row async for row in run_attacks(engine, shares, attacks_named(only), lambda _text: None)]
 
 
 async def _look(machine):
@@ -71,7 +73,7 @@ async def test_every_attack_has_a_row_and_those_on_mps_are_tried():
 
 
 async def test_a_daemon_that_ignores_limits_is_seen_to_break_its_promise():
-    rows = await _walked(deaf=True, only=["mps-over-limit", "mps-raise-memory", "mps-below-limit"])
+    rows = await _walked(ignores_limits=True, only=["mps-over-limit", "mps-raise-memory", "mps-below-limit"])
     found = {row.attack: row.verdict for row in rows}
     assert found == {"mps-below-limit": KEPT, "mps-over-limit": BROKEN, "mps-raise-memory": WEAKER}
     assert structs.replace(reports.full(), rows=tuple(rows)).exit_code == 1
@@ -138,7 +140,7 @@ async def test_a_share_as_large_as_its_gpu_has_no_limit_that_could_be_told_from_
 async def test_nothing_of_a_simulation_stays_behind():
     async with simulation(faults=False) as engine:
         inventory, _ = await _look("1xl4")
-        (share,) = shares_of(by_policy(IN_FOUR, inventory), inventory, {inventory.gpus[0].uuid})
+        (share,) = shares_of(offer_of_policy(IN_FOUR, inventory), inventory, {inventory.gpus[0].uuid})
         async with engine.setup(share) as setup:
             assert setup.place.pipe is not None
             pid = int((setup.place.pipe / "nvidia-cuda-mps-control.pid").read_text())
@@ -163,4 +165,4 @@ def test_every_attack_that_makes_a_kernel_fault_asks_for_leave():
 
 def test_an_attack_that_is_none_is_named_with_those_that_are():
     with pytest.raises(InputError, match=r"'mps-poetry'.*mps-over-limit"):
-        named(["mps-poetry"])
+        attacks_named(["mps-poetry"])

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from partage.errors import InputError
-from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, RestartKubelet, RunPods, Say
+from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, Remark, RestartKubelet, RunPods
 from partage.lab.stories.read import read_story
-from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
+from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.sim.kubelet.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
 from partage.sim.node.faults import RaiseXid
 
@@ -44,7 +44,8 @@ def test_several_containers_and_init_containers_keep_their_order(story):
 
 def test_faults_are_said_in_the_words_of_the_simulation(story):
     step = _only_step(story, "fault: {gpu: 1, xid: 79}")
-    assert step == FaultStep(RaiseXid(1, 79), "XID 79 on GPU 1")
+    assert step == FaultStep(RaiseXid(1, 79))
+    assert str(step.fault) == "XID 79 on GPU 1"
 
 
 def test_a_policy_may_stand_in_the_story_or_beside_it(story, tmp_path):
@@ -66,7 +67,7 @@ def test_the_command_line_outranks_the_file(story):
 
 
 def test_the_other_steps(story):
-    assert _only_step(story, "say: hello") == Say("hello")
+    assert _only_step(story, "say: hello") == Remark("hello")
     assert _only_step(story, "restart: kubelet") == RestartKubelet()
     step = _only_step(story, "{expect: {health: {suspect: [1]}, waiting: [0]}, within: 2s}")
     assert isinstance(step, Expect)
@@ -142,7 +143,7 @@ NOW = NodeSnapshot({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 1}, (RUNNING,), Non
     ],
 )
 def test_what_is_so_has_no_shortcomings(expect):
-    assert shortcomings(expect, NOW) == []
+    assert unmet_expectations(expect, NOW) == []
 
 
 @pytest.mark.parametrize(
@@ -160,4 +161,4 @@ def test_what_is_so_has_no_shortcomings(expect):
     ],
 )
 def test_what_is_not_so_is_said_in_a_sentence(expect, said):
-    assert shortcomings(expect, NOW) == [said]
+    assert unmet_expectations(expect, NOW) == [said]

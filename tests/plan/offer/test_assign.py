@@ -16,8 +16,8 @@ from partage.model.placement import Placement
 from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, Strategy, TimeSlicing, WatchAction
 from partage.model.profile import MigProfile
 from partage.plan.offer.assign import Assignment, PlannedDevice, Target, assign
-from partage.plan.offer.findings import name_gpus
 from partage.plan.offer.select import glob_matches
+from partage.text import gpus
 from tests.plan.offers import gpu, node
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -719,7 +719,7 @@ def test_shares_that_differ_under_names_of_their_own_are_not() -> None:
     [([3], "GPU 3"), ([1, 0], "GPUs 0-1"), ([5, 1, 2, 3, 3], "GPUs 1-3, 5"), ([0, 2, 4], "GPUs 0, 2, 4")],
 )
 def test_gpus_are_named_in_runs(indexes: list[int], text: str) -> None:
-    assert name_gpus(indexes) == text
+    assert gpus(indexes) == text
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, Guarantee
-from partage.plan.offer.guarantees import believed, promised, to_watch, unwatched
+from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched, promised, with_current_guarantees
 from tests.plan.offers import offering
 
 SLICED = offering(0, 4)
@@ -39,24 +39,24 @@ GPU = SLICED.gpu
 def test_a_gpu_is_watched_where_a_container_can_exceed_its_share(
     row: DeviceOffer, mode: WatchAction, is_watched: bool
 ) -> None:
-    assert to_watch({GPU: (row,)}, {GPU: mode}) == ({GPU} if is_watched else frozenset())
+    assert gpus_to_watch({GPU: (row,)}, {GPU: mode}) == ({GPU} if is_watched else frozenset())
 
 
 def test_without_a_word_in_the_policy_it_is_watched() -> None:
-    assert to_watch({GPU: (SLICED,)}, {}) == {GPU}
+    assert gpus_to_watch({GPU: (SLICED,)}, {}) == {GPU}
 
 
 def test_only_guarded_shares_guarantee_less_without_a_watcher() -> None:
     a, b, c = (GpuUuid(f"GPU-{name}") for name in "abc")
     offer = {a: (GUARDED, SLICED), b: (WHOLE,), c: (GUARDED,)}
-    blind = unwatched(offer, seen=())
-    assert blind == {a, c}
-    assert believed(offer, blind) == {
+    weaker = gpus_unwatched(offer, seen=())
+    assert weaker == {a, c}
+    assert with_current_guarantees(offer, weaker) == {
         a: (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
         b: (WHOLE,),
         c: (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
     }
-    assert believed(offer, unwatched(offer, seen=offer)) is offer
+    assert with_current_guarantees(offer, gpus_unwatched(offer, seen=offer)) is offer
 
 
 def test_a_policy_promises_less_if_it_turns_watching_off() -> None:

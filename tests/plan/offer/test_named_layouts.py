@@ -6,7 +6,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import Unsatisfiable
 from partage.plan.offer.assign import assign
-from partage.plan.offer.presented import PlannedDevice
+from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.sim.node.machine_names import parse_machine
 
 

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from partage.edges.files.catalogue import geometry_of, load, why_no_geometry
+from partage.edges.files.catalogue import geometry_of, load_catalogue, why_no_geometry
 from partage.model.gpu import Inventory, MigMode
 from partage.model.layout import LayoutItem
 from partage.plan.packing.candidates import survey
@@ -14,7 +14,7 @@ from partage.sim.node.mig import create_layout
 
 def gpu(model_id, live=(), index=0):
     """A GPU with these MIG devices, ``3g.40gb@4``; in MIG mode if there are any."""
-    model = load().by_id(model_id)
+    model = load_catalogue().by_id(model_id)
     assert model is not None
     bare = new_gpu(index, model, model.products[0], 0)
     if not live:

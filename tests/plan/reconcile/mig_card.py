@@ -6,7 +6,7 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
@@ -24,7 +24,7 @@ from partage.model.step import (
 
 
 def model_of(model_id):
-    model = load().by_id(model_id)
+    model = load_catalogue().by_id(model_id)
     assert model is not None
     return model
 

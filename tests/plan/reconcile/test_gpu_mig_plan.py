@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.codec.values import decode, encode
-from partage.edges.files.catalogue import load
-from partage.model.gpu import ComputeMode, MigMode
+from partage.edges.files.catalogue import load_catalogue
+from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
@@ -42,7 +42,8 @@ from partage.model.step import (
     undo,
 )
 from partage.plan.reconcile.blocked import Blocked, BlockKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout, plan_gpu_mig
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
+from partage.plan.reconcile.mig_plan import plan_mig
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry
 
@@ -66,9 +67,12 @@ def has_gpu(name="default/train", kind=UseKind.POD):
     return GpuUse(GPU_0, kind, name)
 
 
-def plan_of(*args, **more):
+def plan_of(gpu, wanted, geometry, uses=(), renew=()):
     """Either answer: which of the two a test expects, it says by what it reads."""
-    return plan_gpu_mig(*args, **more)
+    node = Inventory(Driver("550.163.01", "12.4"), (gpu,))
+    return plan_mig(node, {gpu.uuid: wanted}, lambda gpu: geometry, uses, renew={gpu.uuid: renew}).of(
+        gpu.uuid
+    )
 
 
 def uses_of(card):
@@ -425,11 +429,6 @@ def test_a_monitor_blocks_a_reset_and_no_other_change_of_mode():
     assert isinstance(plan(Card(H100, mode=OFF), desired(), uses=[dcgm]), GpuMigPlan)
 
 
-def test_whether_a_reset_is_needed_can_be_the_drivers_word():
-    steps = plan(Card(A100, mode=OFF), desired(), resets=lambda gpu: False).steps
-    assert [type(step) for step in steps] == [SetMigMode, Verify]
-
-
 # --- laws ----------------------------------------------------------------------------------------
 
 
@@ -662,7 +661,7 @@ def test_as_many_compute_instances_stay_as_enumeration_finds_possible(scene):
 
 def test_a_profile_is_named_after_its_compute_slices_on_every_model():
     """Compute instances are named by it."""
-    for model in load().models:
+    for model in load_catalogue().models:
         for spec in model.geometry.profiles if model.geometry else ():
             assert spec.profile.gpu_slices == spec.profile.compute_slices == spec.compute_slices
 

@@ -21,7 +21,7 @@ from partage.model.step import (
     SetMigMode,
     UseKind,
     Verify,
-    blast,
+    blast_radius,
     gpus_of,
 )
 from partage.plan.reconcile.blocked import BlockKind
@@ -115,7 +115,7 @@ def test_gpus_that_share_a_reset_are_reset_once_after_what_is_destroyed_and_befo
     ]  # fmt: skip
     reset = next(step for step in unit.steps if isinstance(step, Reset))
     assert (reset.pending, reset.along) == (("GPU-0", "GPU-1"), ("GPU-2", "GPU-3"))
-    assert blast(reset).idle == unit.gpus
+    assert blast_radius(reset).idle == unit.gpus
     run(some, unit.steps)
     assert [card.content() for card in some] == [["7g.40gb@0"], ["7g.40gb@0"], ["3g.20gb@4"], []]
 

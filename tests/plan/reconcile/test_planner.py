@@ -32,9 +32,9 @@ from partage.model.step import (
     StopDaemon,
     UseKind,
 )
-from partage.plan.offer.desired import DesiredState, live, resolve
+from partage.plan.offer.desired import DesiredState, existing_offer, resolve
 from partage.plan.reconcile.attempts import FailedAttempt
-from partage.plan.reconcile.known_node import KnownNode, recognise
+from partage.plan.reconcile.known_node import KnownNode, with_observed
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.planner import Planner, plan_node
 from partage.plan.reconcile.settings_steps import OriginalSettings
@@ -80,7 +80,7 @@ def held_of(entries: Iterable[LedgerEntry]) -> HeldIds:
 def snapshot(inventory: Inventory, *entries: LedgerEntry, **more: object) -> Snapshot:
     """Nothing is served yet, nothing set, no daemon runs, unless ``more`` says otherwise."""
     of_observed = {name: more.pop(name) for name in [*more] if name in Observed.__struct_fields__}
-    observed = Observed(recognise(None, inventory), daemons=(), slices=_defaults(inventory))
+    observed = Observed(with_observed(None, inventory), daemons=(), slices=_defaults(inventory))
     now = Snapshot(
         now_s=100.0,
         observed=replace(observed, **of_observed),
@@ -95,7 +95,7 @@ def _defaults(inventory: Inventory) -> dict[GpuUuid, Interval]:
 
 
 def serving(desired: DesiredState) -> dict[GpuUuid, GpuServing]:
-    return {gpu: GpuServing(offer) for gpu, offer in live(desired.offer).items()}
+    return {gpu: GpuServing(offer) for gpu, offer in existing_offer(desired.offer).items()}
 
 
 def first(plan: NodePlan) -> GpuPlan:

@@ -32,7 +32,7 @@ from partage.model.policy import (
     MpsClient,
     Policy,
 )
-from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, StopDaemon, reverse
+from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon, reverse
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
 from partage.plan.reconcile.mig_plan import plan_mig
@@ -43,7 +43,7 @@ from partage.plan.reconcile.settings_steps import (
     note_originals,
     settings_steps,
     slice_steps,
-    unusable,
+    unusable_devices,
 )
 from partage.sim.node.faults import SetMig
 from partage.sim.node.files.load import load_machine
@@ -124,19 +124,29 @@ def test_a_mode_that_was_not_ours_stays(before: OriginalSettings) -> None:
 
 
 def test_only_devices_whose_daemon_takes_no_clients_are_unusable() -> None:
-    assert unusable(WANT, [daemon()]) == {}
-    assert "fault" in unusable(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
-    assert "not been started" in unusable(WANT, ())[CARD.uuid]
+    assert unusable_devices(WANT, [daemon()]) == {}
+    assert "fault" in unusable_devices(WANT, [daemon(DaemonPhase.FAULT)])[CARD.uuid]
+    assert "not been started" in unusable_devices(WANT, ())[CARD.uuid]
 
 
-def test_slices_are_set_given_back_and_left_alone() -> None:
-    a, b, c, d = map(GpuUuid, "abcd")
-    wants = {a: GpuSettings(interval=Interval.LONG), d: GpuSettings(interval=Interval.SHORT)}
-    slices = {a: Interval.DEFAULT, b: Interval.LONG, c: Interval.MEDIUM, d: Interval.SHORT}
-    assert slice_steps(wants, slices, {b: OriginalSettings(interval=Interval.DEFAULT)}) == {
-        a: SetTimeSlice(a, Interval.LONG, Interval.DEFAULT),
-        b: SetTimeSlice(b, Interval.DEFAULT, Interval.LONG),
-    }
+A = GpuUuid("a")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "now", "before", "steps"),
+    [
+        (Interval.LONG, Interval.DEFAULT, None, (SetTimeSlice(A, Interval.LONG, Interval.DEFAULT),)),
+        (None, Interval.LONG, Interval.DEFAULT, (SetTimeSlice(A, Interval.DEFAULT, Interval.LONG),)),
+        (None, Interval.MEDIUM, None, ()),
+        (Interval.SHORT, Interval.SHORT, None, ()),
+        (Interval.LONG, None, None, ()),
+    ],
+)
+def test_slices_are_set_given_back_and_left_alone(
+    wanted: Interval | None, now: Interval | None, before: Interval | None, steps: tuple[SetTimeSlice, ...]
+) -> None:
+    want, original = GpuSettings(interval=wanted), OriginalSettings(interval=before)
+    assert slice_steps(A, want, now, original) == steps
 
 
 MODES = st.sampled_from([DEFAULT, ALONE])
@@ -157,9 +167,10 @@ def test_however_often_it_is_set_the_first_state_comes_back(
     ]
     standing: list[DaemonState] = []
     for want in desired_layouts:
-        steps = [*settings_steps(card, want, standing, known.get(CARD.uuid, OriginalSettings())).end]
-        steps += settings_steps(card, want, standing, known.get(CARD.uuid, OriginalSettings())).make
-        steps += slice_steps({CARD.uuid: want}, slices, known).values()
+        before = known.get(CARD.uuid, OriginalSettings())
+        found = settings_steps(card, want, standing, before)
+        steps: list[Step] = [*found.end, *found.make]
+        steps += slice_steps(CARD.uuid, want, slices[CARD.uuid], before)
         known = note_originals(steps, known)
         for step in steps:
             match step:

@@ -12,12 +12,12 @@ from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.plan.reconcile.transition import (
     GpuServing,
-    answerable,
-    due_s,
+    answerable_offer,
+    awaited_entries,
     foreign_holds,
-    listed,
+    listed_shares,
+    next_due_s,
     transition,
-    waiting,
 )
 from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 
@@ -29,7 +29,7 @@ MIG_0_0 = ShareId("MIG-0-0")
 GPU = ResourceName("nvidia.com/gpu")
 GPU_0, GPU_1 = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 SHARED = ResourceName("nvidia.com/gpu.shared")
-SETTLE_S = 2.0
+WITHDRAW_S = 2.0
 
 
 def whole(gpu: GpuUuid = GPU_0) -> DeviceOffer:
@@ -81,44 +81,44 @@ NOTHING = HeldIds()
 
 
 def ids_listed(serving: dict[GpuUuid, GpuServing], now_held: HeldIds) -> list[ShareId]:
-    return [row.id for rows in listed(serving, now_held).values() for row in rows]
+    return [row.id for rows in listed_shares(serving, now_held).values() for row in rows]
 
 
 def test_a_gpu_that_nobody_serves_starts_with_what_is_wanted():
-    serving = transition({}, {GPU_0: (whole(),)}, NOTHING, 0, SETTLE_S)
+    serving = transition({}, {GPU_0: (whole(),)}, NOTHING, 0, WITHDRAW_S)
     assert serving == {GPU_0: GpuServing((whole(),))}
     assert ids_listed(serving, NOTHING) == [share_id(GPU_0)]
 
 
 def test_a_gpu_whose_offer_is_as_wanted_is_left_alone():
     before = {GPU_0: GpuServing((sliced(),))}
-    assert transition(before, {GPU_0: (sliced(),)}, holding(SHARED, GPU_0_1), 5, SETTLE_S) == before
+    assert transition(before, {GPU_0: (sliced(),)}, holding(SHARED, GPU_0_1), 5, WITHDRAW_S) == before
 
 
 def test_a_gpu_in_use_drains_and_lists_only_what_is_held():
     before = {GPU_0: GpuServing((sliced(),))}
     now_held = holding(SHARED, GPU_0_1)
-    serving = transition(before, {GPU_0: (whole(),)}, now_held, 5, SETTLE_S)
+    serving = transition(before, {GPU_0: (whole(),)}, now_held, 5, WITHDRAW_S)
     assert serving == {GPU_0: GpuServing((sliced(),), draining=True, draining_since_s=5)}
     assert ids_listed(serving, now_held) == ["GPU-0::1"]
-    assert due_s(serving, SETTLE_S) is None
-    assert answerable(serving) == {GPU_0: (sliced(),)}, "an Allocate under way is still answered"
+    assert next_due_s(serving, WITHDRAW_S) is None
+    assert answerable_offer(serving) == {GPU_0: (sliced(),)}, "an Allocate under way is still answered"
 
 
 def test_a_free_gpu_changes_once_the_kubelet_has_had_time_to_see_its_ids_go():
     wanted = {GPU_0: (whole(),)}
-    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, NOTHING, 5, WITHDRAW_S)
     assert ids_listed(serving, NOTHING) == []
-    assert due_s(serving, SETTLE_S) == 7
-    assert transition(serving, wanted, NOTHING, 6.9, SETTLE_S) == serving
-    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
+    assert next_due_s(serving, WITHDRAW_S) == 7
+    assert transition(serving, wanted, NOTHING, 6.9, WITHDRAW_S) == serving
+    assert transition(serving, wanted, NOTHING, 7, WITHDRAW_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_an_allocate_that_was_under_way_keeps_the_gpu_as_it_is():
     wanted = {GPU_0: (whole(),)}
-    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, NOTHING, 5, SETTLE_S)
+    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, NOTHING, 5, WITHDRAW_S)
     late = holding(SHARED, GPU_0_3)
-    serving = transition(serving, wanted, late, 7, SETTLE_S)
+    serving = transition(serving, wanted, late, 7, WITHDRAW_S)
     assert serving[GPU_0].offer == (sliced(),)
     assert serving[GPU_0].draining_since_s == 5
     assert ids_listed(serving, late) == ["GPU-0::3"]
@@ -127,16 +127,16 @@ def test_an_allocate_that_was_under_way_keeps_the_gpu_as_it_is():
 def test_the_settling_time_counts_from_the_end_of_the_last_hold():
     """Until then its id was listed, so that an Allocate for it may be under way."""
     wanted = {GPU_0: (whole(),)}
-    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, holding(SHARED, GPU_0_1), 0, SETTLE_S)
-    serving = transition(serving, wanted, NOTHING, 100, SETTLE_S)
+    serving = transition({GPU_0: GpuServing((sliced(),))}, wanted, holding(SHARED, GPU_0_1), 0, WITHDRAW_S)
+    serving = transition(serving, wanted, NOTHING, 100, WITHDRAW_S)
     assert serving[GPU_0].draining
-    assert transition(serving, wanted, NOTHING, 102, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
+    assert transition(serving, wanted, NOTHING, 102, WITHDRAW_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_a_gpu_stops_draining_when_its_offer_is_wanted_again():
     now_held = holding(SHARED, GPU_0_1)
-    serving = transition({GPU_0: GpuServing((sliced(),))}, {GPU_0: (whole(),)}, now_held, 0, SETTLE_S)
-    again = transition(serving, {GPU_0: (sliced(),)}, now_held, 1, SETTLE_S)
+    serving = transition({GPU_0: GpuServing((sliced(),))}, {GPU_0: (whole(),)}, now_held, 0, WITHDRAW_S)
+    again = transition(serving, {GPU_0: (sliced(),)}, now_held, 1, WITHDRAW_S)
     assert again == {GPU_0: GpuServing((sliced(),))}
 
 
@@ -151,10 +151,10 @@ def test_other_gpus_change_while_one_drains():
 
 def test_a_gpu_that_is_no_longer_wanted_drains_and_is_dropped():
     now_held = holding(SHARED, GPU_0_1)
-    serving = transition({GPU_0: GpuServing((sliced(),))}, {}, now_held, 0, SETTLE_S)
+    serving = transition({GPU_0: GpuServing((sliced(),))}, {}, now_held, 0, WITHDRAW_S)
     assert ids_listed(serving, now_held) == ["GPU-0::1"]
-    serving = transition(serving, {}, NOTHING, 10, SETTLE_S)
-    assert transition(serving, {}, NOTHING, 12, SETTLE_S) == {}
+    serving = transition(serving, {}, NOTHING, 10, WITHDRAW_S)
+    assert transition(serving, {}, NOTHING, 12, WITHDRAW_S) == {}
 
 
 def test_each_change_of_what_a_share_is_makes_the_gpu_wait():
@@ -184,7 +184,7 @@ def test_where_a_device_is_and_how_long_its_time_slices_are_changes_at_once():
     ]
     for change in changes:
         serving = transition(
-            {GPU_0: GpuServing((base,))}, {GPU_0: (change,)}, holding(SHARED, GPU_0_0), 0, SETTLE_S
+            {GPU_0: GpuServing((base,))}, {GPU_0: (change,)}, holding(SHARED, GPU_0_0), 0, WITHDRAW_S
         )
         assert serving == {GPU_0: GpuServing((change,))}
 
@@ -196,20 +196,20 @@ def test_planned_mig_devices_are_not_served():
 
 def test_a_new_mig_device_is_offered_while_its_neighbours_are_held():
     before = {GPU_0: GpuServing((mig(0),))}
-    serving = transition(before, {GPU_0: (mig(0), mig(1))}, holding(mig(0).resource, MIG_0_0), 0, SETTLE_S)
+    serving = transition(before, {GPU_0: (mig(0), mig(1))}, holding(mig(0).resource, MIG_0_0), 0, WITHDRAW_S)
     assert serving == {GPU_0: GpuServing((mig(0), mig(1)))}
 
 
 def test_a_mig_device_that_is_gone_leaves_when_nobody_holds_it_and_its_neighbours_go_on():
     now_held = holding(mig(0).resource, ShareId("MIG-0-1"))
     wanted = {GPU_0: (mig(0),)}
-    serving = transition({GPU_0: GpuServing((mig(0), mig(1)))}, wanted, now_held, 0, SETTLE_S)
+    serving = transition({GPU_0: GpuServing((mig(0), mig(1)))}, wanted, now_held, 0, WITHDRAW_S)
     assert serving == {GPU_0: GpuServing((mig(0),), leaving=(mig(1),))}
     assert ids_listed(serving, now_held) == ["MIG-0-0", "MIG-0-1"]
-    serving = transition(serving, wanted, NOTHING, 10, SETTLE_S)
+    serving = transition(serving, wanted, NOTHING, 10, WITHDRAW_S)
     assert ids_listed(serving, NOTHING) == ["MIG-0-0"]
-    assert due_s(serving, SETTLE_S) == 12
-    assert transition(serving, wanted, NOTHING, 12, SETTLE_S) == {GPU_0: GpuServing((mig(0),))}
+    assert next_due_s(serving, WITHDRAW_S) == 12
+    assert transition(serving, wanted, NOTHING, 12, WITHDRAW_S) == {GPU_0: GpuServing((mig(0),))}
 
 
 def test_a_gpu_that_leaves_mig_mode_waits_for_its_mig_devices():
@@ -238,13 +238,13 @@ def test_mig_devices_of_another_strategy_wait_for_the_older_ones():
 
 def test_each_mig_device_that_leaves_has_its_own_settling_time():
     serving = transition(
-        {GPU_0: GpuServing((mig(0), mig(1), mig(2)))}, {GPU_0: (mig(0), mig(2))}, NOTHING, 0, SETTLE_S
+        {GPU_0: GpuServing((mig(0), mig(1), mig(2)))}, {GPU_0: (mig(0), mig(2))}, NOTHING, 0, WITHDRAW_S
     )
     wanted = {GPU_0: (mig(0),)}
-    serving = transition(serving, wanted, NOTHING, 1.5, SETTLE_S)
-    serving = transition(serving, wanted, NOTHING, 2, SETTLE_S)
+    serving = transition(serving, wanted, NOTHING, 1.5, WITHDRAW_S)
+    serving = transition(serving, wanted, NOTHING, 2, WITHDRAW_S)
     assert mig(2) in serving[GPU_0].leaving
-    assert transition(serving, wanted, NOTHING, 3.5, SETTLE_S) == {GPU_0: GpuServing((mig(0),))}
+    assert transition(serving, wanted, NOTHING, 3.5, WITHDRAW_S) == {GPU_0: GpuServing((mig(0),))}
 
 
 def test_mig_devices_that_change_their_sharing_make_the_whole_gpu_wait():
@@ -262,25 +262,25 @@ def test_mig_devices_that_change_their_sharing_make_the_whole_gpu_wait():
 def test_a_held_share_that_fits_nothing_we_serve_makes_its_gpu_wait():
     """The state was lost, and the policy is another one."""
     now_held = holding(SHARED, GPU_0_3)
-    serving = transition({}, {GPU_0: (whole(GPU_0),), GPU_1: (whole(GPU_1),)}, now_held, 0, SETTLE_S)
+    serving = transition({}, {GPU_0: (whole(GPU_0),), GPU_1: (whole(GPU_1),)}, now_held, 0, WITHDRAW_S)
     assert serving[GPU_0] == GpuServing((), draining=True, draining_since_s=0)
     assert serving[GPU_1] == GpuServing((whole(GPU_1),))
     assert foreign_holds(serving, now_held) == {GPU_0: [(SHARED, "GPU-0::3")]}
-    (row,) = listed(serving, now_held)[SHARED]
+    (row,) = listed_shares(serving, now_held)[SHARED]
     assert (row.id, row.gpu, row.offering) == ("GPU-0::3", GPU_0, None)
 
 
 def test_a_gpu_with_a_foreign_hold_changes_when_the_hold_ends():
     wanted = {GPU_0: (whole(),)}
-    serving = transition({}, wanted, holding(SHARED, GPU_0_3), 0, SETTLE_S)
-    serving = transition(serving, wanted, holding(SHARED, GPU_0_3), 4, SETTLE_S)
+    serving = transition({}, wanted, holding(SHARED, GPU_0_3), 0, WITHDRAW_S)
+    serving = transition(serving, wanted, holding(SHARED, GPU_0_3), 4, WITHDRAW_S)
     assert serving[GPU_0] == GpuServing((), draining=True, draining_since_s=0)
-    serving = transition(serving, wanted, NOTHING, 5, SETTLE_S)
-    assert transition(serving, wanted, NOTHING, 7, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
+    serving = transition(serving, wanted, NOTHING, 5, WITHDRAW_S)
+    assert transition(serving, wanted, NOTHING, 7, WITHDRAW_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_held_shares_that_fit_what_is_wanted_are_taken_for_it_after_the_state_was_lost():
-    serving = transition({}, {GPU_0: (sliced(),)}, holding(SHARED, GPU_0_3), 0, SETTLE_S)
+    serving = transition({}, {GPU_0: (sliced(),)}, holding(SHARED, GPU_0_3), 0, WITHDRAW_S)
     assert serving == {GPU_0: GpuServing((sliced(),))}
 
 
@@ -288,9 +288,9 @@ def test_a_foreign_hold_that_appears_later_withdraws_the_free_shares():
     """PodResources answered for the first time after the GPU was served."""
     wanted = {GPU_0: (whole(),)}
     now_held = holding(SHARED, GPU_0_3)
-    serving = transition({GPU_0: GpuServing((whole(),))}, wanted, now_held, 0, SETTLE_S)
+    serving = transition({GPU_0: GpuServing((whole(),))}, wanted, now_held, 0, WITHDRAW_S)
     assert ids_listed(serving, now_held) == ["GPU-0::3"]
-    assert transition(serving, wanted, NOTHING, 1, SETTLE_S) == {GPU_0: GpuServing((whole(),))}
+    assert transition(serving, wanted, NOTHING, 1, WITHDRAW_S) == {GPU_0: GpuServing((whole(),))}
 
 
 def test_a_foreign_hold_of_a_mig_device_is_found_on_its_gpu():
@@ -304,23 +304,23 @@ def test_a_hold_on_no_known_gpu_keeps_nobody_waiting():
     now_held = holding(SHARED, ShareId("GPU-9::3"))
     serving = transition({}, {GPU_0: (whole(),)}, now_held, 0, 0)
     assert serving == {GPU_0: GpuServing((whole(),))}
-    assert listed(serving, now_held)[SHARED][0].gpu is None
+    assert listed_shares(serving, now_held)[SHARED][0].gpu is None
 
 
 def test_who_is_waited_for_is_said_with_names():
     before = {GPU_0: GpuServing((sliced(GPU_0),)), GPU_1: GpuServing((sliced(GPU_1),))}
     wanted = {GPU_0: (whole(GPU_0),), GPU_1: (whole(GPU_1),)}
     entry = LedgerEntry(SHARED, GPU_0_1, Certainty.OBSERVED, (Holder("default", "web", "main"),), 0)
-    serving = transition(before, wanted, holding(SHARED, GPU_0_1), 0, SETTLE_S)
-    assert waiting(serving, [entry]) == {GPU_0: (entry,), GPU_1: ()}
-    assert waiting({GPU_0: GpuServing((sliced(),))}, [entry]) == {}
+    serving = transition(before, wanted, holding(SHARED, GPU_0_1), 0, WITHDRAW_S)
+    assert awaited_entries(serving, [entry]) == {GPU_0: (entry,), GPU_1: ()}
+    assert awaited_entries({GPU_0: GpuServing((sliced(),))}, [entry]) == {}
 
 
 def test_only_the_holders_of_leaving_mig_devices_are_waited_for():
     resource = mig(0).resource
     entries = [LedgerEntry(resource, ShareId(f"MIG-0-{n}"), Certainty.OBSERVED, (), 0) for n in (0, 1)]
     serving = {GPU_0: GpuServing((mig(0),), leaving=(mig(1),))}
-    assert waiting(serving, entries) == {GPU_0: (entries[1],)}
+    assert awaited_entries(serving, entries) == {GPU_0: (entries[1],)}
 
 
 def test_unequal_mps_clients_keep_their_ids_apart():
@@ -335,7 +335,7 @@ def test_unequal_mps_clients_keep_their_ids_apart():
 
 def test_a_resource_whose_ids_are_all_withdrawn_keeps_an_empty_list():
     serving = {GPU_0: GpuServing((sliced(),), draining=True, draining_since_s=0)}
-    assert listed(serving, NOTHING) == {SHARED: []}
+    assert listed_shares(serving, NOTHING) == {SHARED: []}
 
 
 # --- any interleaving -------------------------------------------------------------------------------
@@ -373,8 +373,8 @@ class Changes(RuleBasedStateMachine):
         return HeldIds({resource: frozenset(some) for resource, some in ids.items()})
 
     def step(self) -> None:
-        self.serving = transition(self.serving, self.wanted, self.held_now(), self.now_s, SETTLE_S)
-        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        self.serving = transition(self.serving, self.wanted, self.held_now(), self.now_s, WITHDRAW_S)
+        rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
         self.seen += [(self.now_s, row.resource, row.id) for row in rows]
 
     @rule(data=st.data(), gpu=st.sampled_from(GPUS))
@@ -396,12 +396,12 @@ class Changes(RuleBasedStateMachine):
     @rule(data=st.data())
     def kubelet_allocates(self, data: st.DataObject) -> None:
         """Something that was listed less than the settling time ago, and that nobody holds."""
-        recent = {(r, share) for at_s, r, share in self.seen if self.now_s - at_s < SETTLE_S}
+        recent = {(r, share) for at_s, r, share in self.seen if self.now_s - at_s < WITHDRAW_S}
         free = sorted(recent - self.held.keys())
         if not free:
             return
         resource, share = data.draw(st.sampled_from(free))
-        offered = [one for offer in answerable(self.serving).values() for one in offer]
+        offered = [one for offer in answerable_offer(self.serving).values() for one in offer]
         matching = [one for one in offered if one.resource == resource and share in one.share_ids]
         assert len(matching) == 1, "what was listed a moment ago is answered, in one way"
         self.held[resource, share] = matching[0]
@@ -421,23 +421,23 @@ class Changes(RuleBasedStateMachine):
 
     @invariant()
     def no_id_is_listed_twice_and_every_held_one_is(self) -> None:
-        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
         ids = [row.id for row in rows]
         assert len(ids) == len(set(ids))
         assert {share for _, share in self.held} <= set(ids)
 
     @invariant()
     def what_is_listed_on_one_gpu_has_one_strategy(self) -> None:
-        rows = [row for some in listed(self.serving, self.held_now()).values() for row in some]
+        rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
         for gpu in GPUS:
             assert len({row.offering.strategy for row in rows if row.gpu == gpu and row.offering}) <= 1
 
     @invariant()
     def it_settles_when_nobody_holds_anything(self) -> None:
-        serving = transition(self.serving, self.wanted, NOTHING, self.now_s, SETTLE_S)
-        due = due_s(serving, SETTLE_S)
-        serving = transition(serving, self.wanted, NOTHING, due or self.now_s, SETTLE_S)
-        serving = transition(serving, self.wanted, NOTHING, (due or self.now_s) + SETTLE_S, SETTLE_S)
+        serving = transition(self.serving, self.wanted, NOTHING, self.now_s, WITHDRAW_S)
+        due = next_due_s(serving, WITHDRAW_S)
+        serving = transition(serving, self.wanted, NOTHING, due or self.now_s, WITHDRAW_S)
+        serving = transition(serving, self.wanted, NOTHING, (due or self.now_s) + WITHDRAW_S, WITHDRAW_S)
         assert serving == {gpu: GpuServing(offer) for gpu, offer in self.wanted.items()}
 
     @invariant()

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from partage.model.gpu import ComputeMode
 from partage.model.mps import ClientLimits, DaemonPhase
 from partage.model.share import Guarantee
-from partage.plan.reconcile.verification import said, verified
+from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
 from tests.plan.reconcile.test_planner import WHOLE, desired_of, observe, snapshot, with_mps
 
 
@@ -17,8 +17,8 @@ def test_a_guarded_share_is_verified_by_daemon_mode_and_watchdog_together() -> N
     observed, uuid = now.observed, next(iter(desired.offer))
     (share,) = desired.offer[uuid]
     assert share.guarantee is Guarantee.GUARDED
-    assert verified(share, observed, {uuid}) is Guarantee.GUARDED
-    assert verified(share, observed, ()) is Guarantee.ADVISORY, "nothing watches it"
+    assert verified_guarantee(share, observed, {uuid}) is Guarantee.GUARDED
+    assert verified_guarantee(share, observed, ()) is Guarantee.ADVISORY, "nothing watches it"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_what_the_daemon_does_not_hold_is_not_verified(change, seen) -> None:
     (daemon,) = now.observed.daemons or ()
     observed = replace(now.observed, daemons=(replace(daemon, **change),))
     (share,) = desired.offer[daemon.gpu]
-    assert verified(share, observed, {daemon.gpu}) is seen
+    assert verified_guarantee(share, observed, {daemon.gpu}) is seen
 
 
 def test_in_another_compute_mode_a_tenant_can_go_past_the_daemon() -> None:
@@ -48,7 +48,7 @@ def test_in_another_compute_mode_a_tenant_can_go_past_the_daemon() -> None:
     inventory = replace(node.inventory, gpus=(first, *node.inventory.gpus[1:]))
     observed = replace(now.observed, node=replace(node, inventory=inventory))
     (share,) = desired.offer[first.uuid]
-    assert verified(share, observed, {first.uuid}) is Guarantee.ADVISORY
+    assert verified_guarantee(share, observed, {first.uuid}) is Guarantee.ADVISORY
 
 
 def test_a_whole_gpu_is_verified_while_it_answers() -> None:
@@ -56,15 +56,15 @@ def test_a_whole_gpu_is_verified_while_it_answers() -> None:
     desired, now = desired_of(WHOLE, inventory), snapshot(inventory)
     uuid = inventory.gpus[0].uuid
     (share,) = desired.offer[uuid]
-    assert verified(share, now.observed, ()) is Guarantee.HARD
+    assert verified_guarantee(share, now.observed, ()) is Guarantee.HARD
     lost = replace(now.observed, node=replace(now.observed.node, lost={uuid: "it fell off the bus"}))
-    assert verified(share, lost, ()) is None
+    assert verified_guarantee(share, lost, ()) is None
 
 
 def test_a_device_that_has_still_to_be_made_is_only_promised() -> None:
     inventory = observe()
     text = "version: partage/v1\ngpus: [{select: {index: 0}, mig: {layout: [7g.80gb]}}]\n"
     (share,) = desired_of(text, inventory).offer[inventory.gpus[0].uuid]
-    assert verified(share, snapshot(inventory).observed, ()) is None
-    assert said(share, None) is Guarantee.HARD
-    assert said(share, Guarantee.NONE) is Guarantee.NONE
+    assert verified_guarantee(share, snapshot(inventory).observed, ()) is None
+    assert stated_guarantee(share, None) is Guarantee.HARD
+    assert stated_guarantee(share, Guarantee.NONE) is Guarantee.NONE

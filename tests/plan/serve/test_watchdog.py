@@ -13,7 +13,14 @@ from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.step import EndProcess
 from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
-from partage.plan.serve.watchdog import ContainerUsage, GrantKind, ViolationKind, WatchResult, grants, watch
+from partage.plan.serve.watchdog import (
+    ContainerUsage,
+    GrantKind,
+    ViolationKind,
+    WatchResult,
+    check_usage,
+    grants_of,
+)
 from partage.units import GIB
 
 NAME = ResourceName("nvidia.com/gpu.shared")
@@ -61,10 +68,12 @@ def watched(
     offering: DeviceOffer = SHARED,
     mode: WatchAction | None = None,
     names: dict[str, Holder] = HOLDERS,
-    blind: str = "",
+    hidden: str = "",
 ) -> WatchResult:
     watch_of = {} if mode is None else {GPU: mode}
-    return watch(Processes(rows, blind=blind), names, grants(entries, {GPU: (offering,)}), watch_of)
+    return check_usage(
+        Processes(rows, hidden=hidden), names, grants_of(entries, {GPU: (offering,)}), watch_of
+    )
 
 
 def only(result: WatchResult) -> ContainerUsage:
@@ -184,8 +193,8 @@ def test_a_mig_device_is_judged_by_its_own_shares() -> None:
 
 
 def test_what_cannot_be_seen_is_reported_and_what_can_be_seen_is_judged_all_the_same() -> None:
-    result = watched(process(7, used=30 * GIB), blind="we do not see all")
-    assert result.blind == "we do not see all"
+    result = watched(process(7, used=30 * GIB), hidden="we do not see all")
+    assert result.hidden == "we do not see all"
     assert len(result.violations) == 1
 
 
@@ -195,7 +204,7 @@ def test_whose_share_is_in_no_offer_is_not_said_to_hold_none() -> None:
 
 
 def test_a_share_that_is_in_no_offer_counts_for_no_container() -> None:
-    assert grants([entry(9), entry(0, device="GPU-9")], {GPU: (SHARED,)}).by == {}
+    assert grants_of([entry(9), entry(0, device="GPU-9")], {GPU: (SHARED,)}).by == {}
 
 
 rows = st.builds(

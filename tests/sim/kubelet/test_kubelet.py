@@ -60,7 +60,7 @@ async def node(
         await asyncio.wait(tasks)
         client.close()
         await kubelet.stop()
-        assert kubelet.contradictions == ()
+        assert kubelet.protocol_errors == ()
 
 
 @pytest.fixture
@@ -425,7 +425,7 @@ async def test_what_contradicts_the_protocol_is_written_down(place: Path) -> Non
         assert status.phase is PodPhase.RUNNING, "it takes what is left of a bad preference"
         assert status.container("main").ids[GPU][0] in ("a", "b" * 64)
     await kubelet.stop()
-    told = "\n".join(kubelet.contradictions)
+    told = "\n".join(kubelet.protocol_errors)
     for word in (
         "listed twice",
         "longer than 63",

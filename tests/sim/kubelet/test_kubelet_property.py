@@ -168,7 +168,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def nobody_contradicts_the_protocol(self) -> None:
-        assert self.kubelet.contradictions == ()
+        assert self.kubelet.protocol_errors == ()
 
     def teardown(self) -> None:
         if hasattr(self, "runner"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from partage.sim.mps.client import CudaError, MpsConnection, NoDaemon
-from partage.sim.mps.node import MpsNode, install
+from partage.sim.mps.node import MpsNode, install_programs
 from partage.units import GIB
 from tests.kubelet_script import wait_for
 
@@ -27,7 +27,7 @@ class Program:
         self.pipe, self.log = directory / "pipe", directory / "log"
         self.pipe.mkdir(parents=True)
         self.log.mkdir()
-        self.path = install(directory / "bin", MpsNode({GPU: 16 * GIB}))
+        self.path = install_programs(directory / "bin", MpsNode({GPU: 16 * GIB}))
         self.env = {"CUDA_MPS_PIPE_DIRECTORY": str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self.log)}
 
     def run(self, *options: str, says: str = "", **env: str) -> subprocess.CompletedProcess[str]:

@@ -225,8 +225,8 @@ def test_limits_are_read_back_as_they_were_set_and_invalid_ones_are_ignored(
 
 def test_of_ordinal_and_uuid_the_last_one_counts():
     limits = DaemonLimits((GPU,)).with_memory("0", "1G").with_memory(GPU, "2G")
-    assert limits.in_force(GPU) == 2 * GIB
-    assert limits.with_memory("0", "3G").in_force(GPU) == 3 * GIB
+    assert limits.limit_in_force(GPU) == 2 * GIB
+    assert limits.with_memory("0", "3G").limit_in_force(GPU) == 3 * GIB
 
 
 def test_a_default_reaches_servers_that_start_later_and_a_servers_own_its_later_clients():

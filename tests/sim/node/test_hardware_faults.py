@@ -15,8 +15,8 @@ from partage.sim.node.faults import (
     GpuReturns,
     HangCall,
     HealCall,
+    LoseCapabilityFiles,
     LoseGpu,
-    LoseNodes,
     RaiseXid,
     Reboot,
     ResetGpu,
@@ -160,12 +160,12 @@ async def test_what_a_gpu_needs_stands_in_the_inventory_too():
 async def test_the_device_files_of_mig_devices_can_be_missing():
     hardware = node()
     await hardware.inject(SetMig(1, BALANCED))
-    await hardware.inject(LoseNodes(1))
-    assert [one.missing_node for one in (await gpu(hardware, 1)).mig_devices] == [
-        one.capability_nodes[0] for one in (await gpu(hardware, 1)).mig_devices
+    await hardware.inject(LoseCapabilityFiles(1))
+    assert [one.missing_file for one in (await gpu(hardware, 1)).mig_devices] == [
+        one.capability_files[0] for one in (await gpu(hardware, 1)).mig_devices
     ]
-    await hardware.inject(LoseNodes(1, missing=False))
-    assert {one.missing_node for one in (await gpu(hardware, 1)).mig_devices} == {""}
+    await hardware.inject(LoseCapabilityFiles(1, missing=False))
+    assert {one.missing_file for one in (await gpu(hardware, 1)).mig_devices} == {""}
 
 
 async def test_a_gpu_on_nvswitches_joins_their_fabric_except_in_mig_mode():

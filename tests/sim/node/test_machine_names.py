@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Driver, Inventory, LinkPath
 from partage.sim.node.files.load import load_machine
@@ -37,7 +37,7 @@ def nvlinks(inventory, a, b):
 @pytest.mark.parametrize("model_id", [*oracle.models_with_placements(), *GPUS_WITHOUT_MIG])
 def test_every_model_with_a_name_makes_a_machine(model_id):
     inventory = inventory_of(f"2x{model_id}")
-    model = load().by_id(model_id)
+    model = load_catalogue().by_id(model_id)
     assert model is not None
     assert [gpu.product for gpu in inventory] == [model.products[0]] * 2
     assert all(gpu.memory_bytes == model.memory_bytes > 0 for gpu in inventory)

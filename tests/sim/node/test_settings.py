@@ -121,14 +121,14 @@ async def test_an_ended_process_leaves_every_gpu_and_its_pid_to_others():
         await hardware.perform(step)
 
 
-async def test_a_blind_node_lists_nobody_and_says_why():
+async def test_a_node_that_hides_processes_lists_none_and_says_why():
     hardware = simulated()
     await hardware.inject(Occupy(5, "train", pid=4711, memory_bytes=GIB))
     await hardware.inject(HideProcesses())
     processes = await hardware.processes()
     assert processes.rows == ()
     assert processes.memory[2].used_bytes == GIB
-    assert "cannot be seen" in processes.blind
+    assert "cannot be seen" in processes.hidden
     await hardware.inject(HideProcesses(on=False))
     assert len((await hardware.processes()).rows) == 1
 

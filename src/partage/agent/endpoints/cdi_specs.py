@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-LOOK_S = 60.0
-PATIENCE_S = 30.0
+CHECK_S = 60.0
+WAIT_LIMIT_S = 30.0
 """How long new MIG devices wait for their spec, in seconds: nvidia-ctk may hang."""
 
 
@@ -47,7 +47,7 @@ class CdiSpecs:
         self.classes: tuple[str, ...] = ()
         self.trouble = ""
 
-    def want(self, inventory: Inventory, options: Options) -> None:
+    def request(self, inventory: Inventory, options: Options) -> None:
         """Ask for specs of this node."""
         if not options.uses_cdi:
             self._wanted, self.trouble, self.classes = None, "", ()
@@ -55,23 +55,23 @@ class CdiSpecs:
             self._wanted = inventory, options
             self._renew.set()
 
-    async def fit(self, inventory: Inventory) -> None:
-        """Wait until the specs of this node are written, or failed, or PATIENCE_S is over."""
+    async def wait_until_written(self, inventory: Inventory) -> None:
+        """Wait until the specs of this node are written, or failed, or WAIT_LIMIT_S is over."""
         if self._wanted is None:
             return
-        self.want(inventory, self._wanted[1])
+        self.request(inventory, self._wanted[1])
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(WAIT_LIMIT_S):
                 while self._wanted is not None and self._written != self._wanted:
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError:
-            log.warning("cdi spec is slow to be written", extra={"waited": f"{PATIENCE_S:g} s"})
+            log.warning("cdi spec is slow to be written", extra={"waited": f"{WAIT_LIMIT_S:g} s"})
 
     async def run(self) -> None:
-        """Update on changes and every LOOK_S: a file may be gone, or nvidia-ctk may work now."""
+        """Update on changes and every CHECK_S: a file may be gone, or nvidia-ctk may work now."""
         while True:
-            await wait_at_most(self._renew, LOOK_S if self._wanted else None)
+            await wait_at_most(self._renew, CHECK_S if self._wanted else None)
             self._renew.clear()
             if (wanted := self._wanted) is not None:
                 await self._write(*wanted)

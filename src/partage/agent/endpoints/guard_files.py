@@ -26,13 +26,13 @@ class GuardFiles:
         self.directory = ""
         self.trouble = ""
 
-    def want(self, offerings: Iterable[DeviceOffer]) -> None:
+    def request(self, offerings: Iterable[DeviceOffer]) -> None:
         """Write the files if one of these offers has the guard. A failed write is retried at the next
         call."""
         if self.directory or not any(offering.guard for offering in offerings):
             return
         try:
-            self.directory, trouble = str(write(self._parent)), ""
+            self.directory, trouble = str(write_guard(self._parent)), ""
         except OSError as error:
             trouble = f"the guard's files cannot be written below {self._parent}: {error.strerror}"
         if trouble and trouble != self.trouble:
@@ -40,7 +40,7 @@ class GuardFiles:
         self.trouble = trouble
 
 
-def write(parent: Path) -> Path:
+def write_guard(parent: Path) -> Path:
     """Write the guard below this directory, whole or not at all; returns where. Raises OSError."""
     import shutil  # with tempfile 0.5 MiB, only for nodes with a guard
     import tempfile

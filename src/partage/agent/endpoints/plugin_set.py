@@ -10,7 +10,7 @@ from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Options
 from partage.model.share import DeviceRow, Resource, resources_of
-from partage.plan.offer.guarantees import believed
+from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.kubelet_view import KubeletView
 from partage.plan.serve.preferred_allocation import PreferredAllocator
@@ -62,7 +62,7 @@ class PluginSet:
         if self._last is not None and self._last[0] is rows and self._last[1] == terms:
             return []
         self._last = rows, terms
-        resources = resources_of(believed(rows.offer, terms.unwatched))
+        resources = resources_of(with_current_guarantees(rows.offer, terms.unwatched))
         new = []
         for name in dict.fromkeys((*rows.by_resource, *self._plugins)):
             listed = rows.by_resource.get(name, ())

@@ -15,7 +15,7 @@ from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
-from partage.plan.reconcile.known_node import KnownNode, recognise
+from partage.plan.reconcile.known_node import KnownNode, with_observed
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -47,8 +47,8 @@ class HardwareObserver(Struct):
     _conditions: tuple[GpuCondition, ...] | None = None
     _unobserved: str = ""
     _no_conditions: str = ""
-    _look: asyncio.Event = field(default_factory=asyncio.Event)
-    _check: asyncio.Event = field(default_factory=asyncio.Event)
+    _observe_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _conditions_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def trouble(self) -> str:
@@ -68,18 +68,20 @@ class HardwareObserver(Struct):
         self._fresh, self._xids, self._conditions = False, [], None
         return observation
 
-    def look_again(self) -> None:
+    def observe_soon(self) -> None:
         """Observe the whole node soon."""
-        self._look.set()
+        self._observe_asked.set()
 
     # --- three tasks ---
 
-    async def observe_forever(self) -> None:
+    async def observe_regularly(self) -> None:
         """Observe the whole node every observe_s, on changes, and every retry_s while it cannot be
         observed."""
         while True:
             unavailable = self.trouble or self.no_driver
-            await _either(self._look, self.intervals.retry_s if unavailable else self.intervals.observe_s)
+            await _either(
+                self._observe_asked, self.intervals.retry_s if unavailable else self.intervals.observe_s
+            )
             await self.observe()
 
     async def observe(self) -> bool:
@@ -91,7 +93,7 @@ class HardwareObserver(Struct):
             return False
         self._note_unobserved("")
         self._note_driver(observed)
-        node = recognise(self.node, observed)
+        node = with_observed(self.node, observed)
         if node != self.node:
             self._fresh, self.node = True, node
             self.ask()
@@ -113,7 +115,7 @@ class HardwareObserver(Struct):
         while True:
             await self._ask_conditions()
             self.ask()
-            await _either(self._check, self.intervals.conditions_s)
+            await _either(self._conditions_asked, self.intervals.conditions_s)
 
     async def _ask_conditions(self) -> None:
         was_silent = self._no_conditions
@@ -123,7 +125,7 @@ class HardwareObserver(Struct):
         except HardwareError as error:
             self._no_conditions = str(error)
         if bool(was_silent) != bool(self._no_conditions) or self._differs():
-            self.look_again()
+            self.observe_soon()
 
     def _differs(self) -> bool:
         """Whether other GPUs answer now than in the last observation.
@@ -137,7 +139,7 @@ class HardwareObserver(Struct):
         answered = {gpu.uuid for gpu in self.node.inventory} - set(self.node.lost)
         return answering != answered
 
-    async def events_forever(self) -> None:
+    async def watch_events(self) -> None:
         """Wait for XIDs and changes."""
         while True:
             try:
@@ -148,14 +150,14 @@ class HardwareObserver(Struct):
             if events.xids:
                 self._note_xids(events.xids)
             if events.changed:
-                self.look_again()
+                self.observe_soon()
 
     def _note_xids(self, xids: tuple[Xid, ...]) -> None:
         for xid in xids:
             log.warning("xid raised", extra={"gpu": xid.gpu, "xid": xid.code, "gi": xid.gi_id})
         self.xid_counts.update((xid.gpu or "", xid.code) for xid in xids)
         self._xids.extend(xids)
-        self._check.set()
+        self._conditions_asked.set()
         self.ask()
 
     def _note_driver(self, observed: Inventory) -> None:

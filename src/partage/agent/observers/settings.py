@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
@@ -12,8 +13,10 @@ from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.step import GpuUse
+from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import Observed
+from partage.plan.reconcile.settings_steps import OriginalSettings
 
 _AT_ONCE = -math.inf
 
@@ -27,8 +30,8 @@ class SettingsObserver(Struct):
     """
 
     hardware: Hardware
-    clock: Callable[[], float]
-    slices_s: float
+    clock: Callable[[], float] = time.monotonic
+    slices_s: float = 60.0
     daemons: tuple[DaemonState, ...] | None = None
     uses: tuple[GpuUse, ...] = ()
     slices: Mapping[GpuUuid, Interval] = field(default_factory=dict)
@@ -56,7 +59,7 @@ class SettingsObserver(Struct):
         return Observed(node, self.daemons, self.slices, self.fixed_slices, self.uses)
 
     def slices_changed(self) -> None:
-        """Ask for time slices again at the next look."""
+        """Ask for time slices again at the next observation."""
         self._slices_due_s = _AT_ONCE
 
     @property
@@ -68,6 +71,12 @@ class SettingsObserver(Struct):
         """The node has booted: nothing is known."""
         self.daemons = None
         self.slices_changed()
+
+
+def slices_matter(desired: DesiredState | None, original: Mapping[GpuUuid, OriginalSettings]) -> bool:
+    """Whether time slices are desired, or have to be restored. original: by GPU UUID."""
+    wanted = desired.settings.values() if desired is not None else ()
+    return any(one.interval is not None for one in (*wanted, *original.values()))
 
 
 def without_daemons(uses: tuple[GpuUse, ...], daemons: tuple[DaemonState, ...]) -> tuple[GpuUse, ...]:

@@ -2,7 +2,7 @@
 
 Transactions are independent: one that fails is rolled back by itself, and the others go on. After an error
 the GPU is observed again: what could not be rolled back step by step is planned back by difference, once. A
-GPU that is then in neither the new nor the old state is reported as ``torn``, and its journal is not ended.
+GPU that is then in neither the new nor the old state is reported as ``partial``; its journal is not ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class StepStatus(StrEnum):
     DOING = "doing"
     DONE = "done"
     FAILED = "failed"
-    BACK = "taking back"
+    ROLLING_BACK = "rolling back"
 
 
 Progress = Callable[[Step, StepStatus, str], None]
@@ -46,20 +46,21 @@ Progress = Callable[[Step, StepStatus, str], None]
 class TransactionEnd(StrEnum):
     """How a transaction ended.
 
-    done: all steps. back: rolled back. torn: neither the new nor the old state. not-begun: nothing was done.
+    done: all steps. rolled-back: those done were undone. partial: some could not be undone.
+    not-started: none was done.
     """
 
     DONE = "done"
-    BACK = "back"
-    TORN = "torn"
-    NOT_BEGUN = "not-begun"
+    ROLLED_BACK = "rolled-back"
+    PARTIAL = "partial"
+    NOT_STARTED = "not-started"
 
 
 class TransactionOutcome(Frozen):
     """The outcome of one transaction.
 
     done: the steps that were done, and what each created. failed: the step that failed, error: why.
-    torn: what could not be rolled back, a sentence.
+    rollback_failure: what could not be rolled back, a sentence.
     """
 
     transaction: Transaction
@@ -67,7 +68,7 @@ class TransactionOutcome(Frozen):
     done: tuple[tuple[Step, Created | None], ...] = ()
     failed: Step | None = None
     error: PartageError | None = None
-    torn: str = ""
+    rollback_failure: str = ""
 
     @property
     def reason(self) -> str:
@@ -75,7 +76,9 @@ class TransactionOutcome(Frozen):
         if self.error is None:
             return ""
         where = f"{self.failed}: " if self.failed is not None else ""
-        return f"{where}{self.error}" + (f"; it could not be rolled back: {self.torn}" if self.torn else "")
+        return f"{where}{self.error}" + (
+            f"; it could not be rolled back: {self.rollback_failure}" if self.rollback_failure else ""
+        )
 
 
 class JournalFailed(PartageError):
@@ -102,11 +105,11 @@ class Executor(Struct):
             await self._write(lambda journal: journal.begin(header))
         except JournalFailed as error:
             return tuple(
-                TransactionOutcome(one, TransactionEnd.NOT_BEGUN, error=error) for one in transactions
+                TransactionOutcome(one, TransactionEnd.NOT_STARTED, error=error) for one in transactions
             )
         try:
             outcomes = [await self._transaction(one, header.before) for one in transactions]
-            if all(outcome.ending is not TransactionEnd.TORN for outcome in outcomes):
+            if all(outcome.ending is not TransactionEnd.PARTIAL for outcome in outcomes):
                 await self._write(lambda journal: journal.end())
             return tuple(outcomes)
         finally:
@@ -121,9 +124,9 @@ class Executor(Struct):
             try:
                 done.append((step, await self._step(step, StepStatus.DOING)))
             except HardwareError as error:
-                torn = await self._roll_back(transaction, done, before)
-                ending = TransactionEnd.TORN if torn else TransactionEnd.BACK
-                return TransactionOutcome(transaction, ending, tuple(done), step, error, torn)
+                failure = await self._roll_back(transaction, done, before)
+                ending = TransactionEnd.PARTIAL if failure else TransactionEnd.ROLLED_BACK
+                return TransactionOutcome(transaction, ending, tuple(done), step, error, failure)
         return TransactionOutcome(transaction, TransactionEnd.DONE, tuple(done))
 
     async def _step(self, step: Step, phase: StepStatus) -> Created | None:
@@ -185,7 +188,7 @@ class Executor(Struct):
         """Do the steps until one fails; returns that one, and why."""
         for step in steps:
             try:
-                await self._step(step, StepStatus.BACK)
+                await self._step(step, StepStatus.ROLLING_BACK)
             except HardwareError as error:
                 return step, error
         return None

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from partage.agent.observers.hardware import HardwareObserver
 from partage.agent.observers.policy import PolicyObserver
-from partage.agent.observers.settings import SettingsObserver
+from partage.agent.observers.settings import SettingsObserver, slices_matter
 from partage.agent.options import Intervals
 from partage.agent.originals import Originals
 from partage.agent.reconciler.reconciler import makes_layout
@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 
 class NodePort(Struct):
-    """See ``ReconcilerPort``. planned: computes a plan. fit: waits until containers can get new devices."""
+    """See ``ReconcilerPort``.
+
+    planned: computes a plan. until_usable: waits until containers can get new devices.
+    """
 
     hardware: HardwareObserver
     settings: SettingsObserver
@@ -38,7 +41,7 @@ class NodePort(Struct):
     geometry_of: GeometryOf
     intervals: Intervals
     planned: Callable[[], NodePlan]
-    fit: Callable[[Inventory], Awaitable[None]]
+    until_usable: Callable[[Inventory], Awaitable[None]]
     ask: Callable[[], None]
 
     def plan(self) -> NodePlan:
@@ -93,8 +96,8 @@ class NodePort(Struct):
         try:
             (outcome,) = await executor.execute([transaction], header)
         except JournalFailed as error:
-            return TransactionOutcome(transaction, TransactionEnd.TORN, error=error)
-        if journal is not None and outcome.ending in (TransactionEnd.DONE, TransactionEnd.BACK):
+            return TransactionOutcome(transaction, TransactionEnd.PARTIAL, error=error)
+        if journal is not None and outcome.ending in (TransactionEnd.DONE, TransactionEnd.ROLLED_BACK):
             self.unfinished.gpus = None
         return outcome
 
@@ -102,7 +105,7 @@ class NodePort(Struct):
         """Observe the node, and have time slices asked again."""
         self.settings.slices_changed()
         inventory = await self.hardware.observe_now()
-        await self.fit(inventory)
+        await self.until_usable(inventory)
         return inventory
 
     async def conclude(self, plan: NodePlan) -> None:
@@ -112,10 +115,7 @@ class NodePort(Struct):
             await self.unfinished.conclude(desired.layouts.keys() - plan.unsettled)
 
     def _slices_matter(self) -> bool:
-        """Whether time slices are desired, or have to be restored."""
-        desired = self.policies.desired
-        wanted = desired.settings.values() if desired is not None else ()
-        return any(one.interval is not None for one in (*wanted, *self.originals.by_gpu.values()))
+        return slices_matter(self.policies.desired, self.originals.by_gpu)
 
 
 def log_progress(inventory: Inventory) -> Progress:

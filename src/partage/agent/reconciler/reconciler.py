@@ -156,7 +156,7 @@ class Reconciler(Struct):
 
     def _pause_s(self) -> float | None:
         pause_s = self.port.pause_s(settled=self._plan.settled)
-        if pause_s is not None:  # since the last look: turns that come more often must not put it off
+        if pause_s is not None:  # since the last observation: turns that come more often must not put it off
             pause_s -= self.clock() - self._observed_s
         due_s = [one.again_s - self.clock() for one in self.attempts.values()]
         return pause_s if pause_s is None else max(0.0, min([pause_s, *(s for s in due_s if s > 0)]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 from msgspec.structs import fields
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from partage import __version__
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import assess, stalled
+from partage.agent.status.readiness import readiness_of, stall_reason
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.edges.hardware.supervisor import HelperState
 from partage.model.gpu import NoDriver
@@ -30,18 +31,26 @@ HelperOf = Callable[[], HelperState]
 _Row = tuple[tuple[str, ...], float]
 
 
-def _gauge(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
-    family = GaugeMetricFamily(f"partage_{name}", text, labels=labels)
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    rows: Iterable[_Row],
+) -> Metric:
+    family = kind(f"partage_{name}", text, labels=labels)
     for values, number in rows:
         family.add_metric(values, number)
     return family
 
 
-def _counter(name: str, text: str, labels: tuple[str, ...], rows: Iterable[_Row]) -> Metric:
-    family = CounterMetricFamily(f"partage_{name}", text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
+_gauge = partial(_family, GaugeMetricFamily)
+_counter = partial(_family, CounterMetricFamily)
+
+
+def _figure(name: str, text: str, value: float) -> Metric:
+    """A gauge without labels."""
+    return _gauge(name, text, (), [((), float(value))])
 
 
 class ReportCollector(Collector):
@@ -59,26 +68,22 @@ class ReportCollector(Collector):
         report = self._status.report
         if report is None:
             return
-        yield from _watch(self._status.look())
+        yield from _watch(self._status.watch_observation())
         yield from _node(report)
         yield from _gpus(report)
         yield from _daemons(report)
         yield from _shares(report)
-        yield _gauge(
-            "seconds_since_turn",
-            "Seconds since the last turn of the agent's loop.",
-            (),
-            [((), max(0.0, self._status.clock() - report.made.clock_s))],
-        )
+        since_s = max(0.0, self._status.clock() - report.made.clock_s)
+        yield _figure("seconds_since_turn", "Seconds since the last turn of the agent's loop.", since_s)
 
     def _agent(self) -> Iterator[Metric]:
         status = self._status
         info = ((__version__, platform.python_version()), 1.0)
         yield _gauge("build_info", "Version of Partage and of Python.", ("version", "python"), [info])
-        well = not assess(status, self._intervals).not_well
-        yield _gauge("healthy", "1 while /healthz answers 200.", (), [((), float(well))])
-        alive = stalled(status, self._intervals) is None
-        yield _gauge("loop_alive", "1 while the agent's loop runs.", (), [((), float(alive))])
+        well = not readiness_of(status, self._intervals).not_well
+        yield _figure("healthy", "1 while /healthz answers 200.", well)
+        alive = stall_reason(status, self._intervals) is None
+        yield _figure("loop_alive", "1 while the agent's loop runs.", alive)
         states = status.endpoints()
         yield _gauge(
             "registered",
@@ -94,7 +99,7 @@ class ReportCollector(Collector):
         )
         if self._helper is not None:
             helper = self._helper()
-            yield _gauge("helper_up", "1 while the helper process answers.", (), [((), float(helper.up))])
+            yield _figure("helper_up", "1 while the helper process answers.", helper.up)
             yield _counter(
                 "helper_restarts", "Times the helper process was replaced.", (), [((), helper.restarts)]
             )
@@ -111,9 +116,12 @@ class ReportCollector(Collector):
         )
         yield _counter(
             "gpu_changes",
-            "Changes of layouts and settings: done, taken back, torn (neither), not begun.",
+            "Changes of layouts and settings: done, rolled back, partial (neither old nor new), not started.",
             ("ending",),
-            [((ending,), counts.changes[ending]) for ending in ("done", "back", "torn", "not-begun")],
+            [
+                ((ending,), counts.changes[ending])
+                for ending in ("done", "rolled-back", "partial", "not-started")
+            ],
         )
         asked = counts.asked()
         yield _counter(
@@ -148,17 +156,15 @@ class ReportCollector(Collector):
         )
 
 
-def _watch(look: WatchObservation | None) -> Iterator[Metric]:
+def _watch(found: WatchObservation | None) -> Iterator[Metric]:
     """Containers that hold shares of watched GPUs. A container without any figure has no sample of memory."""
-    if look is None:
+    if found is None:
         return
-    yield _gauge(
-        "watchdog_blind", "1 while containers cannot be watched.", (), [((), float(bool(look.blind)))]
-    )
+    yield _figure("watchdog_processes_hidden", "1 while containers cannot be watched.", bool(found.hidden))
     labels = ("namespace", "pod", "container", "gpu")
     used: Counter[tuple[str, ...]] = Counter()
     over: dict[tuple[str, ...], float] = {}
-    for usage in look.watched.usages:
+    for usage in found.watched.usages:
         if usage.grant is not GrantKind.HELD or (holder := usage.holder) is None:
             continue
         who = (holder.namespace, holder.pod, holder.container, usage.gpu)
@@ -179,15 +185,12 @@ def _watch(look: WatchObservation | None) -> Iterator[Metric]:
 def _node(report: Report) -> Iterator[Metric]:
     driver = report.node.inventory.driver
     works = not isinstance(driver, NoDriver)
-    yield _gauge("driver_up", "1 while there is a driver that works.", (), [((), float(works))])
+    yield _figure("driver_up", "1 while there is a driver that works.", works)
     if not isinstance(driver, NoDriver):
         row = ((driver.version, driver.cuda), 1.0)
         yield _gauge("driver_info", "The driver.", ("version", "cuda"), [row])
     policy = report.policy
-    holds = not policy.problems
-    yield _gauge(
-        "policy_valid", "1 while the policy that was asked for is in force.", (), [((), float(holds))]
-    )
+    yield _figure("policy_valid", "1 while the policy that was asked for is in force.", not policy.problems)
     yield _gauge(
         "policy_state",
         "1 for the policy in force: the file, the last good one, the built-in one, none.",
@@ -276,7 +279,7 @@ def _shares(report: Report) -> Iterator[Metric]:
     )
 
 
-def exposition(status: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> Callable[[], bytes]:
+def metrics_writer(status: AgentStatus, intervals: Intervals, helper: HelperOf | None) -> Callable[[], bytes]:
     """A function that writes all metrics in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(ReportCollector(status, intervals, helper))

@@ -13,7 +13,7 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.kubelet.port import EndpointState
 from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase
-from partage.plan.reconcile.draft import without_nodes
+from partage.plan.reconcile.draft import without_files
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.report import Report
 from partage.text import gpus
@@ -34,7 +34,7 @@ class Readiness(Frozen):
     degraded: tuple[ReadinessReason, ...]
 
 
-def stalled(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
+def stall_reason(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
     """The reason if the loop's pulse is too old, the only case in which a restart of the agent helps."""
     age_s = status.clock() - status.pulse_s
     if age_s <= intervals.stalled_s:
@@ -42,10 +42,10 @@ def stalled(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None
     return ReadinessReason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
 
 
-def assess(status: AgentStatus, intervals: Intervals) -> Readiness:
+def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
     """Everything that is wrong now."""
     report = status.report
-    not_well = [] if (reason := stalled(status, intervals)) is None else [reason]
+    not_well = [] if (reason := stall_reason(status, intervals)) is None else [reason]
     if report is None:
         not_well.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
         return Readiness(tuple(not_well), ())
@@ -78,9 +78,9 @@ def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Itera
 
 
 def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
-    look = status.look()
-    if look is not None and look.blind:
-        yield ReadinessReason("watch-blind", f"containers cannot be watched: {look.blind}")
+    found = status.watch_observation()
+    if found is not None and found.hidden:
+        yield ReadinessReason("processes-hidden", f"containers cannot be watched: {found.hidden}")
 
 
 def _degraded(report: Report) -> Iterator[ReadinessReason]:
@@ -116,5 +116,5 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
         yield ReadinessReason(
             "persistence-off", f"{gpus(cold)}: initialised anew by each first client, 1 to 3 s each"
         )
-    for reason in dict.fromkeys(without_nodes(report.node.inventory).values()):
+    for reason in dict.fromkeys(without_files(report.node.inventory).values()):
         yield ReadinessReason("device-file-missing", f"MIG devices cannot be used: {reason}")

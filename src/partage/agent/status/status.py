@@ -39,12 +39,12 @@ class AgentCounts(Struct):
 
 
 class WatchObservation(Frozen):
-    """The watchdog's last check. at_s: when, on the agent's clock. blind: why processes cannot be seen,
+    """The watchdog's last check. at_s: when, on the agent's clock. hidden: why processes cannot be seen,
     also after failed checks; empty if they can."""
 
     at_s: float
     watched: WatchResult
-    blind: str = ""
+    hidden: str = ""
 
 
 class AgentStatus(Struct):
@@ -52,7 +52,7 @@ class AgentStatus(Struct):
 
     clock: monotonic, in seconds; pulse_s is on it. endpoints: registration of each resource with the kubelet.
     helper_trouble: why the helper does not answer; empty if it does, or if there is none.
-    look: the watchdog's last check; None if nothing is watched, or was checked yet.
+    watch_observation: the watchdog's last check; None if nothing is watched, or was checked yet.
     """
 
     clock: Callable[[], float]
@@ -61,7 +61,7 @@ class AgentStatus(Struct):
     counts: AgentCounts = field(default_factory=AgentCounts)
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
     helper_trouble: Callable[[], str] = str
-    look: Callable[[], WatchObservation | None] = lambda: None
+    watch_observation: Callable[[], WatchObservation | None] = lambda: None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from partage.model.gpu import Gpu, Inventory
+from partage.model.paths import CONTROL_NODES
 from partage.model.policy import DeviceIdStrategy, Options
-from partage.plan.serve.allocate_response import CDI_VENDOR, CONTROL_NODES
+from partage.plan.serve.allocate_response import CDI_VENDOR
 
 Spec = dict[str, Any]
 """One CDI spec, as JSON values."""
@@ -33,7 +34,7 @@ _FORMAT = "1"
 """Version of the digest: a new one makes an upgrade write every spec again."""
 
 
-def digest(inventory: Inventory, options: Options, generator: str) -> str:
+def inventory_digest(inventory: Inventory, options: Options, generator: str) -> str:
     """Digest of everything that a spec depends on, 32 hex digits: driver, GPUs, MIG devices, options.
 
     generator: path of nvidia-ctk, empty if there is none.
@@ -50,7 +51,7 @@ def digest(inventory: Inventory, options: Options, generator: str) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def nodes_only(inventory: Inventory, options: Options) -> Spec:
+def device_files_spec(inventory: Inventory, options: Options) -> Spec:
     """A spec with device files and no libraries, for every GPU and MIG device, with the names that the policy
     asks for.
     """
@@ -59,7 +60,7 @@ def nodes_only(inventory: Inventory, options: Options) -> Spec:
     return _spec("gpu", devices, _nodes(control, options))
 
 
-def imex_channels(options: Options) -> Spec:
+def imex_spec(options: Options) -> Spec:
     """The spec of the IMEX channels, which are device files only."""
     path = "/dev/nvidia-caps-imex-channels/channel"
     devices = [_device(str(n), [f"{path}{n}"], options) for n in options.imex_channels]
@@ -120,7 +121,7 @@ def _names(gpu: Gpu, options: Options) -> Iterator[tuple[str, list[str]]]:
     node = f"/dev/nvidia{gpu.minor}"
     yield str(gpu.index) if by_index else gpu.uuid, [node]
     for mig in gpu.mig_devices:
-        yield f"{gpu.index}:{mig.index}" if by_index else mig.uuid, [node, *mig.capability_nodes]
+        yield f"{gpu.index}:{mig.index}" if by_index else mig.uuid, [node, *mig.capability_files]
 
 
 def _spec(cdi_class: str, devices: list[Spec], edits: Spec) -> Spec:

@@ -9,10 +9,10 @@ from pathlib import Path
 from partage.edges.cdi import toolkit
 from partage.edges.cdi.spec import (
     Spec,
-    digest,
+    device_files_spec,
     digest_of,
-    imex_channels,
-    nodes_only,
+    imex_spec,
+    inventory_digest,
     with_digest,
     with_missing_devices,
 )
@@ -66,8 +66,8 @@ class CdiSpecWriter:
 
         Raises HardwareError if the directory cannot be written.
         """
-        ctk = "" if inventory.simulated else toolkit.find(options.nvidia_ctk)
-        wanted = digest(inventory, options, ctk)
+        ctk = "" if inventory.simulated else toolkit.find_toolkit(options.nvidia_ctk)
+        wanted = inventory_digest(inventory, options, ctk)
         if self._kept is not None and self._is_valid(self._kept, wanted, now_s):
             return self._kept.spec
         spec = await self._write(inventory, options, ctk, wanted)
@@ -83,7 +83,7 @@ class CdiSpecWriter:
         asked = _classes(options)
         if ctk and all(self._has_digest(name, wanted) for name in ("gpu", *asked)):
             return CdiSpec(self._path("gpu"), complete=True, classes=asked)
-        ours = nodes_only(inventory, options)
+        ours = device_files_spec(inventory, options)
         if not ours["devices"]:
             return CdiSpec(self._path("gpu"), complete=False, reason="the node has no GPU that answers")
         if inventory.simulated:
@@ -102,7 +102,7 @@ class CdiSpecWriter:
             self._save("gpu", with_digest(ours, ""))
             return f"{options.nvidia_ctk} is not there: device nodes only, none of the driver's libraries"
         try:
-            theirs = await toolkit.generate(ctk, options, "gpu", self._deadline_s)
+            theirs = await toolkit.generate_spec(ctk, options, "gpu", self._deadline_s)
         except HardwareError as error:
             self._save("gpu", with_digest(ours, ""))
             return f"device nodes only, none of the driver's libraries: {error}"
@@ -112,12 +112,12 @@ class CdiSpecWriter:
     async def _write_class(self, name: str, options: Options, ctk: str, wanted: str) -> bool:
         """Write the spec of another class. Returns whether there is one now."""
         if name == _IMEX:
-            self._save(name, with_digest(imex_channels(options), wanted))
+            self._save(name, with_digest(imex_spec(options), wanted))
             return True
         if not ctk:
             return False
         try:
-            spec = await toolkit.generate(ctk, options, name, self._deadline_s)
+            spec = await toolkit.generate_spec(ctk, options, name, self._deadline_s)
         except HardwareError:
             return False
         self._save(name, with_digest(spec, wanted))

@@ -23,13 +23,13 @@ DEADLINE_S = 30.0
 _LARGEST_BYTES = 16 * 2**20
 
 
-def find(name: str) -> str:
+def find_toolkit(name: str) -> str:
     """Absolute path of the executable ``name`` (a path, or a name on PATH); empty if there is none."""
     found = shutil.which(name)
     return os.path.abspath(found) if found else ""  # noqa: PTH100 - argv[0] matters, so links are not resolved
 
 
-async def generate(
+async def generate_spec(
     ctk: str, options: Options, cdi_class: str = "gpu", deadline_s: float = DEADLINE_S
 ) -> Spec:
     """The spec that it writes for one class of the vendor ``CDI_VENDOR``.

@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from partage.edges.files.providers import misnamed
+from msgspec import field
+
+from partage.edges.files.providers import misprints_of
 from partage.model.geometry import Engines, Geometry, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.model.profile import MigProfile
@@ -33,9 +35,7 @@ class GpuModel(Frozen):
     one first.
     pci_device_ids:  device and vendor id, ``0x233010de``, in the order of ``products`` if there are as
     many.
-    memory_bytes:    total as the driver reports it. memory_derived: computed from the name, no report is
-    known.
-    nvlink:          a note about NVLink if the source has one.
+    memory_bytes:    total as the driver reports it, or computed from the name if no report is known.
     geometry:        None without MIG, and if no placements are published; ``no_geometry`` says which.
     """
 
@@ -45,16 +45,12 @@ class GpuModel(Frozen):
     architecture: str
     compute_capability: tuple[int, int]
     memory_bytes: int
-    memory_derived: bool
-    mig: bool
-    mig_survives_reboot: bool
-    mig_needs_reset: bool
-    geometry: Geometry | None
-    renamed_geometries: Mapping[int, Geometry]
+    mig: bool = False
+    mig_survives_reboot: bool = False
+    mig_needs_reset: bool = False
+    geometry: Geometry | None = None
+    renamed_geometries: Mapping[int, Geometry] = field(default_factory=dict)
     no_geometry: str = ""
-    nvlink: str = ""
-    confidence: str = ""
-    notes: str = ""
 
     def geometry_for(self, memory_bytes: int) -> Geometry | None:
         """The geometry, with the profile names of a GPU with this much memory.
@@ -108,7 +104,7 @@ class Catalogue(Frozen):
         model = self.by_id(name)
         return (model, (*model.products, model.id)[0]) if model else self.by_product(name)
 
-    def simulable(self) -> tuple[GpuModel, ...]:
+    def simulated_models(self) -> tuple[GpuModel, ...]:
         """The models that can be simulated: with a product name, and with placements if they have MIG."""
         return tuple(model for model in self.models if model.products and (model.geometry or not model.mig))
 
@@ -118,23 +114,23 @@ class Catalogue(Frozen):
         """
         import difflib
 
-        spelled = {model.id: model.id for model in self.simulable()}
-        for model in self.simulable():
+        spelled = {model.id: model.id for model in self.simulated_models()}
+        for model in self.simulated_models():
             spelled |= {_plain(product): product for product in model.products if _plain(product) != model.id}
         wanted = _plain(name)
-        begun = [key for key in spelled if wanted and key.startswith(wanted)]
+        prefixed = [key for key in spelled if wanted and key.startswith(wanted)]
         alike = difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.4)
-        return tuple(spelled[key] for key in list(dict.fromkeys([*begun, *alike]))[:3])
+        return tuple(spelled[key] for key in list(dict.fromkeys([*prefixed, *alike]))[:3])
 
     def advice(self, name: str) -> str:
         """A hint in place of an unknown name."""
         nearest = self.nearest(name)
-        known = ", ".join(nearest or (model.id for model in self.simulable()))
+        known = ", ".join(nearest or (model.id for model in self.simulated_models()))
         return f"{'nearest' if nearest else 'known'}: {known}"
 
 
 @cache
-def load() -> Catalogue:
+def load_catalogue() -> Catalogue:
     """The catalogue; read once."""
     mig = _read("mig.json")
     preferred = {name: row["preferred_starts"] for name, row in mig["geometries"].items()}
@@ -146,13 +142,13 @@ def load() -> Catalogue:
 
 def geometry_of(gpu: Gpu) -> Geometry | None:
     """What ``gpu`` allows under MIG; None if not known (``why_no_geometry``)."""
-    model = load().by_gpu(gpu)
+    model = load_catalogue().by_gpu(gpu)
     return model.geometry_for(gpu.memory_bytes) if model else None
 
 
 def why_no_geometry(gpu: Gpu) -> str:
     """One sentence about a GPU for which ``geometry_of`` returns None."""
-    model = load().by_gpu(gpu)
+    model = load_catalogue().by_gpu(gpu)
     if model is None:
         name = f"{gpu.product} ({gpu.pci_device_id})"
         return f"{name} is not in the catalogue: its MIG layouts cannot be planned offline"
@@ -185,14 +181,7 @@ def _plain_model(row: Mapping[str, Any]) -> GpuModel:
         architecture=row["architecture"],
         compute_capability=_capability(row["compute_capability"]),
         memory_bytes=row["memory_mib"] * MIB,
-        memory_derived=False,
-        mig=False,
-        mig_survives_reboot=False,
-        mig_needs_reset=False,
-        geometry=None,
-        renamed_geometries={},
         no_geometry=f"{row['product']} has no MIG",
-        nvlink=row["nvlink"],
     )
 
 
@@ -207,7 +196,6 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
         architecture=row["architecture"],
         compute_capability=_capability(row["compute_capability"]),
         memory_bytes=total_mib * MIB if total_mib else row["name_total_gib"] * GIB,
-        memory_derived=not total_mib,
         mig=True,
         mig_survives_reboot=bool(row["mig_mode_survives_reboot"]),
         mig_needs_reset=bool(row["mig_mode_change_needs_reset"]),
@@ -217,8 +205,6 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
             for key, variant in (row.get("name_variants") or {}).items()
         },
         no_geometry="" if geometry else f"no placements are published for {row['id']}: not plannable offline",
-        confidence=row["confidence"],
-        notes=row["notes"] or "",
     )
 
 
@@ -232,7 +218,7 @@ def _geometry(row: Mapping[str, Any], names: tuple[str, ...], preferred: Mapping
             _spec(name, profile, preferred[profile["kind"]])
             for name, profile in zip(names, row["profiles"], strict=True)
         ),
-        misnamed=misnamed(row["id"]),
+        misnamed=misprints_of(row["id"]),
     )
 
 
@@ -240,8 +226,6 @@ def _spec(name: str, row: Mapping[str, Any], preferred: list[int]) -> ProfileSpe
     memory_mib, engines = row["memory_mib"], row["engines"]
     return ProfileSpec(
         profile=MigProfile.parse(name),
-        nvml_profile=row["nvml_enum"],
-        smi_id=row["smi_id"],
         compute_slices=row["slices"],
         size=row["placements"]["size"],
         starts=tuple(row["placements"]["starts"]),

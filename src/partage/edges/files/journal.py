@@ -149,7 +149,7 @@ class Journal:
         self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             written = os.pread(self._file, LIMIT_BYTES, 0)
-            os.ftruncate(self._file, written.rfind(b"\n") + 1)  # what was torn off
+            os.ftruncate(self._file, written.rfind(b"\n") + 1)  # an unfinished line
             self._write(JournalEnd())
         finally:
             self.close()
@@ -170,7 +170,7 @@ class Journal:
 
 def _unfinished(content: bytes) -> Unfinished | None:
     """Raises ValueError for what no journal of this version says."""
-    lines = content.split(b"\n")[:-1]  # what stands behind the last line's end was torn off
+    lines = content.split(b"\n")[:-1]  # without an unfinished last line
     if not lines:
         raise ValueError("it has no first line")
     header = decode(JournalHeader, lines[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from partage.codec.fields import Dialect, Field, Notes, Table, nearest
+from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.yaml_document import describe
 from partage.model.layout import LayoutItem
 from partage.model.policy import AllDevices, DesiredMig, GpuCriteria, GpuEntry, GpuSelector, Options, Policy
@@ -40,10 +40,9 @@ def _configs(table: Table) -> dict[str, Field]:
     version = table.required("version", "a file of mig-parted says 'version: v1'")
     if version is not None and version.value != "v1":
         version.error(f"has to be v1, not {describe(version.value)}")
-    field = table.required("mig-configs")
-    configs = field.mapping() if field else None
-    if field is not None and configs is not None and not configs:
-        field.error("is empty", "name at least one configuration")
+    configs = table.needed("mig-configs", Field.mapping)
+    if configs is not None and not configs:
+        table.here("mig-configs").error("is empty", "name at least one configuration")
     return configs or {}
 
 
@@ -57,7 +56,7 @@ def _choose(notes: Notes, names: list[str], config: str | None) -> str:
             )
         return names[0] if names else ""
     if names and config not in names:
-        near = nearest(config, names)
+        near = nearest_word(config, names)
         advice = f"did you mean {near[:60]!r}? " if near else ""
         top.error(f"has no configuration {config[:60]!r}", f"{advice}it has: {shown}")
     return config
@@ -75,8 +74,7 @@ def _entry(field: Field) -> GpuEntry | None:
     if table is None:
         return None
     select = _select(table)
-    switch = table.required("mig-enabled", "true or false")
-    enabled = switch.boolean() if switch else None
+    enabled = table.needed("mig-enabled", Field.boolean, "true or false")
     wanted = table.get("mig-devices")
     items = _items(wanted) if wanted is not None else ()
     if enabled is True and wanted is None:

@@ -114,7 +114,7 @@ def _options(field: Field | None) -> Options:
         ),
         mig_strategy=table.choice("mig-strategy", default.mig_strategy),
         allocation=table.choice("allocation", default.allocation),
-        device_list=_device_list(table.get("device-list-strategy")) or default.device_list,
+        device_list=table.value("device-list-strategy", _device_list, ()) or default.device_list,
         device_ids=table.choice("device-id-strategy", default.device_ids),
         device_specs=table.boolean("pass-device-specs", default=default.device_specs),
         cdi_annotation_prefix=_prefix(table, default.cdi_annotation_prefix),
@@ -124,9 +124,7 @@ def _options(field: Field | None) -> Options:
     )
 
 
-def _device_list(field: Field | None) -> tuple[DeviceListStrategy, ...]:
-    if field is None:
-        return ()
+def _device_list(field: Field) -> tuple[DeviceListStrategy, ...]:
     items = field.one_or_many()
     if items is not None and not items:
         field.error("has to name at least one way", "envvar is the usual one")
@@ -156,7 +154,6 @@ def _entry(field: Field) -> GpuEntry | None:
     if table is None:
         return None
     select = _select(table.required("select", "index, uuid, model, pci, all or rest: which GPUs are meant"))
-    name = table.get("name")
     table.choice("change", WhenToChange.WAIT)
     sharing, mig = _strategy(table)
     return GpuEntry(
@@ -164,7 +161,7 @@ def _entry(field: Field) -> GpuEntry | None:
         select=select,
         sharing=sharing,
         mig=mig,
-        name=name.parsed(parse_resource_name) if name else None,
+        name=table.value("name", lambda found: found.parsed(parse_resource_name), None),
         guard=table.boolean("guard", default=False),
         watch=table.choice("watch", WatchAction.WARN),
     )

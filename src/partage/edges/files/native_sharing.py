@@ -23,7 +23,7 @@ CLIENT_KEYS = ("name", "memory", "threads")
 _MIG = ("layout", "time-slicing", "mps")
 
 
-class Users(StrEnum):
+class MpsUsers(StrEnum):
     """``users``: whether the users of one MPS daemon share a server, or wait for each other."""
 
     SINGLE = "single"
@@ -35,13 +35,14 @@ def read_time_slicing(field: Field) -> TimeSlicing:
     table = field.table(_TIME_SLICING)
     if table is None:
         return TimeSlicing(2)
-    interval = table.get("interval")
-    replicas = table.required("replicas", "how many shares a GPU is cut into")
-    return TimeSlicing(_replicas(replicas), interval.choice(Interval) if interval else None)
+    interval = table.value("interval", lambda found: found.choice(Interval), None)
+    return TimeSlicing(
+        table.needed("replicas", _replicas, "how many shares a GPU is cut into") or 2, interval
+    )
 
 
-def _replicas(field: Field | None) -> int:
-    return (field.integer(at_least=2) if field else None) or 2
+def _replicas(field: Field) -> int | None:
+    return field.integer(at_least=2)
 
 
 def read_mps(field: Field) -> Mps:
@@ -50,11 +51,10 @@ def read_mps(field: Field) -> Mps:
     if table is None:
         return Mps(2)
     alone = table.boolean("exclusive-process", default=True)
-    users = table.get("users")
-    multi_user = users.choice(Users) is Users.MULTI if users else None
-    protocol = _protocol(table.get("protocol"))
-    if users and protocol >= 3 and multi_user is False:
-        users.error(
+    multi_user = None if "users" not in table else table.choice("users", MpsUsers.SINGLE) is MpsUsers.MULTI
+    protocol = table.value("protocol", _protocol, _PROTOCOLS[0])
+    if protocol >= 3 and multi_user is False:
+        table.here("users").error(
             "single excludes protocol 3, whose server always has one user and would refuse all others",
             "leave 'users' out, or take 'protocol: 2'",
         )
@@ -63,19 +63,17 @@ def read_mps(field: Field) -> Mps:
         said = "replicas and clients exclude each other" if replicas else "neither replicas nor clients"
         field.error(said, "replicas: n for even shares, clients: [...] for unequal ones")
     if clients is None:
-        return Mps(_replicas(replicas), (), alone, multi_user, protocol)
+        return Mps(table.value("replicas", _replicas, 2), (), alone, multi_user, protocol)
     if replicas is not None:
         _replicas(replicas)
     read = _clients(clients)
     return Mps(max(2, len(read)), read, alone, multi_user, protocol)
 
 
-def _protocol(field: Field | None) -> int:
+def _protocol(field: Field) -> int | None:
     """Version of the daemon's control interface; the new one only if the policy asks for it."""
-    version = field.integer() if field else None
-    if field is None or version is None:
-        return _PROTOCOLS[0]
-    if version not in _PROTOCOLS:
+    version = field.integer()
+    if version is not None and version not in _PROTOCOLS:
         field.error(f"has to be 2 or 3, not {version}")
     return version
 
@@ -95,11 +93,10 @@ def _client(field: Field) -> MpsClient | None:
     table = field.table(CLIENT_KEYS)
     if table is None:
         return None
-    name, memory, threads = (table.get(key) for key in CLIENT_KEYS)
     return MpsClient(
-        name=name.parsed(_client_name) if name else None,
-        memory_bytes=memory.parsed(_memory, "8Gi") if memory else None,
-        threads_percent=threads.parsed(parse_percent, "20%") if threads else None,
+        name=table.value("name", lambda found: found.parsed(_client_name), None),
+        memory_bytes=table.value("memory", lambda found: found.parsed(_memory, "8Gi"), None),
+        threads_percent=table.value("threads", lambda found: found.parsed(parse_percent, "20%"), None),
     )
 
 
@@ -134,17 +131,12 @@ def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
     table = field.table(_MIG)
     if table is None:
         return Exclusive(), DesiredMig()
-    layout = table.required("layout", "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]")
-    wanted = _layout(layout) if layout is not None else DesiredMig()
-    time_slicing, mps = table.get("time-slicing"), table.get("mps")
-    if time_slicing and mps:
+    what = "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]"
+    wanted = table.needed("layout", _layout, what) or DesiredMig()
+    if "time-slicing" in table and "mps" in table:
         field.error("time-slicing and mps exclude each other", "keep one of the two")
-    sharing: Sharing = Exclusive()
-    if mps:
-        sharing = read_mps(mps)
-    if time_slicing:
-        sharing = read_time_slicing(time_slicing)
-    return sharing, wanted
+    sharing: Sharing = table.value("mps", read_mps, Exclusive())
+    return table.value("time-slicing", read_time_slicing, sharing), wanted
 
 
 def _layout(field: Field) -> DesiredMig:

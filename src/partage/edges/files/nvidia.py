@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from msgspec.structs import replace
+
 from partage.codec.fields import Dialect, Field, Notes, Place, Table
 from partage.codec.yaml_document import describe
-from partage.edges.files.nvidia_flags import FLAGS, GFD, PLUGIN, Flags, read_flags
+from partage.edges.files.nvidia_flags import FLAGS, GFD, PLUGIN, read_flags
 from partage.model.ids import (
     LONGEST_RESOURCE_NAME,
     VENDOR,
@@ -26,6 +28,7 @@ from partage.model.policy import (
     MigStrategy,
     Mps,
     NamePattern,
+    Options,
     Policy,
     ResourceEntry,
     TimeSlicing,
@@ -65,25 +68,26 @@ def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
     table = notes.top().table(_TOP)
     if table is None:
         return Policy(source=notes.file)
-    flags = read_flags(table.get("flags"), table.get("imex"), notes, env)
+    options, mps_root = read_flags(table.get("flags"), table.get("imex"), notes, env)
     sharing = _table(table.get("sharing"), _SHARING)
     entries = _time_slicing(sharing) + _mps(sharing) if sharing else ()
     if sharing and "mps" in sharing:
-        _mps_flags(sharing.here("mps"), flags)
+        _mps_flags(sharing.here("mps"), options, mps_root)
     _overlaps(notes, entries)
-    return Policy(entries, flags.options(*_patterns(table)), notes.file, FORMAT)
+    gpu_names, mig_names = _patterns(table)
+    return Policy(entries, replace(options, gpu_names=gpu_names, mig_names=mig_names), notes.file, FORMAT)
 
 
 def _table(field: Field | None, keys: tuple[str, ...]) -> Table | None:
     return field.table(keys) if field else None
 
 
-def _mps_flags(mps: Field, flags: Flags) -> None:
-    if flags.mig_strategy is MigStrategy.MIXED:
+def _mps_flags(mps: Field, options: Options, mps_root: str) -> None:
+    if options.mig_strategy is MigStrategy.MIXED:
         mps.error(
             "using migStrategy mixed is not supported with MPS", "take migStrategy none, or timeSlicing"
         )
-    if not flags.mps_root:
+    if not mps_root:
         mps.warn(
             "NVIDIA's plugin needs mpsRoot (or MPS_ROOT) with MPS",
             "here the directories lie below --run-dir, and mpsRoot has no effect",
@@ -99,6 +103,10 @@ def parse_nvidia_name(text: str) -> ResourceName:
     if "/" in name:
         raise ValueError(f"{text[:80]!r} is not in {VENDOR}, the only domain that NVIDIA's format knows")
     return parse_resource_name(f"{VENDOR}/{name}")
+
+
+def _name(field: Field) -> ResourceName | None:
+    return field.parsed(parse_nvidia_name)
 
 
 def _patterns(table: Table) -> tuple[tuple[NamePattern, ...], tuple[NamePattern, ...]]:
@@ -117,11 +125,10 @@ def _pattern(field: Field) -> NamePattern | None:
     table = field.table(_PATTERN)
     if table is None:
         return None
-    pattern = table.required("pattern", "which products or profiles are meant; * matches any text")
-    name = table.required("name", "what they are called")
-    text = pattern.text() if pattern else None
-    parsed = name.parsed(parse_nvidia_name) if name else None
-    return NamePattern(text, parsed) if text is not None and parsed is not None else None
+    what = "which products or profiles are meant; * matches any text"
+    pattern = table.needed("pattern", Field.text, what)
+    name = table.needed("name", _name, "what they are called")
+    return NamePattern(pattern, name) if pattern is not None and name is not None else None
 
 
 # --- sharing -------------------------------------------------------------------------------------
@@ -161,10 +168,10 @@ def _item(field: Field, *, suffix: bool, fail: bool, mps: bool) -> ResourceEntry
     table = field.table(_ITEM)
     if table is None:
         return None
-    name = table.required("name", "the resource that is shared, nvidia.com/gpu")
-    replicas = table.required("replicas", "how many shares a device is cut into")
-    number = replicas.integer(at_least=2) if replicas else None
-    resource = name.parsed(parse_nvidia_name) if name else None
+    resource = table.needed("name", _name, "the resource that is shared, nvidia.com/gpu")
+    number = table.needed(
+        "replicas", lambda it: it.integer(at_least=2), "how many shares a device is cut into"
+    )
     rename = table.get("rename")
     renamed = rename.parsed(parse_nvidia_name) if rename and rename.value != "" else None
     devices = _devices(table.given("devices"))

@@ -16,10 +16,8 @@ from partage.model.policy import (
     DeviceIdStrategy,
     DeviceListStrategy,
     MigStrategy,
-    NamePattern,
     Options,
 )
-from partage.values import Frozen
 
 T = TypeVar("T")
 
@@ -87,53 +85,13 @@ class DiscoveryStrategy(StrEnum):
     TEGRA = "tegra"
 
 
-class Flags(Frozen):
-    """The resulting values of flags, plugin flags and imex."""
+def read_flags(
+    flags: Field | None, imex: Field | None, notes: Notes, env: Mapping[str, str]
+) -> tuple[Options, str]:
+    """The options that a variable can override, and mpsRoot. Errors are noted.
 
-    mig_strategy: MigStrategy
-    mps_root: str
-    fail_on_init_error: bool
-    driver_root: str
-    dev_root: str
-    gdrcopy: bool
-    gds: bool
-    mofed: bool
-    device_specs: bool
-    device_list: tuple[DeviceListStrategy, ...]
-    device_ids: DeviceIdStrategy
-    cdi_annotation_prefix: str
-    nvidia_ctk: str
-    allocation: AllocationPolicy
-    imex_channels: tuple[int, ...]
-    imex_required: bool
-
-    def options(self, gpu_names: tuple[NamePattern, ...], mig_names: tuple[NamePattern, ...]) -> Options:
-        """As the policy's options. Renaming and the limit of one share belong to each entry."""
-        return Options(
-            rename_shared=False,
-            fail_requests_greater_than_one=False,
-            mig_strategy=self.mig_strategy,
-            allocation=self.allocation,
-            device_list=self.device_list,
-            device_ids=self.device_ids,
-            device_specs=self.device_specs,
-            cdi_annotation_prefix=self.cdi_annotation_prefix,
-            nvidia_ctk=self.nvidia_ctk,
-            driver_root=self.driver_root,
-            dev_root=self.dev_root,
-            gdrcopy=self.gdrcopy,
-            gds=self.gds,
-            mofed=self.mofed,
-            imex_channels=self.imex_channels,
-            imex_required=self.imex_required,
-            fail_on_init_error=self.fail_on_init_error,
-            gpu_names=gpu_names,
-            mig_names=mig_names,
-        )
-
-
-def read_flags(flags: Field | None, imex: Field | None, notes: Notes, env: Mapping[str, str]) -> Flags:
-    """All values that a variable can override. Errors are noted."""
+    Renaming and the limit of one share belong to each entry of this format.
+    """
     common = _Settings(flags.table(FLAGS) if flags else None, notes, env)
     plugin = _Settings(common.inner("plugin", PLUGIN), notes, env)
     channels = _Settings(imex.table(_IMEX) if imex else None, notes, env)
@@ -143,9 +101,10 @@ def read_flags(flags: Field | None, imex: Field | None, notes: Notes, env: Mappi
     _discovery(common)
     driver_root = common.text("nvidiaDriverRoot", _ROOT) or _ROOT
     default = Options()
-    return Flags(
+    options = Options(
+        rename_shared=False,
+        fail_requests_greater_than_one=False,
         mig_strategy=common.choice("migStrategy", MigStrategy.NONE),
-        mps_root=common.text("mpsRoot", ""),
         fail_on_init_error=common.boolean("failOnInitError", default=True),
         driver_root=driver_root,
         dev_root=common.text("nvidiaDevRoot", driver_root) or driver_root,
@@ -161,6 +120,7 @@ def read_flags(flags: Field | None, imex: Field | None, notes: Notes, env: Mappi
         imex_channels=_channels(channels),
         imex_required=channels.boolean("required", default=False),
     )
+    return options, common.text("mpsRoot", "")
 
 
 class _Settings:

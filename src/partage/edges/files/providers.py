@@ -48,7 +48,7 @@ class ProviderTable(Frozen):
 
 
 @cache
-def tables() -> tuple[ProviderTable, ...]:
+def provider_tables() -> tuple[ProviderTable, ...]:
     """All tables; read once."""
     return tuple(
         ProviderTable(
@@ -70,11 +70,11 @@ def tables() -> tuple[ProviderTable, ...]:
     )
 
 
-def misnamed(model_id: str) -> tuple[MisprintedLayout, ...]:
+def misprints_of(model_id: str) -> tuple[MisprintedLayout, ...]:
     """The wrong rows of all tables for one model."""
     return tuple(
         MisprintedLayout(f"{table.provider}'s table for the {table.title}", row.name, row.listed, row.right)
-        for table in tables()
+        for table in provider_tables()
         if model_id in table.models
         for row in table.rows
         if row.wrong

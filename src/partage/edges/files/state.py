@@ -65,7 +65,7 @@ class SavedState(Frozen):
         return self.original if self.boot_id == boot_id else {}
 
 
-class Loaded(Frozen):
+class LoadedState(Frozen):
     """state: None where there is none that can be used. problems: sentences for the log and the report."""
 
     state: SavedState | None
@@ -120,19 +120,19 @@ class StateDir:
         self.problem: str | None = None
         self._open(path)
 
-    def load(self, now_s: float) -> Loaded:
+    def load(self, now_s: float) -> LoadedState:
         """Read the state. An unusable file is set aside as ``state.json.corrupt-N``. Never raises."""
         try:
             with self._file.open("rb") as stream:
                 content = stream.read(LIMIT_BYTES + 1)
         except FileNotFoundError:
-            return Loaded(None)
+            return LoadedState(None)
         except OSError as error:
-            return Loaded(None, (f"cannot read {self._file}: {error.strerror}",))
+            return LoadedState(None, (f"cannot read {self._file}: {error.strerror}",))
         try:
-            return Loaded(_decode(content, now_s))
+            return LoadedState(_decode(content, now_s))
         except ValueError as error:
-            return Loaded(None, (f"{self._file} cannot be used: {error}; {self._set_aside()}",))
+            return LoadedState(None, (f"{self._file} cannot be used: {error}; {self._set_aside()}",))
 
     def save(self, state: SavedState, now_s: float) -> NotSaved | None:
         """Replace the state atomically: whatever happens meanwhile, the old or the new one is there."""

@@ -7,18 +7,17 @@ Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from partage.errors import GpuInUse, HardwareError, StateMismatch
+from partage.errors import GpuInUse, StateMismatch
 from partage.model.gpu import ComputeMode
 from partage.model.ids import GpuUuid
 from partage.model.process import GpuProcess, ProcessKind
-from partage.model.step import GpuUse, SetComputeMode, UseKind
+from partage.model.step import GpuUse, SetComputeMode, UseKind, reverse
 
 if TYPE_CHECKING:  # the simulation uses this module without a driver
     from partage.edges.hardware.host import Host
-    from partage.edges.hardware.readings import Handle, Nvml
+    from partage.edges.hardware.nvml_queries import Handle, Nvml
 
 _CALL = "nvmlDeviceSetComputeMode"
 
@@ -35,11 +34,13 @@ def set_compute_mode(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handl
     if now != step.before:
         raise StateMismatch(f"the compute mode of GPU {step.gpu} is {now.word}, not {step.before.word}")
     _refuse_if_blocked(nvml, host, step)
-    _set(nvml, handle, step.mode, str(step))
+    _set(nvml, host, step, handle)
     try:
         _refuse_if_blocked(nvml, host, step)  # a process may have started before the mode was set
     except GpuInUse:
-        _set(nvml, handle, step.before, "restore the compute mode")
+        back = reverse(step)
+        assert isinstance(back, SetComputeMode)
+        _set(nvml, host, back, handle)
         raise
 
 
@@ -72,20 +73,13 @@ def _refuse_if_blocked(nvml: Nvml, host: Host, step: SetComputeMode) -> None:
         refuse_if_blocked(processes(nvml, host).rows, step)
 
 
-def _set(nvml: Nvml, handle: Handle, mode: ComputeMode, what: str) -> None:
-    refusal = _attempt(lambda: nvml.call(_CALL, handle, int(mode)))
-    now = nvml.compute_mode(handle)
-    if now == mode:
-        return
-    if refusal is None:
-        raise StateMismatch(f"the driver said yes to: {what}; read again, the mode is {now.word}")
-    problem = refusal.problems[0]
-    raise type(refusal)(f"cannot {what}: {problem.message}; it is {now.word}", problem.hint) from refusal
+def _set(nvml: Nvml, host: Host, step: SetComputeMode, handle: Handle) -> None:
+    from partage.edges.hardware.checked_change import change_and_check
 
-
-def _attempt(call: Callable[[], object]) -> HardwareError | None:
-    try:
-        call()
-    except HardwareError as error:
-        return error
-    return None
+    change_and_check(
+        nvml,
+        host,
+        step,
+        lambda: nvml.call(_CALL, handle, int(step.mode)),
+        lambda: nvml.compute_mode(handle) == step.mode or None,
+    )

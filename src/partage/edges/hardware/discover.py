@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partage.edges.hardware.capability_nodes import with_nodes
+from partage.edges.hardware.capability_files import with_files
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices
-from partage.edges.hardware.readings import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Handle, Nvml
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
@@ -20,7 +20,7 @@ _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Products that only drive a monitor. NVIDIA's plugin ignores them too."""
 
 
-class Identity(Frozen):
+class GpuIdentity(Frozen):
     """What is still known of a GPU that no longer answers."""
 
     uuid: GpuUuid | None
@@ -34,7 +34,7 @@ class Discovery:
         self._nvml = nvml
         self._host = host
         self._topology = Topology()
-        self._seen: dict[int, Identity] = {}
+        self._seen: dict[int, GpuIdentity] = {}
         self._listed = 0
         self._virtual = host.virtual()
 
@@ -125,7 +125,7 @@ class Discovery:
             devices = self._mig_devices(handle, minor, memory_bytes, minors)
             used = frozenset(device.gi_id for device in devices or ())
             empty = empty_instances(nvml, handle, memory_bytes, used)
-        self._seen[index] = Identity(uuid, pci.bus_id)
+        self._seen[index] = GpuIdentity(uuid, pci.bus_id)
         gpu = Gpu(
             index=index,
             uuid=uuid,
@@ -157,7 +157,7 @@ class Discovery:
             )
         except NotPermitted:
             return None
-        return with_nodes(self._host, gpu_minor, devices)
+        return with_files(self._host, gpu_minor, devices)
 
     def _condition(self, index: int, count: int) -> GpuCondition | None:
         try:
@@ -185,7 +185,7 @@ class Discovery:
         identity = self._seen.get(index) or self._identity_by_address(index, count)
         return LostGpu(index, identity.uuid, identity.pci_bus_id, error.problems[0].message)
 
-    def _identity_by_address(self, index: int, count: int) -> Identity:
+    def _identity_by_address(self, index: int, count: int) -> GpuIdentity:
         """The identity of a GPU that has never answered: NVML lists GPUs in the order of their PCI addresses.
 
         Known only if the kernel module lists as many GPUs and agrees about all that answer.
@@ -195,5 +195,5 @@ class Discovery:
             identity.pci_bus_id == nvml_address(addresses[place]) for place, identity in self._seen.items()
         )
         if not agreed:
-            return Identity(None, None)
-        return Identity(self._host.gpu_uuid(addresses[index]), nvml_address(addresses[index]))
+            return GpuIdentity(None, None)
+        return GpuIdentity(self._host.gpu_uuid(addresses[index]), nvml_address(addresses[index]))

@@ -12,7 +12,7 @@ import os
 import signal
 from collections.abc import Collection, Iterator
 
-from partage.edges.hardware import procfs
+from partage.edges import procfs
 from partage.edges.hardware.host import Host
 from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.cgroup import parse_cgroup
@@ -72,10 +72,10 @@ def check_identity(host: Host, step: EndProcess) -> None:
     container = parse_cgroup(procfs.cgroups_of(host.proc, step.pid)).container
     if start is None:
         raise NotFound(f"cannot {step}: there is no such process")
-    refuse_another(step, start, container)
+    check_same_process(step, start, container)
 
 
-def refuse_another(step: EndProcess, start: int | None, container: str) -> None:
+def check_same_process(step: EndProcess, start: int | None, container: str) -> None:
     """Raise NotFound for a process that is not the one of the step. start, container: what it has."""
     if start != step.start:
         raise NotFound(f"cannot {step}: another process has this pid now")

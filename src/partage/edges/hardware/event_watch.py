@@ -6,8 +6,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 
+from partage.edges.hardware.nvml_queries import EVENT_XID, EventSet, Nvml, NvmlEvent
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.readings import EVENT_XID, EventSet, Nvml, NvmlEvent
 from partage.errors import GpuLost, HardwareError
 from partage.model.health import Xid
 from partage.model.ids import GpuUuid

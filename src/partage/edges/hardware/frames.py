@@ -51,13 +51,13 @@ class Greeting(Frozen):
     cold_s: float = 0.0
 
 
-def pack(message: object) -> bytes:
+def pack_message(message: object) -> bytes:
     """One message as bytes."""
     body = encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
-async def read(reader: asyncio.StreamReader, kind: type[T], most_bytes: int) -> T | None:
+async def read_message(reader: asyncio.StreamReader, kind: type[T], most_bytes: int) -> T | None:
     """The next message; None if the peer has closed the connection. Raises FrameError."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
@@ -66,10 +66,10 @@ async def read(reader: asyncio.StreamReader, kind: type[T], most_bytes: int) -> 
         body = await reader.readexactly(length)
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
-    return unpack(kind, body)
+    return unpack_message(kind, body)
 
 
-def unpack(kind: type[T], body: bytes) -> T:
+def unpack_message(kind: type[T], body: bytes) -> T:
     """One message. Raises FrameError."""
     try:
         return decode(kind, body, strict=False)

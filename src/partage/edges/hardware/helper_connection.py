@@ -54,12 +54,12 @@ class HelperConnection:
         Raises the helper's error, HardwareTimeout, or the reason why the connection ended.
         """
         if not self.is_open:
-            raise _ended()
+            raise _connection_ended()
         number, self._next_id = self._next_id, self._next_id + 1
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(frames.pack(frames.Request(number, verb, Raw(encode(arguments)))))
+            self._writer.write(frames.pack_message(frames.Request(number, verb, Raw(encode(arguments)))))
             async with asyncio.timeout(deadline_s):
                 return await answer
         except TimeoutError as error:
@@ -96,7 +96,7 @@ class HelperConnection:
 
     async def _read(self) -> HardwareError:
         """Give each answer to the request that waits for it, until the connection ends."""
-        reason: HardwareError = _ended()
+        reason: HardwareError = _connection_ended()
         try:
             while (answer := await self._next_answer()) is not None:
                 self._deliver(answer)
@@ -111,7 +111,7 @@ class HelperConnection:
         return reason
 
     async def _next_answer(self) -> frames.Answer | None:
-        return await frames.read(self._reader, frames.Answer, frames.MOST_ANSWER_BYTES)
+        return await frames.read_message(self._reader, frames.Answer, frames.MOST_ANSWER_BYTES)
 
     def _deliver(self, answer: frames.Answer) -> None:
         error = None if answer.error is None else to_error(answer.error)
@@ -126,5 +126,5 @@ class HelperConnection:
             waiter.set_result(answer.result)
 
 
-def _ended() -> HardwareError:
+def _connection_ended() -> HardwareError:
     return DriverUnavailable("the helper process has ended")

@@ -180,14 +180,16 @@ class HelperServer:
         if not self.permits(uid):
             log.warning("peer refused", extra={"uid": uid})
             refusal = NotPermitted(f"user {uid} may not use this helper", "see --allow-uid")
-            writer.write(frames.pack(frames.Answer(None, error=from_error(refusal))))
+            writer.write(frames.pack_message(frames.Answer(None, error=from_error(refusal))))
             return False
         return True
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]
     ) -> None:
-        while (request := await frames.read(reader, frames.Request, frames.MOST_REQUEST_BYTES)) is not None:
+        while (
+            request := await frames.read_message(reader, frames.Request, frames.MOST_REQUEST_BYTES)
+        ) is not None:
             if len(requests) >= _MOST_REQUESTS:
                 writer.write(_refusal(request.id, Unsupported("too many requests at the same time")))
                 continue
@@ -200,7 +202,7 @@ class HelperServer:
         hangs = False
         try:
             result = Raw(encode(await self._call(request.verb, request.arguments)))
-            answer = frames.pack(frames.Answer(request.id, result))
+            answer = frames.pack_message(frames.Answer(request.id, result))
         except PartageError as error:
             hangs = isinstance(error, HardwareTimeout)
             answer = _refusal(request.id, error)
@@ -263,7 +265,7 @@ def peer_uid(writer: asyncio.StreamWriter) -> int:
 
 
 def _refusal(number: int, error: PartageError) -> bytes:
-    return frames.pack(frames.Answer(number, error=from_error(error)))
+    return frames.pack_message(frames.Answer(number, error=from_error(error)))
 
 
 async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:

@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from partage.edges import procfs
 from partage.model.ids import GpuUuid
+from partage.model.paths import CONTROL_NODES
 from partage.values import Frozen
-
-CONTROL_NODES = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-"""In the order in which NVIDIA's plugin gives them to containers."""
 
 _CAPABILITY = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)", re.ASCII)
 _CAPABILITY_MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE | re.ASCII)
@@ -65,7 +64,7 @@ class Host(Frozen):
         match = _CAPABILITY_MAJOR.search(_read(self.proc / "devices"))
         return int(match[1]) if match else None
 
-    def capability_file(self, capability: str) -> Mapping[str, int]:
+    def capability_rules(self, capability: str) -> Mapping[str, int]:
         """What the kernel module says of the file of a capability, ``gpu0/mig/gi1``: ``DeviceFileMinor``,
         ``DeviceFileMode``, ``DeviceFileModify``; empty if it says nothing.
         """
@@ -74,7 +73,7 @@ class Host(Frozen):
 
     def control_nodes(self) -> tuple[str, ...]:
         """The control device files that exist, as paths in a container."""
-        return tuple(f"/dev/{name}" for name in CONTROL_NODES if (self.dev / name).exists())
+        return tuple(path for path in CONTROL_NODES if (self.dev / Path(path).name).exists())
 
     def fabric_manager(self) -> bool | None:
         """Whether NVIDIA's fabric manager runs; None if the host's processes are not visible.
@@ -105,7 +104,7 @@ class Host(Frozen):
 
     def boot_id(self) -> str:
         """Changes with every boot; empty if the kernel does not provide it."""
-        return _read(self.proc / "sys/kernel/random/boot_id").strip()
+        return procfs.boot_id(self.proc)
 
     def kernel_module_version(self) -> str | None:
         """The version of the loaded nvidia module, ``550.163.01``."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 
-from partage.edges.hardware.mig_devices import named, named_gigabytes
-from partage.edges.hardware.readings import NOT_HERE, GiProfile, Handle, Nvml
+from partage.edges.hardware.mig_devices import profile_of
+from partage.edges.hardware.nvml_queries import NOT_HERE, GiProfile, Handle, Nvml, placement_of
 from partage.edges.hardware.translate import NOT_FOUND
-from partage.errors import HardwareError, NotPermitted
+from partage.errors import NotPermitted
 from partage.model.gpu import EmptyInstance
 from partage.model.ids import MigUuid
 from partage.model.placement import Placement
+from partage.model.profile import named_gigabytes
 from partage.values import Frozen
 
 _MOST = 32
@@ -53,13 +54,13 @@ class ComputeInstance(Frozen):
     uuid: MigUuid
 
 
-def names_of(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
+def profile_names(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> dict[int, tuple[str, int]]:
     """Profile id to name and the ``40`` in it. Profiles that have no valid name are left out."""
     names: dict[int, tuple[str, int]] = {}
     for profile_id, kind in profiles.items():
         gigabytes = named_gigabytes(kind.memory_bytes, gpu_memory_bytes)
         try:
-            names[profile_id] = str(named(kind.slices, kind, gigabytes)), gigabytes
+            names[profile_id] = str(profile_of(kind.slices, kind, gigabytes)), gigabytes
         except ValueError:
             continue
     return names
@@ -69,14 +70,13 @@ def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuIn
     """All GPU instances of a GPU, by placement. Raises HardwareError."""
     kinds = nvml.gi_profiles(gpu)
     found = []
-    for profile_id, (name, gigabytes) in names_of(kinds, gpu_memory_bytes).items():
+    for profile_id, (name, gigabytes) in profile_names(kinds, gpu_memory_bytes).items():
         for handle in _listed(nvml, "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile_id):
             info = nvml.optional("nvmlGpuInstanceGetInfo", handle, absent=_GONE)
             if info is not None:
-                place = _placement(info.id, info.placement)
-                found.append(
-                    GpuInstance(handle, int(info.id), name, place, kinds[profile_id], gigabytes),
-                )
+                gi_id = int(info.id)
+                place = placement_of(gi_id, info)
+                found.append(GpuInstance(handle, gi_id, name, place, kinds[profile_id], gigabytes))
     return tuple(sorted(found, key=lambda one: one.placement))
 
 
@@ -110,7 +110,7 @@ def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[C
             info = nvml.optional("nvmlComputeInstanceGetInfo", handle, absent=_GONE)
             if info is not None:
                 ci_id = int(info.id)
-                name = str(named(slices, instance.kind, instance.gigabytes))
+                name = str(profile_of(slices, instance.kind, instance.gigabytes))
                 uuid = _uuid(nvml, gpu, Handle(info.device), instance.gi_id, ci_id)
                 found.append(ComputeInstance(handle, ci_id, name, slices, uuid))
     return tuple(sorted(found, key=lambda one: one.ci_id))
@@ -150,13 +150,6 @@ def _listed(nvml: Nvml, call: str, kind: str, of: Handle, profile_id: int) -> li
     if nvml.optional(call, of, profile_id, handles, ctypes.byref(count), absent=_GONE) is None:
         return []
     return [Handle(handle) for handle in handles[: count.value]]
-
-
-def _placement(gi_id: int, place: object) -> Placement:
-    try:
-        return Placement(int(place.start), int(place.size))  # type: ignore[attr-defined]
-    except ValueError as error:
-        raise HardwareError(f"GPU instance {gi_id} reports an invalid placement: {error}") from error
 
 
 def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> MigUuid:

@@ -1,4 +1,4 @@
-"""Create, destroy and verify GPU instances and compute instances through NVML. See ``attempt``."""
+"""Create, destroy and verify GPU instances and compute instances through NVML. See ``change_and_check``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from partage.edges.hardware.attempt import attempt
+from partage.edges.hardware.checked_change import change_and_check
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.instances import (
     ComputeInstance,
@@ -15,11 +15,11 @@ from partage.edges.hardware.instances import (
     compute_instances,
     compute_profiles,
     gpu_instances,
-    names_of,
     possible_starts,
+    profile_names,
 )
 from partage.edges.hardware.mig_mode import MigGpu, mig_gpu
-from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import (
     GpuInUse,
     HardwareError,
@@ -42,6 +42,7 @@ from partage.model.step import (
 )
 
 T = TypeVar("T")
+InstanceStep = CreateInstance | CreateCompute | DestroyCompute | DestroyInstance | Verify
 
 
 class MigInstances:
@@ -50,6 +51,21 @@ class MigInstances:
     def __init__(self, nvml: Nvml, host: Host) -> None:
         self._nvml = nvml
         self._host = host
+
+    def perform(self, step: InstanceStep) -> Created | None:
+        """Perform a step."""
+        match step:
+            case CreateInstance():
+                return self.create_gpu_instance(step)
+            case CreateCompute():
+                return self.create_compute_instance(step)
+            case DestroyCompute():
+                self.destroy_compute_instance(step)
+            case DestroyInstance():
+                self.destroy_gpu_instance(step)
+            case Verify():
+                self.verify(step)
+        return None
 
     # --- create ----------------------------------------------------------------------------------
 
@@ -74,7 +90,7 @@ class MigInstances:
 
     def _profile_id(self, gpu: MigGpu, step: CreateInstance) -> int:
         """The id of the profile on this GPU. Raises Unsupported before anything was changed."""
-        names = names_of(self._nvml.gi_profiles(gpu.handle), gpu.memory_bytes)
+        names = profile_names(self._nvml.gi_profiles(gpu.handle), gpu.memory_bytes)
         found = next((profile_id for profile_id, (name, _) in names.items() if name == step.profile), None)
         if found is None:
             known = ", ".join(sorted(name for name, _ in names.values()))
@@ -220,7 +236,7 @@ class MigInstances:
         result: Callable[[], T | None],
         explain: Callable[[], HardwareError | None] = lambda: None,
     ) -> T:
-        return attempt(self._nvml, self._host, step, change, result, explain=explain)
+        return change_and_check(self._nvml, self._host, step, change, result, explain=explain)
 
 
 def _is(instance: GpuInstance, profile: str, placement: Placement) -> bool:

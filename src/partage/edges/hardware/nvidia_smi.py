@@ -47,7 +47,7 @@ def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
     )
 
 
-async def run(
+async def run_nvidia_smi(
     host: Host, purpose: str, *arguments: str, deadline_s: float, may_kill: bool = True
 ) -> SmiOutput:
     """Run it until it ends. Raises Unsupported if it is not installed, HardwareTimeout.

@@ -9,23 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from partage.edges.hardware.compute_mode import set_compute_mode
 from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.end_process import check_uses_gpu, end_process, refuse_own_process
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvml_steps import NvmlSteps
+from partage.edges.hardware.mig_instances import InstanceStep, MigInstances
+from partage.edges.hardware.mig_mode import set_mig_mode
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import COLD_GPU_S, DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
-from partage.edges.hardware.readings import Nvml
 from partage.edges.hardware.reset import (
-    PendingModes,
     check_nvidia_smi,
     is_in_force,
-    prepare,
-    run_nvidia_smi,
+    prepare_reset,
+    reset_gpus,
     verify_reset,
 )
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
@@ -34,7 +35,6 @@ from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition
-from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
 from partage.model.step import (
@@ -43,6 +43,8 @@ from partage.model.step import (
     EndProcess,
     GpuUse,
     Reset,
+    SetComputeMode,
+    SetMigMode,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -53,7 +55,7 @@ from partage.model.step import (
 
 T = TypeVar("T")
 
-_LOOK_S = 2.0
+_CHECK_S = 2.0
 """A caller that waits for events checks session and watch this often."""
 
 _REST_S = 5.0
@@ -108,7 +110,6 @@ class NvmlHardware:
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host)
         self._persistence = PersistenceMode(self._host.run)
-        self._steps = NvmlSteps(self._nvml, self._host, self._reopen)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
         self._some_lost = False
@@ -122,28 +123,35 @@ class NvmlHardware:
         return await self._on_thread(self._observe)
 
     async def conditions(self) -> tuple[GpuCondition, ...]:
-        return await self._on_thread(self._conditions)
+        return await self._query(self._discovery.conditions)
 
     async def events(self, timeout_s: float) -> Events:
         loop = asyncio.get_running_loop()
         self._publish = self._publisher(loop)
         ends_at = loop.time() + timeout_s
         while True:
-            missing = await self._on_thread(self._open)
+            missing = await self._opened()
             if missing is not None:
                 raise DriverUnavailable(missing.reason, missing.hint)
             remaining_s = max(0.0, ends_at - loop.time())
-            events = await self._mailbox.take(min(remaining_s, _LOOK_S))
-            if events.xids or events.changed or remaining_s <= _LOOK_S:
+            events = await self._mailbox.take(min(remaining_s, _CHECK_S))
+            if events.xids or events.changed or remaining_s <= _CHECK_S:
                 return events
 
     async def perform(self, step: Step) -> Created | None:
-        if isinstance(step, EndProcess):
-            await self._end(step)
-            return None
-        if isinstance(step, StartDaemon | StopDaemon | EndClient):
-            await perform_daemon_step(self._keeper, step)
-            return None
+        match step:
+            case EndProcess():
+                await self._end(step)
+            case StartDaemon() | StopDaemon() | EndClient():
+                await perform_daemon_step(self._keeper, step)
+            case _:
+                return await self._perform_alone(step)
+        return None
+
+    async def _perform_alone(
+        self, step: InstanceStep | SetMigMode | SetComputeMode | Reset | SetTimeSlice
+    ) -> Created | None:
+        """Perform a step while no other call is made."""
         async with self._one_step:
             self._idle.clear()
             try:
@@ -151,10 +159,10 @@ class NvmlHardware:
                     case Reset():
                         await self._reset(step)
                     case SetTimeSlice():
-                        await self._worker.call(lambda: self._find(step.gpu), self._allowed_s())
+                        await self._in_session(lambda: self._nvml.gpu_handle(step.gpu), self._allowed_s())
                         await set_time_slice(self._host, step)
                     case _:
-                        return await self._worker.call(lambda: self._perform(step), self._step_allowed_s())
+                        return await self._in_session(lambda: self._change(step), self._step_allowed_s())
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
@@ -162,13 +170,13 @@ class NvmlHardware:
         return None
 
     async def uses(self) -> tuple[GpuUse, ...]:
-        return await self._on_thread(self._uses)
+        return await self._query(lambda: uses(self._nvml, self._host))
 
     async def processes(self) -> Processes:
-        return await self._on_thread(self._processes)
+        return await self._query(lambda: processes(self._nvml, self._host))
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
-        return await time_slices(self._host, await self._on_thread(self._uuids))
+        return await time_slices(self._host, await self._query(self._nvml.handles))
 
     async def daemons(self) -> tuple[DaemonState, ...]:
         return await observe_daemons(self._keeper)
@@ -181,12 +189,15 @@ class NvmlHardware:
 
     async def _reset(self, step: Reset) -> None:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
-        if await self._worker.call(lambda: self._is_in_force(step), self._allowed_s()):
+        if await self._in_session(lambda: is_in_force(self._nvml, step), self._allowed_s()):
             return
         check_nvidia_smi(self._host)
-        before = await self._worker.call(lambda: self._prepare(step), self._allowed_s())
-        output = await run_nvidia_smi(self._host, step.gpus)
-        await self._worker.call(lambda: self._conclude(step, before, output), self._step_allowed_s())
+        pending = await self._worker.call(lambda: self._prepare(step), self._allowed_s())
+        output = await reset_gpus(self._host, step.gpus)
+        await self._in_session(
+            lambda: verify_reset(self._nvml, self._host, step, output, pending=pending),
+            self._step_allowed_s(),
+        )
 
     async def _end(self, step: EndProcess) -> None:
         """End a process. This takes a while and needs no session, so other calls do not have to wait."""
@@ -195,13 +206,17 @@ class NvmlHardware:
         await end_process(self._host, step)
 
     async def _on_thread(self, function: Callable[[], T]) -> T:
-        """Make a call when no step is being performed: a session that opens during a reset would make it
-        fail.
+        """Make a call that asks all GPUs, in a session if one can be opened."""
+        await self._opened()
+        return await self._worker.call(lambda: self._warmed(function), self._allowed_s())
+
+    async def _opened(self) -> NoDriver | None:
+        """Open a session; None, or why that is not possible. Never while a step is performed: a session that
+        opens during a reset would make it fail.
         """
         while not self._idle.is_set():
             await self._idle.wait()
-        await self._worker.call(self._open, self._allowed_s())
-        return await self._worker.call(lambda: self._warmed(function), self._allowed_s())
+        return await self._worker.call(self._open, self._allowed_s())
 
     def _allowed_s(self) -> float:
         """How long a call may take: longer while the GPUs may be cold, because the session is new."""
@@ -216,6 +231,14 @@ class NvmlHardware:
         with contextlib.suppress(HardwareError):
             await self._worker.call(self._open, min(self._deadline_s, _COUNT_S))
         return self._listed * COLD_GPU_S
+
+    async def _query(self, function: Callable[[], T]) -> T:
+        """As ``_on_thread``, in an open session. Raises DriverUnavailable."""
+        return await self._on_thread(lambda: self._with_session(function))
+
+    async def _in_session(self, function: Callable[[], T], deadline_s: float) -> T:
+        """A part of the step that is being performed. Raises DriverUnavailable."""
+        return await self._worker.call(lambda: self._with_session(function), deadline_s)
 
     def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
         def publish(events: Events) -> None:
@@ -254,34 +277,20 @@ class NvmlHardware:
         self._some_lost = bool(inventory.lost)
         return inventory
 
-    def _conditions(self) -> tuple[GpuCondition, ...]:
-        return self._with_session(self._discovery.conditions)
+    def _change(self, step: InstanceStep | SetMigMode | SetComputeMode) -> Created | None:
+        match step:
+            case SetMigMode():
+                set_mig_mode(self._nvml, self._host, self._reopen, step)
+            case SetComputeMode():
+                set_compute_mode(self._nvml, self._host, step, self._nvml.gpu_handle(step.gpu))
+            case _:
+                return MigInstances(self._nvml, self._host).perform(step)
+        return None
 
-    def _uses(self) -> tuple[GpuUse, ...]:
-        return self._with_session(lambda: uses(self._nvml, self._host))
-
-    def _processes(self) -> Processes:
-        return self._with_session(lambda: processes(self._nvml, self._host))
-
-    def _uuids(self) -> tuple[GpuUuid, ...]:
-        return self._with_session(lambda: tuple(self._nvml.handles()))
-
-    def _find(self, uuid: GpuUuid) -> None:
-        self._with_session(lambda: self._nvml.gpu_handle(uuid))
-
-    def _perform(self, step: Step) -> Created | None:
-        return self._with_session(lambda: self._steps.perform(step))
-
-    def _is_in_force(self, step: Reset) -> bool:
-        return self._with_session(lambda: is_in_force(self._nvml, step))
-
-    def _prepare(self, step: Reset) -> PendingModes:
-        before = self._with_session(lambda: prepare(self._nvml, self._persistence, step))
+    def _prepare(self, step: Reset) -> bool:
+        pending = self._with_session(lambda: prepare_reset(self._nvml, self._persistence, step))
         self._end_session()
-        return before
-
-    def _conclude(self, step: Reset, before: PendingModes, output: str | None) -> None:
-        self._with_session(lambda: verify_reset(self._nvml, self._host, step, before, output))
+        return pending
 
     def _with_session(self, function: Callable[[], T]) -> T:
         """What the function returns. Raises DriverUnavailable, and closes the session then."""

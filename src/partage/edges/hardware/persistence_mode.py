@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import HardwareError
 from partage.model.ids import GpuUuid
 

@@ -2,8 +2,8 @@
 
 Values in and out are immutable and contain no handles. The list of methods is closed: nothing else can be
 asked of the privileged helper. Only ``perform`` changes something, and only by the steps of ``model.step``.
-Implementations: ``edges.hardware.nvml`` (in this process), ``edges.hardware.remote`` (through the helper
-process), ``sim.node.hardware`` (simulated). One contract test suite holds for all three.
+Implementations: ``edges.hardware.nvml`` (in this process), ``edges.hardware.helper_client`` (through the
+helper process), ``sim.node.hardware`` (simulated). One contract test suite holds for all three.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Hardware(Protocol):
     async def processes(self) -> Processes:
         """The processes with contexts on GPUs, and the memory of each. Raises DriverUnavailable.
 
-        See ``Processes.blind``: an empty answer may mean that processes are not visible.
+        See ``Processes.hidden``: an empty answer may mean that processes are not visible.
         """
         ...
 
@@ -129,20 +129,42 @@ class Hardware(Protocol):
 
 
 class DaemonKeeper(Protocol):
-    """Manages the MPS control daemons of a node; see ``edges.mps.port``. Methods may raise DaemonError."""
+    """Manages the MPS control daemons of a node. Implementation: ``edges.mps.keeper``.
+
+    A daemon does not belong to the process that started it: every process finds the daemons below the run
+    directory and can manage them. Every method may raise DaemonError (a daemon failed, or did not answer in
+    time) and NotPermitted. Two processes may call at the same time: steps on one device wait for each other.
+    """
 
     async def start(self, spec: DaemonSpec) -> DaemonState:
-        """Start the daemon that ``spec`` describes."""
+        """The daemon of ``spec.device``, with a running server, and limits that were read back and compared.
+
+        If it runs with this spec already, its limits are set and verified again. If it runs with another
+        spec and has no clients, it is replaced. Leftovers of a dead daemon are removed first, including its
+        servers, which can no longer be controlled. The compute mode is not changed.
+
+        Raises GpuInUse (another spec, and it has clients), Unsupported (no control program, no such
+        option), DaemonError (it did not start, or ignores a limit: then it was stopped again).
+        """
         ...
 
-    async def stop(self, device: DeviceUuid) -> None:
-        """Stop the daemon of a device, if it has no clients."""
+    async def stop(self, device: DeviceUuid, *, force: bool = False) -> None:
+        """Stop the daemon of a device and remove its directories. Nothing happens if there is none.
+
+        force: also end the work of its clients, and a daemon that does not answer. Without it, raises
+        GpuInUse with the clients, and DaemonError if the daemon does not answer.
+        """
         ...
 
     async def states(self) -> tuple[DaemonState, ...]:
-        """All daemons."""
+        """Every daemon that was started and not stopped, ordered by device. A fault, no answer and a dead
+        daemon are states.
+        """
         ...
 
     async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
-        """End the work of one client."""
+        """End the work of one client on the GPU and free its memory; done when this returns.
+
+        The process lives on; its next CUDA call fails. Raises NotFound, DaemonError.
+        """
         ...

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from partage.edges.hardware import procfs
+from partage.edges import procfs
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.procfs import ProcessInfo, own_pids, read_process
-from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.running_processes import (
     GpuPart,
     NvmlDevices,
     RunningProcess,
-    listed,
+    listed_processes,
     read_devices,
     skip_failures,
 )
+from partage.edges.procfs import ProcessInfo, own_pids, read_process
 from partage.model.cgroup import parse_cgroup
 from partage.model.ids import GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
@@ -29,13 +29,13 @@ def processes(nvml: Nvml, host: Host) -> Processes:
     """All processes that the driver lists, each with its data in /proc. Raises DriverUnavailable."""
     devices = read_devices(nvml)
     own = own_pids(host.proc)
-    found = _merged(listed(nvml, devices.handles))
+    found = _merged(listed_processes(nvml, devices.handles))
     gpus = dict.fromkeys(part.gpu for part in devices.handles)
     running = [one for gpu in gpus for one in found if one.part.gpu == gpu and one.pid not in own]
     seen = {pid: read_process(host.proc, pid) for pid in {one.pid for one in running}}
     rows = tuple(_row(one, devices, seen[one.pid]) for one in running)
     memory = tuple(_memory(nvml, devices))
-    return Processes(rows, memory, _blind(host.proc, seen, rows, memory))
+    return Processes(rows, memory, _why_hidden(host.proc, seen, rows, memory))
 
 
 def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
@@ -84,7 +84,7 @@ def _memory(nvml: Nvml, devices: NvmlDevices) -> Iterator[GpuMemory]:
 # --- whether we see all of them ------------------------------------------------------------------
 
 
-def _blind(
+def _why_hidden(
     proc: Path,
     seen: Mapping[int, ProcessInfo | None],
     rows: Iterable[GpuProcess],

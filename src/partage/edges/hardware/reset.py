@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run
+from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run_nvidia_smi
+from partage.edges.hardware.nvml_queries import Handle, Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import RESET_DEADLINE_S
-from partage.edges.hardware.readings import Handle, Nvml
 from partage.errors import (
     GpuInUse,
     GpuLost,
@@ -18,15 +18,8 @@ from partage.errors import (
 )
 from partage.model.ids import GpuUuid
 from partage.model.step import Reset
-from partage.values import Frozen
 
 _PURPOSE = "a GPU reset"
-
-
-class PendingModes(Frozen):
-    """pending: GPUs whose MIG mode waits for the reset."""
-
-    pending: tuple[GpuUuid, ...]
 
 
 def is_in_force(nvml: Nvml, step: Reset) -> bool:
@@ -37,19 +30,21 @@ def is_in_force(nvml: Nvml, step: Reset) -> bool:
     return bool(step.pending) and not any(_is_pending(nvml, handles[gpu]) for gpu in step.pending)
 
 
-def prepare(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> PendingModes:
-    """Turn persistence mode off, because it counts as a user of the GPU. Raises HardwareError."""
-    handles = {gpu: nvml.gpu_handle(gpu) for gpu in step.gpus}
-    pending = tuple(gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu]))
+def prepare_reset(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> bool:
+    """Turn persistence mode off, because it counts as a user of the GPU. Raises HardwareError.
+
+    Returns whether the MIG mode of one of the GPUs waits for the reset.
+    """
+    pending = [_is_pending(nvml, nvml.gpu_handle(gpu)) for gpu in step.gpus]
     persistence.switch_off(nvml, step.gpus)
-    return PendingModes(pending)
+    return any(pending)
 
 
-def verify_reset(nvml: Nvml, host: Host, step: Reset, before: PendingModes, output: str | None) -> None:
+def verify_reset(nvml: Nvml, host: Host, step: Reset, output: str | None, *, pending: bool) -> None:
     """Check the MIG modes after the reset. The session is a new one, in which persistence mode is on again.
 
-    output: of nvidia-smi, if it failed. Raises HardwareError if nvidia-smi failed and no mode took effect,
-    or if a mode still waits.
+    output: of nvidia-smi, if it failed. pending: as ``prepare_reset`` returned it. Raises HardwareError if
+    nvidia-smi failed and no mode took effect, or if a mode still waits.
     """
     handles = nvml.handles()
     gone = [gpu for gpu in step.gpus if gpu not in handles]
@@ -61,7 +56,7 @@ def verify_reset(nvml: Nvml, host: Host, step: Reset, before: PendingModes, outp
     if waiting:
         silent = "nvidia-smi reports success, but the MIG mode still waits for it"
         raise reset_error(waiting, output or silent, host.unseen_holder())
-    if output is not None and not before.pending:
+    if output is not None and not pending:
         raise reset_error(step.gpus, output, host.unseen_holder())
 
 
@@ -75,16 +70,14 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def run_nvidia_smi(
-    host: Host, gpus: Sequence[GpuUuid], deadline_s: float = RESET_DEADLINE_S
-) -> str | None:
+async def reset_gpus(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = RESET_DEADLINE_S) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Also if the caller gives up, nvidia-smi goes on: a reset that is ended in the middle can lose the GPU.
     Raises Unsupported, HardwareTimeout.
     """
     arguments = ("--gpu-reset", "-i", ",".join(gpus))
-    said = await run(host, _PURPOSE, *arguments, deadline_s=deadline_s, may_kill=False)
+    said = await run_nvidia_smi(host, _PURPOSE, *arguments, deadline_s=deadline_s, may_kill=False)
     return str(said) if said.code else None
 
 

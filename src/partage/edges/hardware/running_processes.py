@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from partage.edges.hardware.readings import NO_INSTANCE, Handle, Nvml
+from partage.edges.hardware.nvml_queries import NO_INSTANCE, Handle, Nvml
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.process import ProcessKind
@@ -87,7 +87,7 @@ def read_devices(nvml: Nvml) -> NvmlDevices:
     return NvmlDevices(minors, handles, migs)
 
 
-def listed(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
+def listed_processes(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
     """The processes that the driver lists. On a GPU in MIG mode it reports the instances of a process."""
     versions = _versions(nvml.driver().version)
     for part, handle in handles.items():

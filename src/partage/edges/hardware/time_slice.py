@@ -11,9 +11,8 @@ import asyncio
 import re
 from collections.abc import Iterable
 
-from partage.edges.hardware import nvidia_smi
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.nvidia_smi import SmiOutput
+from partage.edges.hardware.nvidia_smi import SmiOutput, run_nvidia_smi
 from partage.errors import HardwareError, NotPermitted, StateMismatch, Unsupported
 from partage.model.ids import GpuUuid
 from partage.model.policy import Interval
@@ -71,7 +70,7 @@ async def _read(host: Host, gpu: GpuUuid) -> Interval:
 
 
 async def _ask(host: Host, *arguments: str) -> SmiOutput:
-    return await nvidia_smi.run(host, _PURPOSE, "compute-policy", *arguments, deadline_s=DEADLINE_S)
+    return await run_nvidia_smi(host, _PURPOSE, "compute-policy", *arguments, deadline_s=DEADLINE_S)
 
 
 def parse_interval(gpu: GpuUuid, result: SmiOutput) -> Interval:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from partage.edges.hardware.readings import Handle, NvLinkPeer, Nvml
+from partage.edges.hardware.nvml_queries import Handle, NvLinkPeer, Nvml
 from partage.errors import DriverUnavailable, HardwareError
 from partage.model.gpu import Gpu, Link
 from partage.model.ids import GpuUuid

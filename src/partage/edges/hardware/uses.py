@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.procfs import name_of, own_pids, pids
-from partage.edges.hardware.readings import Nvml
-from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed, read_devices
+from partage.edges.hardware.nvml_queries import Nvml
+from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed_processes, read_devices
+from partage.edges.procfs import name_of, own_pids, pids
 from partage.model.step import PERSISTENCE_DAEMON, GpuUse, UseKind
 
 _NODE = re.compile(r"(?:.*/)?nvidia(\d+)", re.ASCII)
@@ -34,7 +34,7 @@ def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
     devices = read_devices(nvml)
     held: dict[int, set[GpuPart]] = {}
     for pid, part in (
-        *((one.pid, one.part) for one in listed(nvml, devices.handles)),
+        *((one.pid, one.part) for one in listed_processes(nvml, devices.handles)),
         *_opened(host, devices),
     ):
         held.setdefault(pid, set()).add(part)

@@ -17,7 +17,7 @@ _READ_BYTES = 64 * 1024
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
 
 
-class OneWrite(asyncio.Transport):
+class BatchedTransport(asyncio.Transport):
     """Sends everything that is written in one round of the event loop in one system call.
 
     grpclib writes headers, message and trailers of an answer separately, and each write wakes the peer.
@@ -71,7 +71,7 @@ class _Connection(H2Protocol, asyncio.BufferedProtocol):
         self._into = into
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._writer = OneWrite(cast("asyncio.Transport", transport))
+        self._writer = BatchedTransport(cast("asyncio.Transport", transport))
         super().connection_made(self._writer)
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -11,7 +11,7 @@ from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationStub
 from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import API_VERSION
-from partage.edges.kubelet.sockets import SocketIdentity, identity
+from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
 from partage.model.ids import ResourceName
 from partage.values import Frozen
 
@@ -48,7 +48,7 @@ class ObservedSockets(Frozen):
 
 def observe_sockets(kubelet_socket: Path, own_socket: Path) -> ObservedSockets:
     """Read which sockets exist now."""
-    return ObservedSockets(kubelet=identity(kubelet_socket), own=identity(own_socket))
+    return ObservedSockets(kubelet=socket_identity(kubelet_socket), own=socket_identity(own_socket))
 
 
 class NextAction(Enum):

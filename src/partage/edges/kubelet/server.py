@@ -19,7 +19,7 @@ from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
 from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.messages import answer_message, device_list_message, share_ids
 from partage.edges.kubelet.port import PluginHandler
-from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, identity, remove_socket
+from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, remove_socket, socket_identity
 from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused
 from partage.model.paths import check_socket_path
@@ -66,7 +66,7 @@ class PluginServer:
         except OSError as error:
             raise Unreachable(f"cannot serve {self.socket_path}: {error.strerror or error}") from error
         self._server = server
-        self.socket = identity(self.socket_path)
+        self.socket = socket_identity(self.socket_path)
 
     async def stop(self) -> bool:
         """End all streams and connections, remove the socket. True if the kubelet was connected."""

@@ -25,7 +25,7 @@ class SocketIdentity(Frozen):
     changed_ns: int
 
 
-def identity(path: Path) -> SocketIdentity | None:
+def socket_identity(path: Path) -> SocketIdentity | None:
     """The socket at ``path`` now; None if there is none."""
     try:
         found = path.stat()
@@ -48,7 +48,7 @@ def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -
 
 def remove_socket(path: Path, mine: SocketIdentity | None) -> None:
     """Remove the plugin's socket file, but not one that replaced it."""
-    found = identity(path)
+    found = socket_identity(path)
     if found is not None and mine is not None and found.inode == mine.inode:
         with suppress(OSError):
             path.unlink()

@@ -91,7 +91,7 @@ def _as_found(wanted: MpsNamespace, rows: Mapping[str, NamespaceRow]) -> MpsName
     return MpsNamespace(wanted.name, memory, threads)
 
 
-def configuration(spec: DaemonSpec) -> str:
+def configuration_file(spec: DaemonSpec) -> str:
     """The file that a daemon of version 3 reads when it starts, in TOML.
 
     Without ``allowed_devices``: the daemon sees only one device, and with a device that does not exist a

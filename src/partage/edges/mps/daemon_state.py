@@ -11,7 +11,7 @@ from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.locks import is_locked
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
-from partage.edges.mps.record import DaemonIdentity, Record, load
+from partage.edges.mps.record import DaemonIdentity, DaemonRecord, load_record
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
 from partage.model.ids import GpuUuid
@@ -39,7 +39,7 @@ class FoundDaemon(Frozen):
     """
 
     paths: DaemonPaths
-    record: Record | None
+    record: DaemonRecord | None
     identity: DaemonIdentity | None
     protocol: int = 2
 
@@ -52,14 +52,14 @@ class FoundDaemon(Frozen):
         return DaemonSpec(GpuUuid(device), device)  # which GPU a MIG device is part of, only a record says
 
 
-def find(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
+def find_daemon(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
     """Read a daemon's directory. Blocking."""
     identity = processes.daemon(paths)
     protocol = 2 if identity is None else processes.protocol(identity.pid)
-    return FoundDaemon(paths, load(paths.record), identity, protocol)
+    return FoundDaemon(paths, load_record(paths.record), identity, protocol)
 
 
-async def state(
+async def observe_daemon(
     found: FoundDaemon, control: DaemonControl, processes: ProcessTable, deadline_s: float
 ) -> DaemonState:
     """The state of the daemon, after at most deadline_s. Raises nothing for errors of the daemon."""

@@ -30,7 +30,7 @@ _LEAST_SHM_BYTES = 64 * 2**20
 """Size of shm if the node's memory is not known; NVIDIA's default too."""
 
 
-def make(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str:
+def make_directories(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str:
     """Create all directories of a daemon. own_shm: shm becomes a tmpfs.
 
     Returns a sentence about remaining problems, or nothing. Raises NotPermitted, DaemonError.
@@ -52,7 +52,7 @@ def make(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str
     return "; ".join(remark for remark in remarks if remark)
 
 
-def clear(paths: DaemonPaths) -> None:
+def remove_directories(paths: DaemonPaths) -> None:
     """Remove the directories with everything in them. Raises NotPermitted, DaemonError."""
     with _translated(paths.home):
         while paths.shm.is_mount():
@@ -61,7 +61,7 @@ def clear(paths: DaemonPaths) -> None:
             shutil.rmtree(paths.home)
 
 
-def empty(paths: DaemonPaths) -> None:
+def empty_directories(paths: DaemonPaths) -> None:
     """Remove what a dead daemon left in its directories, but keep the directories, also those of namespaces
     below ``pipe``.
 

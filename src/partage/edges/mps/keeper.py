@@ -16,21 +16,21 @@ from msgspec.structs import replace
 
 from partage.edges.mps import directories, record, starting
 from partage.edges.mps.control_v2 import ControlV2, limits_environment
-from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.daemon_state import (
     DaemonControl,
     FoundDaemon,
-    find,
+    find_daemon,
     has_named_server,
     list_servers,
-    state,
+    observe_daemon,
     state_from_reply,
 )
 from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
-from partage.edges.mps.record import DaemonIdentity, Record
+from partage.edges.mps.record import DaemonIdentity, DaemonRecord
 from partage.edges.mps.starting import DaemonHost
 from partage.edges.mps.stopping import in_thread, kill, kill_orphans, wait_until, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError, NotFound, Unsupported
@@ -73,7 +73,7 @@ class DaemonDeadlines(Frozen):
 
 
 class MpsKeeper:
-    """The daemons below one run directory. Implements ``MpsDaemons``."""
+    """The daemons below one run directory. Implements ``edges.hardware.port.DaemonKeeper``."""
 
     def __init__(
         self,
@@ -161,11 +161,11 @@ class MpsKeeper:
         return [DaemonPaths.of(self._run_dir, name) for name in names if is_device_uuid(name)]
 
     async def _find(self, paths: DaemonPaths) -> FoundDaemon:
-        return await asyncio.to_thread(find, paths, self._processes)
+        return await asyncio.to_thread(find_daemon, paths, self._processes)
 
     async def _state(self, paths: DaemonPaths) -> DaemonState:
         found = await self._find(paths)
-        return await state(found, self._control(found), self._processes, self._deadlines.answer_s)
+        return await observe_daemon(found, self._control(found), self._processes, self._deadlines.answer_s)
 
     async def _matches(self, found: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:
         """Whether the daemon only has to be verified. A named server that is gone is not started again by the
@@ -194,13 +194,13 @@ class MpsKeeper:
     ) -> DaemonState:
         """Start the daemon. end: called if it does not start."""
         remark = await asyncio.to_thread(
-            directories.make,
+            directories.make_directories,
             paths,
             proc=self._host.proc,
             selinux=self._host.selinux,
             own_shm=self._host.own_shm,
         )
-        written = Record(spec, remark=remark)
+        written = DaemonRecord(spec, remark=remark)
         await self._write(paths, written)
         if spec.namespaces:
             await self._configure(paths, spec)
@@ -215,7 +215,7 @@ class MpsKeeper:
             await end(FoundDaemon(paths, written, None))
             raise
 
-    async def _launch(self, written: Record, paths: DaemonPaths) -> None:
+    async def _launch(self, written: DaemonRecord, paths: DaemonPaths) -> None:
         """Run the program, with one server for all users if that is wanted, or if the program can do it.
 
         A named server needs that option: without it, it would refuse all users except its own.
@@ -233,11 +233,11 @@ class MpsKeeper:
                 raise
         return await self._run(written, paths, options)
 
-    async def _run(self, written: Record, paths: DaemonPaths, options: tuple[str, ...]) -> None:
+    async def _run(self, written: DaemonRecord, paths: DaemonPaths, options: tuple[str, ...]) -> None:
         spec = written.spec
         limits = {} if spec.namespaces else limits_environment(spec)
         environment = self._driver.environment(paths) | limits | {"CUDA_VISIBLE_DEVICES": spec.device}
-        await starting.start(
+        await starting.start_daemon(
             [str(self._driver.program()), "-d", *options],
             environment,
             paths,
@@ -300,15 +300,17 @@ class MpsKeeper:
             "the GPU may be in use without MPS, or may not support it; see server.log",
         )
 
-    async def _write(self, paths: DaemonPaths, written: Record) -> None:
+    async def _write(self, paths: DaemonPaths, written: DaemonRecord) -> None:
         try:
-            await asyncio.to_thread(record.save, paths.record, written)
+            await asyncio.to_thread(record.save_record, paths.record, written)
         except OSError as error:
             raise DaemonError(f"{paths.record} cannot be written: {error}", "is there space left?") from error
 
     async def _configure(self, paths: DaemonPaths, spec: DaemonSpec) -> None:
         try:
-            await asyncio.to_thread(paths.configuration.write_text, configuration(spec), encoding="ascii")
+            await asyncio.to_thread(
+                paths.configuration.write_text, configuration_file(spec), encoding="ascii"
+            )
         except OSError as error:
             raise DaemonError(
                 f"{paths.configuration} cannot be written: {error}", "is there space left?"
@@ -350,11 +352,11 @@ class MpsKeeper:
 
     async def _clear(self, found: FoundDaemon) -> None:
         """Remove everything of a daemon that has ended."""
-        await self._ended(found, directories.clear)
+        await self._ended(found, directories.remove_directories)
 
     async def _empty(self, found: FoundDaemon) -> None:
         """Remove everything except the directories, which running containers have mounted."""
-        await self._ended(found, directories.empty)
+        await self._ended(found, directories.empty_directories)
 
     async def _ended(self, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
         await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path, PurePath
 
+from partage.edges import procfs
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
 from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, SERVER_PROGRAM
 
-_DEAD_STATES = frozenset("ZXx")
 _NAME_AMONG = 3
 """The program's name is one of the first words of the command line; an interpreter may be before it."""
 
@@ -68,13 +67,13 @@ class ProcessTable:
 
     def command(self, pid: int) -> str:
         """The short name of a process's command; empty if there is none."""
-        return self._read(pid, "comm").decode(errors="replace").strip()
+        return procfs.name_of(self._proc, pid)
 
     def orphans(self, paths: DaemonPaths) -> tuple[DaemonIdentity, ...]:
         """Servers and partly started daemons of these directories; not control programs that only query."""
         return tuple(
             identity
-            for pid in self._pids()
+            for pid in procfs.pids(self._proc)
             if self._is_orphan(pid, paths) and (identity := self._identity(pid)) is not None
         )
 
@@ -103,17 +102,8 @@ class ProcessTable:
         return ours and f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
 
     def _identity(self, pid: int) -> DaemonIdentity | None:
-        # The command's name is in parentheses and may contain some; state and start time follow.
-        fields = self._read(pid, "stat").rpartition(b")")[2].split()
-        if len(fields) < 20 or fields[0].decode() in _DEAD_STATES:
-            return None
-        return DaemonIdentity(pid, int(fields[19]), self._boot())
-
-    def _boot(self) -> str:
-        try:
-            return (self._proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        except OSError:
-            return ""
+        start = procfs.start_of(self._proc, pid, running=True)
+        return None if start is None else DaemonIdentity(pid, start, procfs.boot_id(self._proc))
 
     def _words(self, pid: int, name: str) -> list[str]:
         return [os.fsdecode(word) for word in self._read(pid, name).split(b"\0")]
@@ -123,7 +113,3 @@ class ProcessTable:
             return (self._proc / str(pid) / name).read_bytes()
         except OSError:
             return b""
-
-    def _pids(self) -> Iterator[int]:
-        with contextlib.suppress(OSError):
-            yield from sorted(int(entry.name) for entry in self._proc.iterdir() if entry.name.isdecimal())

@@ -29,7 +29,7 @@ class DaemonIdentity(Frozen):
     boot: str
 
 
-class Record(Frozen):
+class DaemonRecord(Frozen):
     """identity: None while the daemon is being started. remark: a problem with its directories, while it
     runs.
     """
@@ -39,7 +39,7 @@ class Record(Frozen):
     remark: str = ""
 
 
-def save(path: Path, record: Record) -> None:
+def save_record(path: Path, record: DaemonRecord) -> None:
     """Replace the record atomically. Not synced, because a daemon does not survive a reboot either. Raises
     OSError.
     """
@@ -48,13 +48,13 @@ def save(path: Path, record: Record) -> None:
     unfinished.replace(path)
 
 
-def load(path: Path) -> Record | None:
+def load_record(path: Path) -> DaemonRecord | None:
     """The record; None if there is no readable one."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_LARGEST_BYTES))
         if found.pop("version") != VERSION:
             return None
-        return convert(found, Record)
+        return convert(found, DaemonRecord)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

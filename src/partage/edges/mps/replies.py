@@ -51,7 +51,7 @@ def parse_percent(command: str, reply: str) -> float:
     return float(text)
 
 
-class Amount(Frozen):
+class PrintedMemory(Frozen):
     """An amount of memory as the daemon prints it: whole units, rounded down.
 
     A daemon printed ``3G`` for a limit that was set in M, on a GPU where a quarter is 3.7 GiB.
@@ -69,7 +69,7 @@ class Amount(Frozen):
         return self.units * self.unit_bytes
 
 
-def parse_memory(command: str, reply: str) -> Amount | None:
+def parse_memory(command: str, reply: str) -> PrintedMemory | None:
     """``3G``, ``815M``, ``0x140000000 bytes``; None if no limit is set. Raises DaemonError."""
     text = reply.strip()
     match = _MEMORY.fullmatch(text)
@@ -78,7 +78,7 @@ def parse_memory(command: str, reply: str) -> Amount | None:
     if match is None:
         return None
     units = int(match[1], 16 if match[1].lower().startswith("0x") else 10)
-    return Amount(units, _UNITS[(match[2] or "").upper()]) if units else None
+    return PrintedMemory(units, _UNITS[(match[2] or "").upper()]) if units else None
 
 
 def parse_ps(reply: str) -> dict[int, tuple[ConnectedClient, ...]] | None:

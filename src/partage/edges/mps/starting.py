@@ -88,7 +88,7 @@ def unit_name(device: DeviceUuid) -> str:
     return f"partage-mps-{device}.service"
 
 
-async def start(
+async def start_daemon(
     command: Sequence[str],
     environment: Mapping[str, str],
     paths: DaemonPaths,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions
+from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
@@ -23,7 +23,7 @@ from partage.faces.cli.hardware import helper_argv
 from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
-    from partage.edges.hardware.remote import RemoteHardware
+    from partage.edges.hardware.helper_client import RemoteHardware
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -84,7 +84,7 @@ def command(
         raise InputError("--machine and --hardware-socket exclude each other")
     options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
-        pod_resources=(pod_resources or kubelet_dir.parent / "pod-resources" / "kubelet.sock").absolute(),
+        pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
         state_dir=state_dir.absolute(),
         run_dir=run_dir.absolute(),
         cdi_dir=cdi_dir.absolute(),
@@ -126,6 +126,6 @@ class AgentHelper:
 
     def hardware(self) -> RemoteHardware:
         """The helper as hardware port. Call it in a running event loop."""
-        from partage.edges.hardware.remote import RemoteHardware
+        from partage.edges.hardware.helper_client import RemoteHardware
 
         return RemoteHardware(self.path, self.argv, first=self.first)

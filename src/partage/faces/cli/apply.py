@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.options import KUBELET_DIR
+from partage.agent.options import KUBELET_DIR, pod_resources_of
 from partage.errors import InputError
 from partage.faces.cli import common
 from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
@@ -19,8 +19,8 @@ from partage.faces.cli.drain import DrainCommand, drain_command
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.agent.reconciler.apply_once import ApplyResult, Resolve
     from partage.agent.reconciler.executor import StepStatus
-    from partage.agent.reconciler.one_shot import ApplyResult, Resolve
     from partage.edges.files.journal import Unfinished
     from partage.edges.hardware.port import Hardware
     from partage.edges.kubelet.pod_resources import PodResourcesClient
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from partage.model.policy import Policy
     from partage.model.step import Step
 
-POD_RESOURCES = KUBELET_DIR.parent / "pod-resources" / "kubelet.sock"
+POD_RESOURCES = pod_resources_of(KUBELET_DIR)
 NO_KUBELET = "none"
 
 
@@ -157,7 +157,7 @@ class ApplyGoal(Frozen):
 
 
 def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None, *, undo: bool) -> ApplyGoal:
-    from partage.agent.reconciler.one_shot import desired_for_undo
+    from partage.agent.reconciler.apply_once import desired_for_undo
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
@@ -187,7 +187,7 @@ def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
 
 
 async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> ApplyResult:
-    from partage.agent.reconciler.one_shot import ApplyRun
+    from partage.agent.reconciler.apply_once import ApplyRun
     from partage.edges.files.catalogue import geometry_of
 
     hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
@@ -222,12 +222,12 @@ def _progress(inventory: Inventory) -> Callable[[Step, StepStatus, str], None]:
     """``GPU 3: taking back: destroy the GPU instance 3g.40gb at 4:4``, a line for each step."""
     from partage.agent.reconciler.executor import StepStatus
     from partage.model.step import gpus_of
-    from partage.plan.offer.findings import name_gpus
+    from partage.text import gpus
 
     def progress(step: Step, status: StepStatus, reason: str) -> None:
         if status is StepStatus.DONE:
             return
-        where = name_gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
+        where = gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
         said = "" if status is StepStatus.DOING else f"{status}: "
         _tell(f"{where}: {said}{step}{f': {reason}' if reason else ''}")
 
@@ -243,7 +243,7 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
-    from partage.sim.node.files.written import machine_to_json
+    from partage.sim.node.files.machine_writer import machine_to_json
 
     text = json.dumps(machine_to_json(await hardware.observe()), indent=2) + "\n"
     common.write_file(path, text)
@@ -262,7 +262,7 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
     from partage.faces.documents.document import PolicySource, row
     from partage.faces.documents.resources import resource_rows
     from partage.plan.offer.guarantees import promised
-    from partage.plan.reconcile.verification import verified
+    from partage.plan.reconcile.verification import verified_guarantee
 
     found = (*applied.first.desired.warnings, *problems(applied))
     common.print_problems(found)
@@ -274,7 +274,7 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
         return exit_code(applied)
     now = applied.now
     # Without an agent nothing watches what containers use.
-    verify = None if applied.dry_run else lambda share: verified(share, now.now.observed, ())
+    verify = None if applied.dry_run else lambda share: verified_guarantee(share, now.now.observed, ())
     answer = ApplyDocument(
         policy=None if goal.policy is None else row(PolicySource, goal.policy),
         dry_run=applied.dry_run,

@@ -160,7 +160,7 @@ def _measure(asked: dict[str, object]) -> BenchReport:
     machine, place = _node(settings, asked)
     python = find_python(_text(asked["python"]), settings.device, settings.engine)
     launch = TenantLaunch(python, settings.engine, settings.device)
-    runner = BenchRunner(settings, place, launch, lab.tell)
+    runner = BenchRunner(settings, place, launch, lab.print_progress)
     cells, memory = runner.run()
     versions = {"partage": __version__, "engine": settings.engine, **runner.versions()}
     return BenchReport(
@@ -209,7 +209,7 @@ def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachi
 
     if settings.device == "cpu":
         return node.cpu_machine(), node.cpu_place(settings)
-    inventory, uses = common.look(None)
+    inventory, uses = common.observe_with_uses(None)
     if isinstance(inventory.driver, NoDriver):
         raise DriverUnavailable(
             f"there is no GPU to measure here: {inventory.driver.reason}",

@@ -55,7 +55,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
     context = _context(policy, config, machine)
-    verdicts = [verdict for file in files for verdict in judge(file, context)]
+    verdicts = [verdict for file in files for verdict in check_file(file, context)]
     problems = tuple(verdict.problem for verdict in verdicts)
     if output == "table":
         _print(files, problems)
@@ -96,7 +96,7 @@ def _context(policy: str | None, config: str | None, machine: str | None) -> Che
 # --- one file ----------------------------------------------------------------------------------
 
 
-def judge(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
+def check_file(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
     """All problems of one file, whatever it is."""
     from partage.faces.input_files import (
         MachineInput,

@@ -8,20 +8,20 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from partage.agent.options import STATE_DIR
+from partage.agent.options import RUN_DIR, STATE_DIR
 from partage.codec.values import to_plain
 from partage.errors import Problem
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partage.agent.reconciler.one_shot import PlanInput
+    from partage.agent.reconciler.apply_once import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
     from partage.faces.documents.report import ReportDocument
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
 
-DEFAULT_RUN_DIR = "/run/partage"
+DEFAULT_RUN_DIR = str(RUN_DIR)
 
+T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -177,7 +178,7 @@ def open_hardware(
     if machine is not None and socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
     if socket is not None:
-        from partage.edges.hardware.remote import RemoteHardware
+        from partage.edges.hardware.helper_client import RemoteHardware
 
         return RemoteHardware(socket)
     if machine is not None:
@@ -191,35 +192,35 @@ def open_hardware(
     return NvmlHardware(driver_root, keeper=MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root))
 
 
-def observe(machine: str | None) -> Inventory:
-    """Observe the node once. Raises InputError for a machine that does not exist."""
+def ask(
+    question: Callable[[Hardware], Coroutine[Any, Any, T]],
+    machine: str | None,
+    socket: Path | None = None,
+    run_dir: str | None = None,
+) -> T:
+    """Open the node, ask it once, close it. Raises InputError for a machine that does not exist."""
     import asyncio
 
-    async def look() -> Inventory:
-        hardware = open_hardware(machine)
+    async def once() -> T:
+        hardware = open_hardware(machine, socket, run_dir=run_dir)
         try:
-            return await hardware.observe()
+            return await question(hardware)
         finally:
             await hardware.close()
 
-    return asyncio.run(look())
+    return asyncio.run(once())
 
 
-def look(machine: str | None, socket: Path | None = None) -> tuple[Inventory, tuple[GpuUse, ...]]:
+def observe(machine: str | None, socket: Path | None = None) -> Inventory:
+    """Observe the node once."""
+    return ask(lambda hardware: hardware.observe(), machine, socket)
+
+
+def observe_with_uses(machine: str | None) -> tuple[Inventory, tuple[GpuUse, ...]]:
     """Observe the node and the uses of its GPUs once; no uses without a driver."""
-    import asyncio
+    from partage.agent.reconciler.apply_once import NodeAccess
 
-    from partage.model.gpu import NoDriver
-
-    async def both() -> tuple[Inventory, tuple[GpuUse, ...]]:
-        hardware = open_hardware(machine, socket)
-        try:
-            inventory = await hardware.observe()
-            return inventory, () if isinstance(inventory.driver, NoDriver) else await hardware.uses()
-        finally:
-            await hardware.close()
-
-    return asyncio.run(both())
+    return ask(lambda hardware: NodeAccess(hardware).observe(), machine)
 
 
 def plan_input(
@@ -234,9 +235,7 @@ def plan_input(
 
     state_dir: has the settings that GPUs had before Partage changed them.
     """
-    import asyncio
-
-    from partage.agent.reconciler.one_shot import observe_input
+    from partage.agent.reconciler.apply_once import observe_input
     from partage.edges.files.catalogue import geometry_of
     from partage.edges.files.state import read_state
     from partage.plan.offer.desired import resolve
@@ -244,18 +243,16 @@ def plan_input(
     directory = state_directory(state_dir, machine)
     saved = None if directory is None else read_state(directory)
 
-    async def once() -> PlanInput:
-        hardware = open_hardware(machine, socket, run_dir=run_dir)
-        try:
-            return await observe_input(
-                hardware,
-                lambda found: resolve(policy, need_driver(found), geometry_of),
-                original_in=lambda boot_id: {} if saved is None else saved.original_in(boot_id),
-            )
-        finally:
-            await hardware.close()
-
-    return asyncio.run(once())
+    return ask(
+        lambda hardware: observe_input(
+            hardware,
+            lambda found: resolve(policy, need_driver(found), geometry_of),
+            original_in=lambda boot_id: {} if saved is None else saved.original_in(boot_id),
+        ),
+        machine,
+        socket,
+        run_dir,
+    )
 
 
 def need_driver(inventory: Inventory) -> Inventory:
@@ -297,7 +294,7 @@ def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | N
 
 def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
     """Why the report says nothing about this node now; empty if it does."""
-    from partage.edges.hardware.procfs import runs
+    from partage.edges.procfs import runs
     from partage.faces.report_origin import this_node, why_not_ours
     from partage.sim.node.files.load import load_machine
 

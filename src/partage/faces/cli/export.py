@@ -22,8 +22,7 @@ def command(machine: str | None, hardware_socket: Path | None, output: str) -> i
     """
     from partage.faces.live_policy import left_out, policy_of
 
-    inventory, _ = common.look(machine, hardware_socket)
-    common.need_driver(inventory)
+    inventory = common.need_driver(common.observe(machine, hardware_socket))
     common.print_problems(
         Problem("", "", "warning", f"not in the policy: {said}") for said in left_out(inventory)
     )

@@ -28,7 +28,7 @@ mps_pipe_option = click.option(
 )
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print progress on stderr."""
     click.echo(text, err=True)
 

@@ -12,7 +12,7 @@ from partage.model.ids import DeviceUuid, device_of
 
 if TYPE_CHECKING:
     from partage.model.gpu import Inventory
-    from partage.plan.packing.candidates import Candidate, Unavailable
+    from partage.plan.packing.candidates import Candidate, UnavailableGpu
     from partage.plan.packing.demand import Demand
     from partage.plan.packing.pack import Packing
 
@@ -22,7 +22,7 @@ MOST_GPUS = 20_000
 _REPEATED = re.compile(r"(\d{1,6})\s*\*\s*(\S.*)", re.ASCII)
 
 
-def answer(
+def print_packing(
     demand: str, machines: Sequence[str], run_dir: str | None, output: str, time_limit_s: float | None
 ) -> int:
     """Print the packing. machines: as written; none: this node. Raises what makes it impossible."""
@@ -47,22 +47,22 @@ def answer(
 
 def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
     """Raise InputError for profiles that neither the catalogue nor one of these GPUs has."""
-    from partage.edges.files.catalogue import load
+    from partage.edges.files.catalogue import load_catalogue
     from partage.plan.packing.demand import check_names
 
     geometries = {candidate.geometry for candidate in candidates}
-    for model in load().models:
+    for model in load_catalogue().models:
         geometries |= {model.geometry} if model.geometry else set()
         geometries |= set(model.renamed_geometries.values())
     check_names(demand, {spec.profile for geometry in geometries for spec in geometry.profiles})
 
 
-def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidate], list[Unavailable]]:
+def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidate], list[UnavailableGpu]]:
     from partage.edges.files.catalogue import geometry_of, why_no_geometry
     from partage.plan.packing.candidates import survey
 
     candidates: list[Candidate] = []
-    unavailable: list[Unavailable] = []
+    unavailable: list[UnavailableGpu] = []
     reported = _reported_held(machines, run_dir)
     for name, inventory, used in _nodes(machines):
         found, others = survey(name, inventory, geometry_of, why_no_geometry, reported | used)
@@ -83,7 +83,7 @@ def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, fro
     from partage.plan.packing.candidates import in_use
 
     if not machines:
-        inventory, uses = common.look(None)
+        inventory, uses = common.observe_with_uses(None)
         yield None, common.need_driver(inventory), in_use(inventory, uses)
         return
     left = MOST_GPUS
@@ -127,7 +127,7 @@ def _inventory(name: str) -> Inventory:
     return load_machine(name).inventory
 
 
-def _print(packing: Packing, unavailable: Sequence[Unavailable]) -> None:
+def _print(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> None:
     from partage.faces.documents.packing import (
         disturbed_sentence,
         gpus_sentence,

@@ -97,7 +97,7 @@ def command(
         if policy is not None or config is not None:
             raise click.UsageError("--demand asks for layouts, --policy gives them: one of the two")
         nodes = [name for name in (machine, *machines, *more_machines) if name is not None]
-        return packing.answer(demand, nodes, run_dir, output, time_limit_s)
+        return packing.print_packing(demand, nodes, run_dir, output, time_limit_s)
     if machines or time_limit_s is not None:
         raise click.UsageError("--machines and --time-limit go with --demand")
     loaded = common.read_policy(policy, config)

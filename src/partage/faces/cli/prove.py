@@ -16,7 +16,7 @@ from partage.faces.cli import common, lab
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.agent.reconciler.one_shot import NodeAccess
+    from partage.agent.reconciler.apply_once import NodeAccess
     from partage.edges.files.policy import LoadedPolicy
     from partage.faces.documents.report import ReportDocument
     from partage.lab.prove.model import ProofReport
@@ -131,13 +131,13 @@ def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOpti
 async def _prove(options: ProveOptions) -> ProofReport:
     """Observe, choose GPUs, run the attacks. Raises Unsatisfiable where something else uses the GPUs."""
     from partage.lab.document import command_line, now
-    from partage.lab.prove.chosen import free_gpus, holders, refuse_blind
+    from partage.lab.prove.free_gpus import free_gpus, holders, require_visible_processes
     from partage.lab.prove.model import DriverVersions, ProofReport
-    from partage.lab.prove.runner import named, run_attacks
+    from partage.lab.prove.runner import attacks_named, run_attacks
     from partage.lab.prove.share import shares_of
     from partage.model.gpu import Driver
 
-    attacks = named(options.only)
+    attacks = attacks_named(options.only)
     async with _node(options) as node:
         inventory, uses = await node.observe()
         driver = common.need_driver(inventory).driver
@@ -145,13 +145,13 @@ async def _prove(options: ProveOptions) -> ProofReport:
         agent = common.agent_report(options.machine, options.run_dir)
         simulated = options.machine is not None
         if not simulated and not options.alone:
-            refuse_blind((await node.hardware.processes()).blind)
+            require_visible_processes((await node.hardware.processes()).hidden)
         held = {} if simulated else holders(inventory, uses, agent.pods_by_gpu if agent else {})
         gpus = free_gpus(inventory, options.gpu, held)
         offer, remark = await _offer(options, inventory, agent)
         shares = shares_of(offer, inventory, {gpu.uuid for gpu in gpus})
         async with _engine(options, node) as engine:
-            rows = [row async for row in run_attacks(engine, shares, attacks, lab.tell)]
+            rows = [row async for row in run_attacks(engine, shares, attacks, lab.print_progress)]
             versions = {"partage": __version__, **await asyncio.to_thread(engine.versions)}
     return ProofReport(
         at=now(),
@@ -168,7 +168,7 @@ async def _prove(options: ProveOptions) -> ProofReport:
 @asynccontextmanager
 async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
     """The node, and the kubelet that knows its pods."""
-    from partage.agent.reconciler.one_shot import NodeAccess
+    from partage.agent.reconciler.apply_once import NodeAccess
     from partage.edges.kubelet.pod_resources import PodResourcesClient
     from partage.faces.cli.apply import pod_resources_socket
 
@@ -187,16 +187,18 @@ async def _offer(
     options: ProveOptions, inventory: Inventory, agent: ReportDocument | None
 ) -> tuple[NodeOffer, str]:
     """What is promised, and a sentence that says by what."""
-    from partage.lab.prove.offered import IN_FOUR, by_daemons, by_policy
+    from partage.lab.prove.promised_offer import IN_FOUR, offer_of_daemons, offer_of_policy
 
     if options.loaded is not None:
         policy = options.loaded.policy
-        return by_policy(policy, inventory), f"Promised by the policy {policy.source or 'that was given'}."
+        return offer_of_policy(
+            policy, inventory
+        ), f"Promised by the policy {policy.source or 'that was given'}."
     if agent is not None:
         return agent.offer, f"Promised by the agent of this node, in its report of {agent.at}."
     if options.machine is not None:
-        return by_policy(IN_FOUR, inventory), "Promised: MPS in four shares; --policy names others."
-    offer = await by_daemons(inventory, options.runs, options.mps_pipe, options.driver_root)
+        return offer_of_policy(IN_FOUR, inventory), "Promised: MPS in four shares; --policy names others."
+    offer = await offer_of_daemons(inventory, options.runs, options.mps_pipe, options.driver_root)
     return offer, "No policy and no agent: promised by the GPUs and the MPS daemons that are there."
 
 
@@ -216,7 +218,7 @@ async def _engine(options: ProveOptions, node: NodeAccess) -> AsyncIterator[Proo
     python = await asyncio.to_thread(find_python, options.python, "cuda", options.engine, _OTHERWISE)
     yield RealEngine(
         launch=TenantLaunch(python, options.engine),
-        look=node.observe,
+        observe=node.observe,
         run_dir=options.runs,
         faults=options.faults,
         pipe=options.mps_pipe,

@@ -19,7 +19,7 @@ def command(machine: str | None, output: str | None) -> None:
     The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
     what runs on the GPUs. With --machine the simulated node is written, as a start for your own file.
     """
-    from partage.sim.node.files.written import machine_to_json
+    from partage.sim.node.files.machine_writer import machine_to_json
     from partage.text import count_of
 
     inventory = common.need_driver(common.observe(machine))

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Literal
 
+from partage.agent.reconciler.apply_once import ApplyResult
 from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
-from partage.agent.reconciler.one_shot import ApplyResult
 from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.documents.document import Document, PolicySource
 from partage.faces.documents.plan import HolderRow, StepRow, blocked_fields, layout_fields, step_rows
 from partage.faces.documents.resources import ResourceRow
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid
-from partage.plan.offer.findings import name_gpus
 from partage.plan.reconcile.blocked import BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import Phase
+from partage.text import gpus as gpus_text
 from partage.values import Frozen
 
 
@@ -25,8 +25,8 @@ class GpuOutcome(StrEnum):
     """What became of a GPU.
 
     unchanged: there was nothing to do. planned: there is, and it is a dry run. refused: something blocks it.
-    untouched: something blocks another GPU, so none is touched. done, back, torn, not-begun: as in
-    ``TransactionEnd``.
+    untouched: something blocks another GPU, so none is touched. done, rolled-back, partial, not-started:
+    as in ``TransactionEnd``.
     """
 
     UNCHANGED = "unchanged"
@@ -34,15 +34,16 @@ class GpuOutcome(StrEnum):
     REFUSED = "refused"
     UNTOUCHED = "untouched"
     DONE = "done"
-    BACK = "back"
-    TORN = "torn"
-    NOT_BEGUN = "not-begun"
+    ROLLED_BACK = "rolled-back"
+    PARTIAL = "partial"
+    NOT_STARTED = "not-started"
 
 
 class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     """One GPU. reason: of a refusal or a failure. steps: those that were planned.
 
-    layout, kept, destroyed, refusal, holders: as in ``PlannedGpuRow``. torn: what could not be undone.
+    layout, kept, destroyed, refusal, holders: as in ``PlannedGpuRow``.
+    rollback_failure: what could not be undone.
     """
 
     index: int
@@ -55,7 +56,7 @@ class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     holders: tuple[HolderRow, ...] | None = None
     reason: str | None
     steps: tuple[StepRow, ...]
-    torn: str = ""
+    rollback_failure: str = ""
 
 
 class ApplyDocument(Document, kw_only=True):
@@ -74,7 +75,7 @@ def exit_code(applied: ApplyResult) -> int:
     """Of the worst thing that happened. A GPU in use is impossible here and now; nothing is broken."""
     codes = [Unsatisfiable.exit_code for _ in applied.refused]
     for outcome in applied.failed:
-        busy = isinstance(outcome.error, GpuInUse) and outcome.ending is TransactionEnd.BACK
+        busy = isinstance(outcome.error, GpuInUse) and outcome.ending is TransactionEnd.ROLLED_BACK
         codes.append(Unsatisfiable.exit_code if busy else outcome.error.exit_code if outcome.error else 4)
     return max(codes, default=0)
 
@@ -84,9 +85,13 @@ def problems(applied: ApplyResult) -> list[Problem]:
     refused = applied.refused
     said = [_named(gpu, refused[gpu.uuid]) for gpu in applied.first.inventory if gpu.uuid in refused]
     for outcome in applied.failed:
-        ending = f"; NOT ROLLED BACK: {outcome.torn}" if outcome.torn else "; all of it was rolled back"
+        ending = (
+            f"; NOT ROLLED BACK: {outcome.rollback_failure}"
+            if outcome.rollback_failure
+            else "; all of it was rolled back"
+        )
         gpus = outcome.transaction.gpus
-        where = name_gpus(gpu.index for gpu in applied.first.inventory if gpu.uuid in gpus)
+        where = gpus_text(gpu.index for gpu in applied.first.inventory if gpu.uuid in gpus)
         said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}")
     return [Problem("", "", "error", text) for text in said]
 
@@ -111,7 +116,7 @@ def _gpu_row(gpu: Gpu, applied: ApplyResult) -> AppliedGpuRow:
         outcome=_outcome(uuid, applied, own, failed),
         reason=str(failed.error) if failed else applied.refused.get(uuid),
         steps=step_rows(planned.steps, inventory),
-        torn=failed.torn if failed else "",
+        rollback_failure=failed.rollback_failure if failed else "",
         **_layout_fields(uuid, applied),
         **blocked_fields(applied.last.gpus[uuid].blocked or planned.blocked, inventory),
     )

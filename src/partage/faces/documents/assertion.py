@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from partage.agent.reconciler.one_shot import PlanInput
+from partage.agent.reconciler.apply_once import PlanInput
 from partage.errors import Problem
 from partage.faces.documents.document import Document
 from partage.faces.documents.plan import StepRow, step_rows

@@ -12,7 +12,7 @@ from partage.faces.documents.document import Document, row
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
-from partage.plan.packing.candidates import Unavailable
+from partage.plan.packing.candidates import UnavailableGpu
 from partage.plan.packing.pack import PackedGpu, Packing, PriceProof
 from partage.text import count_of, gpus
 from partage.values import Frozen
@@ -80,7 +80,7 @@ class PackingDocument(Document, kw_only=True):
     unavailable: tuple[UnavailableRow, ...]
 
 
-def packing_document(packing: Packing, unavailable: Sequence[Unavailable]) -> PackingDocument:
+def packing_document(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> PackingDocument:
     """The answer."""
     return row(
         PackingDocument,
@@ -179,7 +179,7 @@ def mode_sentence(packing: Packing) -> str:
     return f"MIG mode has to be turned on, on {every}."
 
 
-def unavailable_warnings(unavailable: Sequence[Unavailable]) -> list[Problem]:
+def unavailable_warnings(unavailable: Sequence[UnavailableGpu]) -> list[Problem]:
     """Which GPUs are out of the question, those with one reason together."""
     by_reason: dict[str, list[tuple[str | None, int]]] = {}
     for one in unavailable:

@@ -13,7 +13,7 @@ from partage.faces.documents.resources import ResourceRow
 from partage.faces.wording import container_name
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId
-from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, UseKind, blast, gpus_of
+from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, UseKind, blast_radius, gpus_of
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -163,7 +163,7 @@ def step_rows(steps: Iterable[PlannedStep], inventory: Inventory) -> tuple[StepR
 
 
 def _step_row(step: PlannedStep, inventory: Inventory) -> StepRow:
-    reach = blast(step)
+    reach = blast_radius(step)
     return StepRow(
         act="start-daemon" if isinstance(step, StartDaemonAt) else str(step.__struct_config__.tag),
         gpus=_indexes(gpus_of(step), inventory),

@@ -9,7 +9,7 @@ from partage.faces.documents.document import row
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
-from partage.plan.reconcile.verification import said
+from partage.plan.reconcile.verification import stated_guarantee
 from partage.values import Frozen
 
 Verify = Callable[[DeviceOffer], Guarantee | None]
@@ -122,7 +122,9 @@ def _guarantees(offerings: Sequence[DeviceOffer], verify: Verify) -> dict[str, A
     seen = [verify(one) for one in offerings]
     known = [one for one in seen if one is not None]
     return {
-        "guarantee": weakest(said(one, found) for one, found in zip(offerings, seen, strict=True)),
+        "guarantee": weakest(
+            stated_guarantee(one, found) for one, found in zip(offerings, seen, strict=True)
+        ),
         "promised": weakest(one.guarantee for one in offerings),
         "verified": weakest(iter(known)) if len(known) == len(seen) else None,
     }

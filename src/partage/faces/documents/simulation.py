@@ -38,7 +38,7 @@ class SimulationDocument(Document, kw_only=True):
     policy: str | None
     passed: bool
     scenes: tuple[StoryScene, ...]
-    contradictions: tuple[str, ...]
+    protocol_errors: tuple[str, ...]
     capacity: Mapping[str, int]
     allocatable: Mapping[str, int]
     resources: tuple[ResourceRow, ...]
@@ -55,7 +55,7 @@ def simulation_document(story: Story, ending: StoryEnding) -> SimulationDocument
         policy=story.policy.name if story.policy else None,
         passed=ending.good,
         scenes=tuple(replace(scene, at_s=round(scene.at_s, 3)) for scene in ending.scenes),
-        contradictions=ending.contradictions,
+        protocol_errors=ending.protocol_errors,
         capacity=ending.snapshot.capacity,
         allocatable=ending.snapshot.allocatable,
         resources=resource_rows(report.offer, verify_of(report)) if report else (),

@@ -40,20 +40,20 @@ class ConcernRow(UsageRow):
 
 
 class WatchRow(Frozen):
-    """The watchdog's last check. blind: why processes may be missing."""
+    """The watchdog's last check. hidden: why processes may be missing."""
 
     at: str
-    blind: str | None
+    hidden: str | None
     containers: tuple[UsageRow, ...]
     concerns: tuple[ConcernRow, ...]
 
 
-def watch_row(look: WatchObservation, time_of: TimeOf) -> WatchRow:
+def watch_row(observation: WatchObservation, time_of: TimeOf) -> WatchRow:
     """Containers that hold shares of GPUs that are watched, and those that do something wrong."""
-    usages, violations = look.watched.usages, look.watched.violations
+    usages, violations = observation.watched.usages, observation.watched.violations
     return WatchRow(
-        at=time_of(look.at_s),
-        blind=look.blind or None,
+        at=time_of(observation.at_s),
+        hidden=observation.hidden or None,
         containers=tuple(_usage_row(usage) for usage in usages if usage.grant is GrantKind.HELD),
         concerns=tuple(_concern_row(one) for one in violations),
     )

@@ -15,7 +15,7 @@ from partage.errors import Unsatisfiable
 from partage.faces.render.drawing import DIM, INK, LINE
 from partage.faces.render.picture_files import check_picture_name
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
-from partage.lab.bench.summary import Spread, digits, latency_ms, ratio, throughput
+from partage.lab.bench.summary import Spread, latency_ms, ratio, three_digits, throughput
 from partage.lab.place import TenantMode
 from partage.text import count_of
 from partage.values import Frozen
@@ -190,5 +190,5 @@ def _draw_bar(axes: Axes, x: float, wide: float, bar: PlotBar, room: float) -> N
         axes.bar(x, spread.median, wide * 0.9, color=colour, yerr=reach, error_kw=mark)
         if spread is bar.spread and bar.behind is not None and bar.behind.low - spread.high < room:
             continue
-        number = digits(spread.median)
+        number = three_digits(spread.median)
         axes.annotate(number, (x, spread.high), (0, 3), textcoords="offset points", ha="center", fontsize=7.5)

@@ -15,13 +15,13 @@ from partage.lab.bench.model import BenchCell, BenchReport, Experiment
 from partage.lab.bench.summary import (
     BenchFigure,
     Spread,
-    digits,
-    each_took,
     figures,
     latency_ms,
     ratio,
+    three_digits,
     throughput,
-    times,
+    time_of_each,
+    total_time,
 )
 from partage.lab.place import TenantMode
 from partage.units import format_bytes
@@ -67,8 +67,8 @@ def _pi_table(bench: BenchReport, cells: Sequence[BenchCell]) -> Table:
     for cell in cells:
         parallel = cell.processes > 1 and cell.mode is not TenantMode.SEQUENTIAL
         figures = (
-            _range(times(cell)),
-            digits(each_took(cell).median),
+            _range(total_time(cell)),
+            three_digits(time_of_each(cell).median),
             _of_alone(bench, cell),
             f"{min(repeat.overlap for repeat in cell.good):.0%}" if parallel else "",
         ) if cell.good else ()  # fmt: skip
@@ -108,7 +108,7 @@ def _of_alone(bench: BenchReport, cell: BenchCell) -> str:
 
 
 def _range(spread: Spread) -> str:
-    return f"{digits(spread.median)} ({digits(spread.low)}-{digits(spread.high)})"
+    return f"{three_digits(spread.median)} ({three_digits(spread.low)}-{three_digits(spread.high)})"
 
 
 def _memory_table(bench: BenchReport) -> Table:

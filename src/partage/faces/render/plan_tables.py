@@ -15,11 +15,11 @@ from partage.text import gpus
 _INSTEAD = {
     GpuOutcome.REFUSED: "as before",
     GpuOutcome.UNTOUCHED: "as before",
-    GpuOutcome.BACK: "as before",
-    GpuOutcome.TORN: "uncertain",
+    GpuOutcome.ROLLED_BACK: "as before",
+    GpuOutcome.PARTIAL: "uncertain",
 }
 """What is said in place of a layout that was not made."""
-_BAD = (GpuOutcome.REFUSED, GpuOutcome.BACK, GpuOutcome.TORN)
+_BAD = (GpuOutcome.REFUSED, GpuOutcome.ROLLED_BACK, GpuOutcome.PARTIAL)
 
 
 def applied_table(gpus: Sequence[AppliedGpuRow]) -> Table:

@@ -13,8 +13,8 @@ from partage.faces.wording import product_word
 from partage.lab.share_names import NamedShare, shares_of
 from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
-from partage.lab.stories.sentences import got_by
-from partage.lab.stories.shortcomings import NodeSnapshot
+from partage.lab.stories.sentences import share_lines
+from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.model.ids import ShareId
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of
@@ -124,7 +124,7 @@ def container_lines(ending: StoryEnding) -> Iterator[Text]:
 def _in_full(
     status: PodStatus, container: ContainerStatus, shares: dict[ShareId, NamedShare], run_dir: str
 ) -> Iterator[Text]:
-    where = "; ".join(got_by(container, shares))
+    where = "; ".join(share_lines(container, shares))
     yield Text.assemble((short_key(status.pod.key), "bold cyan"), f", container {container.name}: {where}")
     for name, value in sorted(container.env.items()):
         yield Text.assemble(("  env    ", "dim"), f"{name:<{_ENV_WIDTH}} {value}")
@@ -144,7 +144,7 @@ def _by_share(
         key = short_key(status.pod.key)
         name = f"{key} ({container.name})" if len(status.containers) > 1 else key
         yield Text.assemble(
-            ("  alike  ", "dim"), f"{name:<{_ENV_WIDTH}} {'; '.join(got_by(container, shares))}"
+            ("  alike  ", "dim"), f"{name:<{_ENV_WIDTH}} {'; '.join(share_lines(container, shares))}"
         )
 
 
@@ -152,8 +152,8 @@ def verdict(ending: StoryEnding) -> Text:
     """The result in one line."""
     judged = [scene for scene in ending.scenes if scene.good is not None]
     failed = [scene for scene in judged if not scene.good]
-    for contradiction in ending.contradictions:
-        return Text(f"✗ the agent broke the kubelet's protocol: {contradiction}", style="bold red")
+    for protocol_error in ending.protocol_errors:
+        return Text(f"✗ the agent broke the kubelet's protocol: {protocol_error}", style="bold red")
     if failed:
         said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} not met"
         return Text(said, style="bold red")

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from msgspec import Struct, field
 
 from partage.lab.bench.model import Repeat, TenantSample
-from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, TenantProcess, begin_tenant
+from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, TenantProcess, start_tenant
 
 _LEAD_S, _LEAD_EACH_S = 0.02, 0.005
 """From the request to the start: enough for every tenant to have read it."""
@@ -98,19 +98,19 @@ async def tenant_group(
 ) -> AsyncIterator[TenantGroup]:
     """Tenants, one for each environment; all of them are gone afterwards, however this is left."""
     group = TenantGroup()
-    begun: list[TenantProcess] = []
+    started: list[TenantProcess] = []
     try:
         for environment in environments:
             try:
-                begun.append(await begin_tenant(launch.argv(), environment, deadline_s))
-                group.tenants.append(begun[-1])
+                started.append(await start_tenant(launch.argv(), environment, deadline_s))
+                group.tenants.append(started[-1])
             except TenantFailed as error:
                 group.tenants.append(error.failure)
         facts = await group.each(_connect)
         group.facts = next((one for one in facts if one), {})
         yield group
     finally:
-        await asyncio.gather(*(tenant.end() for tenant in begun))
+        await asyncio.gather(*(tenant.end() for tenant in started))
 
 
 async def _connect(tenant: TenantProcess) -> Mapping[str, Any]:

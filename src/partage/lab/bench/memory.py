@@ -14,7 +14,7 @@ from partage.errors import DaemonError, Unsupported
 from partage.lab.bench.model import BenchSettings, MemoryTry
 from partage.lab.daemon import MpsDaemon
 from partage.lab.place import TenantMode, TenantPlace
-from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, begin_tenant
+from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, start_tenant
 from partage.units import MIB
 from partage.values import Frozen
 
@@ -30,12 +30,12 @@ class MemoryLimit(Frozen):
     client: str = ""
 
 
-async def allocate(
+async def try_allocation(
     launch: TenantLaunch, environment: Mapping[str, str], sizes_bytes: Sequence[int], deadline_s: float
 ) -> TenantFailure | None:
     """Start a tenant, have it allocate and write to these tensors, end it. None: it could."""
     try:
-        tenant = await begin_tenant(launch.argv(), environment, deadline_s)
+        tenant = await start_tenant(launch.argv(), environment, deadline_s)
     except TenantFailed as error:
         return error.failure
     try:
@@ -49,7 +49,7 @@ async def allocate(
     return None
 
 
-def tensors(limit_bytes: int, thirds: float) -> tuple[int, ...]:
+def tensor_sizes(limit_bytes: int, thirds: float) -> tuple[int, ...]:
     """Sizes in bytes: whole thirds of the limit, then the rest."""
     third = limit_bytes // 3
     whole = int(thirds)
@@ -61,15 +61,17 @@ async def try_memory(
     settings: BenchSettings, place: TenantPlace, launch: TenantLaunch
 ) -> AsyncIterator[MemoryTry]:
     """Two and a half thirds, then three, of every limit there is on this machine."""
-    for mode, limit in await limits(settings, place):
+    for mode, limit in await memory_limits(settings, place):
         environment = place.environment(mode, limit=limit.client)
         for thirds in THIRDS:
-            failure = await allocate(launch, environment, tensors(limit.bytes, thirds), settings.deadline_s)
+            failure = await try_allocation(
+                launch, environment, tensor_sizes(limit.bytes, thirds), settings.deadline_s
+            )
             seen, message = (failure.what, failure.message) if failure else ("fits", "")
             yield MemoryTry(mode, limit.bytes, limit.source, limit.promise, thirds, seen, message)
 
 
-async def limits(settings: BenchSettings, place: TenantPlace) -> list[tuple[TenantMode, MemoryLimit]]:
+async def memory_limits(settings: BenchSettings, place: TenantPlace) -> list[tuple[TenantMode, MemoryLimit]]:
     """What limits a tenant in each mode, as the node says it."""
     share = place.share_bytes
     if not share:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from partage.errors import Unsatisfiable
 from partage.lab.bench.model import BenchMachine, BenchSettings
-from partage.lab.gpus import computes, guard_directory, mode_name
+from partage.lab.gpus import guard_directory, is_workload, mode_name
 from partage.lab.place import TenantPlace
 from partage.model.gpu import ComputeMode, Driver, Gpu, Inventory
 from partage.model.ids import DeviceUuid
@@ -44,7 +44,7 @@ def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[GpuUse]) -> Bench
         mig_devices=tuple(device.profile for device in gpu.mig_devices),
         driver=driver.version,
         cuda=driver.cuda,
-        others=sum(use.gpu == gpu.uuid and computes(use) for use in uses),
+        others=sum(use.gpu == gpu.uuid and is_workload(use) for use in uses),
     )
 
 

@@ -28,7 +28,7 @@ class BenchSession(Frozen):
     repeats: int
 
 
-def modes(place: TenantPlace, processes: int) -> tuple[TenantMode, ...]:
+def possible_modes(place: TenantPlace, processes: int) -> tuple[TenantMode, ...]:
     """In which modes that many processes can run beside each other there, apart from the guard's."""
     one = processes == 1
     if not place.on_gpu:
@@ -71,7 +71,7 @@ def _of_pass(
     settings: BenchSettings, place: TenantPlace, number: int, repeats: int
 ) -> Iterator[BenchSession]:
     for processes in settings.processes:
-        found = modes(place, processes)
+        found = possible_modes(place, processes)
         plain = tuple(mode for mode in found if mode in PLAIN)
         for together in (plain, *((mode,) for mode in found if mode not in PLAIN)):
             keys = tuple(

@@ -37,12 +37,12 @@ def spread_of(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values), len(values))
 
 
-def times(cell: BenchCell) -> Spread:
+def total_time(cell: BenchCell) -> Spread:
     """Seconds until all processes were done."""
     return spread_of(cell.times_s)
 
 
-def each_took(cell: BenchCell) -> Spread:
+def time_of_each(cell: BenchCell) -> Spread:
     """Seconds that one process took, the median of those of a repeat."""
     return spread_of([statistics.median(one.seconds for one in repeat.samples) for repeat in cell.good])
 
@@ -68,7 +68,7 @@ def quantile(values: Sequence[float], percentile: int) -> float:
     return ordered[max(0, -(-len(ordered) * percentile // 100) - 1)]
 
 
-def digits(value: float) -> str:
+def three_digits(value: float) -> str:
     """The number with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:#.3g}".removesuffix(".")
 
@@ -111,10 +111,10 @@ def _shared(bench: BenchReport, processes: int) -> Iterator[BenchFigure]:
         yield from _compared(bench, key, throughput, f"small kernels, {at}: {words}")
     name = f"saturating kernels, {at}: what MPS costs over time-slicing"
     key = (Experiment.SATURATING, TenantMode.MPS, TenantMode.TIME_SLICING, processes)
-    yield from map(_as_cost, _compared(bench, key, times, name))
+    yield from map(_as_cost, _compared(bench, key, total_time, name))
     name = f"saturating kernels, {at}: what time-slicing costs over turns"
     key = (Experiment.SATURATING, TenantMode.TIME_SLICING, TenantMode.SEQUENTIAL, processes)
-    yield from map(_as_cost, _compared(bench, key, times, name))
+    yield from map(_as_cost, _compared(bench, key, total_time, name))
 
 
 def _compared(
@@ -150,7 +150,7 @@ def _guard(bench: BenchReport) -> Iterator[BenchFigure]:
     for experiment, words in ((Experiment.SMALL, "small"), (Experiment.SATURATING, "saturating")):
         key = (experiment, TenantMode.WITH_GUARD, TenantMode.WITHOUT_GUARD, 1)
         name = f"{words} kernels: what the guard costs"
-        yield from map(_as_cost, _compared(bench, key, times, name))
+        yield from map(_as_cost, _compared(bench, key, total_time, name))
     with_it, without = (
         bench.cell(Experiment.SMALL, mode, 1) for mode in (TenantMode.WITH_GUARD, TenantMode.WITHOUT_GUARD)
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept
-from partage.lab.prove.outcomes import allocate_beside, make_fault, must_work
+from partage.lab.prove.outcomes import allocate_beside, make_fault, require_working
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK
@@ -40,10 +40,10 @@ async def _over(stage: ExperimentStage) -> AttackOutcome:
     on=_alone_on_mig,
 )  # fmt: skip
 async def _fault(stage: ExperimentStage) -> AttackOutcome:
-    victim, culprit = await stage.tenant(), await stage.tenant(number=1)
-    must_work(await victim.attempt("launch"), await culprit.attempt("launch"))
-    answer = await make_fault(culprit)
-    after = await victim.attempt("launch")
+    neighbour, faulting = await stage.tenant(), await stage.tenant(number=1)
+    require_working(await neighbour.attempt("launch"), await faulting.attempt("launch"))
+    answer = await make_fault(faulting)
+    after = await neighbour.attempt("launch")
     if after != OK:
         return broken(f"the fault ({answer}) reached the other MIG device: {after}")
     return kept(f"the fault ended the tenant that made it ({answer}), and the other MIG device works on")

@@ -6,8 +6,8 @@ from partage.lab.place import TenantMode
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, kept
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import amount, beyond, got_around, was_limited
-from partage.lab.prove.stage import AttackNeed, ExperimentStage, fill
+from partage.lab.prove.outcomes import above_limit, allocated_words, limit_avoided, was_limited
+from partage.lab.prove.stage import AttackNeed, ExperimentStage, allocate_in_pieces
 from partage.lab.tenant import NotConnected
 from partage.model.share import Guarantee
 from partage.units import format_bytes
@@ -25,17 +25,19 @@ from partage.units import format_bytes
 async def _no_pipe(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
     mode = "exclusive-process mode" if share.exclusive else "default mode"
-    most = beyond(share.bytes, share.device_bytes)
+    most = above_limit(share.bytes, share.device_bytes)
     # Exclusive-process mode lets the first process in, so a server has to have the GPU.
     await stage.tenant()
     try:
-        stranger = await stage.tenant(mode=TenantMode.ALONE)
+        bypassing = await stage.tenant(mode=TenantMode.ALONE)
     except NotConnected as refused:
         return kept(f"it got no context ({refused}); the GPU is in {mode}")
-    got = await fill(stranger, share.bytes, most)
+    got = await allocate_in_pieces(bypassing, share.bytes, most)
     if was_limited(got, share.bytes):
-        return kept(f"{amount(got)}: something else than the daemon limits it")
-    return got_around(share, f"{amount(got)}, over {format_bytes(share.bytes)}; the GPU is in {mode}")
+        return kept(f"{allocated_words(got)}: something else than the daemon limits it")
+    return limit_avoided(
+        share, f"{allocated_words(got)}, over {format_bytes(share.bytes)}; the GPU is in {mode}"
+    )
 
 
 ATTACKS = (_no_pipe,)

@@ -8,17 +8,17 @@ from partage.lab.place import MEMORY_VARIABLE
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, kept, not_tried, weaker
 from partage.lab.prove.outcomes import (
+    above_limit,
     allocate_beside,
-    amount,
-    beyond,
-    got_around,
-    judge_allocation,
-    must_work,
+    allocated_words,
+    allocation_outcome,
+    limit_avoided,
+    require_working,
     shared_by,
     was_limited,
 )
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import Allocated, ExperimentStage, fill
+from partage.lab.prove.stage import Allocated, ExperimentStage, allocate_in_pieces
 from partage.lab.tenant import OK
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
@@ -58,9 +58,9 @@ async def _below(stage: ExperimentStage) -> AttackOutcome:
 )  # fmt: skip
 async def _over(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
-    most = beyond(share.bytes, share.device_bytes)
+    most = above_limit(share.bytes, share.device_bytes)
     neighbour = await stage.tenant()
-    must_work(await neighbour.allocate(max(share.bytes // 16, MIB)), await neighbour.attempt("launch"))
+    require_working(await neighbour.allocate(max(share.bytes // 16, MIB)), await neighbour.attempt("launch"))
     return await allocate_beside(stage, neighbour, share.bytes, most, "the share")
 
 
@@ -73,7 +73,7 @@ async def _over(stage: ExperimentStage) -> AttackOutcome:
 async def _lowered(stage: ExperimentStage) -> AttackOutcome:
     half = max(stage.share.bytes // 2 // MIB, 1) * MIB
     tenant = await stage.tenant({MEMORY_VARIABLE: f"0={half // MIB}M"})
-    return judge_allocation(await fill(tenant, half, half * 5 // 4), half, "the lower limit")
+    return allocation_outcome(await allocate_in_pieces(tenant, half, half * 5 // 4), half, "the lower limit")
 
 
 @attack(
@@ -108,25 +108,27 @@ async def _unseen(stage: ExperimentStage) -> AttackOutcome:
 async def _dropped(stage: ExperimentStage) -> AttackOutcome:
     """Without the variable, the daemon's own limit is left, which is that of the largest share."""
     share, limit = stage.share, stage.share.largest_bytes
-    most = beyond(limit, share.device_bytes)
-    got = await fill(await stage.tenant({MEMORY_VARIABLE: None}), limit, most)
+    most = above_limit(limit, share.device_bytes)
+    got = await allocate_in_pieces(await stage.tenant({MEMORY_VARIABLE: None}), limit, most)
     if not was_limited(got, limit):
-        return judge_allocation(got, limit, "the daemon's limit")
+        return allocation_outcome(got, limit, "the daemon's limit")
     if got.bytes <= share.bytes:
-        return kept(f"{amount(got)}: not more than its share of {format_bytes(share.bytes)}")
-    return got_around(share, f"{amount(got)}, with a share of {format_bytes(share.bytes)}")
+        return kept(f"{allocated_words(got)}: not more than its share of {format_bytes(share.bytes)}")
+    return limit_avoided(share, f"{allocated_words(got)}, with a share of {format_bytes(share.bytes)}")
 
 
 async def _with_variable(stage: ExperimentStage, value: str) -> AttackOutcome:
     """What a tenant got that sets its limit itself, compared with the daemon's limit."""
     share = stage.share
-    most = beyond(share.bytes, share.device_bytes)
-    got = await fill(await stage.tenant({MEMORY_VARIABLE: value}), share.bytes, most)
+    most = above_limit(share.bytes, share.device_bytes)
+    got = await allocate_in_pieces(await stage.tenant({MEMORY_VARIABLE: value}), share.bytes, most)
     if was_limited(got, share.bytes):
-        return kept(f"{amount(got)}: {_which_held(share, got)}")
+        return kept(f"{allocated_words(got)}: {_which_held(share, got)}")
     if got.bytes <= share.bytes:
-        return not_tried(f"it did not reach the limit: {amount(got)}")
-    return got_around(share, f"{amount(got)}, over the daemon's limit of {format_bytes(share.bytes)}")
+        return not_tried(f"it did not reach the limit: {allocated_words(got)}")
+    return limit_avoided(
+        share, f"{allocated_words(got)}, over the daemon's limit of {format_bytes(share.bytes)}"
+    )
 
 
 def _which_held(share: PromisedShare, got: Allocated) -> str:

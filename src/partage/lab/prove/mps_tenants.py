@@ -9,14 +9,14 @@ from partage.lab.place import THREADS_VARIABLE
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import got_around, within
+from partage.lab.prove.outcomes import at_most_of_device, limit_avoided
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK, OUT_OF_MEMORY
 from partage.model.share import Guarantee
 from partage.units import format_bytes
 
-NOBODY = 65534
+OTHER_UID = 65534
 _PATIENCE = 5
 """How many times as long as the first user's tenant the second's may take before it counts as waiting."""
 
@@ -36,7 +36,7 @@ def _has_ceiling(share: PromisedShare) -> bool:
 )  # fmt: skip
 async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
-    each = within(2 * (share.bytes * 5 // 6), share.device_bytes) // 2
+    each = at_most_of_device(2 * (share.bytes * 5 // 6), share.device_bytes) // 2
     one, other = await stage.tenant(), await stage.tenant()
     answers = [await one.allocate(each), await other.allocate(each)]
     size = format_bytes(share.bytes)
@@ -50,7 +50,7 @@ async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
 @attack(
     "mps-two-users", "MPS", Guarantee.GUARDED, AttackNeed.ROOT,
     promised="Tenants of two users are both served: beside each other, or one after the other.",
-    tried=f"A tenant of user {NOBODY} comes while one of this user works.",
+    tried=f"A tenant of user {OTHER_UID} comes while one of this user works.",
     on=is_mps,
 )  # fmt: skip
 async def _two_users(stage: ExperimentStage) -> AttackOutcome:
@@ -58,16 +58,16 @@ async def _two_users(stage: ExperimentStage) -> AttackOutcome:
     began = clock.time()
     first = await stage.tenant()
     patience_s = 1.0 + _PATIENCE * (clock.time() - began)
-    second = await stage.begin(uid=NOBODY)
+    second = await stage.begin(uid=OTHER_UID)
     beside = await second.connected(patience_s)
     if beside:
         answers = [await first.attempt("launch"), await second.attempt("launch")]
-        seen = f"users {os.geteuid()} and {NOBODY} worked beside each other"
+        seen = f"users {os.geteuid()} and {OTHER_UID} worked beside each other"
     else:
         await stage.end(first)
         await second.connected()
         answers = [await second.attempt("launch")]
-        seen = f"user {NOBODY} waited until the client of user {os.geteuid()} had gone, then worked"
+        seen = f"user {OTHER_UID} waited until the client of user {os.geteuid()} had gone, then worked"
     return kept(seen) if set(answers) == {OK} else broken(f"a client failed: {', '.join(answers)}")
 
 
@@ -86,7 +86,7 @@ async def _threads(stage: ExperimentStage) -> AttackOutcome:
         await stage.end(tenant)
     plain, raised, lowered = found
     seen = f"{plain} multiprocessors; {raised} with 100 in the variable, {lowered} with half of its share"
-    return kept(seen) if raised <= plain else got_around(stage.share, seen)
+    return kept(seen) if raised <= plain else limit_avoided(stage.share, seen)
 
 
 ATTACKS = (_threads, _two_processes, _two_users)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weaker
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, fill
+from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, allocate_in_pieces
 from partage.lab.tenant import OK, OUT_OF_MEMORY, TenantProcess
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
@@ -16,7 +16,7 @@ def shared_by(strategy: Strategy, share: PromisedShare) -> bool:
     return share.offering.shared is strategy
 
 
-def must_work(*answers: str) -> None:
+def require_working(*answers: str) -> None:
     """Raises CannotTry where tenants fail before the attack."""
     if set(answers) != {OK}:
         raise CannotTry(f"the tenants did not work to begin with: {', '.join(answers)}")
@@ -30,15 +30,15 @@ async def make_fault(tenant: TenantProcess) -> str:
     return answer
 
 
-def beyond(limit_bytes: int, device_bytes: int) -> int:
+def above_limit(limit_bytes: int, device_bytes: int) -> int:
     """How much to ask for so that the limit and not the device refuses: a quarter more than the limit.
 
     Raises CannotTry where that is more than nine tenths of the device.
     """
-    return within(limit_bytes * 5 // 4, device_bytes)
+    return at_most_of_device(limit_bytes * 5 // 4, device_bytes)
 
 
-def within(amount_bytes: int, device_bytes: int) -> int:
+def at_most_of_device(amount_bytes: int, device_bytes: int) -> int:
     """The amount. Raises CannotTry where it is more than nine tenths of the device."""
     if amount_bytes > device_bytes * 9 // 10:
         raise CannotTry(
@@ -51,12 +51,12 @@ async def allocate_beside(
     stage: ExperimentStage, neighbour: TenantProcess | None, limit_bytes: int, most_bytes: int, limit: str
 ) -> AttackOutcome:
     """The outcome for a tenant that allocates up to a limit, beside a neighbour that has to work on."""
-    got = await fill(await stage.tenant(), limit_bytes, most_bytes)
+    got = await allocate_in_pieces(await stage.tenant(), limit_bytes, most_bytes)
     if neighbour is None:
-        return judge_allocation(got, limit_bytes, limit)
+        return allocation_outcome(got, limit_bytes, limit)
     if (after := await neighbour.attempt("launch")) != OK:
-        return broken(f"{amount(got)}; the neighbour failed: {after}")
-    outcome = judge_allocation(got, limit_bytes, limit)
+        return broken(f"{allocated_words(got)}; the neighbour failed: {after}")
+    outcome = allocation_outcome(got, limit_bytes, limit)
     return AttackOutcome(outcome.verdict, f"{outcome.seen}; the neighbour works on")
 
 
@@ -65,23 +65,23 @@ def was_limited(got: Allocated, limit_bytes: int) -> bool:
     return got.bytes <= limit_bytes and got.answer == OUT_OF_MEMORY
 
 
-def amount(got: Allocated) -> str:
+def allocated_words(got: Allocated) -> str:
     """``it got 18.6 GiB, then CUDA_ERROR_OUT_OF_MEMORY``."""
     end = "and was not stopped" if got.answer == OK else f"then {got.answer}"
     return f"it got {format_bytes(got.bytes)}, {end}"
 
 
-def got_around(share: PromisedShare, seen: str) -> AttackOutcome:
+def limit_avoided(share: PromisedShare, seen: str) -> AttackOutcome:
     """A tenant avoided the limit on purpose: kept where the share is advisory, else weaker than promised."""
     if share.offering.guarantee.strength > Guarantee.ADVISORY.strength:
         return weaker(seen)
     return kept(f"{seen}: no more is stated than {share.offering.guarantee}")
 
 
-def judge_allocation(got: Allocated, limit_bytes: int, limit_words: str) -> AttackOutcome:
+def allocation_outcome(got: Allocated, limit_bytes: int, limit_words: str) -> AttackOutcome:
     """The outcome for a tenant that did nothing but allocate."""
     if got.bytes > limit_bytes:
-        return broken(f"{amount(got)}, over {limit_words} of {format_bytes(limit_bytes)}")
+        return broken(f"{allocated_words(got)}, over {limit_words} of {format_bytes(limit_bytes)}")
     if got.answer != OUT_OF_MEMORY:
-        return not_tried(f"it did not reach the limit: {amount(got)}")
-    return kept(f"{amount(got)}; {limit_words} is {format_bytes(limit_bytes)}")
+        return not_tried(f"it did not reach the limit: {allocated_words(got)}")
+    return kept(f"{allocated_words(got)}; {limit_words} is {format_bytes(limit_bytes)}")

@@ -17,7 +17,7 @@ from pathlib import Path
 from partage.edges.mps import launch
 from partage.errors import DriverUnavailable
 from partage.lab.daemon import MpsDaemon, find_pipe
-from partage.lab.gpus import computes, guard_directory
+from partage.lab.gpus import guard_directory, is_workload
 from partage.lab.prove.model import Evidence
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
@@ -33,11 +33,11 @@ _VERSION_S = 20
 
 @dataclass(frozen=True, slots=True)
 class RealEngine(ProofEngine):
-    """look: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
+    """observe: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
 
     evidence = Evidence.HARDWARE
     launch: TenantLaunch
-    look: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
+    observe: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
     run_dir: Path
     pipe: Path | None = None
     driver_root: Path = Path("/")
@@ -54,10 +54,10 @@ class RealEngine(ProofEngine):
         return ProofEngine.lacks(self, need)
 
     async def holder(self, gpu: GpuUuid) -> str:
-        inventory, uses = await self.look()
+        inventory, uses = await self.observe()
         if isinstance(inventory.driver, NoDriver):
             raise DriverUnavailable(inventory.driver.reason)
-        return next((str(use) for use in uses if use.gpu == gpu and computes(use)), "")
+        return next((str(use) for use in uses if use.gpu == gpu and is_workload(use)), "")
 
     def versions(self) -> Mapping[str, str]:
         if self.launch.engine != "torch":

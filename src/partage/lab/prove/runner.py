@@ -27,7 +27,7 @@ CATALOGUE: tuple[Attack, ...] = (
 NOT_OFFERED = not_tried("nothing that is offered here makes this promise")
 
 
-def named(names: Sequence[str]) -> tuple[Attack, ...]:
+def attacks_named(names: Sequence[str]) -> tuple[Attack, ...]:
     """The attacks of these names; all without names. Raises InputError for an unknown name."""
     known = {attack.name: attack for attack in CATALOGUE}
     if wrong := [name for name in names if name not in known]:
@@ -57,7 +57,7 @@ async def _on(
     async with AsyncExitStack() as around:
         setup: ShareSetup | str | None = None
         for attack in attacks:
-            lack = lacking(engine, attack, share)
+            lack = missing_need(engine, attack, share)
             if not lack:
                 tell(f"GPU {share.offering.gpu_index}, {share.offering.resource}: {attack.name}")
                 if setup is None:
@@ -78,7 +78,7 @@ async def _setup(engine: ProofEngine, share: PromisedShare, around: AsyncExitSta
         return str(error)
 
 
-def lacking(engine: ProofEngine, attack: Attack, share: PromisedShare) -> str:
+def missing_need(engine: ProofEngine, attack: Attack, share: PromisedShare) -> str:
     """Why an attack is not tried, a clause; empty where nothing is missing."""
     if share.offering.planned:
         return "the MIG device has still to be created"

@@ -21,11 +21,11 @@ _POSSIBLE = (AttackNeed.FAULTS, AttackNeed.ROOT, AttackNeed.NEIGHBOUR)
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine(ProofEngine):
-    """root: directory of the programs. deaf: daemons silently ignore the limits that they are given."""
+    """root: directory of the programs. ignores_limits: daemons ignore the limits that they are given."""
 
     evidence = Evidence.SIMULATED
     root: Path
-    deaf: bool = False
+    ignores_limits: bool = False
 
     def argv(self, uid: int | None) -> tuple[str, ...]:
         user = () if uid is None else (str(uid),)
@@ -40,7 +40,9 @@ class SimulatedEngine(ProofEngine):
     async def setup(self, share: PromisedShare) -> AsyncIterator[ShareSetup]:
         if share.offering.shared is not Strategy.MPS:
             raise CannotTry("the simulation has nothing but MPS to try")
-        running = simulated_daemon(self.root, share.daemon_spec, share.device_bytes, deaf=self.deaf)
+        running = simulated_daemon(
+            self.root, share.daemon_spec, share.device_bytes, ignores_limits=self.ignores_limits
+        )
         try:
             async with running as pipe:
                 daemon = MpsDaemon(pipe, self.root, named=bool(share.namespaces))
@@ -50,10 +52,10 @@ class SimulatedEngine(ProofEngine):
 
 
 @asynccontextmanager
-async def simulation(*, faults: bool, deaf: bool = False) -> AsyncIterator[SimulatedEngine]:
+async def simulation(*, faults: bool, ignores_limits: bool = False) -> AsyncIterator[SimulatedEngine]:
     """An engine, of which nothing is left afterwards."""
     root = passable_directory("partage-prove-", Path("/tmp"))  # noqa: S108 - a socket's path has to be short
     try:
-        yield SimulatedEngine(faults, root, deaf, deadline_s=20.0)
+        yield SimulatedEngine(faults, root, ignores_limits, deadline_s=20.0)
     finally:
         shutil.rmtree(root)

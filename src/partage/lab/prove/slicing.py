@@ -8,15 +8,22 @@ from partage.lab.place import TenantMode
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, kept
 from partage.lab.prove.outcomes import (
-    amount,
-    beyond,
-    got_around,
-    judge_allocation,
+    above_limit,
+    allocated_words,
+    allocation_outcome,
+    limit_avoided,
     shared_by,
     was_limited,
 )
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import UNCHANGED, Allocated, AttackNeed, ExperimentStage, VariableChanges, fill
+from partage.lab.prove.stage import (
+    UNCHANGED,
+    Allocated,
+    AttackNeed,
+    ExperimentStage,
+    VariableChanges,
+    allocate_in_pieces,
+)
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
 from partage.units import format_bytes
@@ -33,8 +40,8 @@ async def _filled(
 ) -> Allocated:
     """What a tenant gets that wants more than its share."""
     share = stage.share
-    most = beyond(share.bytes, share.device_bytes)
-    return await fill(await stage.tenant(changes, mode=mode), share.bytes, most)
+    most = above_limit(share.bytes, share.device_bytes)
+    return await allocate_in_pieces(await stage.tenant(changes, mode=mode), share.bytes, most)
 
 
 @attack(
@@ -55,7 +62,7 @@ async def _unheld(stage: ExperimentStage) -> AttackOutcome:
 )  # fmt: skip
 async def _capped(stage: ExperimentStage) -> AttackOutcome:
     got = await _filled(stage, TenantMode.WITH_GUARD)
-    return judge_allocation(got, stage.share.bytes, "the share")
+    return allocation_outcome(got, stage.share.bytes, "the share")
 
 
 @attack(
@@ -72,8 +79,8 @@ async def _off(stage: ExperimentStage) -> AttackOutcome:
 def _without_limit(stage: ExperimentStage, got: Allocated) -> AttackOutcome:
     share = stage.share
     if was_limited(got, share.bytes):
-        return kept(f"{amount(got)}: limited, although nothing is promised")
-    return got_around(share, f"{amount(got)}, with a share of {format_bytes(share.bytes)}")
+        return kept(f"{allocated_words(got)}: limited, although nothing is promised")
+    return limit_avoided(share, f"{allocated_words(got)}, with a share of {format_bytes(share.bytes)}")
 
 
 ATTACKS = (_unheld, _capped, _off)

@@ -16,7 +16,7 @@ from partage.lab.daemon import MpsDaemon
 from partage.lab.place import MEMORY_VARIABLE, THREADS_VARIABLE, TenantMode, TenantPlace
 from partage.lab.prove.model import Evidence
 from partage.lab.prove.share import PromisedShare
-from partage.lab.tenant import OK, TenantProcess, begin_tenant
+from partage.lab.tenant import OK, TenantProcess, start_tenant
 from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy
 from partage.units import MIB
@@ -150,7 +150,7 @@ class ExperimentStage:
         whole = {**self._environment(self._mode(mode), number), **changes}
         environment = {name: value for name, value in whole.items() if value is not None}
         argv = (*self._setup.before, *self.engine.argv(uid))
-        tenant = await begin_tenant(argv, environment, self.engine.deadline_s)
+        tenant = await start_tenant(argv, environment, self.engine.deadline_s)
         self._tenants.append(tenant)
         return tenant
 
@@ -196,7 +196,7 @@ class ExperimentStage:
             raise CannotTry("a tenant is no client of the daemon: it did not reach it, and works beside it")
 
 
-async def fill(tenant: TenantProcess, limit_bytes: int, most_bytes: int) -> Allocated:
+async def allocate_in_pieces(tenant: TenantProcess, limit_bytes: int, most_bytes: int) -> Allocated:
     """Allocate sixteenths of a limit until one is refused, or until one more would exceed ``most_bytes``.
 
     Raises TenantLost.

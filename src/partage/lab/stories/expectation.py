@@ -26,20 +26,23 @@ def read_expectation(step: Table) -> Expect | None:
         return None
     return Expect(
         path=place.place.path,
-        within_s=_within(step.get("within")),
-        allocatable=_each(table.get("allocatable"), lambda field: field.integer(0)),
-        capacity=_each(table.get("capacity"), lambda field: field.integer(0)),
-        pods=_by_pod(_each(table.get("pods"), Field.text)),
-        env=_by_pod(_each(table.get("env"), lambda field: _each(field, _pattern))),
-        health=_health(table.get("health")),
-        waiting=_indexes(table.get("waiting")),
-        problem=_problem(table.get("problem")),
+        within_s=step.value("within", _within, DEFAULT_WITHIN_S),
+        allocatable=_each(table, "allocatable", lambda field: field.integer(0)),
+        capacity=_each(table, "capacity", lambda field: field.integer(0)),
+        pods=_by_pod(_each(table, "pods", Field.text)),
+        env=_by_pod(_each(table, "env", lambda field: _members(field, _pattern))),
+        health=table.value("health", _health, {}),
+        waiting=table.value("waiting", _indexes, None),
+        problem=table.value("problem", Field.text, None),
     )
 
 
-def _each(place: Field | None, read: Callable[[Field], T | None]) -> dict[str, T]:
-    members = (place.mapping() or {}) if place else {}
-    values = {name: read(field) for name, field in members.items()}
+def _each(table: Table, key: str, read: Callable[[Field], T | None]) -> dict[str, T]:
+    return table.value(key, lambda field: _members(field, read), {})
+
+
+def _members(place: Field, read: Callable[[Field], T | None]) -> dict[str, T]:
+    values = {name: read(field) for name, field in (place.mapping() or {}).items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -54,30 +57,20 @@ def _pattern(place: Field) -> str | None:
     return place.text()
 
 
-def _health(place: Field | None) -> dict[str, tuple[int, ...]]:
-    table = place.table(tuple(state.value for state in HealthState)) if place else None
-    if table is None:
-        return {}
-    found = {state.value: _indexes(table.get(state.value)) for state in HealthState}
-    return {state: indexes for state, indexes in found.items() if indexes is not None}
+def _health(place: Field) -> dict[str, tuple[int, ...]]:
+    table = place.table(tuple(state.value for state in HealthState))
+    named = [state.value for state in HealthState if table and state.value in table]
+    return {state: _indexes(table.here(state)) for state in named} if table else {}
 
 
-def _indexes(place: Field | None) -> tuple[int, ...] | None:
-    if place is None:
-        return None
+def _indexes(place: Field) -> tuple[int, ...]:
     numbers = [item.integer(0) for item in place.items(at_most=_MOST_GPUS) or []]
     return tuple(number for number in numbers if number is not None)
 
 
-def _problem(place: Field | None) -> str | None:
-    return place.text() if place else None
-
-
-def _within(place: Field | None) -> float:
-    if place is None:
-        return DEFAULT_WITHIN_S
+def _within(place: Field) -> float | None:
     match = _SECONDS.fullmatch(str(place.value))
     if match and 0 < float(match[1]) <= _LONGEST_WAIT_S:
         return float(match[1])
     place.error(f"has to be a time up to {_LONGEST_WAIT_S}s", "within: 5s")
-    return DEFAULT_WITHIN_S
+    return None

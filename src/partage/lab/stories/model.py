@@ -36,7 +36,7 @@ class PolicyText(Frozen):
 # --- steps -------------------------------------------------------------------------------------
 
 
-class Say(Frozen):
+class Remark(Frozen):
     """A remark to the reader."""
 
     text: str
@@ -69,17 +69,16 @@ class RestartAgent(Frozen):
     """The agent stops, away from its pods, and starts again."""
 
 
-class Later(Frozen):
+class TimePasses(Frozen):
     """Time passes: the clocks of agent and kubelet jump."""
 
     seconds: float
 
 
 class FaultStep(Frozen):
-    """A fault of the node. words: as the story says it."""
+    """A fault of the node."""
 
     fault: Fault
-    words: str
 
 
 class Expect(Frozen):
@@ -105,7 +104,15 @@ class Expect(Frozen):
 
 
 StoryStep = (
-    Say | RunPods | EndPods | ChangePolicy | RestartKubelet | RestartAgent | Later | FaultStep | Expect
+    Remark
+    | RunPods
+    | EndPods
+    | ChangePolicy
+    | RestartKubelet
+    | RestartAgent
+    | TimePasses
+    | FaultStep
+    | Expect
 )
 
 

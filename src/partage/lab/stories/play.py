@@ -21,19 +21,19 @@ from partage.lab.stories.model import (
     EndPods,
     Expect,
     FaultStep,
-    Later,
     PolicyText,
+    Remark,
     RestartAgent,
     RestartKubelet,
     RunPods,
-    Say,
     Story,
     StoryStep,
+    TimePasses,
     short_key,
 )
-from partage.lab.stories.sentences import expected, got, refusal, waits
-from partage.lab.stories.shortcomings import NodeSnapshot, shortcomings
+from partage.lab.stories.sentences import expectation_sentence, pod_lines, refusal_sentence, waiting_sentences
 from partage.lab.stories.stage import StoryStage
+from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.model.gpu import Inventory
 from partage.sim.kubelet.pod import PodPhase, PodStatus
 from partage.values import Frozen
@@ -56,19 +56,19 @@ class StoryScene(Frozen, omit_defaults=True):
 class StoryEnding(Frozen):
     """How the node stands when the story is over.
 
-    run_dir: the agent's, with which host paths begin. contradictions: breaches of the kubelet's protocol.
+    run_dir: the agent's, with which host paths begin. protocol_errors: breaches of the kubelet's protocol.
     """
 
     scenes: tuple[StoryScene, ...]
     inventory: Inventory
     snapshot: NodeSnapshot
     run_dir: str
-    contradictions: tuple[str, ...] = ()
+    protocol_errors: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
         """Every expectation came true, and the agent kept to the protocol."""
-        return not self.contradictions and all(scene.good is not False for scene in self.scenes)
+        return not self.protocol_errors and all(scene.good is not False for scene in self.scenes)
 
 
 async def play(
@@ -127,13 +127,13 @@ class StoryPlayer:
             inventory=await self.stage.hardware.observe(),
             snapshot=self.stage.snapshot(),
             run_dir=str(self.stage.settings.run_dir),
-            contradictions=self.stage.kubelet.contradictions,
+            protocol_errors=self.stage.kubelet.protocol_errors,
         )
 
     async def perform(self, step: StoryStep) -> None:
         """Do what the step says, and report it."""
         match step:
-            case Say():
+            case Remark():
                 self._report("say", step.text)
             case RunPods():
                 await self._run(step)
@@ -145,12 +145,12 @@ class StoryPlayer:
                 await self._restart("the kubelet", self.stage.kubelet.restart)
             case RestartAgent():
                 await self._restart("the agent", self._restart_agent)
-            case Later():
+            case TimePasses():
                 self.stage.clock.jump(step.seconds)
                 self._report("later", f"{step.seconds:g} s pass")
             case FaultStep():
                 await self.stage.hardware.inject(step.fault)
-                self._report("fault", step.words)
+                self._report("fault", str(step.fault))
             case Expect():
                 await self._expect(step)
             case _:
@@ -170,7 +170,7 @@ class StoryPlayer:
     def _report_pod(self, status: PodStatus, suffix: str = "") -> None:
         report = self.stage.agent_status.report
         shares = shares_of(report.offer) if report else {}
-        lines = got(status, shares) if status.containers else [refusal(status)]
+        lines = pod_lines(status, shares) if status.containers else [refusal_sentence(status)]
         self._report("run", status.pod.key + suffix, details=tuple(lines))
 
     def _report_late_pod(self, status: PodStatus) -> None:
@@ -181,7 +181,11 @@ class StoryPlayer:
             self._report("refused", status.pod.key, False, ("runs, and should have been refused",))
             return
         good = wanted.lower() in status.message.lower()
-        details = [refusal(status)] if good else [refusal(status), f"refused, but not because of {wanted!r}"]
+        details = (
+            [refusal_sentence(status)]
+            if good
+            else [refusal_sentence(status), f"refused, but not because of {wanted!r}"]
+        )
         self._report("refused", status.pod.key, good, tuple(details))
 
     async def _end(self, step: EndPods) -> None:
@@ -217,7 +221,7 @@ class StoryPlayer:
         problems = self._problems()
         said = "is refused, the last good one stays" if problems else "is taken over"
         report = self.stage.agent_status.report
-        details = [str(problem) for problem in problems] or (waits(report) if report else [])
+        details = [str(problem) for problem in problems] or (waiting_sentences(report) if report else [])
         self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
 
     def _problems(self) -> list[Problem]:
@@ -241,10 +245,10 @@ class StoryPlayer:
 
     async def _expect(self, step: Expect) -> None:
         def missing() -> list[str]:
-            return shortcomings(step, self.stage.snapshot())
+            return unmet_expectations(step, self.stage.snapshot())
 
         good = await self.stage.eventually(lambda: not missing(), step.within_s)
-        self._report("expect", expected(step), good, () if good else tuple(missing()))
+        self._report("expect", expectation_sentence(step), good, () if good else tuple(missing()))
 
     def _report(self, verb: str, text: str, good: bool | None = None, details: tuple[str, ...] = ()) -> None:
         scene = StoryScene(time.monotonic() - self._began_s, verb, text, good, details)

@@ -6,34 +6,31 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from partage.codec.fields import Dialect, Field, Notes, Place, Table
 from partage.codec.yaml_document import check_size, read_document
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.lab.stories.expectation import read_expectation
-from partage.lab.stories.faults import read_fault_step
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
-    Later,
+    FaultStep,
     PolicyText,
+    Remark,
     RestartAgent,
     RestartKubelet,
     RunPods,
-    Say,
     Story,
     StoryStep,
+    TimePasses,
     full_pattern,
 )
 from partage.model.ids import parse_resource_name
 from partage.sim.kubelet.pod import Container, Pod
+from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
-
-T = TypeVar("T")
-D = TypeVar("D")
 
 _TOP = ("title", "machine", "policy", "config", "steps")
 _STEPS = {
@@ -74,19 +71,14 @@ def read_story(
     chosen_policy = (
         PolicyText(policy, _read_bytes(Path(policy), policy))
         if policy is not None
-        else _given(top.get("policy"), reader.policy, None)
+        else top.value("policy", reader.policy, None)
     )
-    title = _given(top.get("title"), Field.text, None)
-    config = config if config is not None else _given(top.get("config"), Field.text, None)
+    title = top.value("title", Field.text, None)
+    config = config if config is not None else top.value("config", Field.text, None)
     notes.finish()
     assert chosen_machine is not None, "a machine that could not be made has been noted"
     title = title or path.resolve().parent.name
     return Story(path, title, chosen_machine, chosen_policy, config, steps)
-
-
-def _given(field: Field | None, read: Callable[[Field], T | None], default: D) -> T | D:
-    value = read(field) if field is not None else None
-    return default if value is None else value
 
 
 def _read_bytes(path: Path, name: str) -> bytes:
@@ -104,16 +96,16 @@ class StoryReader(Frozen):
 
     def machine(self, top: Table) -> Machine | None:
         """By name, or a machine file beside the story."""
-        found = top.required("machine", "machine: 8xh100-sxm5-80gb, or a machine file beside the story")
-        name = found.text() if found else None
-        if found is None or name is None:
+        what = "machine: 8xh100-sxm5-80gb, or a machine file beside the story"
+        name = top.needed("machine", Field.text, what)
+        if name is None:
             return None
         beside = self.folder / name
         try:
             return load_machine(str(beside) if beside.is_file() else name)
         except (InputError, Unsatisfiable) as error:
             for problem in error.problems:
-                found.error(problem.message, problem.hint)
+                top.here("machine").error(problem.message, problem.hint)
             return None
 
     def policy(self, place: Field) -> PolicyText | None:
@@ -132,8 +124,8 @@ class StoryReader(Frozen):
 
     def steps(self, top: Table) -> tuple[StoryStep, ...]:
         """Every step that could be read."""
-        written = _given(top.required("steps"), lambda field: field.items(at_most=_MOST_STEPS), [])
-        steps = [self._step(place) for place in written]
+        written = top.needed("steps", lambda field: field.items(at_most=_MOST_STEPS))
+        steps = [self._step(place) for place in written or []]
         return tuple(step for step in steps if step is not None)
 
     def _step(self, place: Field) -> StoryStep | None:
@@ -151,17 +143,16 @@ class StoryReader(Frozen):
 
     def _say(self, step: Table) -> StoryStep | None:
         text = step.text("say", "")
-        return Say(text) if text else None
+        return Remark(text) if text else None
 
     def _run(self, step: Table) -> StoryStep | None:
-        name = _given(step.required("run"), lambda field: field.parsed(_pod_name), "")
+        name = step.needed("run", lambda field: field.parsed(_pod_name))
         containers = _containers(step)
-        init = _container_map(step.get("init"))
-        copies = step.get("copies")
-        count = _given(copies, lambda field: field.integer(1), 0)
-        refused = _given(step.get("refused"), Field.text, "")
-        if copies and count > _MOST_COPIES:
-            copies.error(f"at most {_MOST_COPIES} copies")
+        init = step.value("init", _container_map, ())
+        count = step.value("copies", lambda field: field.integer(1), 0)
+        refused = step.text("refused", "")
+        if count > _MOST_COPIES:
+            step.here("copies").error(f"at most {_MOST_COPIES} copies")
             return None
         if not name or not containers:
             return None
@@ -179,7 +170,7 @@ class StoryReader(Frozen):
         return EndPods(full_pattern(pattern)) if pattern else None
 
     def _policy(self, step: Table) -> StoryStep | None:
-        policy = _given(step.get("policy"), self.policy, None)
+        policy = step.value("policy", self.policy, None)
         return None if policy is None else ChangePolicy(policy)
 
     def _restart(self, step: Table) -> StoryStep | None:
@@ -197,10 +188,12 @@ class StoryReader(Frozen):
         if match is None:
             step.whole.error("has to be a time in seconds, minutes or hours", "later: 90s, later: 2m")
             return None
-        return Later(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
+        return TimePasses(float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]])
 
     def _fault(self, step: Table) -> StoryStep | None:
-        return _given(step.required("fault"), read_fault_step, None)
+        place = step.required("fault")
+        fault = read_fault(place) if place else None
+        return FaultStep(fault) if fault else None
 
     def _expect(self, step: Table) -> StoryStep | None:
         return read_expectation(step)
@@ -211,12 +204,13 @@ def _containers(step: Table) -> tuple[Container, ...]:
     if ("containers" in step) == ("requests" in step):
         step.whole.error("a pod has either requests or containers", "requests: {nvidia.com/gpu: 1}")
         return ()
-    requests = step.get("requests")
-    return (_container("main", requests),) if requests else _container_map(step.get("containers"))
+    if "requests" in step:
+        return (_container("main", step.here("requests")),)
+    return step.value("containers", _container_map, ())
 
 
-def _container_map(place: Field | None) -> tuple[Container, ...]:
-    named = (place.mapping() or {}) if place else {}
+def _container_map(place: Field) -> tuple[Container, ...]:
+    named = place.mapping() or {}
     return tuple(_container(name, wanted) for name, wanted in named.items())
 
 

@@ -12,18 +12,18 @@ from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of, gpus, listed
 
 
-def got(status: PodStatus, shares: Mapping[ShareId, NamedShare]) -> list[str]:
+def pod_lines(status: PodStatus, shares: Mapping[ShareId, NamedShare]) -> list[str]:
     """What each container of a pod got, a line for each resource."""
     several = len(status.containers) > 1
     lines = [
         f"{container.name}: {line}" if several else line
         for container in status.containers
-        for line in got_by(container, shares)
+        for line in share_lines(container, shares)
     ]
     return lines or [str(status.phase)]
 
 
-def got_by(container: ContainerStatus, shares: Mapping[ShareId, NamedShare]) -> list[str]:
+def share_lines(container: ContainerStatus, shares: Mapping[ShareId, NamedShare]) -> list[str]:
     """What one container got, a line for each resource."""
     return [f"{resource} on {_where(ids, shares)}" for resource, ids in container.ids.items()]
 
@@ -36,12 +36,12 @@ def _where(ids: tuple[ShareId, ...], shares: Mapping[ShareId, NamedShare]) -> st
     return ", ".join(sorted(shares[one].words if one in shares else one for one in ids))
 
 
-def refusal(status: PodStatus) -> str:
+def refusal_sentence(status: PodStatus) -> str:
     """Why a pod does not run, as its events say it."""
     return f"{status.phase} ({status.reason}): {status.message}"
 
 
-def waits(report: Report) -> list[str]:
+def waiting_sentences(report: Report) -> list[str]:
     """Which GPUs wait for which pods before they change."""
     lines = []
     for gpu in report.gpus:
@@ -55,10 +55,10 @@ def waits(report: Report) -> list[str]:
     return lines
 
 
-def expected(expect: Expect) -> str:
+def expectation_sentence(expect: Expect) -> str:
     """What is expected, in one line."""
     parts = [f"{count} {name}" for name, count in expect.allocatable.items()]
-    parts += [f"{count} {name} with sick ones" for name, count in expect.capacity.items()]
+    parts += [f"{count} {name} with unhealthy ones" for name, count in expect.capacity.items()]
     parts += [f"{short_key(pattern)} {phase}" for pattern, phase in expect.pods.items()]
     if expect.env:
         variables = sum(len(one) for one in expect.env.values())

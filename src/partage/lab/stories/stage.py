@@ -12,18 +12,18 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unreachable
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
-from partage.lab.stories.shortcomings import NodeSnapshot
+from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
 from partage.sim.node.hardware import SimulatedHardware
 
 INTERVALS = Intervals(
-    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, settle_s=0.2,
+    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, withdraw_s=0.2,
     turn_gap_s=0.02,
 )  # fmt: skip
 """A story is played in seconds: the agent looks more often than on a real node, and does the same."""
 
-PATIENCE_S = 10.0
+WAIT_LIMIT_S = 10.0
 _GLANCE_S = 0.02
 """How often the stage checks the condition it waits for, and whether a waiting pod finds room."""
 
@@ -126,7 +126,7 @@ class StoryStage:
 
     # --- what can be waited for ---
 
-    async def eventually(self, condition: Callable[[], bool], within_s: float = PATIENCE_S) -> bool:
+    async def eventually(self, condition: Callable[[], bool], within_s: float = WAIT_LIMIT_S) -> bool:
         """Whether the condition comes true in time. An agent that ends meanwhile raises its error here."""
         until_s = time.monotonic() + within_s
         while not condition():

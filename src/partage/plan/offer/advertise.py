@@ -13,6 +13,7 @@ from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, resources_of
 from partage.plan.offer.assign import Assignment, PlannedDevice, Target
 from partage.plan.offer.findings import Findings
+from partage.plan.offer.gpu_devices import device_memory
 from partage.plan.offer.list_size import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
 from partage.plan.offer.mps_shares import (
     Portions,
@@ -22,7 +23,6 @@ from partage.plan.offer.mps_shares import (
     no_namespaces,
     portions,
 )
-from partage.plan.offer.presented import device_memory
 from partage.units import MIB
 
 _LARGEST_LIST: Final = MESSAGE_LIMIT_BYTES - SLACK_BYTES
@@ -103,11 +103,11 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
     if mig is None:
         device, index, profile = gpu.uuid, str(gpu.index), None
     elif isinstance(mig, PlannedDevice):
-        device = MigUuid(f"{gpu.uuid}/{mig.item.profile}@{mig.placement.start}#{position}")
-        index, profile, nodes = f"{gpu.index}:{position}", str(mig.item.profile), ()
+        device = MigUuid(f"{gpu.uuid}/{mig.profile}@{mig.placement.start}#{position}")
+        index, profile, nodes = f"{gpu.index}:{position}", mig.profile, ()
     else:
         device, index, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.profile
-        nodes += mig.capability_nodes
+        nodes += mig.capability_files
     return DeviceOffer(
         device=device,
         gpu=gpu.uuid,

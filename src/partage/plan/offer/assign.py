@@ -25,10 +25,11 @@ from partage.model.policy import (
     WatchAction,
 )
 from partage.plan.offer.claims import ClaimableDevice, claim
-from partage.plan.offer.findings import Findings, name_gpus
+from partage.plan.offer.findings import Findings
+from partage.plan.offer.gpu_devices import GpuDevices, PlannedDevice, devices_of
 from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
-from partage.plan.offer.presented import PlannedDevice, Presented, present
 from partage.plan.offer.select import GeometryOf, glob_matches, select
+from partage.text import gpus
 from partage.values import Frozen
 
 __all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign"]
@@ -94,7 +95,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     owners = select(policy, inventory, geometry_of, findings)
     strategy = policy.options.mig_strategy
     presented = {
-        gpu.uuid: present(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
+        gpu.uuid: devices_of(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
         for gpu in inventory
     }
     if strategy is MigStrategy.SINGLE:
@@ -123,7 +124,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
 
 def _existing(
     inventory: Inventory,
-    presented: Mapping[GpuUuid, Presented],
+    presented: Mapping[GpuUuid, GpuDevices],
     owners: Mapping[GpuUuid, GpuEntry],
     options: Options,
 ) -> Iterator[Target]:
@@ -149,13 +150,12 @@ def _default_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Opti
     """The name from the operator's patterns, else from the MIG strategy."""
     if mig is None:
         return _by_pattern(gpu.product, options.gpu_names) or _GPU
-    profile = mig.profile if isinstance(mig, MigDevice) else str(mig.item.profile)
-    named = _by_pattern(profile, options.mig_names)
+    named = _by_pattern(mig.profile, options.mig_names)
     if named is not None:
         return named
     if options.mig_strategy is MigStrategy.SINGLE:
         return _GPU
-    return ResourceName(f"{VENDOR}/mig-{profile.replace('+', '.').replace(',', '.')}")
+    return ResourceName(f"{VENDOR}/mig-{mig.profile.replace('+', '.').replace(',', '.')}")
 
 
 def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:
@@ -246,7 +246,7 @@ def _strategy(device: ClaimableDevice, sharing: Sharing) -> Strategy:
 
 
 def _strategies(
-    inventory: Inventory, presented: Mapping[GpuUuid, Presented], targets: Sequence[Target]
+    inventory: Inventory, presented: Mapping[GpuUuid, GpuDevices], targets: Sequence[Target]
 ) -> dict[GpuUuid, Strategy]:
     by_gpu = {target.gpu.uuid: target.strategy for target in targets}
     return {
@@ -259,7 +259,7 @@ def _strategies(
 
 
 def _check_single(
-    policy: Policy, inventory: Inventory, presented: Mapping[GpuUuid, Presented], findings: Findings
+    policy: Policy, inventory: Inventory, presented: Mapping[GpuUuid, GpuDevices], findings: Findings
 ) -> None:
     """MIG strategy ``single`` needs equal devices: all GPUs whole, or all divided into one profile."""
     path = "flags.migStrategy" if policy.format.startswith("nvidia") else "resources.mig-strategy"
@@ -272,18 +272,13 @@ def _check_single(
     hint = f"{key}: mixed names MIG devices by their profile, and takes GPUs of all kinds"
     if whole:
         message = "all devices on the node must be configured with the same migEnabled value"
-        said = f"{message} under MIG strategy single: {name_gpus(whole)} without MIG"
+        said = f"{message} under MIG strategy single: {gpus(whole)} without MIG"
         findings.add("impossible", path, said, hint)
     for gpu in cut:
         if not presented[gpu.uuid].devices:
             message = f"device {gpu.index} has no MIG devices configured, and MIG strategy is single"
             findings.add("impossible", path, message, hint)
-    profiles = {
-        device.profile if isinstance(device, MigDevice) else str(device.item.profile)
-        for gpu in cut
-        for device in presented[gpu.uuid].devices
-        if device is not None
-    }
+    profiles = {device.profile for gpu in cut for device in presented[gpu.uuid].devices if device is not None}
     if len(profiles) > 1:
         message = f"more than one MIG device type present on node: {', '.join(sorted(profiles))}"
         findings.add("impossible", path, message, hint)
@@ -299,7 +294,7 @@ def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: 
     for name, unlike in kinds.items():
         if len(unlike) < 2:
             continue
-        said = "; ".join(f"{kind} on {name_gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+        said = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
         origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
         findings.add(
             "doubtful",
@@ -329,9 +324,7 @@ def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
 
 def _kind(target: Target) -> str:
     """A share in words; equal for equal shares."""
-    on = ""
-    if target.mig is not None:
-        on = f"{target.mig.profile if isinstance(target.mig, MigDevice) else target.mig.item.profile} "
+    on = f"{target.mig.profile} " if target.mig is not None else ""
     match target.sharing:
         case Exclusive():
             return f"{on}exclusive"

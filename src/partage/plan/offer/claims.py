@@ -16,7 +16,7 @@ from partage.model.policy import (
     ResourceEntry,
 )
 from partage.plan.offer.findings import Findings
-from partage.plan.offer.presented import PlannedDevice
+from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.plan.offer.select import all_indexes
 from partage.values import Frozen
 

@@ -64,7 +64,7 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
     )
 
 
-def live(offer: NodeOffer) -> dict[GpuUuid, GpuOffer]:
+def existing_offer(offer: NodeOffer) -> dict[GpuUuid, GpuOffer]:
     """The devices of an offer that exist."""
     return {gpu: tuple(one for one in devices if not one.planned) for gpu, devices in offer.items()}
 

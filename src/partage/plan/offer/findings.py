@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
+from partage import text
 from partage.errors import InputError, Problem, Severity, Unsatisfiable
 
 Kind = Literal["wrong", "impossible", "doubtful"]
@@ -48,22 +49,9 @@ class Findings:
         return (*listed, Problem(self._file, "", listed[-1].severity, rest))
 
     def _problem(self, kind: Kind, path: str, message: str, hint: str, gpus: list[int]) -> Problem:
-        text = f"{name_gpus(gpus)}: {message}" if gpus else message
-        return Problem(self._file, path, _severity(kind), text, hint)
+        said = f"{text.gpus(gpus)}: {message}" if gpus else message
+        return Problem(self._file, path, _severity(kind), said, hint)
 
 
 def _severity(kind: Kind) -> Severity:
     return "warning" if kind == "doubtful" else "error"
-
-
-def name_gpus(indexes: Iterable[int]) -> str:
-    """``GPU 3``, ``GPUs 0-3, 6``."""
-    distinct = sorted(set(indexes))
-    runs: list[list[int]] = []
-    for index in distinct:
-        if runs and index == runs[-1][-1] + 1:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    named = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
-    return f"GPU{'s' if len(distinct) > 1 else ''} {', '.join(named)}"

@@ -17,7 +17,7 @@ from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 
 
-def to_watch(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction]) -> frozenset[GpuUuid]:
+def gpus_to_watch(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction]) -> frozenset[GpuUuid]:
     """GPUs with shares that a container can exceed, unless the policy says ``off``. watch_of: by GPU UUID."""
     return frozenset(
         gpu
@@ -31,7 +31,7 @@ def _can_be_exceeded(offering: DeviceOffer) -> bool:
     return offering.shared is not Strategy.EXCLUSIVE or offering.guarantee is Guarantee.NONE
 
 
-def unwatched(offer: NodeOffer, seen: Collection[GpuUuid]) -> frozenset[GpuUuid]:
+def gpus_unwatched(offer: NodeOffer, seen: Collection[GpuUuid]) -> frozenset[GpuUuid]:
     """GPUs with guarded shares that are not watched. seen: GPUs whose processes are watched and visible."""
     return frozenset(
         gpu
@@ -42,10 +42,10 @@ def unwatched(offer: NodeOffer, seen: Collection[GpuUuid]) -> frozenset[GpuUuid]
 
 def promised(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction]) -> NodeOffer:
     """What a policy's shares guarantee if the watchdog works: under ``watch: off`` nothing is watched."""
-    return believed(offer, unwatched(offer, to_watch(offer, watch_of)))
+    return with_current_guarantees(offer, gpus_unwatched(offer, gpus_to_watch(offer, watch_of)))
 
 
-def believed(offer: NodeOffer, unwatched: Collection[GpuUuid]) -> NodeOffer:
+def with_current_guarantees(offer: NodeOffer, unwatched: Collection[GpuUuid]) -> NodeOffer:
     """The offer with its current guarantees: on GPUs that are not watched, guarded shares are advisory."""
     if not unwatched:
         return offer

@@ -66,7 +66,7 @@ class Portions(Frozen):
         return next((f"{SERVER}/{name}" for name in own), "")
 
     @property
-    def outside(self) -> tuple[int, int]:
+    def limits_outside(self) -> tuple[int, int]:
         """Memory in bytes and percent of threads of clients that are in no namespace.
 
         Without namespaces those of the largest share, which must be possible. With namespaces those of the
@@ -111,7 +111,7 @@ class Portions(Frozen):
         )
 
 
-class TooMuch(Frozen):
+class TooManyClients(Frozen):
     """Why the clients do not fit on one GPU."""
 
     message: str
@@ -163,7 +163,7 @@ def no_namespaces(gpu: Gpu, driver: Driver | NoDriver, *, mig: bool) -> str:
     return "MPS protocol 3 is for whole GPUs: NVIDIA asks for MIG to be off" if mig else ""
 
 
-def portions(sharing: Mps, memory_bytes: int) -> Portions | TooMuch:
+def portions(sharing: Mps, memory_bytes: int) -> Portions | TooManyClients:
     """The portions of a GPU. A client without an amount gets an equal part of what the others leave."""
     apart = sharing.protocol >= 3
     if not sharing.clients:
@@ -182,9 +182,9 @@ def portions(sharing: Mps, memory_bytes: int) -> Portions | TooMuch:
     return Portions(tuple(Portion(*parts) for parts in zip(names, memory, threads, strict=True)), apart)
 
 
-def _too_much(message: str, wanted: Sequence[int | None]) -> TooMuch:
+def _too_much(message: str, wanted: Sequence[int | None]) -> TooManyClients:
     hint = "a client without a figure needs a part, too" if None in wanted else ""
-    return TooMuch(f"the MPS clients {message}", hint)
+    return TooManyClients(f"the MPS clients {message}", hint)
 
 
 def _filled(wanted: Sequence[int | None], total: int, unit: int) -> list[int] | None:

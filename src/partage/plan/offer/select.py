@@ -11,7 +11,8 @@ from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid
 from partage.model.pci import parse_pci_address
 from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, Policy, RemainingGpus
-from partage.plan.offer.findings import Findings, name_gpus
+from partage.plan.offer.findings import Findings
+from partage.text import gpus
 
 GeometryOf = Callable[[Gpu], Geometry | None]
 """The geometry of a GPU's model; None if its MIG profiles are not known."""
@@ -126,7 +127,7 @@ def _name_absent(entry: GpuEntry, inventory: Inventory, findings: Findings) -> N
         return
     where = entry.select
     path = f"{entry.origin}.select"
-    has = f"it has {name_gpus(indexes)}" if (indexes := all_indexes(inventory)) else "it has no GPU"
+    has = f"it has {gpus(indexes)}" if (indexes := all_indexes(inventory)) else "it has no GPU"
     for index in where.index:
         if index not in indexes:
             findings.add("wrong", f"{path}.index", f"the node has no GPU {index}", has)
@@ -228,7 +229,7 @@ def _name_absent_index(entry: GpuEntry, where: GpuCriteria, inventory: Inventory
     indexes = all_indexes(inventory)
     for index in where.index:
         if index not in indexes:
-            has = f"it has {name_gpus(indexes)}" if indexes else "it has no GPU"
+            has = f"it has {gpus(indexes)}" if indexes else "it has no GPU"
             findings.add("wrong", f"{entry.origin}.devices", f"the node has no GPU {index}", has)
 
 

@@ -11,8 +11,8 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec
 from partage.model.policy import Interval, Mps, TimeSlicing
 from partage.plan.offer.assign import Target
+from partage.plan.offer.gpu_devices import device_memory
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions
-from partage.plan.offer.presented import device_memory
 from partage.values import Frozen
 
 
@@ -58,4 +58,4 @@ def daemon_spec(target: Target, sharing: Mps, device: DeviceUuid) -> DaemonSpec:
     shares = portions(sharing, device_memory(gpu, target.mig).memory_bytes)
     if not limits_clients(gpu) or not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
-    return DaemonSpec(gpu.uuid, device, *shares.outside, sharing.multi_user, shares.namespaces)
+    return DaemonSpec(gpu.uuid, device, *shares.limits_outside, sharing.multi_user, shares.namespaces)

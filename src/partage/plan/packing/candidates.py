@@ -64,7 +64,7 @@ class Candidate(Frozen):
         return self.geometry, self.gpu.mig_enabled, live
 
 
-class Unavailable(Frozen):
+class UnavailableGpu(Frozen):
     """A GPU whose layout cannot be changed now. reason: a sentence without its subject."""
 
     machine: str | None
@@ -80,14 +80,8 @@ def in_use(inventory: Inventory, uses: Iterable[GpuUse]) -> frozenset[DeviceUuid
         device.uuid
         for gpu in inventory
         for device in gpu.mig_devices
-        if any(_is_of(use, gpu, device) for use in work)
+        if any(use.is_of(gpu.uuid, device) for use in work)
     ) | {use.gpu for use in work if use.whole}
-
-
-def _is_of(use: GpuUse, gpu: Gpu, device: MigDevice) -> bool:
-    if use.gpu != gpu.uuid or use.whole:
-        return False
-    return use.device == device.uuid or (use.gi_id == device.gi_id and use.ci_id in (None, device.ci_id))
 
 
 def survey(
@@ -96,27 +90,27 @@ def survey(
     geometry_of: Callable[[Gpu], Geometry | None],
     why_no_geometry: Callable[[Gpu], str],
     held: frozenset[DeviceUuid] = frozenset(),
-) -> tuple[tuple[Candidate, ...], tuple[Unavailable, ...]]:
+) -> tuple[tuple[Candidate, ...], tuple[UnavailableGpu, ...]]:
     """The GPUs of one node, each as candidate or as unavailable.
 
     held: UUIDs of the GPUs and MIG devices that are held.
     """
     candidates: list[Candidate] = []
     others = [
-        Unavailable(machine, lost.index, lost.uuid, f"is lost: {lost.reason}") for lost in inventory.lost
+        UnavailableGpu(machine, lost.index, lost.uuid, f"is lost: {lost.reason}") for lost in inventory.lost
     ]
     for gpu in inventory:
-        found = _look(gpu, geometry_of(gpu), held)
+        found = _examine(gpu, geometry_of(gpu), held)
         if isinstance(found, str):
-            others.append(Unavailable(machine, gpu.index, gpu.uuid, found))
+            others.append(UnavailableGpu(machine, gpu.index, gpu.uuid, found))
         elif found is None:
-            others.append(Unavailable(machine, gpu.index, gpu.uuid, why_no_geometry(gpu)))
+            others.append(UnavailableGpu(machine, gpu.index, gpu.uuid, why_no_geometry(gpu)))
         else:
             candidates.append(Candidate(machine, gpu, *found))
     return tuple(candidates), tuple(sorted(others, key=lambda other: other.index))
 
 
-def _look(
+def _examine(
     gpu: Gpu, geometry: Geometry | None, held: frozenset[DeviceUuid]
 ) -> tuple[Geometry, tuple[CandidateInstance, ...]] | str | None:
     """The instances of the GPU, or why it is no candidate; None: its geometry is not known."""

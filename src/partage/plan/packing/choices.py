@@ -83,13 +83,13 @@ class ChoiceFinder:
         ]
         found: Choices = {}
         ways = openings(candidate.geometry, candidate.instances, self._quota(candidate.geometry))
-        for removed, seatings in ways.items():
+        for removed, new_sets in ways.items():
             old: Choices = {self._nothing: Choice(0, 0)}
             for position, stays in enumerate(kept):
                 old = self._both(old, gone[position] if removed >> position & 1 else stays)
             new: Choices = {}
-            for seating in seatings:
-                _keep_cheapest(new, self._of_new(seating))
+            for new_instances in new_sets:
+                _keep_cheapest(new, self._of_new(new_instances))
             _keep_cheapest(found, self._both(old, new))
         found.pop(self._nothing, None)
         return found
@@ -103,11 +103,11 @@ class ChoiceFinder:
                 quota[profile.gpu_instance] += min(count, spec.max_count * spec.compute_slices)
         return tuple(quota.items())
 
-    def _of_new(self, seating: NewInstances) -> Choices:
+    def _of_new(self, new_instances: NewInstances) -> Choices:
         """What new GPU instances can hold; none of them stays empty."""
-        if seating not in self._new:
+        if new_instances not in self._new:
             result: Choices = {self._nothing: Choice(0, 0)}
-            for new in seating.instances:
+            for new in new_instances.instances:
                 part = {
                     served: Choice(
                         0, sum(served), 1, (InstanceUse(new.spec, new.start, created=self._named(served)),)
@@ -116,8 +116,8 @@ class ChoiceFinder:
                     if any(served)
                 }
                 result = self._both(result, part)
-            self._new[seating] = result
-        return self._new[seating]
+            self._new[new_instances] = result
+        return self._new[new_instances]
 
     def _of_live(self, position: int, instance: CandidateInstance) -> Choices:
         """What an existing GPU instance can do without being destroyed."""

@@ -119,7 +119,7 @@ def assign_choices(
     }
 
 
-def trimmed(
+def without_surplus(
     demand: Demand, served: dict[int, tuple[CapableGpu, Served]]
 ) -> dict[int, tuple[CapableGpu, Served]]:
     """The same without what exceeds the demand; new devices are left out first."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partage.errors import Problem, Unsatisfiable
 from partage.plan.packing.candidates import Candidate
 from partage.plan.packing.demand import Demand, nearest_hint
-from partage.plan.packing.integer_program import Deadline, Infeasible, IntegerProgram, Undecided, most
+from partage.plan.packing.integer_program import Deadline, Infeasible, IntegerProgram, Undecided, most_served
 
 
 def check_profiles_exist(demand: Demand, candidates: Sequence[Candidate]) -> None:
@@ -48,7 +48,7 @@ def why_not_together(demand: Demand, program: IntegerProgram, deadline: Deadline
     for at in order:
         profile, count = demand.wanted[at]
         try:
-            found, bound = most(program, at, full, deadline)
+            found, bound = most_served(program, at, full, deadline)
         except (Undecided, Infeasible):  # infeasible: the number before was a bound, not a solution
             break
         if bound < count:
@@ -60,7 +60,7 @@ def why_not_together(demand: Demand, program: IntegerProgram, deadline: Deadline
     return Unsatisfiable(f"{demand} does not fit on the available GPUs, though each profile alone does")
 
 
-def undecided(demand: Demand, time_limit_s: float) -> Unsatisfiable:
+def undecided_error(demand: Demand, time_limit_s: float) -> Unsatisfiable:
     """Neither a solution nor a proof was found in time."""
     return Unsatisfiable(
         f"{demand}: neither a packing nor a proof that there is none was found in {time_limit_s:g} s",

@@ -143,7 +143,7 @@ def need_solver() -> None:
         raise InputError("packing needs scipy, which is not installed", hint) from error
 
 
-def least(program: IntegerProgram, objectives: int, deadline: Deadline) -> Packed:
+def solve(program: IntegerProgram, objectives: int, deadline: Deadline) -> Packed:
     """The fewest GPUs; among those solutions the least of the second objective, and so on.
 
     The bounds show what could not be proven in time. Raises Infeasible or Undecided.
@@ -151,28 +151,30 @@ def least(program: IntegerProgram, objectives: int, deadline: Deadline) -> Packe
     relaxed = _relaxed(program, 0, (), deadline.left_s(0.4))
     prices = find_prices(program, relaxed.duals)
     fewest, taken = _fewest(program, prices, relaxed, deadline)
-    gpus = value(taken, 0)
+    gpus = cost_of(taken, 0)
     bounds, ceilings = [fewest], [gpus]
     narrow = _within(program, prices, gpus)
     for _ in range(1, objectives):
         best = _improved(narrow, ceilings, deadline, taken)
         taken = best.taken
         bounds.append(best.bound)
-        ceilings.append(value(taken, len(ceilings)))
+        ceilings.append(cost_of(taken, len(ceilings)))
     return Packed(taken, tuple(bounds), prices)
 
 
-def improved(
+def improve(
     program: IntegerProgram, ceilings: Sequence[int], deadline: Deadline, at_hand: int
 ) -> Taken | None:
     """A solution with less than ``at_hand`` of the objective after those with a ceiling; None if none was
     found in time.
     """
     found = _improved(program, ceilings, deadline, None)
-    return found.taken if found.taken and value(found.taken, len(ceilings)) < at_hand else None
+    return found.taken if found.taken and cost_of(found.taken, len(ceilings)) < at_hand else None
 
 
-def most(program: IntegerProgram, wanted: int, full: Sequence[int], deadline: Deadline) -> tuple[int, int]:
+def most_served(
+    program: IntegerProgram, wanted: int, full: Sequence[int], deadline: Deadline
+) -> tuple[int, int]:
     """How many of profile ``wanted`` can be served while those of ``full`` are served completely.
 
     The best number found and the proven maximum, neither above the demand. Raises Infeasible or Undecided.
@@ -196,7 +198,7 @@ def find_prices(program: IntegerProgram, duals: Sequence[float]) -> Prices:
     return Prices(prices, whole, tuple(excess), _worth(program.demand, prices) - spared)
 
 
-def value(taken: Taken, objective: int) -> int:
+def cost_of(taken: Taken, objective: int) -> int:
     """The cost of a solution for one objective."""
     return sum(column.costs[objective] * count for column, count in taken)
 
@@ -207,11 +209,11 @@ def _fewest(
     """A bound on the number of GPUs, and a solution that reaches it if one was found in time."""
     low = max(math.ceil(prices.bound), 1)
     rounded = _rounded(program, 0, (), relaxed.start, deadline.left_s(0.2))
-    if rounded is not None and value(rounded, 0) == low:
+    if rounded is not None and cost_of(rounded, 0) == low:
         return low, rounded
     try:
         for target in range(low, low + _TARGETS):
-            if rounded is not None and value(rounded, 0) == target:
+            if rounded is not None and cost_of(rounded, 0) == target:
                 return target, rounded
             try:
                 narrow = _within(program, prices, target)
@@ -231,7 +233,7 @@ def _improved(
 ) -> _Solved:
     """The least of the next objective, by rounding if that reaches the bound, else by search."""
     objective = len(ceilings)
-    if at_hand is not None and not value(at_hand, objective):
+    if at_hand is not None and not cost_of(at_hand, objective):
         return _Solved(at_hand, 0)
     found, bound = [at_hand] if at_hand else [], 0
     try:
@@ -240,14 +242,14 @@ def _improved(
         rounded = _rounded(program, objective, ceilings, relaxed.start, deadline.left_s(0.2))
         if rounded is not None:
             found.append(rounded)
-        if rounded is None or value(rounded, objective) > bound:
+        if rounded is None or cost_of(rounded, objective) > bound:
             solved = _minimised(program, objective, ceilings, deadline.left_s(0.7))
             bound = max(bound, solved.bound)
             found.append(solved.taken)
     except (Undecided, Infeasible):  # infeasible because of rounding only: the caller has a solution
         pass
-    best = min(found, key=lambda taken: value(taken, objective), default=())
-    return _Solved(best, min(bound, value(best, objective)))
+    best = min(found, key=lambda taken: cost_of(taken, objective), default=())
+    return _Solved(best, min(bound, cost_of(best, objective)))
 
 
 def _rounded(
@@ -261,7 +263,7 @@ def _rounded(
     if not any(missing):
         return start
     rest = replace(program, sizes=tuple(free), demand=tuple(missing))
-    left = [ceiling - value(start, at) for at, ceiling in enumerate(ceilings)]
+    left = [ceiling - cost_of(start, at) for at, ceiling in enumerate(ceilings)]
     try:
         return start + _minimised(rest, objective, left, seconds).taken
     except (Infeasible, Undecided):

@@ -33,7 +33,7 @@ class NewInstance(Frozen):
 class NewInstances(Frozen, eq=False):
     """GPU instances that could be opened together, the largest first. needs, mask: of all of them.
 
-    Equal only to itself, and made once: GPUs of one model share their seatings.
+    Equal only to itself, and made once: GPUs of one model share these sets.
     """
 
     instances: tuple[NewInstance, ...]
@@ -72,35 +72,35 @@ def openings(
         return kept, _less(left, kept.values())
 
     by_removed: dict[int, list[NewInstances]] = {}
-    for alike in _new_instances(geometry, quota):
-        needed = alike[0].needs
+    for same_profiles in _new_instances(geometry, quota):
+        needed = same_profiles[0].needs
         if not all(map(le, needed, left)):
             continue
         ways: dict[int, NewInstances] = {}
-        looked_at = set()
-        for seating in alike:
-            forced = overlapped(seating.mask)
-            if seating.mask & taken or forced in looked_at:
+        tried = set()
+        for new_instances in same_profiles:
+            forced = overlapped(new_instances.mask)
+            if new_instances.mask & taken or forced in tried:
                 continue
-            looked_at.add(forced)
+            tried.add(forced)
             kept, room = kept_beside(forced)
             if all(map(le, needed, room)):
-                _add_least(ways, forced, seating)
+                _add_least(ways, forced, new_instances)
                 continue
             for more in _removals(kept, _less(left, (needed,))):
-                _add_least(ways, forced | more, seating)
-        for removed, seating in ways.items():
-            by_removed.setdefault(removed, []).append(seating)
+                _add_least(ways, forced | more, new_instances)
+        for removed, new_instances in ways.items():
+            by_removed.setdefault(removed, []).append(new_instances)
     return by_removed
 
 
-def _add_least(ways: dict[int, NewInstances], removed: int, seating: NewInstances) -> None:
+def _add_least(ways: dict[int, NewInstances], removed: int, new_instances: NewInstances) -> None:
     """Add it unless another one destroys less; remove those that destroy more."""
     if any(other & removed == other for other in ways):
         return
     for other in [other for other in ways if other & removed == removed]:
         del ways[other]
-    ways[removed] = seating
+    ways[removed] = new_instances
 
 
 @lru_cache(maxsize=64)
@@ -119,11 +119,13 @@ def _new_instances(geometry: Geometry, quota: Quota) -> tuple[tuple[NewInstances
     )
     by_kinds: dict[tuple[MigProfile, ...], list[NewInstances]] = {}
     for chosen, room in _grown(instances, 0, limits, wanted):
-        seating = NewInstances(_ordered(chosen), sum(new.mask for new in chosen), _less(limits, (room,)))
-        by_kinds.setdefault(seating.kinds, []).append(seating)
+        new_instances = NewInstances(
+            _ordered(chosen), sum(new.mask for new in chosen), _less(limits, (room,))
+        )
+        by_kinds.setdefault(new_instances.kinds, []).append(new_instances)
     return tuple(
-        tuple(sorted(alike, key=lambda seating: tuple(_rank(new) for new in seating.instances)))
-        for alike in by_kinds.values()
+        tuple(sorted(same_profiles, key=lambda one: tuple(_rank(new) for new in one.instances)))
+        for same_profiles in by_kinds.values()
     )
 
 

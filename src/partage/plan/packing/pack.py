@@ -28,12 +28,12 @@ from partage.plan.packing.groups import (
     covering_program,
     exact_groups,
     exact_program,
-    trimmed,
+    without_surplus,
 )
 from partage.plan.packing.impossible import (
     check_each_alone,
     check_profiles_exist,
-    undecided,
+    undecided_error,
     why_not_together,
 )
 from partage.plan.packing.integer_program import (
@@ -42,10 +42,10 @@ from partage.plan.packing.integer_program import (
     Packed,
     Prices,
     Undecided,
-    improved,
-    least,
+    cost_of,
+    improve,
     need_solver,
-    value,
+    solve,
 )
 from partage.values import Frozen
 
@@ -129,12 +129,12 @@ def pack(
     program = covering_program(demand, groups)
     check_each_alone(demand, program)
     try:
-        packed = least(program, _COVERED, deadline)
+        packed = solve(program, _COVERED, deadline)
     except Infeasible:
         raise why_not_together(demand, program, deadline) from None
     except Undecided:
-        raise undecided(demand, time_limit_s) from None
-    served = trimmed(demand, assign_choices(groups, packed.taken))
+        raise undecided_error(demand, time_limit_s) from None
+    served = without_surplus(demand, assign_choices(groups, packed.taken))
     served = _with_fewer_new(demand, members, groups, packed.prices, served, deadline=deadline)
     assignments = tuple(
         _assignment(member.candidate, member.choices[served[id(member)][1]])
@@ -163,7 +163,7 @@ def _with_fewer_new(
     modes = sum(member.mode_changes for member, _ in served.values())
     groups = exact_groups(members)
     program = exact_program(demand, groups, covering, prices, len(served))
-    better = improved(program, (len(served), disturbed, modes), deadline, created)
+    better = improve(program, (len(served), disturbed, modes), deadline, created)
     return served if better is None else assign_choices(groups, better)
 
 
@@ -182,7 +182,7 @@ def _fewest_new(demand: Demand, members: Sequence[CapableGpu]) -> int:
 def _packing(
     demand: Demand, candidates: Sequence[Candidate], packed: Packed, assignments: tuple[PackedGpu, ...]
 ) -> Packing:
-    as_solved = len(assignments) == value(packed.taken, _GPUS)
+    as_solved = len(assignments) == cost_of(packed.taken, _GPUS)
     return Packing(
         demand=demand,
         assignments=assignments,

@@ -16,6 +16,7 @@ from partage.model.policy import DesiredMig
 from partage.model.step import GpuUse, SetMigMode, UseKind
 from partage.plan.reconcile.live_instances import LiveInstance
 from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance
+from partage.text import counted
 from partage.values import Frozen
 
 
@@ -122,8 +123,8 @@ def blocked_by_instances(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInst
         elif instance is not None and (lost := [compute for compute in instance.removed if compute.users]):
             part = replace(one, computes=tuple(lost), users=())
             blockers.append(_blocker(gpu, part, "the wanted layout has no such MIG device in its place"))
-    wanted = Counter(str(device) for instance in layout.instances for device in instance.devices)
-    names = " + ".join(f"{count} x {name}" for name, count in wanted.items()) or "no MIG device"
+    devices = (device for instance in layout.instances for device in instance.devices)
+    names = counted(devices) or "no MIG device"
     kept = tuple(one.uuid for instance in layout.instances for one in instance.kept)
     return replace(blocked_by_users(gpu, f"cannot have {names}", blockers), kept=kept)
 

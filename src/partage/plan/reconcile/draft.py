@@ -1,68 +1,33 @@
-"""The remaining steps of each GPU, and what it may offer until they are done. Pure.
+"""The remaining steps of each GPU of a node, and what it may offer until they are done. Pure.
 
-A GPU offers a share once all that the share needs exists. Steps that stop something come before the change of
-MIG layout, steps that start something come after it. If the MPS daemon of a held share fails, the share stays
-listed as unhealthy, and the daemon is started again.
+Steps that stop something come before the change of MIG layout, steps that start something come after it.
+``gpu_draft`` has the GPUs whose layout matches.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from functools import cached_property
 
 from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
-from partage.model.mps import DaemonState
-from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
-from partage.model.step import (
-    GpuUse,
-    PlannedStep,
-    SetComputeMode,
-    StartDaemon,
-    Step,
-    Transaction,
-    UseKind,
-)
+from partage.model.step import GpuUse, PlannedStep, Step, Transaction
 from partage.plan.offer.assign import assign
-from partage.plan.offer.desired import DesiredState, live
+from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
-from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind, blocked_by_users
+from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.gpu_after import gpu_after, steps_after
+from partage.plan.reconcile.gpu_draft import GpuDraft, SettingsDrafter
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.mig_plan import MigPlan, plan_mig
 from partage.plan.reconcile.node_plan import Observed, Phase
-from partage.plan.reconcile.settings_steps import (
-    OriginalSettings,
-    SettingsSteps,
-    clients_in_the_way,
-    settings_steps,
-    slice_steps,
-    unusable,
-)
+from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 from partage.values import Frozen
-
-
-class GpuDraft(Frozen):
-    """One GPU.
-
-    offer: what may be offered until its steps are done. reason: why it is not settled, empty if it is.
-    stuck: WAITING, BLOCKED or UNKNOWN if its steps cannot begin, else None. transaction: the next steps;
-    at_once: they can begin while shares are held. later: steps after these. blocked: what is in the way.
-    """
-
-    offer: GpuOffer
-    reason: str = ""
-    stuck: Phase | None = None
-    transaction: Transaction | None = None
-    at_once: bool = False
-    later: tuple[PlannedStep, ...] = ()
-    blocked: Blocked | None = None
 
 
 class NodeDraft(Frozen):
@@ -101,11 +66,10 @@ def draft_node(
     lost, uses = observed.node.lost, tuple(uses)
     layouts = {uuid: one for uuid, one in desired.layouts.items() if uuid not in lost}
     mig = plan_mig(desired.inventory, layouts, geometry_of, uses, renew=renew) if layouts else MigPlan()
-    node = _NodeDrafter(
-        desired, observed, served, mig=mig, original=original, uses=uses, geometry_of=geometry_of
-    )
+    settings = SettingsDrafter(observed, served, original, uses)
+    node = _NodeDrafter(desired, observed, mig, settings, geometry_of)
     drafts = {gpu.uuid: node.gpu(gpu) for gpu in desired.inventory}
-    return NodeDraft(drafts, mig, node.unusable)
+    return NodeDraft(drafts, mig, {**without_files(desired.inventory), **settings.unusable})
 
 
 class _NodeDrafter:
@@ -115,26 +79,17 @@ class _NodeDrafter:
         self,
         desired: DesiredState,
         observed: Observed,
-        served: Mapping[GpuUuid, GpuServing],
-        *,
         mig: MigPlan,
-        original: Mapping[GpuUuid, OriginalSettings],
-        uses: Iterable[GpuUse],
+        settings: SettingsDrafter,
         geometry_of: GeometryOf,
     ) -> None:
-        self._geometry_of = geometry_of
-        self._pods = [use for use in uses if use.kind is UseKind.POD]
         self._desired = desired
         self._observed = observed
-        self._served = served
-        self._original = original
-        self._offer: NodeOffer = live(desired.offer)
         self._mig = mig
+        self._settings = settings
+        self._geometry_of = geometry_of
+        self._offer: NodeOffer = existing_offer(desired.offer)
         self._transactions = {gpu: one for one in mig.transactions for gpu in one.gpus}
-        self._daemons: dict[GpuUuid, list[DaemonState]] = defaultdict(list)
-        for one in observed.daemons or ():
-            self._daemons[one.gpu].append(one)
-        self.unusable = without_nodes(desired.inventory)
 
     def gpu(self, gpu: Gpu) -> GpuDraft:
         """One GPU. The MIG layout comes first; settings change only if no layout has to be made."""
@@ -148,9 +103,8 @@ class _NodeDrafter:
             waits = layout.kind in (BlockKind.HELD, BlockKind.SHARED)
             stuck = Phase.WAITING if waits else Phase.BLOCKED
             return self._blocked_layout(gpu, layout, stuck)
-        return self._settings(gpu)
-
-    # --- MIG layouts ---------------------------------------------------------------------------------
+        want = self._desired.settings.get(uuid, NO_SETTINGS)
+        return self._settings.draft(gpu, want, self._offer.get(uuid, ()))
 
     def _lost(self, gpu: Gpu) -> GpuDraft:
         """A GPU that does not answer keeps its offer; its shares are unhealthy."""
@@ -176,7 +130,7 @@ class _NodeDrafter:
         """Daemons to stop and compute modes to restore before the layout of a GPU changes."""
         gpu = self._desired.inventory.gpu(uuid)
         assert gpu is not None
-        steps, _ = self._settings_steps(gpu, self._wanted(uuid, _kept_by(self._mig.of(uuid))))
+        steps, _ = self._settings.steps(gpu, self._wanted(uuid, _kept_by(self._mig.of(uuid))))
         return steps.end
 
     def _why(self, uuid: GpuUuid, layout: GpuMigPlan | Blocked | None) -> str:
@@ -191,9 +145,9 @@ class _NodeDrafter:
             transaction.steps,
             self._geometry_of(gpu),
             self._wanted_after.get(gpu.uuid, NO_SETTINGS),
-            daemons=self._daemons[gpu.uuid],
-            slices=self._observed.slices,
-            original=self._original.get(gpu.uuid, OriginalSettings()),
+            daemons=self._settings.daemons[gpu.uuid],
+            interval=self._observed.slices.get(gpu.uuid),
+            original=self._settings.original(gpu),
         )
 
     @cached_property
@@ -220,110 +174,27 @@ class _NodeDrafter:
         daemons = tuple(spec for spec in wanted.daemons if spec.device in kept)
         return replace(wanted, daemons=daemons, exclusive_process=False, interval=None)
 
-    # --- settings ------------------------------------------------------------------------------------
-
-    def _settings_steps(self, gpu: Gpu, want: GpuSettings) -> tuple[SettingsSteps, str]:
-        """The settings steps, or why they cannot be planned yet."""
-        if self._observed.daemons is None:
-            unknown = "it is not known yet which MPS daemons run" if want.daemons else ""
-            return SettingsSteps(), unknown
-        daemons = self._daemons.get(gpu.uuid, ())
-        self.unusable |= unusable(want, daemons)
-        return settings_steps(gpu, want, daemons, self._original.get(gpu.uuid, OriginalSettings())), ""
-
     def _blocked_layout(self, gpu: Gpu, layout: Blocked, stuck: Phase) -> GpuDraft:
         """The layout has to wait. Daemons that held shares need are started all the same."""
         offer = self._kept(gpu.uuid, layout.kept)
-        steps, _ = self._settings_steps(gpu, self._wanted(gpu.uuid, layout.kept))
+        steps, _ = self._settings.steps(gpu, self._wanted(gpu.uuid, layout.kept))
         draft = GpuDraft(offer, layout.reason, stuck, blocked=layout)
-        if steps.end or not steps.make or self._clients_in_the_way(gpu, steps):
+        if steps.end or not steps.make or self._settings.clients_in_the_way(gpu, steps):
             return draft
-        at_once = self._served.get(gpu.uuid) == GpuServing(offer)
-        return replace(draft, transaction=Transaction((gpu.uuid,), steps.make), at_once=at_once)
-
-    def _settings(self, gpu: Gpu) -> GpuDraft:
-        """A GPU whose layout matches: daemons, compute mode, time slice."""
-        uuid, offer = gpu.uuid, self._offer.get(gpu.uuid, ())
-        want = self._desired.settings.get(uuid, NO_SETTINGS)
-        serves = self._served.get(uuid) == GpuServing(offer)
-        steps, unknown = self._settings_steps(gpu, want)
-        if unknown:
-            return GpuDraft(offer if serves else (), unknown, Phase.UNKNOWN)
-        slices = self._slice_step(gpu)
-        if steps.settled:
-            return self._slice_draft(gpu, offer, want, slices)
-        todo = (*steps.end, *steps.make)
-        transaction = Transaction((uuid,), todo)
-        reason = "; ".join(map(str, todo))
-        if not steps.end and serves:
-            busy = self._clients_in_the_way(gpu, steps)
-            stuck = Phase.WAITING if busy else None
-            return GpuDraft(offer, busy or reason, stuck, transaction, at_once=not busy, later=slices)
-        ready = () if steps.end else _ready_rows(offer, steps.make)
-        blocked = self._pods_in_the_way(gpu) if steps.end or _sets_mode(steps.make) else None
-        if blocked is not None:
-            return GpuDraft(ready, blocked.reason, Phase.WAITING, transaction, later=slices, blocked=blocked)
-        return GpuDraft(ready, reason, None, transaction, later=slices)
-
-    def _clients_in_the_way(self, gpu: Gpu, steps: SettingsSteps) -> str:
-        """Clients of daemons that run and have to be started again, because their limits are not in force."""
-        return clients_in_the_way(steps.make, self._daemons.get(gpu.uuid, ()))
-
-    def _pods_in_the_way(self, gpu: Gpu) -> Blocked | None:
-        """Pods that hold shares of a GPU whose daemon or compute mode has to change."""
-        users = tuple(use for use in self._pods if use.gpu == gpu.uuid)
-        if not users:
-            return None
-        return blocked_by_users(
-            gpu, "cannot be changed", [Blocker(gpu.uuid, users, "no share of it may be held")]
-        )
-
-    def _slice_step(self, gpu: Gpu) -> tuple[Step, ...]:
-        """Time slices change while containers run, so nothing waits for them."""
-        found = slice_steps(self._desired.settings, self._slices_of(gpu.uuid), self._original)
-        return tuple(found.values())
-
-    def _slices_of(self, uuid: GpuUuid) -> dict[GpuUuid, Interval]:
-        slices = self._observed.slices
-        return {uuid: slices[uuid]} if uuid in slices else {}
-
-    def _slice_draft(
-        self, gpu: Gpu, offer: GpuOffer, want: GpuSettings, slices: tuple[Step, ...]
-    ) -> GpuDraft:
-        uuid = gpu.uuid
-        if slices:
-            reason = "; ".join(map(str, slices))
-            return GpuDraft(offer, reason, None, Transaction((uuid,), slices), at_once=True)
-        if want.interval is not None and uuid in self._observed.fixed_slices:
-            reason = f"its time slice cannot be set: {self._observed.fixed_slices[uuid]}"
-            return GpuDraft(offer, reason, Phase.BLOCKED)
-        if want.interval is not None and uuid not in self._observed.slices:
-            return GpuDraft(offer, "its time slice is not known yet", Phase.UNKNOWN)
-        return GpuDraft(offer)
+        transaction = Transaction((gpu.uuid,), steps.make)
+        return replace(draft, transaction=transaction, at_once=self._settings.serves(gpu, offer))
 
 
-def without_nodes(inventory: Inventory) -> dict[DeviceUuid, str]:
+def without_files(inventory: Inventory) -> dict[DeviceUuid, str]:
     """MIG devices that no container can use yet because a device file is missing, and which."""
     return {
-        device.uuid: f"its device file {device.missing_node} does not exist"
+        device.uuid: f"its device file {device.missing_file} does not exist"
         for gpu in inventory
         for device in gpu.mig_devices
-        if device.missing_node
+        if device.missing_file
     }
 
 
 def _kept_by(layout: GpuMigPlan | Blocked | None) -> tuple[MigUuid, ...]:
     """MIG devices that stay during the steps; none of a GPU that is only reset with others."""
     return layout.kept if isinstance(layout, GpuMigPlan) and layout.steps else ()
-
-
-def _ready_rows(offer: GpuOffer, make: Sequence[Step]) -> GpuOffer:
-    """Offers of devices that need no step: some MIG devices may have their daemon already."""
-    if not all(isinstance(step, StartDaemon) for step in make):
-        return ()
-    lacking = {step.spec.device for step in make if isinstance(step, StartDaemon)}
-    return tuple(row for row in offer if row.device not in lacking)
-
-
-def _sets_mode(steps: Iterable[Step]) -> bool:
-    return any(isinstance(step, SetComputeMode) for step in steps)

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import ComputeMode, Gpu, MigDevice, MigMode
-from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
+from partage.model.ids import DeviceUuid, MigUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.profile import MigProfile
@@ -50,12 +50,13 @@ def steps_after(
     want: GpuSettings,
     *,
     daemons: Iterable[DaemonState],
-    slices: Mapping[GpuUuid, Interval],
+    interval: Interval | None,
     original: OriginalSettings,
 ) -> tuple[PlannedStep, ...]:
     """The steps to ``want`` once the steps ``first`` are done: daemons, compute mode, time slice.
 
-    want: of the GPU as it will be (``gpu_after``). daemons: those of the GPU now. slices: now, by GPU UUID.
+    want: of the GPU as it will be (``gpu_after``). daemons: those of the GPU now. interval: its time
+    slice now, if it reports one.
     """
     made = gpu_after(gpu, first, geometry)
     stopped = {step.device for step in first if isinstance(step, StopDaemon)}
@@ -65,8 +66,8 @@ def steps_after(
     new: dict[DeviceUuid, MigDevice] = {
         device.uuid: device for device in made.mig_devices if device.uuid not in there
     }
-    slice_step = slice_steps({gpu.uuid: want}, _slices_after(made, first, slices), {gpu.uuid: original})
-    return (*(_planned(step, new) for step in (*steps.end, *steps.make)), *slice_step.values())
+    slices = slice_steps(gpu.uuid, want, _interval_after(made, first, interval), original)
+    return (*(_planned(step, new) for step in (*steps.end, *steps.make)), *slices)
 
 
 def _planned(step: Step, new: Mapping[DeviceUuid, MigDevice]) -> PlannedStep:
@@ -77,15 +78,12 @@ def _planned(step: Step, new: Mapping[DeviceUuid, MigDevice]) -> PlannedStep:
     return StartDaemonAt(step.gpu, device.profile, device.placement, step.spec.limits)
 
 
-def _slices_after(
-    made: Gpu, first: Iterable[Step], slices: Mapping[GpuUuid, Interval]
-) -> dict[GpuUuid, Interval]:
+def _interval_after(made: Gpu, first: Iterable[Step], interval: Interval | None) -> Interval | None:
     """A change of MIG mode, and a reset, bring the default length; in MIG mode a GPU has none."""
     if made.mig_enabled:
-        return {}
-    if any(isinstance(step, (SetMigMode, Reset)) and made.uuid in gpus_of(step) for step in first):
-        return {made.uuid: Interval.DEFAULT}
-    return {made.uuid: slices[made.uuid]} if made.uuid in slices else {}
+        return None
+    reset = any(isinstance(step, (SetMigMode, Reset)) and made.uuid in gpus_of(step) for step in first)
+    return Interval.DEFAULT if reset else interval
 
 
 def _after_one(gpu: Gpu, step: Step, geometry: Geometry | None) -> Gpu:

@@ -7,7 +7,7 @@ compute instance right after its GPU instance. Planning again after any step giv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu
@@ -34,7 +34,6 @@ from partage.plan.reconcile.blocked import (
     blocked_by_instances,
     blocked_by_users,
     check_users,
-    reset_blockers,
 )
 from partage.plan.reconcile.live_instances import LiveInstance, live_instances
 from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance, best_placement
@@ -80,31 +79,6 @@ class GpuMigSteps(Frozen):
         return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.instances))
 
 
-def plan_gpu_mig(
-    gpu: Gpu,
-    desired: DesiredMig,
-    geometry: Geometry | None,
-    uses: Iterable[GpuUse] = (),
-    *,
-    resets: Callable[[Gpu], bool] = needs_reset,
-    renew: Collection[int] = (),
-    reboot: bool | None = None,
-) -> GpuMigPlan | Blocked:
-    """The plan for one GPU that is reset by itself.
-
-    geometry: None if not known. uses: of this GPU or of all. resets: whether a change of MIG mode needs a
-    reset (from the driver, if it says so). renew: ids of GPU instances that are destroyed and made again if
-    not in use: the driver could not place a compute instance in them. reboot: as in ``Reset``.
-    """
-    uses = tuple(uses)
-    work = gpu_mig_steps(gpu, desired, geometry, uses, resets=resets, renew=renew)
-    if isinstance(work, Blocked):
-        return work
-    if work.reset and (blockers := reset_blockers([gpu], uses)):
-        return blocked_by_users(gpu, "cannot be reset", blockers)
-    return work.planned(ordered_steps([work], [gpu.uuid], reboot))
-
-
 def ordered_steps(
     works: Sequence[GpuMigSteps], reset: Sequence[GpuUuid], reboot: bool | None
 ) -> tuple[Step, ...]:
@@ -134,19 +108,20 @@ def gpu_mig_steps(
     geometry: Geometry | None,
     uses: Sequence[GpuUse],
     *,
-    resets: Callable[[Gpu], bool] = needs_reset,
     renew: Collection[int] = (),
     reset_with_others: bool = False,
 ) -> GpuMigSteps | Blocked:
     """The steps of one GPU. Users of other GPUs that share its reset are not checked.
 
+    geometry: None if not known. uses: of this GPU or of all. renew: ids of GPU instances that are destroyed
+    and made again if not in use: the driver could not place a compute instance in them.
     reset_with_others: the GPU is reset because another GPU needs it, so all its instances are lost.
     """
     if gpu.mig_mode is None:
         if not desired.enabled:
             return GpuMigSteps(gpu, ())
         return Blocked(gpu.uuid, BlockKind.NO_MIG, f"GPU {gpu.index}: {gpu.product} has no MIG")
-    mode, reset = _mode(gpu, desired.enabled, resets)
+    mode, reset = _mode(gpu, desired.enabled)
     all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
     if refusal := check_users(gpu, desired, mode, live, uses, all_go=all_go):
@@ -172,16 +147,16 @@ def gpu_mig_steps(
     )
 
 
-def _mode(gpu: Gpu, enabled: bool, resets: Callable[[Gpu], bool]) -> tuple[SetMigMode | None, bool]:
+def _mode(gpu: Gpu, enabled: bool) -> tuple[SetMigMode | None, bool]:
     """The change of MIG mode, and whether a reset follows.
 
     Cancelling a pending change needs no reset. Where the mode changes without one, it is pending because the
     GPU was in use: it is set once more.
     """
     assert gpu.mig_mode is not None
-    needs_reset = gpu.mig_mode.current != enabled and resets(gpu)
-    is_set = gpu.mig_mode.pending == enabled and (gpu.mig_mode.current == enabled or needs_reset)
-    return None if is_set else SetMigMode(gpu.uuid, enabled), needs_reset
+    resets = gpu.mig_mode.current != enabled and needs_reset(gpu)
+    is_set = gpu.mig_mode.pending == enabled and (gpu.mig_mode.current == enabled or resets)
+    return None if is_set else SetMigMode(gpu.uuid, enabled), resets
 
 
 def _placement(
@@ -215,7 +190,7 @@ def _crowded(gpu: Gpu, instances: Sequence[PlannedInstance]) -> Blocked:
 def _as_it_is(live: LiveInstance) -> PlannedInstance:
     """The plan entry of a live instance that stays, also if the catalogue does not know its profile."""
     start, size = live.placement.start, live.placement.size
-    spec = ProfileSpec(live.profile, -1, -1, live.profile.gpu_slices, size, (start,), (start,), 1)
+    spec = ProfileSpec(live.profile, live.profile.gpu_slices, size, (start,), (start,), 1)
     computes = sorted((one.profile.compute_slices for one in live.computes), reverse=True)
     return PlannedInstance(WantedInstance(spec, tuple(computes)), live.placement, live)
 

@@ -30,7 +30,7 @@ class KnownNode(Frozen):
 UNSEEN = KnownNode(Inventory(NoDriver("unknown", "the node has not been observed yet")))
 
 
-def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
+def with_observed(before: KnownNode | None, observed: Inventory) -> KnownNode:
     """Combine a new observation with what was known.
 
     A GPU that NVML lists and cannot open is recognised by UUID, else by PCI address, else by index. One that
@@ -48,18 +48,18 @@ def recognise(before: KnownNode | None, observed: Inventory) -> KnownNode:
     answering = {gpu.uuid for gpu in observed.gpus}
     missing = {uuid: gpu for uuid, gpu in known.items() if uuid not in answering}
     lost: dict[GpuUuid, str] = {}
-    strangers: list[LostGpu] = []
+    unrecognised: list[LostGpu] = []
     for entry in observed.lost:
         uuid = _recognised(entry, missing, lost)
         if uuid is None:
-            strangers.append(entry)
+            unrecognised.append(entry)
         else:
             lost[uuid] = entry.reason
     taken = {gpu.index for gpu in observed.gpus} | {entry.index for entry in observed.lost}
     lost |= {uuid: GONE for uuid, gpu in missing.items() if uuid not in lost and gpu.index not in taken}
     back = [missing[uuid] for uuid in lost]
     gpus = tuple(sorted((*observed.gpus, *back), key=lambda gpu: gpu.index))
-    return KnownNode(replace(observed, gpus=gpus, lost=tuple(strangers)), lost, known)
+    return KnownNode(replace(observed, gpus=gpus, lost=tuple(unrecognised)), lost, known)
 
 
 def _recognised(

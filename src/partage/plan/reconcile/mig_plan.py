@@ -16,7 +16,7 @@ from partage.model.policy import DesiredMig
 from partage.model.step import GpuUse, Transaction, gpus_of
 from partage.plan.reconcile.blocked import Blocked, BlockKind, blocked_by_users, reset_blockers
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigSteps, gpu_mig_steps, ordered_steps
-from partage.plan.reconcile.resets import needs_reset, reset_sets
+from partage.plan.reconcile.resets import reset_sets
 from partage.values import Frozen
 
 NOTHING: Mapping[GpuUuid, Collection[int]] = {}
@@ -45,14 +45,13 @@ def plan_mig(
     geometry_of: Callable[[Gpu], Geometry | None],
     uses: Iterable[GpuUse] = (),
     *,
-    resets: Callable[[Gpu], bool] = needs_reset,
     renew: Mapping[GpuUuid, Collection[int]] = NOTHING,
 ) -> MigPlan:
     """The steps from the live layouts to ``layouts`` (by GPU UUID); GPUs without one are not changed.
 
-    uses: of all GPUs. resets, renew: as in ``plan_gpu_mig``, renew by GPU UUID.
+    uses: of all GPUs. renew: as in ``gpu_mig_steps``, by GPU UUID.
     """
-    node = _Node(inventory, layouts, geometry_of, tuple(uses), resets, renew)
+    node = _Node(inventory, layouts, geometry_of, tuple(uses), renew)
     separate = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in layouts}
     sets = reset_sets(inventory)
     outcome = dict(separate)
@@ -73,19 +72,15 @@ class _Node(Frozen):
     layouts: Mapping[GpuUuid, DesiredMig]
     geometry_of: Callable[[Gpu], Geometry | None]
     uses: tuple[GpuUse, ...]
-    resets: Callable[[Gpu], bool]
     renew: Mapping[GpuUuid, Collection[int]]
 
     def work(self, gpu: Gpu, *, reset_with_others: bool = False) -> GpuMigSteps | Blocked:
-        desired, geometry = self.layouts[gpu.uuid], self.geometry_of(gpu)
-        renew = self.renew.get(gpu.uuid, ())
         return gpu_mig_steps(
             gpu,
-            desired,
-            geometry,
+            self.layouts[gpu.uuid],
+            self.geometry_of(gpu),
             self.uses,
-            resets=self.resets,
-            renew=renew,
+            renew=self.renew.get(gpu.uuid, ()),
             reset_with_others=reset_with_others,
         )
 

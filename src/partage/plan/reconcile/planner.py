@@ -13,35 +13,36 @@ from msgspec import Struct
 from partage.model.gpu import NoDriver
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
-from partage.plan.offer.desired import DesiredState, live
+from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node, without_nodes
+from partage.plan.reconcile.draft import NodeDraft, draft_node, without_files
+from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
-from partage.plan.reconcile.transition import GpuServing, due_s, transition, waiting
+from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
 from partage.plan.serve.ledger import LedgerEntry
 
-SETTLE_S = 1.0
+WITHDRAW_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
 Allocate that was under way when it arrived is over within milliseconds."""
 
 
 def plan_node(
-    desired: DesiredState, now: Snapshot, geometry_of: GeometryOf, settle_s: float = SETTLE_S
+    desired: DesiredState, now: Snapshot, geometry_of: GeometryOf, withdraw_s: float = WITHDRAW_S
 ) -> NodePlan:
     """The plan of a node, once. The agent uses a ``Planner``, which saves repeated work."""
-    return Planner(geometry_of, settle_s).plan(desired, now)
+    return Planner(geometry_of, withdraw_s).plan(desired, now)
 
 
 class Planner(Struct):
     """Plans a node again and again. It caches the last draft, which never changes a result.
 
-    settle_s: how long ids are withdrawn before a GPU changes.
+    withdraw_s: how long ids are withdrawn before a GPU changes.
     """
 
     geometry_of: GeometryOf
-    settle_s: float = SETTLE_S
+    withdraw_s: float = WITHDRAW_S
     _last: tuple[DesiredState, tuple[object, object], NodeDraft] | None = None
 
     def plan(self, desired: DesiredState | None, now: Snapshot) -> NodePlan:
@@ -50,12 +51,12 @@ class Planner(Struct):
         Without a policy or a driver there are no steps, and what is served does not change.
         """
         if desired is None or isinstance(now.observed.node.inventory.driver, NoDriver):
-            waits = waiting(now.served, now.entries, _gpu_of(now))
+            waits = awaited_entries(now.served, now.entries, _gpu_of(now))
             return NodePlan(serving=dict(now.served), waiting=waits)
         draft = self._draft(desired, now)
         gpu_of = _gpu_of(now)
-        serving = _next_serving(draft, now, self.settle_s, gpu_of)
-        waits = waiting(serving, now.entries, gpu_of)
+        serving = _next_serving(draft, now, self.withdraw_s, gpu_of)
+        waits = awaited_entries(serving, now.entries, gpu_of)
         gpus = {uuid: _gpu_plan(uuid, one, now, waits) for uuid, one in draft.gpus.items()}
         ready = tuple(one for one in draft.transactions if _is_ready(one, draft, now, serving))
         return NodePlan(
@@ -66,7 +67,7 @@ class Planner(Struct):
             waiting=waits,
             unusable=draft.unusable,
             mig=draft.mig,
-            due_s=due_s(serving, self.settle_s),
+            due_s=next_due_s(serving, self.withdraw_s),
         )
 
     def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
@@ -104,9 +105,9 @@ def _draft(
 ) -> NodeDraft:
     observed = now.observed
     if not (desired.layouts or desired.settings or observed.daemons or now.original or observed.node.lost):
-        offer = live(desired.offer)
+        offer = existing_offer(desired.offer)
         drafts = {gpu.uuid: GpuDraft(offer.get(gpu.uuid, ())) for gpu in desired.inventory}
-        return NodeDraft(drafts, MigPlan(), without_nodes(desired.inventory))
+        return NodeDraft(drafts, MigPlan(), without_files(desired.inventory))
     return draft_node(
         desired, observed, now.served, geometry_of, uses=uses, original=now.original, renew=renew
     )
@@ -122,7 +123,7 @@ def _gpu_of(now: Snapshot) -> dict[DeviceUuid, GpuUuid]:
 
 
 def _next_serving(
-    draft: NodeDraft, now: Snapshot, settle_s: float, gpu_of: Mapping[DeviceUuid, GpuUuid]
+    draft: NodeDraft, now: Snapshot, withdraw_s: float, gpu_of: Mapping[DeviceUuid, GpuUuid]
 ) -> dict[GpuUuid, GpuServing]:
     """What every GPU serves next.
 
@@ -133,7 +134,7 @@ def _next_serving(
     still = unseen | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
     moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still}
     wanted = {gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still}
-    moved = transition(moving, wanted, now.held, now.now_s, settle_s, gpu_of=gpu_of)
+    moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of)
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
 

@@ -109,7 +109,7 @@ def clients_in_the_way(steps: Iterable[Step], daemons: Iterable[DaemonState]) ->
     )
 
 
-def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[DeviceUuid, str]:
+def unusable_devices(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[DeviceUuid, str]:
     """Devices whose daemon takes no clients now, and why."""
     running = {one.device: one for one in daemons}
     reasons = {}
@@ -123,22 +123,13 @@ def unusable(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[DeviceUu
 
 
 def slice_steps(
-    wants: Mapping[GpuUuid, GpuSettings],
-    slices: Mapping[GpuUuid, Interval],
-    originals: Mapping[GpuUuid, OriginalSettings],
-) -> dict[GpuUuid, SetTimeSlice]:
-    """Time slices to set or restore, by GPU UUID.
-
-    slices: what each GPU has now; GPUs that report none are left out and not changed.
-    """
-    steps = {}
-    for gpu, now in slices.items():
-        want = wants.get(gpu, NO_SETTINGS).interval
-        if want is None:
-            want = originals.get(gpu, OriginalSettings()).interval
-        if want is not None and want is not now:
-            steps[gpu] = SetTimeSlice(gpu, want, now)
-    return steps
+    gpu: GpuUuid, want: GpuSettings, now: Interval | None, before: OriginalSettings
+) -> tuple[SetTimeSlice, ...]:
+    """The time slice of one GPU (UUID) to set or restore. now: None: it reports none, and is not changed."""
+    interval = before.interval if want.interval is None else want.interval
+    if now is None or interval is None or interval is now:
+        return ()
+    return (SetTimeSlice(gpu, interval, now),)
 
 
 def note_originals(

@@ -64,23 +64,23 @@ def transition(
     wanted: NodeOffer,
     held: HeldIds,
     now_s: float,
-    settle_s: float,
+    withdraw_s: float,
     *,
     gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
 ) -> dict[GpuUuid, GpuServing]:
     """One step from ``serving`` towards ``wanted``, GPU by GPU.
 
     A GPU whose offer matches is not changed (and stops draining). One that serves nothing yet starts with
-    the wanted offer. One that differs drains; once no share of it was held for settle_s, it changes. A GPU
+    the wanted offer. One that differs drains; once no share of it was held for withdraw_s, it changes. A GPU
     that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
-    too. settle_s gives the kubelet time: an Allocate for an id that was just withdrawn may be under way,
-    and is still answered (``answerable``). Planned MIG devices are not served. gpu_of: MIG device UUID to
-    GPU UUID, for held ids of devices that are in no offer.
+    too. withdraw_s gives the kubelet time: an Allocate for an id that was just withdrawn may be under way,
+    and is still answered (``answerable_offer``). Planned MIG devices are not served. gpu_of: MIG device UUID
+    to GPU UUID, for held ids of devices that are in no offer.
     """
     live = {gpu: tuple(one for one in offer if not one.planned) for gpu, offer in wanted.items()}
-    loads = _loads({**live, **answerable(serving)}, held, gpu_of or {})
+    loads = _loads({**live, **answerable_offer(serving)}, held, gpu_of or {})
     steps = {
-        gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _GpuHolds()), now_s, settle_s)
+        gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _GpuHolds()), now_s, withdraw_s)
         for gpu in {**serving, **live}
     }
     return {gpu: step for gpu, step in steps.items() if step is not None}
@@ -90,11 +90,11 @@ def foreign_holds(
     serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
 ) -> dict[GpuUuid | None, list[_Hold]]:
     """GPU UUID to held ids on it that belong to nothing it serves; key None: on no GPU that is known."""
-    loads = _loads(answerable(serving), held, gpu_of or {})
+    loads = _loads(answerable_offer(serving), held, gpu_of or {})
     return {gpu: load.foreign for gpu, load in loads.items() if load.foreign}
 
 
-def listed(
+def listed_shares(
     serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
 ) -> dict[ResourceName, list[ListedShare]]:
     """The rows to publish, per resource in the order of ``resources_of``; foreign holds last.
@@ -102,7 +102,7 @@ def listed(
     A resource whose ids are all withdrawn has an empty list; one that is in no offer any more has no key.
     """
     rows: dict[ResourceName, list[ListedShare]] = {}
-    for name, resource in resources_of(answerable(serving)).items():
+    for name, resource in resources_of(answerable_offer(serving)).items():
         rows[name] = [
             ListedShare(name, share, offering.gpu, offering)
             for offering in resource.offerings
@@ -114,19 +114,19 @@ def listed(
     return rows
 
 
-def answerable(serving: Mapping[GpuUuid, GpuServing]) -> NodeOffer:
+def answerable_offer(serving: Mapping[GpuUuid, GpuServing]) -> NodeOffer:
     """All offers for whose ids Allocate is answered, listed or not."""
     return {gpu: (*now.offer, *now.leaving) for gpu, now in serving.items()}
 
 
-def waiting(
+def awaited_entries(
     serving: Mapping[GpuUuid, GpuServing],
     entries: Iterable[LedgerEntry],
     gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
 ) -> dict[GpuUuid, tuple[LedgerEntry, ...]]:
     """For every GPU that waits to change: the held ids, with holders, that it waits for.
 
-    Empty tuple: none is held any more, and it waits for settle_s.
+    Empty tuple: none is held any more, and it waits for withdraw_s.
     """
     moving = {gpu: now for gpu, now in serving.items() if now.draining or now.leaving}
     if not moving:
@@ -136,17 +136,17 @@ def waiting(
     for resource, share in by_hold:
         ids.setdefault(resource, set()).add(share)
     held = HeldIds({resource: frozenset(some) for resource, some in ids.items()})
-    loads = _loads(answerable(serving), held, gpu_of or {})
+    loads = _loads(answerable_offer(serving), held, gpu_of or {})
     return {
         gpu: tuple(by_hold[hold] for hold in sorted(_waited_for(now, loads.get(gpu, _GpuHolds()))))
         for gpu, now in moving.items()
     }
 
 
-def due_s(serving: Mapping[GpuUuid, GpuServing], settle_s: float) -> float | None:
+def next_due_s(serving: Mapping[GpuUuid, GpuServing], withdraw_s: float) -> float | None:
     """When the next step can change something only because time passes; None: never."""
     return min(
-        (now.empty_since_s + settle_s for now in serving.values() if now.empty_since_s is not None),
+        (now.empty_since_s + withdraw_s for now in serving.values() if now.empty_since_s is not None),
         default=None,
     )
 
@@ -155,16 +155,16 @@ def due_s(serving: Mapping[GpuUuid, GpuServing], settle_s: float) -> float | Non
 
 
 def _step(
-    now: GpuServing | None, wanted: GpuOffer | None, load: _GpuHolds, now_s: float, settle_s: float
+    now: GpuServing | None, wanted: GpuOffer | None, load: _GpuHolds, now_s: float, withdraw_s: float
 ) -> GpuServing | None:
     if now is None:
         return _start(wanted, load, now_s)
     if wanted is not None and not load.foreign and _fits_in_place(now, wanted):
-        return _change_in_place(now, wanted, load, now_s, settle_s)
+        return _change_in_place(now, wanted, load, now_s, withdraw_s)
     empty_since_s = None
     if not load.own and not load.foreign:
         empty_since_s = now.empty_since_s if now.draining and now.empty_since_s is not None else now_s
-        if now_s - empty_since_s >= settle_s:
+        if now_s - empty_since_s >= withdraw_s:
             return None if wanted is None else GpuServing(wanted)
     since_s = now.draining_since_s if now.draining_since_s is not None else now_s
     return GpuServing((*now.offer, *now.leaving), (), True, since_s, empty_since_s)
@@ -179,7 +179,7 @@ def _start(wanted: GpuOffer | None, load: _GpuHolds, now_s: float) -> GpuServing
 
 
 def _change_in_place(
-    now: GpuServing, wanted: GpuOffer, load: _GpuHolds, now_s: float, settle_s: float
+    now: GpuServing, wanted: GpuOffer, load: _GpuHolds, now_s: float, withdraw_s: float
 ) -> GpuServing:
     """Take the wanted offer at once; MIG devices that are no longer part of it leave when not held."""
     stay = {one.device for one in wanted}
@@ -190,7 +190,7 @@ def _change_in_place(
     if not any(offering.device not in stay for _, offering in load.own):
         waited = now.empty_since_s is not None and not now.draining and leaving == now.leaving
         empty_since_s = now.empty_since_s if waited else now_s
-    if empty_since_s is not None and now_s - empty_since_s >= settle_s:
+    if empty_since_s is not None and now_s - empty_since_s >= withdraw_s:
         return GpuServing(wanted)
     return GpuServing(wanted, leaving, empty_since_s=empty_since_s)
 

@@ -17,7 +17,9 @@ from partage.model.share import DeviceOffer, Guarantee, weakest
 from partage.plan.reconcile.node_plan import Observed
 
 
-def verified(share: DeviceOffer, observed: Observed, watched: Collection[GpuUuid]) -> Guarantee | None:
+def verified_guarantee(
+    share: DeviceOffer, observed: Observed, watched: Collection[GpuUuid]
+) -> Guarantee | None:
     """The guarantee that was seen in force; None where nothing could be seen.
 
     watched: UUIDs of GPUs whose use is watched at this moment.
@@ -41,7 +43,7 @@ def verified(share: DeviceOffer, observed: Observed, watched: Collection[GpuUuid
     return Guarantee.GUARDED if alone and share.gpu in watched else Guarantee.ADVISORY
 
 
-def said(share: DeviceOffer, seen: Guarantee | None) -> Guarantee:
+def stated_guarantee(share: DeviceOffer, seen: Guarantee | None) -> Guarantee:
     """What can be said of a share: the weaker one of what is promised and what was seen."""
     return share.guarantee if seen is None else weakest(iter((share.guarantee, seen)))
 

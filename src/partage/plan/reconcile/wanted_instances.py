@@ -88,8 +88,8 @@ def _fillings(items: Sequence[PlacedItem]) -> Iterator[tuple[WantedInstance, ...
     loose: list[int] = []
     for one in items:
         (loose if one.item.start is None else fixed[one.item.start]).append(one.item.profile.compute_slices)
-    begun = tuple(sorted((start, _descending(sizes)) for start, sizes in fixed.items()))
-    fillings: set[tuple[_Bin, ...]] = {begun}
+    fixed_bins = tuple(sorted((start, _descending(sizes)) for start, sizes in fixed.items()))
+    fillings: set[tuple[_Bin, ...]] = {fixed_bins}
     for size in sorted(loose, reverse=True):
         fillings = {more for filling in fillings for more in _with(filling, size, spec)}
     for filling in sorted(

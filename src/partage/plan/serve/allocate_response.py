@@ -14,15 +14,13 @@ from msgspec.structs import replace
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName, ShareId
+from partage.model.paths import CONTROL_NODES
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
 from partage.units import MIB
 from partage.values import Frozen
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-"""Device files that are passed with device specs if they exist, in NVIDIA's order."""
-
 GUARD_MOUNT = "/opt/partage/guard"
 """Path of the guard in a container; it is on PYTHONPATH."""
 

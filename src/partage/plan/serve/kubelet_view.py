@@ -11,7 +11,7 @@ from partage.model.gpu import Gpu
 from partage.model.health import Health
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
-from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable, listed
+from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable_offer, listed_shares
 from partage.plan.serve.ledger import HeldIds
 from partage.values import Frozen
 
@@ -56,23 +56,23 @@ def kubelet_view(
     before: KubeletView,
     *,
     now_s: float,
-    settle_s: float,
+    withdraw_s: float,
 ) -> KubeletView:
     """The current view; ``before`` itself if nothing changes. held_version: of the ledger."""
     gpu_of: dict[DeviceUuid, GpuUuid] = {
         device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices
     }
-    offer = answerable(serving)
+    offer = answerable_offer(serving)
     healthy = _healthy(offer, condition)
     key: _Key = (serving, held_version, healthy)
     if key == before.key and gpu_of == before.gpu_of:
         return before
     rows = {
         name: tuple(_device_rows(resource_rows, healthy))
-        for name, resource_rows in listed(serving, held, gpu_of).items()
+        for name, resource_rows in listed_shares(serving, held, gpu_of).items()
         if _is_ours(resource_rows)
     }
-    return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, settle_s))
+    return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, withdraw_s))
 
 
 def _is_ours(rows: Sequence[ListedShare]) -> bool:
@@ -85,7 +85,7 @@ def _late(
     rows: Mapping[ResourceName, Sequence[DeviceRow]],
     before: KubeletView,
     now_s: float,
-    settle_s: float,
+    withdraw_s: float,
 ) -> dict[ShareId, float]:
     """Ids that were withdrawn recently, and until when they are answered.
 
@@ -105,7 +105,7 @@ def _late(
             for share in offering.share_ids:
                 if share not in listed_now:
                     withdrawn_s = max(began_s, now_s) if share in listed_before else began_s
-                    late[share] = max(withdrawn_s + settle_s, before.late.get(share, 0.0))
+                    late[share] = max(withdrawn_s + withdraw_s, before.late.get(share, 0.0))
     return late
 
 

@@ -303,6 +303,6 @@ class Ledger:
 
 
 def _is_known(entry: LedgerEntry, named: set[Holder]) -> bool:
-    """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
+    """Whether an answer with these names changes nothing. Fast: mostly nothing changes."""
     known = entry.certainty is not Certainty.TENTATIVE and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)

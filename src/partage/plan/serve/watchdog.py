@@ -96,14 +96,14 @@ class WatchResult(Frozen):
     """usages: of every container on every device, ordered by GPU, device and container.
 
     unattributed: processes that belong to no container: of the host, of a Slurm job, of an MPS server.
-    violations: none where the policy turns watching off. blind: why processes may be missing;
+    violations: none where the policy turns watching off. hidden: why processes may be missing;
     empty: none.
     """
 
     usages: tuple[ContainerUsage, ...] = ()
     unattributed: tuple[GpuProcess, ...] = ()
     violations: tuple[Violation, ...] = ()
-    blind: str = ""
+    hidden: str = ""
 
 
 class ShareGrants(Frozen):
@@ -118,7 +118,7 @@ class ShareGrants(Frozen):
     doubtful: frozenset[DeviceUuid]
 
 
-def grants(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
+def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
     """The ledger's entries joined with their offers. offer: everything that can be held now."""
     offerings = {
         (offering.resource, share): offering
@@ -142,7 +142,7 @@ def grants(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
     return ShareGrants(by, frozenset(on), frozenset(doubtful))
 
 
-def watch(
+def check_usage(
     processes: Processes,
     names: Mapping[str, Holder],
     granted: ShareGrants,
@@ -174,7 +174,7 @@ def watch(
     )
     violations = (_violation(usage, watch_of.get(usage.gpu, WatchAction.WARN)) for usage in usages)
     return WatchResult(
-        usages, tuple(unattributed), tuple(one for one in violations if one is not None), processes.blind
+        usages, tuple(unattributed), tuple(one for one in violations if one is not None), processes.hidden
     )
 
 

@@ -1,6 +1,6 @@
 """A small kubelet: real gRPC over unix sockets, and a device manager that behaves as the real one.
 
-It knows the agent only by its sockets. ``contradictions`` has all that plugins do against the protocol. A
+It knows the agent only by its sockets. ``protocol_errors`` has all that plugins do against the protocol. A
 device that this kubelet itself gives twice raises AssertionError.
 """
 
@@ -27,7 +27,7 @@ from partage.sim.kubelet.holding import waiting_container
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod import ContainerState, Pod, PodPhase, PodStatus
-from partage.sim.kubelet.pod_resources import Bucket, PodResourcesService, entry, listing
+from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
 
 
 class EmbeddedKubelet:
@@ -50,7 +50,7 @@ class EmbeddedKubelet:
         for path in (self._socket, pod_resources_socket):
             if path is not None:
                 check_socket_path(path)
-        self._bucket = Bucket(self.behaviour.list_rate, clock) if self.behaviour.list_rate else None
+        self._bucket = TokenBucket(self.behaviour.list_rate, clock) if self.behaviour.list_rate else None
         self._manager = DeviceManager(
             rng=Random(seed),  # noqa: S311 (a simulation has to be repeatable)
             clock=clock,
@@ -68,7 +68,7 @@ class EmbeddedKubelet:
         self._bound: dict[str, Pod] = {}
         self._pods: dict[str, PodStatus] = {}
         self._unlisted: set[str] = set()
-        self._contradictions: list[str] = []
+        self._protocol_errors: list[str] = []
         self._servers: list[ClosingServer] = []
         self._changed = asyncio.Event()
 
@@ -117,9 +117,9 @@ class EmbeddedKubelet:
     # --- the status of the node ---------------------------------------------------------------
 
     @property
-    def contradictions(self) -> tuple[str, ...]:
+    def protocol_errors(self) -> tuple[str, ...]:
         """All that plugins did against the protocol, in the order in which it happened."""
-        return tuple(self._contradictions)
+        return tuple(self._protocol_errors)
 
     def capacity(self) -> dict[str, int]:
         """Resource name to devices, as the node's status has it."""
@@ -268,8 +268,8 @@ class EmbeddedKubelet:
     def _note_change(self) -> None:
         self._changed.set()
 
-    def _report(self, contradiction: str) -> None:
-        self._contradictions.append(contradiction)
+    def _report(self, protocol_error: str) -> None:
+        self._protocol_errors.append(protocol_error)
 
     # --- PodResources -------------------------------------------------------------------------
 
@@ -289,12 +289,12 @@ class EmbeddedKubelet:
             if status.pod.key in self._unlisted:
                 continue
             if status.holds or (self.behaviour.lists_ended_pods and status.containers):
-                yield listing(status, self._numa_nodes)
+                yield pod_message(status, self._numa_nodes)
 
     def _allocatable_entries(self) -> Iterator[pb.ContainerDevices]:
         for resource in self._manager.allocatable():
             for name in self._manager.healthy(resource):
-                yield entry(resource, name, self._numa_nodes(resource, name))
+                yield device_message(resource, name, self._numa_nodes(resource, name))
 
     def _list_refusal(self) -> str | None:
         if self.behaviour.pod_resources is PodResourcesMode.REFUSES:

@@ -17,7 +17,7 @@ from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
 from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong, share_ids
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ShareId
-from partage.sim.kubelet.contradictions import in_answer, in_list, in_preference
+from partage.sim.kubelet.protocol_errors import allocation_errors, list_errors, preference_errors
 
 PRE_START_TIMEOUT_S = 30.0
 """The kubelet's only deadline; it waits for Allocate and GetPreferredAllocation without limit."""
@@ -49,7 +49,7 @@ class PluginClient:
                 await stream.send_message(pb.Empty(), end=True)
                 opened.set()
                 async for message in stream:
-                    self._report_all(in_list(message.devices))
+                    self._report_all(list_errors(message.devices))
                     listed(message.devices)
 
     async def preferred(
@@ -66,7 +66,7 @@ class PluginClient:
             self._report(f"{self.resource}: GetPreferredAllocation has no answer for its one container")
             return []
         answer = share_ids(response.container_responses[0].deviceIDs)
-        self._report_all(in_preference(answer, available, must_include, size))
+        self._report_all(preference_errors(answer, available, must_include, size))
         return answer
 
     async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
@@ -78,7 +78,7 @@ class PluginClient:
         if len(response.container_responses) != 1:
             self._report(f"{self.resource}: Allocate has no answer for its one container")
             raise PluginError("no containers return in allocation response")
-        self._report_all(in_answer(response.container_responses[0]))
+        self._report_all(allocation_errors(response.container_responses[0]))
         return _answer(response.container_responses[0])
 
     async def pre_start(self, ids: Sequence[ShareId]) -> None:
@@ -99,9 +99,9 @@ class PluginClient:
         with _with_errors_of_go():
             yield
 
-    def _report_all(self, contradictions: Iterator[str]) -> None:
-        for contradiction in contradictions:
-            self._report(f"{self.resource}: {contradiction}")
+    def _report_all(self, protocol_errors: Iterator[str]) -> None:
+        for protocol_error in protocol_errors:
+            self._report(f"{self.resource}: {protocol_error}")
 
 
 @contextmanager

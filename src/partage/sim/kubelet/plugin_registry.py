@@ -13,9 +13,9 @@ from grpclib.server import Stream
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationBase
-from partage.sim.kubelet.contradictions import refusal
 from partage.sim.kubelet.device_manager import DeviceManager
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
+from partage.sim.kubelet.protocol_errors import registration_refusal
 
 
 class PluginRegistry(RegistrationBase):
@@ -47,7 +47,7 @@ class PluginRegistry(RegistrationBase):
             raise GRPCError(Status.INVALID_ARGUMENT, "the call carries no message")
         if not self._answers():
             await asyncio.Event().wait()
-        if reason := refusal(request):
+        if reason := registration_refusal(request):
             raise GRPCError(Status.UNKNOWN, reason)
         await self._connect(request)
         await stream.send_message(pb.Empty())

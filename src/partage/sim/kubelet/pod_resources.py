@@ -23,7 +23,7 @@ NumaNodes = Callable[[str, ShareId], tuple[int, ...]]
 """Resource and device id to the NUMA nodes of the device."""
 
 
-def listing(status: PodStatus, numa_nodes: NumaNodes) -> pb.PodResources:
+def pod_message(status: PodStatus, numa_nodes: NumaNodes) -> pb.PodResources:
     """One pod as List answers it: without ordinary init containers, one entry for each device."""
     containers = [_container(status.container(one.name), numa_nodes) for one in status.pod.listed]
     return pb.PodResources(name=status.pod.name, namespace=status.pod.namespace, containers=containers)
@@ -31,14 +31,14 @@ def listing(status: PodStatus, numa_nodes: NumaNodes) -> pb.PodResources:
 
 def _container(status: ContainerStatus, numa_nodes: NumaNodes) -> pb.ContainerResources:
     devices = [
-        entry(resource, name, numa_nodes(resource, name))
+        device_message(resource, name, numa_nodes(resource, name))
         for resource, ids in status.ids.items()
         for name in ids
     ]
     return pb.ContainerResources(name=status.name, devices=devices)
 
 
-def entry(resource: str, name: ShareId, numa_nodes: tuple[int, ...]) -> pb.ContainerDevices:
+def device_message(resource: str, name: ShareId, numa_nodes: tuple[int, ...]) -> pb.ContainerDevices:
     """One device."""
     message = pb.ContainerDevices(resource_name=resource, device_ids=[name])
     if numa_nodes:
@@ -53,7 +53,7 @@ class RateLimit(Frozen):
     burst: int = 10
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket: each call takes a token, and tokens come back with time."""
 
     def __init__(self, limit: RateLimit, clock: Callable[[], float]) -> None:

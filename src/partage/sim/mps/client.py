@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from partage.sim.mps.server import become
+from partage.sim.mps.server import become_user
 
 _VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
@@ -81,7 +81,7 @@ class MpsConnection:
 def main(argv: Sequence[str]) -> int:
     """Run the program. The pipe directory comes from the environment, as for CUDA."""
     for uid in argv[1:]:
-        become(int(uid))
+        become_user(int(uid))
     try:
         connection = MpsConnection(Path(os.environ["CUDA_MPS_PIPE_DIRECTORY"]), os.environ)
     except (CudaError, NoDaemon, TimeoutError) as error:

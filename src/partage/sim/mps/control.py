@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT, connect, listens
+from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT, connect, daemon_listens
 
 # Not typing: its import takes longer than all that the program does.
 TYPE_CHECKING = False
@@ -86,10 +86,10 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
 
     from partage.model.mps import MULTI_USER_OPTIONS
     from partage.sim.mps import daemon
-    from partage.sim.mps.node import load
+    from partage.sim.mps.node import load_node
 
     programs = Path(program).resolve().parent
-    node = load(programs)
+    node = load_node(programs)
     configuration = _value(words, "-a") if version == "3" else None
     options = set(words) - {"-d", "-f"}
     if version not in ("2", "3") or int(version) > node.protocol:
@@ -98,7 +98,7 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
     multi_user = known in options
     if options - {known} or (multi_user and not node.multi_user):
         return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
-    if listens(pipe):
+    if daemon_listens(pipe):
         return _fail("An instance of this daemon is already running")
     settings = daemon.DaemonSettings(
         pipe=Path(pipe),

@@ -53,7 +53,7 @@ class DaemonLimits(Frozen):
             return self.devices[int(name)]
         return name if name in self.devices else None
 
-    def in_force(self, device: str) -> int | None:
+    def limit_in_force(self, device: str) -> int | None:
         """The limit of a device. If it was set by ordinal and by UUID, the newest setting is in force."""
         settings = [limit for name, limit in self.memory.items() if self.device(name) == device]
         return settings[-1] if settings else None
@@ -91,7 +91,7 @@ def client_limit(
         if seen.device(name) is None:
             return None
         seen = seen.with_memory(name, value)
-    own = seen.in_force(device)
+    own = seen.limit_in_force(device)
     return limit if own is None else own if limit is None else min(limit, own)
 
 

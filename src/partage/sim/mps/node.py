@@ -1,12 +1,11 @@
 """What the simulated control program knows of its node: a file beside the program.
 
-``install`` puts the program into a directory of its own. Its environment is that of the real program, so no
-variable can carry this.
+``install_programs`` puts the program into a directory of its own. Its environment is that of the real
+program, so no variable can carry this.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,7 +63,7 @@ class MpsNode(Frozen):
 _MODULES = {CONTROL_PROGRAM: "control", SERVER_PROGRAM: "server", CLIENT_PROGRAM: "client"}
 
 
-def install(directory: Path, node: MpsNode) -> Path:
+def install_programs(directory: Path, node: MpsNode) -> Path:
     """Put the control program, its server and a client into a directory; the control program's path.
 
     They run on this Python, import this Partage, and need nothing else.
@@ -80,23 +79,15 @@ def install(directory: Path, node: MpsNode) -> Path:
             encoding="utf-8",
         )
         path.chmod(0o755)
-    save(directory, node)
+    save_node(directory, node)
     return directory / CONTROL_PROGRAM
 
 
-def save(directory: Path, node: MpsNode) -> None:
+def save_node(directory: Path, node: MpsNode) -> None:
     """Write the node's file. Daemons that already run do not read it again."""
-    content = {
-        "gpus": dict(node.gpus),
-        "clients": node.clients,
-        "multi_user": node.multi_user,
-        "ignores_limits": node.ignores_limits,
-        "protocol": node.protocol,
-        "reads_limits": node.reads_limits,
-    }
-    (directory / FILE).write_text(json.dumps(content), encoding="utf-8")
+    (directory / FILE).write_bytes(msgspec.json.encode(node))
 
 
-def load(directory: Path) -> MpsNode:
+def load_node(directory: Path) -> MpsNode:
     """The node of a program that is installed in ``directory``. Raises OSError, ValueError."""
-    return MpsNode(**json.loads((directory / FILE).read_text(encoding="utf-8")))
+    return msgspec.json.decode((directory / FILE).read_bytes(), type=MpsNode)

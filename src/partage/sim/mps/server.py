@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from partage.sim.mps.wire import listens
+from partage.sim.mps.wire import daemon_listens
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """Run until the control daemon ends or stops it. argv: user id, and the number of GPUs that it sees."""
-    become(int(argv[1]))
-    if not listens(os.environ["CUDA_MPS_PIPE_DIRECTORY"]) or int(argv[2]) == 0:
+    become_user(int(argv[1]))
+    if not daemon_listens(os.environ["CUDA_MPS_PIPE_DIRECTORY"]) or int(argv[2]) == 0:
         return 1
     os.write(1, b"ready\n")
     sys.stdin.buffer.read()
     return 0
 
 
-def become(uid: int) -> None:
+def become_user(uid: int) -> None:
     """Become this user now and not before: only root may be able to read the interpreter. Raises OSError."""
     if uid != os.geteuid():
         os.setgroups([])

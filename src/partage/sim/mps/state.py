@@ -112,8 +112,8 @@ class MpsState:
         for server in self.servers:
             if client in server.clients:
                 server.status = ServerStatus.FAULT
-                for victim in server.clients:
-                    victim.error = victim.error or LAUNCH_FAILED
+                for one in server.clients:
+                    one.error = one.error or LAUNCH_FAILED
 
     def terminate(self, server_pid: int, client_pid: int) -> bool:
         """Destroy the contexts of a client; whether there was such a client."""
@@ -196,7 +196,7 @@ class MpsState:
         device = devices[0]
         variable = client.env.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT")
         limits = self._limits_for(client, server)
-        client.limit_bytes = client_limit(limits.in_force(device), variable, visible, device)
+        client.limit_bytes = client_limit(limits.limit_in_force(device), variable, visible, device)
         own = DaemonLimits(devices).with_threads(client.env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
         client.threads = self._threads_for(limits, own)
         server.clients.append(client)

@@ -26,7 +26,7 @@ def connect(pipe: str) -> socket:
     return sock
 
 
-def listens(pipe: str) -> bool:
+def daemon_listens(pipe: str) -> bool:
     """Whether a daemon serves this pipe directory, and this process may connect to it."""
     try:
         connect(pipe).close()

@@ -19,7 +19,7 @@ from partage.model.mps import (
 )
 from partage.model.step import EndClient, StartDaemon, StopDaemon
 from partage.plan.offer.mps_shares import too_old_for_namespaces
-from partage.sim.node.refusals import answering_gpu
+from partage.sim.node.preconditions import answering_gpu
 from partage.sim.node.state import SimulatedDaemon, SimulatedNode
 
 _FIRST_PID = 900_000

@@ -24,8 +24,8 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     HideProcesses,
+    LoseCapabilityFiles,
     LoseGpu,
-    LoseNodes,
     Occupy,
     RaiseXid,
     Reboot,
@@ -68,7 +68,7 @@ def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
         case DriverLoaded(version, cuda):
             last = state.last_driver
             return load_driver(state, Driver(version or last.version, cuda or last.cuda))
-        case SetMig() | LoseNodes():
+        case SetMig() | LoseCapabilityFiles():
             return _change_mig(state, fault)
         case Occupy() | Vacate() | HideProcesses() | SetDaemonPhase():
             return _change_processes(state, fault)
@@ -174,11 +174,11 @@ def _cgroup(fault: Occupy) -> str:
 # --- MIG -----------------------------------------------------------------------------------------
 
 
-def _change_mig(state: SimulatedNode, fault: SetMig | LoseNodes) -> SimulatedNode:
+def _change_mig(state: SimulatedNode, fault: SetMig | LoseCapabilityFiles) -> SimulatedNode:
     if isinstance(fault, SetMig):
         return _set_mig(state, fault)
-    others = state.without_nodes - {gpu_at(state, fault.gpu).index}
-    return replace(state, without_nodes=others | {fault.gpu} if fault.missing else others)
+    others = state.without_files - {gpu_at(state, fault.gpu).index}
+    return replace(state, without_files=others | {fault.gpu} if fault.missing else others)
 
 
 def _set_mig(state: SimulatedNode, fault: SetMig) -> SimulatedNode:

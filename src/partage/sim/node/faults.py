@@ -1,6 +1,6 @@
 """What can go wrong on a simulated node, as values. ``SimulatedHardware.inject`` makes a fault happen.
 
-``gpu`` is always the NVML index, which a GPU keeps while it is lost.
+``gpu`` is always the NVML index, which a GPU keeps while it is lost. str(fault) is a sentence for people.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ class LoseGpu(Frozen):
     reason: str = "GPU is lost"
     nameless: bool = False
 
+    def __str__(self) -> str:
+        return f"GPU {self.gpu} does not answer any more"
+
 
 class GpuReturns(Frozen):
     """A lost GPU answers again, as it was. It was not reset."""
 
     gpu: int
+
+    def __str__(self) -> str:
+        return f"GPU {self.gpu} answers again"
 
 
 class RaiseXid(Frozen):
@@ -44,6 +50,9 @@ class RaiseXid(Frozen):
     gi: int | None = None
     ci: int | None = None
 
+    def __str__(self) -> str:
+        return f"XID {self.code}" + ("" if self.gpu is None else f" on GPU {self.gpu}")
+
 
 class SetCondition(Frozen):
     """What the driver says of the GPU's health from now on. None: as before."""
@@ -54,15 +63,24 @@ class SetCondition(Frozen):
     rows_failed: bool | None = None
     fabric_ok: bool | None = None
 
+    def __str__(self) -> str:
+        return f"the driver reports a problem with the health of GPU {self.gpu}"
+
 
 class ResetGpu(Frozen):
     """The GPU is reset: without MIG instances, a pending MIG mode in force, its condition good again."""
 
     gpu: int
 
+    def __str__(self) -> str:
+        return f"GPU {self.gpu} is reset"
+
 
 class Reboot(Frozen):
     """The node reboots: all GPUs are reset, reset counts begin at 0, Hopper and later lose their MIG mode."""
+
+    def __str__(self) -> str:
+        return "the node reboots"
 
 
 class DriverGone(Frozen):
@@ -71,12 +89,18 @@ class DriverGone(Frozen):
     kind: str = "driver-missing"
     reason: str = "the NVIDIA driver is not loaded"
 
+    def __str__(self) -> str:
+        return "the driver is unloaded"
+
 
 class DriverLoaded(Frozen):
     """A driver is loaded in place of the one before. Empty texts: the version that was there last."""
 
     version: str = ""
     cuda: str = ""
+
+    def __str__(self) -> str:
+        return f"driver {self.version} is loaded" if self.version else "the driver is loaded"
 
 
 class FailCall(Frozen):
@@ -90,6 +114,9 @@ class FailCall(Frozen):
     times: int | None = 1
     done: bool = False
 
+    def __str__(self) -> str:
+        return f"the driver's answer to '{self.call}' is an error"
+
 
 class HangCall(Frozen):
     """The next ``times`` calls hang for ``seconds`` and then answer. seconds None: until their deadline."""
@@ -98,11 +125,17 @@ class HangCall(Frozen):
     seconds: float | None = None
     times: int | None = 1
 
+    def __str__(self) -> str:
+        return f"the driver hangs at '{self.call}'"
+
 
 class HealCall(Frozen):
     """Calls of that verb no longer fail or hang."""
 
     call: Call
+
+    def __str__(self) -> str:
+        return f"the driver answers '{self.call}' again"
 
 
 class SetMig(Frozen):
@@ -110,6 +143,12 @@ class SetMig(Frozen):
 
     gpu: int
     layout: tuple[LayoutItem, ...] | None
+
+    def __str__(self) -> str:
+        if self.layout is None:
+            return f"an administrator turns MIG off on GPU {self.gpu}"
+        items = ", ".join(map(str, self.layout)) or "no MIG device"
+        return f"an administrator creates {items} on GPU {self.gpu}"
 
 
 class Occupy(Frozen):
@@ -131,6 +170,9 @@ class Occupy(Frozen):
     pod: str = ""
     mps: bool = False
 
+    def __str__(self) -> str:
+        return f"{self.name} opens GPU {self.gpu}"
+
 
 class Vacate(Frozen):
     """Programs of that name (None: all programs) close the GPU and all its parts."""
@@ -138,18 +180,38 @@ class Vacate(Frozen):
     gpu: int
     name: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.name or 'every process'} closes GPU {self.gpu}"
+
 
 class HideProcesses(Frozen):
     """Whether the node's processes are hidden: the driver then lists none and reports success."""
 
     on: bool = True
 
+    def __str__(self) -> str:
+        return f"the node's processes {'are hidden' if self.on else 'can be seen'}"
 
-class LoseNodes(Frozen):
+
+_BECOMES = {
+    DaemonPhase.DEAD: "dies",
+    DaemonPhase.FAULT: "has a fault",
+    DaemonPhase.SILENT: "hangs",
+    DaemonPhase.SERVING: "takes clients again",
+    DaemonPhase.STARTING: "has no limits in force",
+}
+
+
+class LoseCapabilityFiles(Frozen):
     """Whether the capability device files of the GPU's MIG devices are missing, and cannot be made."""
 
     gpu: int
     missing: bool = True
+
+    def __str__(self) -> str:
+        return (
+            f"the device files of GPU {self.gpu}'s MIG devices {'are gone' if self.missing else 'are there'}"
+        )
 
 
 class SetDaemonPhase(Frozen):
@@ -157,6 +219,9 @@ class SetDaemonPhase(Frozen):
 
     gpu: int
     phase: DaemonPhase
+
+    def __str__(self) -> str:
+        return f"the MPS daemon of GPU {self.gpu} {_BECOMES.get(self.phase, self.phase)}"
 
 
 Fault = (
@@ -175,7 +240,7 @@ Fault = (
     | Occupy
     | Vacate
     | HideProcesses
-    | LoseNodes
+    | LoseCapabilityFiles
     | SetDaemonPhase
 )
 

@@ -13,7 +13,7 @@ from partage.model.profile import MigProfile
 from partage.model.step import Reset, SetMigMode, Verify
 from partage.plan.reconcile.resets import reset_sets
 from partage.sim.node.observation import inventory_of
-from partage.sim.node.refusals import answering_gpu, in_use
+from partage.sim.node.preconditions import answering_gpu, in_use_error
 from partage.sim.node.resets import mode_change_needs_reset, reset_gpu, without_settings
 from partage.sim.node.state import SimulatedNode, with_gpu
 
@@ -37,7 +37,9 @@ def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode,
     if live := [*gpu.mig_devices, *gpu.empty_instances]:
         raise GpuInUse(f"GPU {gpu.index} still has {len(live)} MIG instances")
     if uses := state.holders(gpu.uuid):
-        return with_gpu(state, pending), in_use(f"GPU {gpu.index} is in use; its MIG mode is pending", uses)
+        return with_gpu(state, pending), in_use_error(
+            f"GPU {gpu.index} is in use; its MIG mode is pending", uses
+        )
     if mode_change_needs_reset(gpu):
         return with_gpu(state, pending), None
     changed = with_gpu(state, replace(gpu, mig_mode=MigMode(step.enabled, step.enabled)))
@@ -60,7 +62,7 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
         left_out = ", ".join(str(gpu.index) for _, gpu in sorted(state.gpus.items()) if gpu.uuid in missing)
         raise Unsupported(f"NVLinks join GPU {left_out} with those to be reset: they are reset together")
     if uses := [use for uuid in step.gpus for use in state.holders(uuid)]:
-        raise in_use("a GPU that is in use cannot be reset", uses)
+        raise in_use_error("a GPU that is in use cannot be reset", uses)
     for gpu in gpus:
         state = reset_gpu(state, gpu)
     return state

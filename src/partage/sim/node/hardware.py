@@ -29,7 +29,7 @@ from partage.sim.node.faults import (
     TimedFault,
 )
 from partage.sim.node.machine import Machine
-from partage.sim.node.observation import conditions_of, describe, inventory_of
+from partage.sim.node.observation import conditions_of, describe_node, inventory_of
 from partage.sim.node.processes import processes_of
 from partage.sim.node.settings import time_slices_of
 from partage.sim.node.state import SimulatedNode, gpu_at, power_on
@@ -147,7 +147,7 @@ class SimulatedHardware:
 
     def __str__(self) -> str:
         faults = [f"{one.fault.call} will {_described(one.fault)}" for one in self._call_faults]
-        return "\n".join([describe(self._state), *faults, *self._impossible])
+        return "\n".join([describe_node(self._state), *faults, *self._impossible])
 
     # --- faults of calls -------------------------------------------------------------------------
 

@@ -19,10 +19,9 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
-    GpuUse,
 )
 from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
-from partage.sim.node.refusals import gpu_in_mig_mode, in_use
+from partage.sim.node.preconditions import gpu_in_mig_mode, in_use_error
 from partage.sim.node.state import SimulatedNode, with_gpu
 
 # --- GPU instances -------------------------------------------------------------------------------
@@ -38,7 +37,7 @@ def create_instance(state: SimulatedNode, step: CreateInstance) -> tuple[Simulat
         raise Unsupported(f"{gpu.product} has no place {step.placement} for a {step.profile}")
     others = [(profile, placement) for _, profile, placement in _instances(gpu)]
     if not others and (uses := state.holders(gpu.uuid)):
-        raise in_use(f"GPU {gpu.index} has to be idle for its first GPU instance", uses)
+        raise in_use_error(f"GPU {gpu.index} has to be idle for its first GPU instance", uses)
     wanted = [*others, (spec.profile, step.placement)]
     try:
         place(geometry, [LayoutItem(profile, placement.start) for profile, placement in wanted])
@@ -56,7 +55,7 @@ def destroy_instance(state: SimulatedNode, step: DestroyInstance) -> SimulatedNo
     if inside := [one.uuid for one in gpu.mig_devices if one.gi_id == gi_id]:
         raise GpuInUse(f"GPU instance {gi_id} of GPU {gpu.index} still has MIG devices: {', '.join(inside)}")
     if uses := [use for use in state.all_uses if use.gpu == gpu.uuid and use.gi_id == gi_id]:
-        raise in_use(f"GPU instance {gi_id} of GPU {gpu.index} is in use", uses)
+        raise in_use_error(f"GPU instance {gi_id} of GPU {gpu.index} is in use", uses)
     rest = tuple(one for one in gpu.empty_instances if one.gi_id != gi_id)
     return with_gpu(state, replace(gpu, empty_instances=rest))
 
@@ -125,8 +124,8 @@ def destroy_compute(state: SimulatedNode, step: DestroyCompute) -> SimulatedNode
     """Raises GpuInUse, NotFound, Unsupported."""
     gpu = gpu_in_mig_mode(state, step.gpu, may_leave=True)
     device = _device_at(gpu, step)
-    if uses := [use for use in state.all_uses if _uses_device(use, gpu, device)]:
-        raise in_use(f"{device.uuid} is in use", uses)
+    if uses := [use for use in state.all_uses if use.is_of(gpu.uuid, device)]:
+        raise in_use_error(f"{device.uuid} is in use", uses)
     rest = tuple(one for one in gpu.mig_devices if one is not device)
     # The other compute instances keep their slices.
     inside = [one for one in gpu.mig_devices if one.gi_id == device.gi_id]
@@ -151,12 +150,6 @@ def _device_at(gpu: Gpu, step: DestroyCompute) -> MigDevice:
         ):
             return device
     raise NotFound(f"GPU {gpu.index} has no such MIG device {step.profile} at {step.placement}")
-
-
-def _uses_device(use: GpuUse, gpu: Gpu, device: MigDevice) -> bool:
-    if use.gpu != gpu.uuid:
-        return False
-    return use.device == device.uuid or (use.gi_id == device.gi_id and use.ci_id in (None, device.ci_id))
 
 
 def _lowest_free(taken: Iterable[int]) -> int:

@@ -10,6 +10,7 @@ from msgspec import field
 from partage.edges.files.catalogue import GpuModel
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.model.ids import GpuUuid
+from partage.model.paths import CONTROL_NODES
 from partage.model.policy import Interval
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -18,8 +19,6 @@ from partage.values import Frozen
 MOST_GPUS = 64
 DRIVER = Driver(version="580.95.05", cuda="13.0")
 """The driver of machines that name none: it supports all models of the catalogue, from Volta to Blackwell."""
-
-CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 
 
 class Machine(Frozen):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from partage.edges.files.catalogue import GpuModel, load
+from partage.edges.files.catalogue import GpuModel, load_catalogue
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu
 from partage.sim.node.machine import MOST_GPUS, Machine, new_gpu, simulated_inventory
@@ -66,9 +66,9 @@ def _term(part: str, text: str) -> tuple[int, GpuModel, str]:
 
 
 def _model(name: str) -> tuple[GpuModel, str]:
-    found = load().find(name)
+    found = load_catalogue().find(name)
     if found is None:
-        raise InputError(f"no GPU model is called {name!r}", load().advice(name))
-    if found[0] not in load().simulable():
+        raise InputError(f"no GPU model is called {name!r}", load_catalogue().advice(name))
+    if found[0] not in load_catalogue().simulated_models():
         raise Unsatisfiable(f"{name!r} cannot be simulated: {found[0].no_geometry}")
     return found

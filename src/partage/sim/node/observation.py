@@ -21,7 +21,7 @@ def inventory_of(state: SimulatedNode) -> Inventory:
             simulated=True,
         )
     gpus = tuple(
-        replace(_with_nodes(state, gpu), recovery=state.conditions[index].recovery)
+        replace(_with_files(state, gpu), recovery=state.conditions[index].recovery)
         for index, gpu in sorted(state.gpus.items())
         if index not in state.lost
     )
@@ -40,10 +40,10 @@ def inventory_of(state: SimulatedNode) -> Inventory:
     )
 
 
-def _with_nodes(state: SimulatedNode, gpu: Gpu) -> Gpu:
-    if gpu.index not in state.without_nodes:
+def _with_files(state: SimulatedNode, gpu: Gpu) -> Gpu:
+    if gpu.index not in state.without_files:
         return gpu
-    devices = (replace(one, missing_node=one.capability_nodes[0]) for one in gpu.mig_devices)
+    devices = (replace(one, missing_file=one.capability_files[0]) for one in gpu.mig_devices)
     return replace(gpu, mig_devices=tuple(devices))
 
 
@@ -64,7 +64,7 @@ def _in_mig_mode(row: GpuCondition, gpu: Gpu) -> GpuCondition:
     return replace(row, mig_mode=True, fabric_ok=None if row.fabric_ok is None else False)
 
 
-def describe(state: SimulatedNode) -> str:
+def describe_node(state: SimulatedNode) -> str:
     """The state as text, one line for each thing."""
     driver = state.driver
     head = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from partage.edges.hardware.end_process import check_uses_gpu, refuse_another
+from partage.edges.hardware.end_process import check_same_process, check_uses_gpu
 from partage.errors import NotPermitted
 from partage.model.cgroup import parse_cgroup
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
@@ -30,7 +30,7 @@ def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:
     rows = [row for row in _rows(state) if row.pid == step.pid]
     check_uses_gpu(rows, step)
     for row in rows:
-        refuse_another(step, row.start, parse_cgroup(row.cgroups).container)
+        check_same_process(step, row.start, parse_cgroup(row.cgroups).container)
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.pid))
 
 

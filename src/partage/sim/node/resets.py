@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from msgspec.structs import replace
 
-from partage.edges.files.catalogue import load
+from partage.edges.files.catalogue import load_catalogue
 from partage.model.gpu import ComputeMode, Driver, Gpu, LostGpu, MigMode, RecoveryAction
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid
@@ -62,7 +62,7 @@ def load_driver(state: SimulatedNode, driver: Driver) -> SimulatedNode:
 
 def mode_change_needs_reset(gpu: Gpu) -> bool:
     """Whether a change of MIG mode is pending until a reset: as the catalogue says, else by architecture."""
-    model = load().by_gpu(gpu)
+    model = load_catalogue().by_gpu(gpu)
     return model.mig_needs_reset if model else needs_reset(gpu)
 
 
@@ -96,7 +96,7 @@ def _without_mig(state: SimulatedNode) -> SimulatedNode:
 def _without_instances(gpu: Gpu) -> Gpu:
     if gpu.mig_mode is None:
         return gpu
-    model = load().by_gpu(gpu)
+    model = load_catalogue().by_gpu(gpu)
     survives = model.mig_survives_reboot if model else gpu.architecture == "ampere"
     mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if survives else MigMode(False, False)
     return replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=())

@@ -13,8 +13,8 @@ from partage.errors import StateMismatch, Unsupported
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, TimeSlice
+from partage.sim.node.preconditions import answering_gpu
 from partage.sim.node.processes import processes_of
-from partage.sim.node.refusals import answering_gpu
 from partage.sim.node.state import SimulatedNode, with_gpu
 
 

@@ -54,7 +54,7 @@ class SimulatedNode(Frozen):
     time_slices: time slices that are not the default; None: the GPU has no time slice to set.
     daemons: MPS daemons, by the UUID of their GPU or MIG device.
     processes_hidden: the driver lists no process, as in a pid namespace that is not the node's.
-    without_nodes: GPUs whose MIG devices have no capability device files.
+    without_files: GPUs whose MIG devices have no capability device files.
     compute_starts: first compute slice, within its GPU instance, of MIG devices by UUID; those that are
             missing here follow each other in the order of their ids.
     """
@@ -77,7 +77,7 @@ class SimulatedNode(Frozen):
     time_slices: Mapping[int, Interval | None] = field(default_factory=dict)
     daemons: Mapping[DeviceUuid, SimulatedDaemon] = field(default_factory=dict)
     processes_hidden: bool = False
-    without_nodes: frozenset[int] = frozenset()
+    without_files: frozenset[int] = frozenset()
     compute_starts: Mapping[MigUuid, int] = field(default_factory=dict)
 
     @property

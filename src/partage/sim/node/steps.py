@@ -6,7 +6,8 @@ these leave something open, the simulation is the stricter one.
 
 from __future__ import annotations
 
-from typing import assert_never
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from partage.errors import HardwareError
 from partage.model.step import (
@@ -42,20 +43,6 @@ Outcome = tuple[SimulatedNode, Created | HardwareError | None]
 """The node afterwards, and what was created. An error here is one that left something changed."""
 
 
-_WithoutResult = (
-    Reset
-    | DestroyCompute
-    | DestroyInstance
-    | Verify
-    | SetComputeMode
-    | SetTimeSlice
-    | EndProcess
-    | StartDaemon
-    | StopDaemon
-    | EndClient
-)
-
-
 def perform_step(state: SimulatedNode, step: Step) -> Outcome:
     """The node after a step. Raises HardwareError where the driver refuses and nothing has changed."""
     match step:
@@ -66,30 +53,19 @@ def perform_step(state: SimulatedNode, step: Step) -> Outcome:
         case CreateCompute():
             return create_compute(state, step)
         case _:
-            return _changed(state, step), None
+            return _CHANGES[type(step)](state, step), None
 
 
-def _changed(state: SimulatedNode, step: _WithoutResult) -> SimulatedNode:
-    match step:
-        case Reset():
-            return reset_gpus(state, step)
-        case DestroyCompute():
-            return destroy_compute(state, step)
-        case DestroyInstance():
-            return destroy_instance(state, step)
-        case Verify():
-            return verify(state, step)
-        case SetComputeMode():
-            return set_compute_mode(state, step)
-        case SetTimeSlice():
-            return set_time_slice(state, step)
-        case EndProcess():
-            return end_process(state, step)
-        case StartDaemon():
-            return start_daemon(state, step)
-        case StopDaemon():
-            return stop_daemon(state, step)
-        case EndClient():
-            return end_client(state, step)
-        case _:
-            assert_never(step)
+_CHANGES: Mapping[type[Step], Callable[[SimulatedNode, Any], SimulatedNode]] = {
+    Reset: reset_gpus,
+    DestroyCompute: destroy_compute,
+    DestroyInstance: destroy_instance,
+    Verify: verify,
+    SetComputeMode: set_compute_mode,
+    SetTimeSlice: set_time_slice,
+    EndProcess: end_process,
+    StartDaemon: start_daemon,
+    StopDaemon: stop_daemon,
+    EndClient: end_client,
+}
+"""The other steps, which create nothing."""

@@ -42,7 +42,7 @@ def test_a_process_is_told_in_words():
     assert fault_of(words) == Occupy(
         1, "train", pid=4711, memory_bytes=8 * GIB, container=CID, pod=UID, mps=True
     )
-    assert fault_of({"blind": False}) == HideProcesses(on=False)
+    assert fault_of({"processes-hidden": False}) == HideProcesses(on=False)
 
 
 @pytest.mark.parametrize(

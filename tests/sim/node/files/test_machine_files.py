@@ -27,7 +27,7 @@ from partage.model.placement import Placement
 from partage.sim.node.faults import LoseGpu, RaiseXid, Reboot, TimedFault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_file import read_machine
-from partage.sim.node.files.written import machine_to_json
+from partage.sim.node.files.machine_writer import machine_to_json
 from partage.sim.node.machine_names import parse_machine
 from partage.sim.node.mig import create_layout
 

@@ -32,8 +32,8 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     HideProcesses,
+    LoseCapabilityFiles,
     LoseGpu,
-    LoseNodes,
     Occupy,
     RaiseXid,
     Reboot,
@@ -44,7 +44,7 @@ from partage.sim.node.faults import (
     TimedFault,
     Vacate,
 )
-from partage.sim.node.files.identifiers import index_number
+from partage.sim.node.files.identifiers import read_index
 from partage.units import parse_bytes
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
@@ -92,11 +92,12 @@ def read_fault(place: Field) -> Fault | None:
     Of a GPU: ``{gpu: 2, lost: true | reason}``, ``{gpu: 2, returns: true}``, ``{gpu: 2, reset: true}``,
     ``{gpu: 2, xid: 79, gi: 1, ci: 0}``, ``{gpu: 2, recovery: gpu-reset}``; ``rows-pending``,
     ``rows-failed``, ``fabric``, each true or false; ``{gpu: 2, mig: [3g.40gb, 1g.10gb]}``, where ``off``
-    turns MIG mode off; ``capability-nodes``, true or false; ``{gpu: 2, used-by: python, gi: 1, ci: 0,
+    turns MIG mode off; ``capability-files``, true or false; ``{gpu: 2, used-by: python, gi: 1, ci: 0,
     kind: process | monitor, pid: 4711}``, without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``,
     ``container: ID``, ``pod: UID`` and ``mps: true``; ``{gpu: 2, left-by: python}``, where true means all
     programs.
-    Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``, ``{blind: true}``.
+    Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``,
+    ``{processes-hidden: true}``.
     Of a call of the port (observe, conditions, events, perform, uses, processes, time-slices):
     ``{call: observe, fail: timeout, times: 3}``, ``{call: observe, hang: true | seconds}``,
     ``{call: observe, heal: true}``; ``{call: perform, fail: timeout, done: true}``: the step is
@@ -119,9 +120,9 @@ def _words(place: Field, more: Sequence[str]) -> Table | None:
         place.error(f"what happens? one of {', '.join(_KINDS)}")
         return None
     known = (kind, *_KINDS[kind][1], *more)
-    strangers = [key for key in written if key not in known]
-    if strangers:
-        place.error(f"{strangers[0]!r} does not go with {kind!r}")
+    unknown = [key for key in written if key not in known]
+    if unknown:
+        place.error(f"{unknown[0]!r} does not go with {kind!r}")
         return None
     return place.table(known)
 
@@ -137,7 +138,7 @@ def _fault(words: Table) -> Fault:
 
 def _gpu(words: Table) -> int:
     found = words.required("gpu", "its index, as in gpu: 2")
-    return (index_number(found) if found else None) or 0
+    return (read_index(found) if found else None) or 0
 
 
 def _amount(field: Field) -> int | None:
@@ -288,8 +289,8 @@ _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
     ),
     "fabric": (lambda words: SetCondition(_gpu(words), fabric_ok=_truth(words, "fabric")), ("gpu",)),
     "mig": (_mig, ("gpu",)),
-    "capability-nodes": (
-        lambda words: LoseNodes(_gpu(words), not _truth(words, "capability-nodes")),
+    "capability-files": (
+        lambda words: LoseCapabilityFiles(_gpu(words), not _truth(words, "capability-files")),
         ("gpu",),
     ),
     "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps")),
@@ -297,7 +298,7 @@ _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),
     "mps-daemon": (_mps_daemon, ("gpu",)),
-    "blind": (lambda words: HideProcesses(_truth(words, "blind")), ()),
+    "processes-hidden": (lambda words: HideProcesses(_truth(words, "processes-hidden")), ()),
     "fail": (_fail, ("call", "times", "done")),
     "hang": (_hang, ("call", "times")),
     "heal": (_heal, ("call",)),

@@ -7,7 +7,7 @@ import re
 from msgspec.structs import replace
 
 from partage.codec.fields import Field, Table
-from partage.edges.files.catalogue import GpuModel, load
+from partage.edges.files.catalogue import GpuModel, load_catalogue
 from partage.model.gpu import (
     ARCHITECTURES,
     UNKNOWN_ARCHITECTURE,
@@ -18,7 +18,7 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.policy import Interval
-from partage.sim.node.files.identifiers import gpu_uuid, index_number, pci_bus_id
+from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.files.mig_syntax import read_instances
 from partage.sim.node.machine import new_gpu
 from partage.sim.node.topology import numa_node
@@ -77,15 +77,15 @@ def _of_model(row: Table, position: int, numa: int) -> Gpu | None:
     name = row.needed("name", Field.some_text)
     if name is None:
         return None
-    found = load().find(name)
+    found = load_catalogue().find(name)
     if found and found[0].products:
         model, product = found
-        spelled = product if load().by_id(name) else name
+        spelled = product if load_catalogue().by_id(name) else name
         gpu = new_gpu(position, model, product, numa)
         return replace(gpu, product=spelled, recovery=None)
     if "memory_bytes" in row:
         return new_gpu(position, _unknown_model(name), name, numa)
-    advice = load().advice(name)
+    advice = load_catalogue().advice(name)
     row.here("name").error(f"the catalogue has no {name!r}, and memory_bytes is not given", advice)
     return None
 
@@ -98,27 +98,21 @@ def _unknown_model(name: str) -> GpuModel:
         architecture=UNKNOWN_ARCHITECTURE,
         compute_capability=(0, 0),
         memory_bytes=0,
-        memory_derived=True,
-        mig=False,
-        mig_survives_reboot=False,
-        mig_needs_reset=False,
-        geometry=None,
-        renamed_geometries={},
     )
 
 
 def _with_row(row: Table, gpu: Gpu) -> Gpu:
     """The GPU with the values of its row in place of those of its model."""
-    index = row.value("index", index_number, gpu.index)
+    index = row.value("index", read_index, gpu.index)
     return replace(
         gpu,
         index=index,
         uuid=row.value("uuid", gpu_uuid, gpu.uuid),
-        minor=row.value("minor", index_number, index),
+        minor=row.value("minor", read_index, index),
         architecture=row.value("architecture", _architecture, gpu.architecture),
         compute_capability=row.value("compute_capability", _capability, gpu.compute_capability),
         memory_bytes=row.value("memory_bytes", lambda field: field.integer(MIB), gpu.memory_bytes),
-        pci_bus_id=row.value("pci_bus_id", pci_bus_id, gpu.pci_bus_id),
+        pci_bus_id=row.value("pci_bus_id", read_pci_bus_id, gpu.pci_bus_id),
         pci_device_id=row.value("pci_device_id", _pci_device_id, gpu.pci_device_id),
         numa_node=_numa(row, gpu.numa_node),
         compute_mode=row.value("compute_mode", _compute_mode, ComputeMode.DEFAULT),
@@ -129,7 +123,7 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
 
 def _lacks_mig(gpu: Gpu) -> bool:
     """Whether the catalogue knows that the product has no MIG."""
-    found = load().by_product(gpu.product)
+    found = load_catalogue().by_product(gpu.product)
     return found is not None and not found[0].mig
 
 
@@ -146,7 +140,7 @@ def _pci_device_id(field: Field) -> str | None:
 def _numa(row: Table, default: int | None) -> int | None:
     """NUMA node; the kernel's -1 means none."""
     found = row.get("numa_node")
-    return None if found and found.value == -1 else row.nullable("numa_node", index_number, default)
+    return None if found and found.value == -1 else row.nullable("numa_node", read_index, default)
 
 
 def _architecture(field: Field) -> str | None:

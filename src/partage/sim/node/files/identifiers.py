@@ -12,7 +12,7 @@ _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]{0,99}", re.ASCII)
 _PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
 
 
-def index_number(field: Field) -> int | None:
+def read_index(field: Field) -> int | None:
     """An index, a minor or an id."""
     return field.integer(0, _HIGHEST_INDEX)
 
@@ -29,6 +29,6 @@ def mig_uuid(field: Field) -> MigUuid | None:
     return None if text is None else MigUuid(text)
 
 
-def pci_bus_id(field: Field) -> str | None:
+def read_pci_bus_id(field: Field) -> str | None:
     """A PCI address."""
     return field.matching(_PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")

@@ -19,7 +19,7 @@ from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
 from partage.sim.node.files.gpu_syntax import GpuRow, read_gpu
-from partage.sim.node.files.identifiers import gpu_uuid, index_number, pci_bus_id
+from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node.state import power_on
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -134,9 +134,9 @@ def _lost_gpus(top: Table) -> tuple[LostGpu, ...]:
     rows = [place.table(_LOST_KEYS) for place in top.value("lost", Field.items, [])]
     lost = [
         LostGpu(
-            index=row.needed("index", index_number) or 0,
+            index=row.needed("index", read_index) or 0,
             uuid=row.nullable("uuid", gpu_uuid, None),
-            pci_bus_id=row.nullable("pci_bus_id", pci_bus_id, None),
+            pci_bus_id=row.nullable("pci_bus_id", read_pci_bus_id, None),
             reason=row.value("reason", Field.some_text, "GPU is lost"),
         )
         for row in rows
@@ -163,7 +163,7 @@ def _nothing_twice(top: Table, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> 
 def _links(top: Table, gpus: Mapping[int, Gpu]) -> tuple[Link, ...]:
     links: dict[frozenset[int], Link] = {}
     for row in (place.table(_LINK_KEYS) for place in top.value("links", Field.items, [])):
-        a, b = (row.needed("a", index_number), row.needed("b", index_number)) if row else (None, None)
+        a, b = (row.needed("a", read_index), row.needed("b", read_index)) if row else (None, None)
         if row is None or a is None or b is None:
             continue
         path = row.value("path", lambda field: field.word(_LINK_PATHS), LinkPath.CROSS_CPU)

@@ -9,7 +9,7 @@ from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.sim.node.files.identifiers import index_number, mig_uuid
+from partage.sim.node.files.identifiers import mig_uuid, read_index
 from partage.sim.node.files.mig_checks import device_problem, layout_problems
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor
@@ -50,7 +50,7 @@ def read_instances(row: Table, gpu: Gpu) -> tuple[tuple[MigDevice, ...], tuple[E
 
 
 def _empty_instance(row: Table, gpu: Gpu) -> EmptyInstance | None:
-    profile, gi = row.needed("profile", _profile), row.needed("gi", index_number)
+    profile, gi = row.needed("profile", _profile), row.needed("gi", read_index)
     start = row.needed("start", _slice)
     if profile is None or gi is None or start is None:
         return None
@@ -88,7 +88,7 @@ def _minor(field: Field) -> int | None:
 
 def _needed(row: Table) -> _Needed | None:
     profile = row.needed("profile", _profile)
-    gi, ci = row.needed("gi", index_number), row.needed("ci", index_number)
+    gi, ci = row.needed("gi", read_index), row.needed("ci", read_index)
     start = row.needed("start", _slice)
     if profile is None or gi is None or ci is None or start is None:
         return None

@@ -8,8 +8,10 @@ from pathlib import Path
 
 from partage.values import Frozen
 
-_START = 19
-"""Index of the start time after the name in ``/proc/<pid>/stat``: field 22 of all (proc_pid_stat(5))."""
+_STATE, _START = 0, 19
+"""Indexes after the name in ``/proc/<pid>/stat``; the start time is field 22 of all (proc_pid_stat(5))."""
+
+_DEAD_STATES = frozenset("ZXx")
 
 _UID = re.compile(r"^Uid:\s*(\d+)", re.MULTILINE | re.ASCII)
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"
@@ -37,14 +39,19 @@ def read_process(proc: Path, pid: int) -> ProcessInfo | None:
     return seen if start_of(proc, pid) == start else None
 
 
-def start_of(proc: Path, pid: int) -> int | None:
-    """Start time in clock ticks since boot."""
+def start_of(proc: Path, pid: int, *, running: bool = False) -> int | None:
+    """Start time in clock ticks since boot. running: None also for a process that has ended (a zombie)."""
     # The name in parentheses may contain any character, also parentheses.
     words = _read(proc, pid, "stat").rpartition(")")[2].split()
     try:
-        return int(words[_START])
+        return None if running and words[_STATE] in _DEAD_STATES else int(words[_START])
     except (IndexError, ValueError):
         return None
+
+
+def boot_id(proc: Path) -> str:
+    """The id of this boot; empty if the kernel has none."""
+    return _text(proc / "sys/kernel/random/boot_id").strip()
 
 
 def cgroups_of(proc: Path, pid: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Mapping
-from typing import NewType
+from typing import Any, NewType
 
 from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
@@ -75,7 +75,7 @@ Handle = NewType("Handle", object)
 EventSet = NewType("EventSet", object)
 
 
-class Pci(Frozen):
+class PciInfo(Frozen):
     """bus_id: ``00000000:1A:00.0``. device_id: device and vendor id, ``0x233010de``."""
 
     bus_id: str
@@ -176,9 +176,9 @@ class Nvml(Binding):
     def gpu_uuid(self, handle: Handle) -> GpuUuid:
         return GpuUuid(self.uuid(handle))
 
-    def pci(self, handle: Handle) -> Pci:
+    def pci(self, handle: Handle) -> PciInfo:
         info = self.call("nvmlDeviceGetPciInfo", handle)
-        return Pci(str(info.busId), f"0x{info.pciDeviceId:08x}")
+        return PciInfo(str(info.busId), f"0x{info.pciDeviceId:08x}")
 
     def product(self, handle: Handle) -> str:
         return str(self.call("nvmlDeviceGetName", handle))
@@ -280,10 +280,7 @@ class Nvml(Binding):
     def gpu_instance(self, handle: Handle, gi_id: int) -> tuple[int, Placement]:
         """Profile id (nvidia-smi's, not NVML's constant) and placement of a GPU instance."""
         info = self.call("nvmlGpuInstanceGetInfo", self.call("nvmlDeviceGetGpuInstanceById", handle, gi_id))
-        try:
-            return int(info.profileId), Placement(int(info.placement.start), int(info.placement.size))
-        except ValueError as error:
-            raise HardwareError(f"GPU instance {gi_id} reports an invalid placement: {error}") from error
+        return int(info.profileId), placement_of(gi_id, info)
 
     def gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
         """Profile id to profile, for this GPU: the same id means other profiles on other models."""
@@ -366,6 +363,14 @@ class Nvml(Binding):
 
 def _text(value: bytes | str) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+
+
+def placement_of(gi_id: int, info: Any) -> Placement:  # noqa: ANN401 - a structure of pynvml
+    """The placement in what NVML says of a GPU instance. Raises HardwareError if it is none."""
+    try:
+        return Placement(int(info.placement.start), int(info.placement.size))
+    except ValueError as error:
+        raise HardwareError(f"GPU instance {gi_id} reports an invalid placement: {error}") from error
 
 
 def _recovery(value: int | None) -> RecoveryAction | None:

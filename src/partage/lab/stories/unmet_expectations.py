@@ -20,7 +20,7 @@ class NodeSnapshot(Frozen):
     report: Report | None
 
 
-def shortcomings(expect: Expect, now: NodeSnapshot) -> list[str]:
+def unmet_expectations(expect: Expect, now: NodeSnapshot) -> list[str]:
     """What is not as it should be; empty where all is."""
     return [
         *_counts("allocatable", expect.allocatable, now.allocatable),

@@ -18,21 +18,21 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.edges.hardware.host import Host
-from partage.model.gpu import MigDevice, capability_node
+from partage.model.gpu import MigDevice, capability_file
 
 _READABLE = 0o444
 """Mode of the file where the kernel module does not say which."""
 
 
-def with_nodes(host: Host, gpu_minor: int, devices: Iterable[MigDevice]) -> tuple[MigDevice, ...]:
+def with_files(host: Host, gpu_minor: int, devices: Iterable[MigDevice]) -> tuple[MigDevice, ...]:
     """The devices, after those of their files were made that did not exist. A file that cannot be made is the
-    device's ``missing_node``.
+    device's ``missing_file``.
 
     Nothing is done where the kernel module has no such files.
     """
     major = host.capability_major()
     return tuple(
-        device if major is None else replace(device, missing_node=_missing(host, gpu_minor, major, device))
+        device if major is None else replace(device, missing_file=_missing(host, gpu_minor, major, device))
         for device in devices
     )
 
@@ -44,7 +44,7 @@ def _missing(host: Host, gpu_minor: int, major: int, device: MigDevice) -> str:
         if minor is not None and not _is_there(host, os.makedev(major, minor), minor):
             _make(host, os.makedev(major, minor), minor, capability)
             if not _is_there(host, os.makedev(major, minor), minor):
-                return capability_node(minor)
+                return capability_file(minor)
     return ""
 
 
@@ -63,7 +63,7 @@ def _is_there(host: Host, number: int, minor: int) -> bool:
 
 def _make(host: Host, number: int, minor: int, capability: str) -> None:
     """Make the file, unless the node's administrator keeps that to themselves (``DeviceFileModify``)."""
-    says = host.capability_file(capability)
+    says = host.capability_rules(capability)
     if says.get("DeviceFileModify", 1) == 0:
         return
     path, mode = _path(host, minor), says.get("DeviceFileMode", _READABLE)

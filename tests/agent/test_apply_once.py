@@ -7,22 +7,23 @@ import asyncio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from partage.agent.reconciler.apply_once import ApplyResult, ApplyRun, desired_for_undo
 from partage.agent.reconciler.executor import TransactionEnd
-from partage.agent.reconciler.one_shot import ApplyResult, ApplyRun, desired_for_undo
-from partage.edges.files.catalogue import geometry_of, load
+from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.errors import GpuInUse, InsufficientResources
 from partage.faces.documents.apply import GpuOutcome, applied_gpu_rows, exit_code, problems
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout, plan_gpu_mig
+from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
+from partage.plan.reconcile.mig_plan import plan_mig
 from partage.sim.node.faults import FailCall, Occupy
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 
 MODELS = sorted(
     model.id
-    for model in load().simulable()
+    for model in load_catalogue().simulated_models()
     if model.geometry and any(spec.starts for spec in model.geometry.profiles)
 )
 
@@ -86,7 +87,7 @@ async def _play(data):
     for was, now in zip(before.gpus, after.gpus, strict=True):
         assert now.empty_instances == ()
         if endings.get(was.uuid) is TransactionEnd.DONE:
-            plan = plan_gpu_mig(now, second[was.uuid], geometry)
+            plan = plan_mig(after, {was.uuid: second[was.uuid]}, lambda gpu: geometry).of(was.uuid)
             assert isinstance(plan, GpuMigPlan)
             assert plan.steps == ()
         else:
@@ -160,7 +161,7 @@ async def test_what_was_there_comes_back_even_where_its_gpu_instance_has_no_room
     hardware.full = True
     applied = await _apply(hardware, {uuid: _desired("1c.3g.40gb", "1c.3g.40gb", "4g.40gb")})
     (outcome,) = applied.outcomes
-    assert (outcome.ending, exit_code(applied)) == (TransactionEnd.BACK, 3)
+    assert (outcome.ending, exit_code(applied)) == (TransactionEnd.ROLLED_BACK, 3)
     assert live_layout((await hardware.observe()).gpus[0]) == live_layout(before.gpus[0])
 
 

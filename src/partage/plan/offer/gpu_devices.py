@@ -14,6 +14,7 @@ from partage.model.named_layouts import resolve_layout
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
+from partage.text import counted
 from partage.units import MIB
 from partage.values import Frozen
 
@@ -30,8 +31,13 @@ class PlannedDevice(Frozen):
     memory_bytes: int
     siblings: int = 1
 
+    @property
+    def profile(self) -> str:
+        """As that of a MIG device."""
+        return str(self.item.profile)
 
-class Presented(Frozen):
+
+class GpuDevices(Frozen):
     """The devices that one GPU can offer. None among them: the whole GPU.
 
     mig: the GPU is a MIG GPU, even where it has no device. pending: what has still to be done, or empty.
@@ -70,16 +76,16 @@ def device_memory(gpu: Gpu, mig: MigDevice | PlannedDevice | None) -> DeviceMemo
     return DeviceMemory(mig.memory_bytes // devices // MIB * MIB, alone=False)
 
 
-_WHOLE = Presented((None,), mig=False)
+_WHOLE = GpuDevices((None,), mig=False)
 
 
-def present(
+def devices_of(
     gpu: Gpu,
     entry: GpuEntry | None,
     strategy: MigStrategy,
     geometry: Geometry | None,
     findings: Findings,
-) -> Presented:
+) -> GpuDevices:
     """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself."""
     if strategy is MigStrategy.NONE:
         return _WHOLE
@@ -93,13 +99,13 @@ def present(
     return _desired_devices(gpu, entry, desired, geometry, findings)
 
 
-def _as_found(gpu: Gpu) -> Presented:
-    return Presented(gpu.mig_devices, mig=True) if gpu.mig_enabled else _WHOLE
+def _as_found(gpu: Gpu) -> GpuDevices:
+    return GpuDevices(gpu.mig_devices, mig=True) if gpu.mig_enabled else _WHOLE
 
 
 def _desired_devices(
     gpu: Gpu, entry: GpuEntry, desired: DesiredMig, geometry: Geometry | None, findings: Findings
-) -> Presented:
+) -> GpuDevices:
     path = f"{entry.origin}.{'mig-devices' if entry.origin.startswith('mig-configs') else 'mig.layout'}"
     try:
         return _live_or_planned(gpu, _spelled_out(gpu, desired, geometry, path, findings), geometry)
@@ -107,7 +113,7 @@ def _desired_devices(
         findings.add("impossible", path, str(reason), reason.hint, [gpu.index])
     except DoesNotFit as misfit:
         findings.add("impossible", path, str(misfit), gpus=[gpu.index])
-    return Presented((), mig=True, judged=False)
+    return GpuDevices((), mig=True, judged=False)
 
 
 class _Impossible(Exception):
@@ -138,17 +144,17 @@ def _spelled_out(
     return DesiredMig(said.items)
 
 
-def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -> Presented:
+def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -> GpuDevices:
     """The live devices if they match the layout, else the planned ones."""
     if gpu.mig_enabled and matches(gpu.mig_devices, desired.items):
-        return Presented(gpu.mig_devices, mig=True)
+        return GpuDevices(gpu.mig_devices, mig=True)
     existing = gpu.mig_devices if gpu.mig_enabled else ()
     if not desired.items:
-        return Presented((), mig=True, pending=_pending(gpu, desired), existing=existing)
+        return GpuDevices((), mig=True, pending=_pending(gpu, desired), existing=existing)
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
         raise _not_plannable(gpu)
     devices = _planned(place(geometry, desired.items), geometry, gpu.memory_bytes)
-    return Presented(devices, mig=True, pending=_pending(gpu, desired), existing=existing)
+    return GpuDevices(devices, mig=True, pending=_pending(gpu, desired), existing=existing)
 
 
 def _planned(placed: Sequence[PlacedItem], geometry: Geometry, total_bytes: int) -> tuple[PlannedDevice, ...]:
@@ -171,7 +177,6 @@ def _not_plannable(gpu: Gpu) -> _Impossible:
 
 
 def _pending(gpu: Gpu, desired: DesiredMig) -> str:
-    counts = Counter(map(str, desired.items))
-    wanted = " + ".join(f"{count} x {name}" for name, count in counts.items()) or "no MIG devices"
+    wanted = counted(desired.items) or "no MIG devices"
     mode = "" if gpu.mig_enabled else "MIG mode has to be turned on, and "
     return f"{mode}the layout has still to be made: {wanted}"

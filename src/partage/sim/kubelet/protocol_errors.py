@@ -17,7 +17,7 @@ _CDI = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z][\w.-]*=[A-Za-z0-9]([\w.:-]*[A-Za
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-def refusal(request: pb.RegisterRequest) -> str | None:
+def registration_refusal(request: pb.RegisterRequest) -> str | None:
     """Why a kubelet refuses a registration, in the kubelet's words; None where it accepts."""
     if request.version != API_VERSION:
         return (
@@ -31,7 +31,7 @@ def refusal(request: pb.RegisterRequest) -> str | None:
     return None
 
 
-def in_list(devices: Sequence[pb.Device]) -> Iterator[str]:
+def list_errors(devices: Sequence[pb.Device]) -> Iterator[str]:
     """What is wrong with a list of devices."""
     seen: set[str] = set()
     for device in devices:
@@ -44,7 +44,7 @@ def in_list(devices: Sequence[pb.Device]) -> Iterator[str]:
         seen.add(device.ID)
 
 
-def in_preference(
+def preference_errors(
     answer: Sequence[ShareId], available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
 ) -> Iterator[str]:
     """What is wrong with a preferred allocation."""
@@ -56,7 +56,7 @@ def in_preference(
         yield f"preferred allocation lacks {sorted(missing)}, which must be included"
 
 
-def in_answer(answer: pb.ContainerAllocateResponse) -> Iterator[str]:
+def allocation_errors(answer: pb.ContainerAllocateResponse) -> Iterator[str]:
     """What is wrong with an answer to Allocate: a container runtime would fail on it."""
     for name in answer.envs:
         if not _VARIABLE.fullmatch(name):

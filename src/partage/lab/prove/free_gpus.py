@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from partage.errors import Unsatisfiable
-from partage.lab.gpus import computes, find_gpu
+from partage.lab.gpus import find_gpu, is_workload
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid
 from partage.model.step import GpuUse
@@ -23,7 +23,7 @@ def holders(
     """
     found: dict[GpuUuid, list[str]] = {}
     for use in uses:
-        if computes(use):
+        if is_workload(use):
             found.setdefault(use.gpu, []).append(str(use))
     for gpu in inventory:
         for pod in pods.get(gpu.index, ()):
@@ -46,7 +46,7 @@ def free_gpus(inventory: Inventory, wanted: str | None, held: Mapping[GpuUuid, l
     return found
 
 
-def refuse_blind(why: str) -> None:
+def require_visible_processes(why: str) -> None:
     """Raises Unsatisfiable where other processes may be there and cannot be seen. why: empty: they can."""
     if why:
         raise Unsatisfiable(

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.readings import Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.uses import uses
 from partage.errors import GpuInUse, HardwareError, StateMismatch
 from partage.model.step import Step
@@ -17,7 +17,7 @@ from partage.model.step import Step
 T = TypeVar("T")
 
 
-def attempt(
+def change_and_check(
     nvml: Nvml,
     host: Host,
     step: Step,

@@ -22,14 +22,16 @@ IN_FOUR = Policy((GpuEntry("", AllDevices(), Mps(_REPLICAS)),))
 """What a simulated node promises where nothing is said: nothing but MPS can be tried there."""
 
 
-def by_policy(policy: Policy, inventory: Inventory) -> NodeOffer:
+def offer_of_policy(policy: Policy, inventory: Inventory) -> NodeOffer:
     """What a policy would offer here. Raises Unsatisfiable, InputError."""
     return advertise(assign(policy, inventory, geometry_of), inventory, policy)
 
 
-async def by_daemons(inventory: Inventory, run_dir: Path, pipe: Path | None, driver_root: Path) -> NodeOffer:
+async def offer_of_daemons(
+    inventory: Inventory, run_dir: Path, pipe: Path | None, driver_root: Path
+) -> NodeOffer:
     """Every GPU exclusive, except where an MPS daemon with a limit serves it: then what the daemon says."""
-    plain = by_policy(ALL_EXCLUSIVE, inventory)
+    plain = offer_of_policy(ALL_EXCLUSIVE, inventory)
     found: dict[GpuUuid, tuple[DeviceOffer, ...]] = {}
     for gpu in inventory:
         rows = [await _by_daemon(one, gpu, run_dir, pipe, driver_root) for one in plain.get(gpu.uuid, ())]

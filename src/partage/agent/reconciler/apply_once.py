@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.observers.settings import without_daemons
+from partage.agent.observers.settings import SettingsObserver, slices_matter
 from partage.agent.reconciler.executor import (
     Executor,
     Progress,
@@ -30,9 +30,9 @@ from partage.model.step import GpuUse, Transaction
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.attempts import FailedAttempt
-from partage.plan.reconcile.known_node import recognise
+from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.live_instances import to_renew
-from partage.plan.reconcile.node_plan import NodePlan, Observed, Phase, Snapshot
+from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
@@ -75,17 +75,9 @@ async def observe_input(
     inventory = await hardware.observe()
     desired = resolve(inventory)
     original = original_in(inventory.boot_id)
-    daemons = await hardware.daemons()
-    intervals = [one.interval for one in desired.settings.values()]
-    intervals += [one.interval for one in original.values()]
-    slices = await hardware.time_slices() if any(intervals) else ()
-    observed = Observed(
-        node=recognise(None, inventory),
-        daemons=daemons,
-        slices={one.gpu: one.interval for one in slices if one.interval is not None},
-        fixed_slices={one.gpu: one.reason for one in slices if one.interval is None},
-        uses=without_daemons(await hardware.uses(), daemons),
-    )
+    settings = SettingsObserver(hardware)
+    await settings.observe(users=True, slices=slices_matter(desired, original))
+    observed = settings.observed(with_observed(None, inventory))
     entries = () if pod_resources is None else await _entries(pod_resources)
     modes = {gpu.uuid: gpu.compute_mode for gpu in inventory}
     needed = needed_originals(original, desired.settings, modes, observed.slices)
@@ -159,9 +151,14 @@ class ApplyResult(Frozen):
         From the last plan only those that were rolled back, or whose time slice cannot be set.
         """
         rolled_back = {
-            gpu for one in self.outcomes if one.ending is TransactionEnd.BACK for gpu in one.transaction.gpus
+            gpu
+            for one in self.outcomes
+            if one.ending is TransactionEnd.ROLLED_BACK
+            for gpu in one.transaction.gpus
         }
-        at_last = [gpu for gpu in blocked_gpus(self.last) if gpu in rolled_back] + unset_gpus(self.last)
+        at_last = [gpu for gpu in blocked_gpus(self.last) if gpu in rolled_back] + gpus_with_fixed_slices(
+            self.last
+        )
         found = {gpu: self.plan.gpus[gpu].reason for gpu in blocked_gpus(self.plan)}
         return found | {gpu: self.last.gpus[gpu].reason for gpu in at_last}
 
@@ -274,7 +271,7 @@ class ApplyRun(Struct):
             if outcome.error is None:
                 continue
             renew = {}
-            if outcome.failed is not None and outcome.ending is TransactionEnd.BACK:
+            if outcome.failed is not None and outcome.ending is TransactionEnd.ROLLED_BACK:
                 renew = to_renew(await self.hardware.observe(), outcome.failed, outcome.error)
             for gpu in outcome.transaction.gpus:
                 again = bool(renew) and gpu not in self._attempts
@@ -292,11 +289,11 @@ def _next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
 def blocked_gpus(plan: NodePlan) -> list[GpuUuid]:
     """UUIDs of GPUs that block the whole run."""
     stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN)
-    unset = unset_gpus(plan)
+    unset = gpus_with_fixed_slices(plan)
     return [gpu for gpu, one in plan.gpus.items() if one.phase in stuck and gpu not in unset]
 
 
-def unset_gpus(plan: NodePlan) -> list[GpuUuid]:
+def gpus_with_fixed_slices(plan: NodePlan) -> list[GpuUuid]:
     """UUIDs of GPUs with a time slice that the driver does not change; nothing else has to wait for that."""
     return [gpu for gpu, one in plan.gpus.items() if one.phase is Phase.BLOCKED and one.blocked is None]
 
@@ -306,5 +303,7 @@ def _may_pass(applied: ApplyResult) -> bool:
     phases = {applied.last.gpus[gpu].phase for gpu in blocked_gpus(applied.last)}
     if Phase.BLOCKED in phases:
         return False
-    busy = [isinstance(one.error, GpuInUse) and one.ending is TransactionEnd.BACK for one in applied.failed]
+    busy = [
+        isinstance(one.error, GpuInUse) and one.ending is TransactionEnd.ROLLED_BACK for one in applied.failed
+    ]
     return Phase.WAITING in phases or (bool(busy) and all(busy))

@@ -35,7 +35,7 @@ def gpu_in_mig_mode(state: SimulatedNode, uuid: GpuUuid, *, may_leave: bool = Fa
     return gpu
 
 
-def in_use(message: str, uses: Iterable[GpuUse]) -> GpuInUse:
+def in_use_error(message: str, uses: Iterable[GpuUse]) -> GpuInUse:
     """The error that names who uses it."""
     names = tuple(str(use) for use in uses)
     return GpuInUse(f"{message}: {', '.join(names)}", uses=names)
