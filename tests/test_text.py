@@ -3,6 +3,7 @@
 import pytest
 
 from partage import text
+from partage.text import shortened
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,8 @@ def test_one_gpu_is_singular():
 def test_a_long_list_ends_in_how_many_more_there_are():
     assert text.listed(["a", "b", "c"], 2) == "a, b and 1 more"
     assert text.listed(["a", "b"], 2) == "a, b"
+
+
+def test_a_long_text_is_cut_and_says_so():
+    assert shortened("abcdef", 6) == "abcdef"
+    assert shortened("abcdefg", 6) == "abc..."

@@ -28,6 +28,11 @@ def count_of(amount: int, noun: str, plural: str = "") -> str:
     return f"{amount} {noun if amount == 1 else plural or noun + 's'}"
 
 
+def shortened(text: str, most: int) -> str:
+    """The text, at most that many characters long."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def listed(items: Sequence[str], most: int) -> str:
     """``a, b, c and 4 more``."""
     shown = ", ".join(items[:most])

@@ -5,26 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from partage.model.ids import ContainerId, PodUid
 from partage.plan.serve.ledger import Holder
 from partage.sim.node.faults import Occupy
 
-TRAIN, NOTEBOOK, OTHER = "3f" * 32, "a0" * 32, "77" * 32
+TRAIN, NOTEBOOK, OTHER = (ContainerId(digits * 32) for digits in ("3f", "a0", "77"))
 HOLDERS = {
     TRAIN: Holder("team", "train", "main"),
     NOTEBOOK: Holder("team", "notebook", "main"),
     OTHER: Holder("team", "other", "main"),
 }
-UIDS = {identity: f"0b5a1e0c-6f1e-4d3c-9b42-{number:012d}" for number, identity in enumerate(HOLDERS)}
+UIDS = {identity: PodUid(f"0b5a1e0c-6f1e-4d3c-9b42-{number:012d}") for number, identity in enumerate(HOLDERS)}
 
 
-def works(pid: int, memory_bytes: int | None, container: str = TRAIN, gpu: int = 0, *, mps: bool) -> Occupy:
+def works(
+    pid: int, memory_bytes: int | None, container: ContainerId = TRAIN, gpu: int = 0, *, mps: bool
+) -> Occupy:
     """A process of that container takes so much of the GPU's memory."""
     return Occupy(
-        gpu, pid=pid, memory_bytes=memory_bytes, container=container, pod=UIDS.get(container, ""), mps=mps
+        gpu,
+        pid=pid,
+        memory_bytes=memory_bytes,
+        container=container,
+        pod=UIDS.get(container, PodUid("")),
+        mps=mps,
     )
 
 
-def write_logs(directory: Path, holders: Mapping[str, Holder] = HOLDERS) -> Path:
+def write_logs(directory: Path, holders: Mapping[ContainerId, Holder] = HOLDERS) -> Path:
     """The kubelet's log files of these containers, by id."""
     directory.mkdir(parents=True, exist_ok=True)
     for identity, holder in holders.items():

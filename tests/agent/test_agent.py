@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from typing import Any
 
 import grpc
 import pytest
@@ -72,6 +73,32 @@ def test_a_share_that_is_not_listed_is_refused_in_nvidias_words(
             calls.allocate(["GPU-none"])
         line = f'partage_allocations_refused_total{{resource="{GPU}"}}'
         agent.wait(lambda: agent.metric(line) == 1.0, "the refusal counted")
+
+
+def test_a_long_id_is_refused_in_few_words_and_holds_up_nobody(node: Place, kubelet: ScriptedKubelet) -> None:
+    with running(spawn(node)) as agent:
+        calls = registered(kubelet, GPU).calls
+        assert calls is not None
+        for ask in (
+            lambda: calls.allocate(["x" * 10**6]),
+            lambda: calls.preferred([], ["\u00e9" * 10**6], 1),
+        ):
+            with pytest.raises(grpc.RpcError) as refused:
+                ask()
+            refusal: Any = refused.value
+            assert (refusal.code(), len(refusal.details())) == (grpc.StatusCode.UNKNOWN, 500)
+        assert max(map(len, agent.log)) < 1000
+
+
+def test_a_start_with_an_unknown_id_holds_nothing(node: Place, kubelet: ScriptedKubelet) -> None:
+    with running(spawn(node)) as agent:
+        calls = registered(kubelet, GPU).calls
+        assert calls is not None
+        calls.pre_start(["GPU-none", "x" * 10**6])
+        calls.pre_start(ids(kubelet, GPU)[:1])
+        agent.wait(lambda: agent.report()["held"], "the known one")
+        assert [row["id"] for row in agent.report()["held"]] == ids(kubelet, GPU)[:1]
+        assert len(ids(kubelet, GPU)) == 8
 
 
 def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: ScriptedKubelet) -> None:
@@ -288,11 +315,14 @@ def test_a_stopped_agent_leaves_no_socket_behind(node: Place, kubelet: ScriptedK
 
 
 def test_two_agents_do_not_share_a_state_directory(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node)):
+    with running(spawn(node)) as first:
         registered(kubelet, GPU)
+        helper = (node.run_dir / "hardware.sock").stat()
         code, log = run_to_end(node)
         assert code == 2
         assert "another agent" in log
+        assert os.path.samestat((node.run_dir / "hardware.sock").stat(), helper), "the first one's helper"
+        first.wait(lambda: first.health()[0] == 200, "well")
 
 
 def test_a_read_only_state_directory_costs_a_warning(node: Place, kubelet: ScriptedKubelet) -> None:
@@ -302,6 +332,41 @@ def test_a_read_only_state_directory_costs_a_warning(node: Place, kubelet: Scrip
         registered(kubelet, GPU)
         agent.wait(lambda: "state-not-saved" in agent.degraded(), "told")
         assert agent.health()[0] == 200
+
+
+def test_a_path_need_not_be_utf_8(node: Place, kubelet: ScriptedKubelet) -> None:
+    policy = node.root / os.fsdecode(b"policy\xff.yaml")
+    policy.write_text(HALF, encoding="utf-8")
+    with running(spawn(node, f"--policy={policy}")) as agent:
+        registered(kubelet, SHARED)
+        agent.wait((node.run_dir / "report.json").exists, "the report file")
+        assert agent.report()["policy"]["source"] == f"{node.root}/policy?.yaml"
+        assert agent.stop() == 0
+
+
+def test_a_state_file_that_holds_half_a_surrogate_is_set_aside(node: Place, kubelet: ScriptedKubelet) -> None:
+    with running(spawn(node, policy=HALF)) as agent:
+        registered(kubelet, SHARED)
+        assert agent.stop() == 0
+    state = node.state_dir / "state.json"
+    state.write_text(state.read_text(encoding="utf-8").replace("policy.yaml", "\\udcff"), encoding="utf-8")
+    (node.run_dir / "report.json").unlink(missing_ok=True)
+    with running(spawn(node, policy=HALF)) as agent:
+        registered(kubelet, SHARED)
+        agent.wait((node.run_dir / "report.json").exists, "the report file")
+        assert agent.stop() == 0
+        assert (node.state_dir / "state.json.corrupt-1").exists()
+
+
+def test_a_pipe_as_policy_or_state_holds_up_nobody(node: Place, kubelet: ScriptedKubelet) -> None:
+    os.mkfifo(node.policy)
+    code, log = run_to_end(node, f"--policy={node.policy}")
+    assert code == 2
+    assert "policy.yaml: cannot be read: not a regular file" in log
+    os.mkfifo(node.state_dir / "state.json")
+    with running(spawn(node)) as agent:
+        registered(kubelet, GPU)
+        agent.wait(lambda: "not a regular file" in "".join(agent.log), "told")
 
 
 def test_a_socket_path_that_is_too_long_ends_the_agent(node: Place) -> None:

@@ -7,14 +7,23 @@ from msgspec.structs import replace
 
 from partage.agent.enforcement import EndMethod, EndResult, end_processes
 from partage.errors import HardwareTimeout
-from partage.model.ids import share_id
-from partage.model.mps import DaemonSpec
+from partage.model.ids import PodUid, share_id
+from partage.model.layout import LayoutItem
+from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.policy import WatchAction
+from partage.model.profile import MigProfile
 from partage.model.share import Guarantee
 from partage.model.step import Created, EndClient, StartDaemon, Step
 from partage.plan.serve.ledger import Certainty, LedgerEntry
-from partage.plan.serve.watchdog import Violation, ViolationKind, check_usage, grants_of
-from partage.sim.node.faults import FailCall, Occupy, Vacate
+from partage.plan.serve.watchdog import (
+    ContainerUsage,
+    GrantKind,
+    Violation,
+    ViolationKind,
+    check_usage,
+    grants_of,
+)
+from partage.sim.node.faults import FailCall, Occupy, SetMig, Vacate
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB, MIB
@@ -114,6 +123,40 @@ async def test_hardware_that_fails_is_said_and_the_others_are_ended(mps: bool) -
     assert outcome.failed == ("no answer",)
     assert len(outcome.how) == 1
     assert len(await pids(hardware)) == 1
+
+
+class Forgetful(SimulatedHardware):
+    """The records of its MPS daemons are lost."""
+
+    async def daemons(self) -> tuple[DaemonState, ...]:
+        return tuple(replace(one, gpu=None) for one in await super().daemons())
+
+
+async def test_a_client_on_a_mig_device_is_ended_by_the_daemon_of_that_device() -> None:
+    hardware = Forgetful(load_machine("2xh100-sxm5-80gb"))
+    half = LayoutItem(MigProfile.parse("3g.40gb"))
+    await hardware.inject(SetMig(0, (half, half)))
+    gpu = (await hardware.observe()).gpus[0]
+    for device in gpu.mig_devices:
+        await hardware.perform(StartDaemon(gpu.uuid, DaemonSpec(gpu.uuid, device.uuid)))
+        await occupied(hardware, replace(works(11, GIB, mps=True), gi=device.gi_id, ci=device.ci_id))
+    rows = (await hardware.processes()).rows
+    (row,) = (one for one in rows if (one.pid, one.device) == (11, gpu.mig_devices[1].uuid))
+    usage = ContainerUsage(
+        device=gpu.mig_devices[1].uuid,
+        gpu=gpu.uuid,
+        container=TRAIN,
+        pod=PodUid(""),
+        holder=None,
+        grant=GrantKind.NONE,
+        granted_bytes=0,
+        guarantee=None,
+        used_bytes=GIB,
+        partly=False,
+        processes=(row,),
+    )
+    violation = Violation(ViolationKind.UNGRANTED, usage, "no share", clients=(11,))
+    assert await end_processes(hardware, violation) == EndResult({11: EndMethod.CLIENT})
 
 
 class Deaf(SimulatedHardware):

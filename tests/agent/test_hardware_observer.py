@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from partage.agent.observers.hardware import HardwareObserver
+from partage.agent.observers.hardware import XID_LOG_S, HardwareObserver, XidLog
 from partage.agent.options import Intervals
+from partage.model.health import Xid
+from partage.model.ids import GpuUuid
 from partage.sim.node.faults import DriverGone, DriverLoaded, ResetGpu
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -17,7 +20,7 @@ NEVER = Intervals(observe_s=3600.0, conditions_s=3600.0)
 
 def senses(machine: str = "2xa100-40gb") -> tuple[SimulatedHardware, HardwareObserver, asyncio.Event]:
     hardware, asked = SimulatedHardware(load_machine(machine)), asyncio.Event()
-    return hardware, HardwareObserver(hardware, asked.set, NEVER), asked
+    return hardware, HardwareObserver(hardware, asked.set, NEVER, XidLog(time.monotonic)), asked
 
 
 async def test_health_is_asked_for_at_once_so_that_a_reset_can_be_told_from_what_was_before() -> None:
@@ -48,3 +51,19 @@ async def test_a_driver_that_comes_and_goes_is_told_each_time_and_once(
         await sense.observe()
     told = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert told == [("INFO", "driver works"), ("WARNING", "no driver"), ("INFO", "driver works")]
+
+
+def test_an_xid_that_is_raised_again_and_again_is_logged_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s = 0.0
+    xids = XidLog(lambda: now_s)
+    for second in range(int(2 * XID_LOG_S)):
+        now_s = float(second)
+        for code in (13, 31):
+            for _ in range(10):
+                xids.note(Xid(GpuUuid("GPU-0"), code))
+    xids.note(Xid(GpuUuid("GPU-1"), 13))
+    told = [(record.__dict__["gpu"], record.__dict__["xid"]) for record in caplog.records]
+    assert told == [("GPU-0", 13), ("GPU-0", 31)] * 2 + [("GPU-1", 13)]
+    assert [record.__dict__["not_logged"] for record in caplog.records] == [None, None, 599, 599, None]

@@ -89,7 +89,7 @@ def test_a_file_that_goes_and_comes_is_noticed_both_times(path: Path) -> None:
     assert file.changed()
 
 
-def test_a_directory_in_the_files_place_is_noticed_and_a_pipe_is_not_waited_for(path: Path) -> None:
+def test_a_directory_or_a_pipe_in_the_files_place_is_refused(path: Path) -> None:
     write(path, GOOD)
     file = PolicyFile(path, None, {})
     file.changed()
@@ -100,7 +100,9 @@ def test_a_directory_in_the_files_place_is_noticed_and_a_pipe_is_not_waited_for(
         file.read()
     path.rmdir()
     os.mkfifo(path)
-    assert not file.changed()
+    assert file.changed()
+    with pytest.raises(InputError, match="not a regular file"):
+        file.read()
     path.unlink()
     write(path, GOOD)
     assert file.changed()
@@ -116,6 +118,17 @@ def test_without_a_file_every_gpu_is_exclusive() -> None:
     assert state(one) is PolicyState.BUILT_IN
     assert one.desired is not None
     assert one.saved is None
+
+
+def test_nvidias_variables_without_a_file_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"MIG_STRATEGY": "mixed", "PASS_DEVICE_SPECS": "true", "MPS_ROOT": "", "PATH": "/bin"}
+    one = PolicyObserver(AgentOptions(environ=environ), geometry_of, lambda: None)
+    one.start()
+    one.resolve_on(node_of())
+    (warning,) = one.report.warnings
+    assert warning.message == "without a policy file, MIG_STRATEGY, PASS_DEVICE_SPECS have no effect"
+    assert [record.getMessage() for record in caplog.records] == ["policy has a warning"]
+    assert state(one) is PolicyState.BUILT_IN
 
 
 def test_a_configuration_without_a_file_is_an_error() -> None:

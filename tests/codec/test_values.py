@@ -14,7 +14,7 @@ from msgspec import Raw
 from msgspec.structs import fields
 
 from partage.codec.errors import WrittenError, from_error, to_error
-from partage.codec.values import CodecError, decode, encode, from_plain, to_plain
+from partage.codec.values import CodecError, decode, encode, encode_replacing, from_plain, to_plain
 from partage.edges.hardware import frames
 from partage.edges.hardware.port import Events
 from partage.errors import GpuInUse, HardwareError, PartageError, Problem
@@ -67,6 +67,7 @@ from partage.model.step import (
     Verify,
 )
 from partage.units import MIB
+from partage.values import Frozen
 
 texts = st.text(max_size=12)
 numbers = st.integers(min_value=-(2**63), max_value=2**64 - 1)
@@ -467,3 +468,19 @@ def test_json_that_is_meant_to_hurt_is_a_frame_error(body: bytes) -> None:
     for kind in (frames.Request, frames.Answer, dict):
         with pytest.raises(frames.FrameError):
             frames.unpack_message(kind, body)
+
+
+class Quoting(Frozen):
+    """A document that quotes a path, and holds another one."""
+
+    path: str
+    inner: Raw
+
+
+def test_a_path_that_is_not_unicode_is_written_with_question_marks():
+    value = Quoting("/a\udcffb/\u00e9", Raw(b'{"x":[1,null]}'))
+    assert encode_replacing(value) == '{"path":"/a?b/\u00e9","inner":{"x":[1,null]}}'.encode()
+    plain = Quoting("/a", Raw(b"{}"))
+    assert encode_replacing(plain) == encode(plain)
+    with pytest.raises(CodecError, match="finite"):
+        encode_replacing([float("nan"), "\udcff"])

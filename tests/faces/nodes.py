@@ -1,7 +1,7 @@
 """Nodes and offers for the tests of what people see; made by hand: nothing here depends on the plan."""
 
 from partage.model.gpu import Driver, Gpu, Inventory, LostGpu, MigDevice, MigMode
-from partage.model.ids import GpuUuid, MigUuid, ResourceName
+from partage.model.ids import GpuUuid, MigUuid, PciBusId, ResourceName
 from partage.model.placement import Placement
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee
@@ -20,7 +20,7 @@ def gpu(index, *migs):
         architecture="hopper",
         compute_capability=(9, 0),
         memory_bytes=80 * GIB,
-        pci_bus_id=f"00000000:{index:02X}:00.0",
+        pci_bus_id=PciBusId(f"00000000:{index:02X}:00.0"),
         pci_device_id="0x233010de",
         mig_mode=MigMode(bool(migs), bool(migs)),
         mig_devices=tuple(

@@ -82,7 +82,7 @@ def test_mig_devices_of_one_gpu_are_one_row_with_the_smallest_share():
 
 def test_a_planned_device_has_no_uuid_yet():
     planned = offering(
-        0, EXCLUSIVE, 1, HARD, strategy=MIG, planned=True, resource=ResourceName("nvidia.com/x")
+        0, EXCLUSIVE, 1, HARD, strategy=MIG, placement=Placement(0, 4), resource=ResourceName("nvidia.com/x")
     )
     (row,) = resource_rows({GPU_0: (planned,)})
     assert row.gpus[0].planned is True

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import http.client
 import json
 import os
+import resource
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -31,7 +34,14 @@ from partage.edges.kubelet.port import EndpointState
 from partage.errors import InputError, Problem
 from partage.faces.agent import listen, say_url
 from partage.faces.documents.report import ReportDocument
-from partage.faces.http import Answer, HttpFace, agent_pages, json_answer
+from partage.faces.http import (
+    MOST_CLIENTS,
+    RESERVED_DESCRIPTORS,
+    Answer,
+    HttpFace,
+    agent_pages,
+    json_answer,
+)
 from partage.faces.report import ReportFile
 from partage.model.allocation import ContainerHold
 from partage.model.gpu import NoDriver
@@ -119,7 +129,7 @@ def a_report(now_s: float) -> Report:
         made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
         node=node,
         offer=done.view.offer,
-        gpus=gpu_reports(node, done, desired, ledger.entries()),
+        gpus=gpu_reports(now.observed, done, desired, ledger.entries()),
         resources=resource_reports(done.view.by_resource, ledger.entries()),
         entries=ledger.entries(),
         policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
@@ -191,6 +201,18 @@ def without_driver(agent: Agent) -> Any:
     return with_observed(
         agent.report.node,
         replace(agent.report.node.inventory, driver=NoDriver("driver-missing", "no driver", "load it")),
+    )
+
+
+def test_a_resource_that_the_kubelet_does_not_watch_is_told(agent: Agent) -> None:
+    agent.states[0] = replace(agent.states[0], unwatched_since=999.0)
+    assert "not-watched" not in [reason["code"] for reason in agent.get("/healthz")[1]["degraded"]]
+    agent.clock.now_s += 2
+    status, document = agent.get("/healthz")
+    (reason,) = [one for one in document["degraded"] if one["code"] == "not-watched"]
+    assert (status, reason["message"]) == (
+        200,
+        f"the kubelet accepted {SHARED} and has read no device list for 3 s",
     )
 
 
@@ -331,6 +353,16 @@ def test_a_report_file_that_cannot_be_written_says_why(agent: Agent, tmp_path: P
     )
 
 
+def test_bytes_in_a_path_that_are_not_utf_8_are_replaced(agent: Agent, tmp_path: Path) -> None:
+    agent.say(dependencies=DependencyProblems(state_dir=os.fsdecode(b"cannot write /a\xffb/state")))
+    path = tmp_path / "report.json"
+    assert ReportFile(agent.status, INTERVALS, path).renew() == ""
+    told = {"code": "state-not-saved", "message": "cannot write /a?b/state"}
+    assert told in json.loads(path.read_bytes())["degraded"]
+    with served(dict(agent.pages)) as port:
+        assert told in json.loads(ask(port, "GET", "/healthz")[2])["degraded"]
+
+
 # --- over the wire -------------------------------------------------------------------------------
 
 
@@ -374,6 +406,59 @@ def test_a_client_that_dawdles_holds_up_nobody() -> None:
     ):
         slow.sendall(b"GET / HT")
         assert ask(port, "GET", "/")[0] == 200
+
+
+def test_clients_that_are_silent_make_room_for_new_ones() -> None:
+    with served({"/": lambda: json_answer({})}) as port, contextlib.ExitStack() as clients:
+        before = threading.active_count()
+        kept = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
+        silent = []
+        for _ in range(3 * MOST_CLIENTS):
+            silent.append(clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)))
+            kept.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+            assert kept.recv(4096).startswith(b"HTTP/1.1 200 "), "a client that asks is not silent"
+        assert ask(port, "GET", "/")[0] == 200
+        assert silent[0].recv(1) == b"", "cut off"
+        assert threading.active_count() <= before + MOST_CLIENTS
+
+
+def test_without_a_free_descriptor_nothing_spins() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with served({"/": lambda: json_answer({})}) as port:
+        client = socket.socket()
+        lowest = os.dup(client.fileno())
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
+            client.settimeout(0.6)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+            began = time.process_time()
+            with pytest.raises(TimeoutError):
+                client.recv(1)
+            assert time.process_time() - began < 0.2
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        client.settimeout(5)
+        assert client.recv(4096).startswith(b"HTTP/1.1 200 ")
+        client.close()
+
+
+def test_descriptors_are_left_for_others() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    gc.collect()  # what earlier tests left open would be closed meanwhile
+    with contextlib.ExitStack() as opened:
+        here = socket.socket().detach()
+        os.close(here)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (here + 2 * RESERVED_DESCRIPTORS, limits[1]))
+        try:
+            port = opened.enter_context(served({"/": lambda: json_answer({})}))
+            while opened.enter_context(Path("/dev/null").open()).fileno() < here + RESERVED_DESCRIPTORS:
+                pass
+            with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+                ask(port, "GET", "/")
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_a_page_that_fails_is_told_and_the_next_one_is_served(caplog: pytest.LogCaptureFixture) -> None:

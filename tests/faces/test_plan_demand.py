@@ -149,3 +149,8 @@ def test_what_the_time_did_not_suffice_for_is_said_in_words():
     open_loss = replace(packing, disturbed_bound=0)
     assert not open_loss.optimal
     assert "perhaps fewer suffice: the time was over" in disturbed_sentence(open_loss)
+
+
+def test_a_fleet_of_many_machines_is_no_path(capsys):
+    code, answer = ask(capsys, "--machine", ",".join(["8xh100-sxm5-80gb"] * 40), "--demand", "7g.80gb=9")
+    assert (code, answer["gpusUsed"]) == (0, 9)

@@ -5,11 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.model.cgroup import Owner, SlurmStep, owner_of, parse_cgroup
+from partage.model.ids import ContainerId, PodUid
 
-UID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10"
+UID = PodUid("0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10")
 UID_ = UID.replace("-", "_")
-CID, OTHER = "3f" * 32, "a0" * 32
-STATIC = "d41d8cd98f00b204e9800998ecf8427e"
+CID, OTHER = ContainerId("3f" * 32), ContainerId("a0" * 32)
+STATIC = PodUid("d41d8cd98f00b204e9800998ecf8427e")
+NO_POD = PodUid("")
 SLICE = f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{UID_}.slice"
 
 PODS = {
@@ -52,11 +54,14 @@ OTHERS = {
     "static pod": (f"/kubepods/burstable/pod{STATIC}/{CID}", Owner(STATIC, CID)),
     "the monitor of cri-o is not the container": (f"{SLICE}/crio-conmon-{CID}.scope", Owner(UID)),
     "the pod itself": (SLICE, Owner(UID)),
-    "another container of one's own pod": (f"/../cri-containerd-{CID}.scope", Owner("", CID, "containerd")),
-    "docker": (f"/docker/{CID}", Owner("", CID, "docker")),
-    "docker with systemd": (f"/system.slice/docker-{CID}.scope", Owner("", CID, "docker")),
-    "podman": (f"/machine.slice/libpod-{CID}.scope/container", Owner("", CID, "podman")),
-    "docker in docker": (f"/docker/{CID}/docker/{OTHER}", Owner("", CID, "docker")),
+    "another container of one's own pod": (
+        f"/../cri-containerd-{CID}.scope",
+        Owner(NO_POD, CID, "containerd"),
+    ),
+    "docker": (f"/docker/{CID}", Owner(NO_POD, CID, "docker")),
+    "docker with systemd": (f"/system.slice/docker-{CID}.scope", Owner(NO_POD, CID, "docker")),
+    "podman": (f"/machine.slice/libpod-{CID}.scope/container", Owner(NO_POD, CID, "podman")),
+    "docker in docker": (f"/docker/{CID}/docker/{OTHER}", Owner(NO_POD, CID, "docker")),
     "Slurm, v2": (
         "/system.slice/slurmstepd.scope/job_4711/step_0/user/task_3",
         Owner(job=SlurmStep("4711", "0", "3")),

@@ -3,7 +3,7 @@
 import pytest
 
 from partage.model.gpu import ComputeMode
-from partage.model.ids import GpuUuid
+from partage.model.ids import ContainerId, GpuUuid
 from partage.model.policy import Interval
 from partage.model.step import (
     BlastRadius,
@@ -22,7 +22,7 @@ GPU_0 = GpuUuid("GPU-0")
 
 MODE = SetComputeMode(GPU_0, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT)
 SLICE = SetTimeSlice(GPU_0, Interval.LONG, Interval.SHORT)
-END = EndProcess(GPU_0, 4711, 99, "3f" * 32)
+END = EndProcess(GPU_0, 4711, 99, ContainerId("3f" * 32))
 
 
 @pytest.mark.parametrize(

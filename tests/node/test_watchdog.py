@@ -16,6 +16,7 @@ from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout
 from partage.faces.documents.watch import WatchRow
 from partage.faces.report import report_document
+from partage.model.ids import ContainerId
 from partage.model.process import Processes
 from partage.model.share import Guarantee
 from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
@@ -108,7 +109,7 @@ async def admitted(world: World, *names: str) -> dict[str, str]:
 
 
 async def works_on(
-    world: World, *pids: int, container: str = TRAIN, each: int = 12, mps: bool = True
+    world: World, *pids: int, container: ContainerId = TRAIN, each: int = 12, mps: bool = True
 ) -> None:
     for pid in pids:
         await world.fault(works(pid, each * GIB, container, mps=mps))
@@ -237,7 +238,7 @@ def test_while_the_kubelet_does_not_say_who_holds_what_nobody_is_said_to_hold_no
 def test_a_container_that_the_kubelet_does_not_name_is_nobodys() -> None:
     async def story(world: World) -> None:
         await admitted(world, "train")
-        await works_on(world, 31, each=30, container="ee" * 32)
+        await works_on(world, 31, each=30, container=ContainerId("ee" * 32))
         found = (await looks_again(world, 4)).watched
         assert found.violations == ()
         assert [usage.holder for usage in found.usages] == [None]

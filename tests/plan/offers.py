@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice, MigMode
-from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
+from partage.model.ids import GpuUuid, MigUuid, PciBusId, ResourceName, ShareId, share_id
 from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Sharing, Strategy, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, Resource
@@ -28,7 +28,7 @@ def gpu(
         architecture="hopper",
         compute_capability=capability,
         memory_bytes=memory_bytes,
-        pci_bus_id=f"00000000:{index:02X}:00.0",
+        pci_bus_id=PciBusId(f"00000000:{index:02X}:00.0"),
         pci_device_id="0x233010de",
         numa_node=index // 4,
         mig_mode=MigMode(current=migs > 0, pending=migs > 0),

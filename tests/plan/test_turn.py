@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.model.gpu import ComputeMode, Inventory, LostGpu, MigDevice, MigMode, NoDriver
+from partage.model.gpu import ComputeMode, Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.health import GpuCondition, HealthState, Xid
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.mps import DaemonPhase, DaemonState
@@ -20,6 +21,7 @@ from partage.plan.offer.desired import DesiredState, existing_offer, resolve, wi
 from partage.plan.reconcile.known_node import GONE, KnownNode, with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
+from partage.plan.report import gpu_reports
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, TurnInput, TurnResult, after_restart, turn
@@ -205,6 +207,120 @@ def test_a_gpu_that_the_driver_no_longer_lists_keeps_its_rows_as_unhealthy() -> 
     shares = {row.id: row.healthy for row in node.view.by_resource[SHARED]}
     assert shares[ShareId(f"{gone.uuid}::0")] is False
     assert node.state.health[gone.uuid].status().state is HealthState.UNHEALTHY
+
+
+# --- GPUs that have left the node ------------------------------------------------------------------
+
+
+def other_card(gpu: Gpu) -> Gpu:
+    """Another card in its place."""
+    return replace(gpu, uuid=gpu.uuid.replace("GPU-", "GPU-f"))
+
+
+def moved(node: Turning) -> bool:
+    """The virtual machine was stopped, and started on another host: another boot, all cards are others."""
+    node.node = with_observed(
+        None, replace(node.inventory, gpus=tuple(map(other_card, node.inventory)), boot_id="2")
+    )
+    return True
+
+
+def replaced(node: Turning) -> bool:
+    """The first card was replaced while the agent ran. Its index went to another GPU."""
+    gone, *others = node.inventory.gpus
+    gpus = (
+        *(replace(gpu, index=index) for index, gpu in enumerate(others)),
+        replace(other_card(gone), index=3),
+    )
+    node.node = with_observed(node.node, replace(node.inventory, gpus=gpus))
+    return False
+
+
+def replaced_in_place(node: Turning) -> bool:
+    gone, *others = node.inventory.gpus
+    gpus = (replace(other_card(gone), index=9), *others)
+    node.node = with_observed(node.node, replace(node.inventory, gpus=gpus))
+    return False
+
+
+def unlisted(node: Turning) -> bool:
+    """The driver lists one GPU less, in the same boot: it may be listed again."""
+    node.node = with_observed(node.node, replace(node.inventory, gpus=node.inventory.gpus[1:]))
+    return False
+
+
+def lost_at_its_address(node: Turning) -> bool:
+    gone, *others = node.inventory.gpus
+    lost = LostGpu(gone.index, None, gone.pci_bus_id, "GPU is lost")
+    node.node = with_observed(node.node, replace(node.inventory, gpus=tuple(others), lost=(lost,)))
+    return False
+
+
+def missing_after_a_boot(node: Turning) -> bool:
+    gpus = node.inventory.gpus[1:]
+    node.node = with_observed(node.node, replace(node.inventory, gpus=gpus, boot_id="2"))
+    return True
+
+
+def no_driver_after_a_boot(node: Turning) -> bool:
+    node.node = with_observed(None, Inventory(NoDriver("driver-missing", "no driver"), boot_id="2"))
+    return True
+
+
+@pytest.mark.parametrize(
+    ("happens", "listed", "while_held"),
+    [
+        (moved, 4, 5),
+        (replaced, 4, 5),
+        (replaced_in_place, 4, 5),
+        (missing_after_a_boot, 3, 4),
+        (unlisted, 4, 4),
+        (lost_at_its_address, 4, 4),
+        (no_driver_after_a_boot, 4, 4),
+    ],
+)
+def test_gpus_that_left_the_node_are_dropped_once_nobody_holds_them(
+    happens: Callable[[Turning], bool], listed: int, while_held: int
+) -> None:
+    node = Turning(inventory=replace(observed(), boot_id="1"))
+    node.turn()
+    first = node.inventory.gpus[0].uuid
+    share = ShareId(first)
+    node.ledger.allocated(GPU, [share], node.now_s)
+    booted = happens(node)
+    if not isinstance(node.node.inventory.driver, NoDriver):
+        node.desired = desired(EXCLUSIVE, node.node.inventory)
+    node.state = after_restart(node.state)
+    node.turn(holders_known=False, fresh=True, booted=booted)
+    node.now_s += 2 * WITHDRAW_S
+    node.turn(holders_known=False)
+    assert first in node.state.serving, "who holds it is not known yet"
+    for _ in range(2):
+        node.turn()
+        node.now_s += WITHDRAW_S
+    done = node.turn()
+    assert len(node.view.by_resource[GPU]) == while_held
+    assert share in {row.id for row in node.view.by_resource[GPU]}
+    node.ledger.offered_as_free(GPU, [share], node.now_s)
+    node.turn()
+    node.now_s += WITHDRAW_S
+    done = node.turn()
+    assert len(node.view.by_resource[GPU]) == listed
+    reports = gpu_reports(Observed(node.node), done, node.desired, ())
+    assert len(reports) == len(node.state.health) == listed
+
+
+def test_a_gpu_that_comes_late_after_a_boot_is_offered_again() -> None:
+    node = Turning(inventory=replace(observed(), boot_id="1"))
+    node.turn()
+    node.turn(fresh=True, booted=missing_after_a_boot(node))
+    node.node = with_observed(node.node, replace(node.inventory, boot_id="2"))
+    node.desired = desired(EXCLUSIVE, node.node.inventory)
+    node.turn(fresh=True)
+    node.now_s += 2 * WITHDRAW_S
+    node.turn()
+    assert len(node.view.by_resource[GPU]) == 4
+    assert not node.state.absent
 
 
 # --- recognising GPUs --------------------------------------------------------------------------

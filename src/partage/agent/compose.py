@@ -16,7 +16,7 @@ from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
 from partage.agent.loop import Loop, LoopParts, TurnRequests
-from partage.agent.observers.hardware import HardwareObserver
+from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
@@ -34,9 +34,10 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import held_in_checkpoint
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
+from partage.edges.kubelet.sockets import may_exist
 from partage.errors import InputError
 from partage.model.gpu import Inventory
-from partage.model.ids import DeviceUuid
+from partage.model.ids import DeviceUuid, ResourceName
 from partage.model.paths import check_socket_path
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -105,12 +106,12 @@ class _Agent:
         self._requests = TurnRequests()
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
-        self._endpoints: list[ResourceEndpoint] = []
+        self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
-        self._hardware = HardwareObserver(hardware, ask, intervals)
+        self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self._pod_resources = PodResourcesPoller(
             pod_resources=self._kubelet,
@@ -120,7 +121,7 @@ class _Agent:
             intervals=intervals,
             names=self._names,
             checkpoint=lambda: held_in_checkpoint(options.kubelet_dir),
-            there=options.pod_resources.exists,
+            there=lambda: may_exist(options.pod_resources),
         )
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
@@ -153,7 +154,7 @@ class _Agent:
         )
         self._loop = self._loop_of()
         status.watch_observation = lambda: self._watchdog.observation
-        status.endpoints = lambda: [endpoint.state for endpoint in list(self._endpoints)]
+        status.endpoints = lambda: [one.state for one, _ in list(self._endpoints.values())]
         status.counts.asked = self._plugins.asked
         status.counts.xids = self._hardware.xid_counts
         status.counts.changes = self._reconciler.endings
@@ -217,6 +218,7 @@ class _Agent:
             guard=GuardFiles(self._options.run_dir),
             watchdog=self._watchdog,
             serve=self._serve,
+            retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
         )
         return Loop(parts)
@@ -250,7 +252,7 @@ class _Agent:
             try:
                 yield
             finally:
-                for task in self._tasks:
+                for task in (*self._tasks, *(task for _, task in self._endpoints.values())):
                     task.cancel()
 
     def _plan(self) -> NodePlan:
@@ -267,8 +269,15 @@ class _Agent:
                 "resource cannot be served", extra={"resource": plugin.resource, "reason": str(error)}
             )
             return
-        self._endpoints.append(endpoint)
-        self._tasks.append(self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}"))
+        task = self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}")
+        self._endpoints[plugin.resource] = endpoint, task
+
+    def _retire(self, resource: ResourceName) -> None:
+        """Serve a resource no longer: the kubelet forgets it some minutes after its socket has gone."""
+        if resource in self._endpoints:
+            _, task = self._endpoints.pop(resource)
+            task.cancel()
+            log.info("resource dropped", extra={"resource": resource})
 
     def _names(self) -> NodeNames:
         node = self._hardware.node

@@ -101,11 +101,10 @@ async def _end_client(hardware: Hardware, row: GpuProcess) -> EndMethod:
 def _end_of(row: GpuProcess, daemons: Iterable[DaemonState]) -> EndClient | None:
     """The step that ends a client; None if no daemon has it."""
     for daemon in daemons:
-        if daemon.gpu != row.gpu or (row.device and daemon.device != row.device):
-            continue
-        for server in daemon.servers:
+        there = daemon.device == row.device if row.device else daemon.gpu == row.gpu
+        for server in daemon.servers if there else ():
             if any(client.pid == row.pid for client in server.clients):
-                return EndClient(daemon.gpu, daemon.device, server.pid, row.pid)
+                return EndClient(row.gpu, daemon.device, server.pid, row.pid)
     return None
 
 

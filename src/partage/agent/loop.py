@@ -26,9 +26,9 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
 from partage.model.gpu import NoDriver
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import Policy
-from partage.model.share import GpuOffer
+from partage.model.share import GpuOffer, resources_of
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.offer.guarantees import promised
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
@@ -80,6 +80,7 @@ class LoopParts(Struct):
     guard: GuardFiles
     watchdog: Watchdog
     serve: Callable[[ResourcePlugin], None]
+    retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
 
 
@@ -146,6 +147,7 @@ class Loop(Struct):
             entries=parts.ledger.entries(),
             unknown=frozenset() if parts.pod_resources.known else self.state.restored,
             original=parts.originals.by_gpu,
+            absent=self.state.absent,
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
         )
@@ -208,6 +210,9 @@ class Loop(Struct):
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.serve(plugin)
+        if desired:
+            for name in parts.plugins.retire(resources_of(desired.offer), parts.clock()):
+                parts.retire(name)
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:
         parts = self.parts
@@ -219,7 +224,7 @@ class Loop(Struct):
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=promised(done.view.offer, seen.desired.watch_of if seen.desired else {}),
-            gpus=gpu_reports(seen.node, done, seen.desired, entries, parts.settings.daemons or ()),
+            gpus=gpu_reports(seen.snapshot.observed, done, seen.desired, entries),
             resources=resource_reports(listed, entries),
             entries=entries,
             policy=parts.policies.report,

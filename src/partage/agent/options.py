@@ -41,11 +41,13 @@ class Intervals(Frozen):
     watch_s: how much of a shared GPU each container uses. One request to the helper, a few NVML calls per GPU
         and a few files of /proc per process. A container is ended after two checks; processes that MPS limits
         stay limited meanwhile.
-    report_s: the report file is written at most this often. stalled_s: the loop counts as stalled if its
-    pulse (every policy_s) is older. silent_s: the kubelet counts as not answering if a registration waits
-    longer. retry_s: observing the node while there is no driver or the helper does not answer; first retry
-    of a failed
-        change.
+    report_s: the report file is written at most this often.
+    stalled_s: the loop counts as stalled if its pulse (every policy_s) is older.
+    silent_s: the kubelet counts as not answering if a registration waits longer.
+    unwatched_s: a resource without a ListAndWatch stream is reported after so long. The kubelet opens it when
+        it accepts a registration.
+    retry_s: observing the node while there is no driver or the helper does not answer; first retry of a
+        failed change.
     """
 
     observe_s: float = 60.0
@@ -62,6 +64,7 @@ class Intervals(Frozen):
     report_s: float = 1.0
     stalled_s: float = 15.0
     silent_s: float = 10.0
+    unwatched_s: float = 2.0
     retry_s: float = 2.0
 
 

@@ -7,6 +7,7 @@ key ``type``. What a value may be is read from its annotations; there is no seco
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterable, Mapping
 from math import isfinite
 from typing import Any, TypeVar, cast
@@ -32,6 +33,23 @@ def encode(value: object) -> bytes:
     if b"null" in content:  # as which msgspec writes a number that is not finite
         _refuse_not_finite(value)
     return content
+
+
+def encode_replacing(value: object) -> bytes:
+    """As ``encode``, with ``?`` for what is not Unicode, for documents that quote paths: a path may be any
+    bytes. Raises CodecError for NaN and infinity.
+    """
+    try:
+        return encode(value)
+    except CodecError:
+        _refuse_not_finite(value)
+        plain = msgspec.to_builtins(value, str_keys=True, enc_hook=_of_raw)
+        return json.dumps(plain, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _of_raw(value: object) -> object:
+    assert isinstance(value, msgspec.Raw), f"no type of JSON: {type(value).__name__}"
+    return msgspec.json.decode(value)
 
 
 def to_plain(value: object) -> Any:  # noqa: ANN401 - JSON has no better type

@@ -7,19 +7,22 @@ probe matters. Imported after the agent has registered: ``http.server`` costs 30
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import resource
 import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 from partage import __version__
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, readiness_of, stall_reason
 from partage.agent.status.status import AgentStatus
-from partage.codec.values import encode
+from partage.codec.values import encode_replacing
 from partage.edges.hardware.supervisor import HelperState
 from partage.faces.report import health_document, report_document
 
@@ -28,7 +31,15 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 Page = Callable[[], Answer]
 
-_IDLE_CLIENT_S = 30.0
+_IDLE_CLIENT_S = 10.0
+"""How long a client may send nothing, in seconds."""
+MOST_CLIENTS = 32
+"""Connections at a time. Probes and scrapers need a few; each takes a thread and a descriptor."""
+RESERVED_DESCRIPTORS = 64
+"""So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 1.0
+"""How long nobody is accepted when the system is exhausted."""
 _STOP_WITHIN_S = 1.0
 
 log = logging.getLogger(__name__)
@@ -36,7 +47,7 @@ log = logging.getLogger(__name__)
 
 def json_answer(document: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
     """A JSON document."""
-    return status, "application/json; charset=utf-8", encode(document) + b"\n"
+    return status, "application/json; charset=utf-8", encode_replacing(document) + b"\n"
 
 
 class _Server(ThreadingHTTPServer):
@@ -49,6 +60,46 @@ class _Server(ThreadingHTTPServer):
         self.socket.close()
         self.socket = listening
         self.pages = pages
+        self.closing = threading.Event()
+        self._room = threading.Condition()
+        self._clients: dict[socket.socket, None] = {}  # the one that was silent for longest is the first
+        most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._reserved_from = max(most_descriptors - RESERVED_DESCRIPTORS, most_descriptors // 2)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next client. Without a descriptor for it, it would be announced again and again: a pause."""
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self.closing.wait(_PAUSE_S)
+            raise
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002 - the base class's
+        """Make room for the client: one that has been silent for longer is cut off. False: there is no
+        room."""
+        with self._room:
+            if len(self._clients) >= MOST_CLIENTS:
+                with contextlib.suppress(OSError):
+                    next(iter(self._clients)).shutdown(socket.SHUT_RDWR)  # its thread ends, and says so
+                self._room.wait_for(lambda: len(self._clients) < MOST_CLIENTS, _PAUSE_S)
+            room = len(self._clients) < MOST_CLIENTS and request.fileno() < self._reserved_from
+            if room:
+                self._clients[request] = None
+            return room
+
+    def active(self, request: socket.socket) -> None:
+        """The client has sent a request."""
+        with self._room:
+            self._clients.pop(request, None)
+            self._clients[request] = None
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base class's
+        """Close the connection."""
+        super().shutdown_request(request)
+        with self._room:
+            self._clients.pop(request, None)
+            self._room.notify()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
         """A client that hangs up is not worth a traceback; a page that fails is a bug."""
@@ -72,6 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
+        self.server.active(self.connection)
         status, content_type, body = self._page()
         self.send_response(status)
         self.send_header("Content-Type", content_type)
@@ -99,18 +151,17 @@ class HttpFace:
     def __init__(self, listening: socket.socket, pages: Mapping[str, Page]) -> None:
         self._listening = listening
         self._server = _Server(listening, pages)
-        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
         # Not serve_forever, which wakes up regularly to check whether to stop. This waits for a client.
-        while not self._closing.is_set():
+        while not self._server.closing.is_set():
             self._server.handle_request()
 
     def close(self) -> None:
         """Stop listening. Requests under way end with the process."""
-        self._closing.set()
+        self._server.closing.set()
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread up
         self._thread.join(_STOP_WITHIN_S)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
-from partage.codec.yaml_document import LIMIT_BYTES, check_size, read_document
+from partage.codec.yaml_document import read_document
+from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
 from partage.faces.manifest import config_texts, is_manifest, objects_of
 from partage.values import Frozen
 
-STDIN = "-"
 _MARKER = re.compile(rb"^---(?=\s|$)", re.MULTILINE)
 """Where a document begins. A line that starts so ends every YAML value, block texts included."""
 
@@ -58,7 +56,7 @@ def read_input_file(file: str) -> Paper:
 
     What is nothing else is a policy, a broken one perhaps: its reader says what is wrong.
     """
-    content = _content(file)
+    content = read_input(file)
     parts = _parts(content)
     if len(parts) == 1:
         try:
@@ -137,19 +135,3 @@ def _parts(content: bytes) -> list[bytes]:
         if re.sub(rb"^---|(?m:#.*$)", b"", text).strip():
             parts.append(b"\n" * content.count(b"\n", 0, begin) + text)
     return parts
-
-
-def _content(file: str) -> bytes:
-    try:
-        if file == STDIN:
-            content = sys.stdin.buffer.read(LIMIT_BYTES + 1)
-        else:
-            path = Path(file)
-            check_size(path.stat().st_size, file)
-            with path.open("rb") as stream:
-                content = stream.read(LIMIT_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InputError([Problem(file, "", "error", f"cannot be read: {reason}")]) from error
-    check_size(len(content), file)
-    return content

@@ -12,7 +12,7 @@ from partage import __version__
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness, readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
-from partage.codec.values import encode
+from partage.codec.values import encode_replacing
 from partage.edges.kubelet.port import EndpointState
 from partage.edges.procfs import pid_namespace
 from partage.faces.documents.document import row
@@ -54,7 +54,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
         watch=None if observation is None else watch_row(observation, time_of),
         offer=report.offer,
-        planned_from=Raw(encode(_planned_from(report))),
+        planned_from=Raw(encode_replacing(_planned_from(report))),
     )
 
 
@@ -165,7 +165,7 @@ class ReportFile:
             return ""
         readiness = readiness_of(self._status, self._intervals)
         endpoints = self._status.endpoints()
-        codes = [reason.code for reason in readiness.not_well]
+        codes = [reason.code for reason in (*readiness.not_well, *readiness.degraded)]
         says = (
             report.without_moment(),
             codes,
@@ -193,5 +193,5 @@ def _watched(observation: WatchObservation | None) -> object:
 def _replace(path: Path, document: ReportDocument) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f"{path.name}.new")
-    beside.write_bytes(encode(document) + b"\n")
+    beside.write_bytes(encode_replacing(document) + b"\n")
     beside.replace(path)

@@ -63,10 +63,11 @@ class DocumentKind(Frozen, Generic[T]):
     def read(self, file: str) -> T:
         """The value in a file. Raises InputError for anything else."""
         try:
-            path = Path(file)
-            if path.stat().st_size > self.largest_bytes:
+            with Path(file).open("rb") as stream:
+                content = stream.read(self.largest_bytes + 1)
+            if len(content) > self.largest_bytes:
                 raise _wrong(file, f"is larger than {self.largest_bytes >> 20} MiB")
-            document = decode(cast("type[object]", Any), path.read_bytes(), strict=False)
+            document = decode(cast("type[object]", Any), content, strict=False)
         except OSError as error:
             raise _wrong(file, f"cannot be read: {error.strerror}") from error
         except ValueError as error:

@@ -9,11 +9,18 @@ from collections.abc import Mapping
 from msgspec import field
 
 from partage.model.ids import ResourceName, ShareId
+from partage.text import shortened
 from partage.values import Frozen
+
+LONGEST_REFUSAL = 500
+"""Characters. A refusal repeats what was asked for, and writing a long gRPC status takes seconds."""
 
 
 class AllocationRefused(Exception):
     """A request for shares that cannot be met. The kubelet shows the text in the pod's events."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(shortened(reason, LONGEST_REFUSAL))
 
 
 class Mount(Frozen):

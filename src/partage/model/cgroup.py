@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from partage.model.ids import ContainerId, PodUid
 from partage.values import Frozen
 
 _POD = re.compile(
@@ -54,13 +55,12 @@ class SlurmStep(Frozen):
 class Owner(Frozen):
     """What a process belongs to, according to its cgroup. All fields empty: a process of the host.
 
-    pod: UID with dashes; for a static pod 32 hexadecimal digits, the hash of its manifest.
-    container: 64 hexadecimal digits. runtime: containerd, cri-o, docker, podman, or empty if not known.
+    runtime: containerd, cri-o, docker, podman, or empty if not known.
     job: the Slurm job, also if it runs inside the pod.
     """
 
-    pod: str = ""
-    container: str = ""
+    pod: PodUid = PodUid("")
+    container: ContainerId = ContainerId("")
     runtime: str = ""
     job: SlurmStep | None = None
 
@@ -91,10 +91,10 @@ def owner_of(path: str) -> Owner:
     first = pod or container
     if first is None or (slurm is not None and slurm.start() < first.start()):
         return Owner(job=step)
-    uid = pod[1].replace("_", "-") if pod else ""
+    uid = PodUid(pod[1].replace("_", "-") if pod else "")
     if container is None or (pod and path[pod.end() : container.start()] not in ("", ".slice")):
         return Owner(pod=uid, job=step)  # only the part directly below the pod is one of its containers
-    return Owner(uid, container[2], _runtime(path, container), step)
+    return Owner(uid, ContainerId(container[2]), _runtime(path, container), step)
 
 
 def _step(match: re.Match[str]) -> SlurmStep:

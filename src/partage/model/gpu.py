@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
 
@@ -137,7 +137,7 @@ class Gpu(Frozen):
     architecture: str
     compute_capability: tuple[int, int]
     memory_bytes: int
-    pci_bus_id: str
+    pci_bus_id: PciBusId
     pci_device_id: str
     numa_node: int | None = None
     mig_mode: MigMode | None = None
@@ -154,12 +154,17 @@ class Gpu(Frozen):
         return self.mig_mode is not None and self.mig_mode.current
 
 
+def gpu_of_mig_devices(gpus: Iterable[Gpu]) -> dict[DeviceUuid, GpuUuid]:
+    """The GPU of each MIG device, by UUID."""
+    return {device.uuid: gpu.uuid for gpu in gpus for device in gpu.mig_devices}
+
+
 class LostGpu(Frozen):
     """A GPU that NVML lists but cannot open. uuid and pci_bus_id: None if they can no longer be read."""
 
     index: int
     uuid: GpuUuid | None
-    pci_bus_id: str | None
+    pci_bus_id: PciBusId | None
     reason: str
 
 

@@ -1,4 +1,4 @@
-"""Names that the kubelet and the driver know: resource names and the ids of shares."""
+"""Names and ids that the kubelet, the container runtime and the driver know."""
 
 from __future__ import annotations
 
@@ -12,14 +12,24 @@ GpuUuid = NewType("GpuUuid", str)
 """UUID of a GPU, ``GPU-...``, as NVML has it."""
 
 MigUuid = NewType("MigUuid", str)
-"""UUID of a MIG device, ``MIG-...``, as NVML has it."""
+"""UUID of a MIG device, ``MIG-...``, as NVML has it; or what stands for one that is still to be made
+(``planned_uuid``)."""
 
 DeviceUuid = GpuUuid | MigUuid
 """UUID of what CUDA sees as a device: a GPU or a MIG device."""
 
+PciBusId = NewType("PciBusId", str)
+"""PCI address of a GPU in NVML's form, ``00000000:1A:00.0``; sysfs and policies write it in other forms."""
+
 ShareId = NewType("ShareId", str)
 """The kubelet's id of a device: a whole GPU or MIG device, ``<uuid>``, or a share of one, ``<uuid>::<n>``.
 """
+
+ContainerId = NewType("ContainerId", str)
+"""A container's id in its runtime, 64 hexadecimal digits; not its name in the pod. Empty: no container."""
+
+PodUid = NewType("PodUid", str)
+"""UID of a pod, with dashes; of a static pod the hash of its manifest; not its name. Empty: no pod."""
 
 VENDOR = "nvidia.com"
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
@@ -60,6 +70,14 @@ def plugin_socket_name(resource: ResourceName) -> str:
 def device_uuid(text: str) -> DeviceUuid:
     """The UUID of a GPU or MIG device that comes from outside. It is not checked."""
     return MigUuid(text) if text.startswith("MIG-") else GpuUuid(text)
+
+
+def planned_uuid(gpu: GpuUuid, number: int) -> MigUuid:
+    """Stands for the UUID of a MIG device that is still to be made. No device has it.
+
+    number: of the device among those of its GPU.
+    """
+    return MigUuid(f"MIG-{gpu}-{number}")
 
 
 def share_id(device: DeviceUuid, replica: int | None = None) -> ShareId:

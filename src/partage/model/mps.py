@@ -192,11 +192,12 @@ class MpsServer(Frozen):
 class DaemonState(Frozen):
     """One control daemon, as observed.
 
+    gpu: None for a MIG device if no readable record of its start says it.
     pid: None if it does not run. limits: as read back. multi_user: from its command line.
     reason: a sentence: why it does not serve, or a problem although it serves; else empty.
     """
 
-    gpu: GpuUuid
+    gpu: GpuUuid | None
     device: DeviceUuid
     phase: DaemonPhase
     pid: int | None = None

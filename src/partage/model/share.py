@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id
+from partage.model.placement import Placement
 from partage.model.policy import Interval, Strategy
 from partage.values import Frozen
 
@@ -39,7 +40,7 @@ def weakest(guarantees: Iterator[Guarantee]) -> Guarantee:
 class DeviceOffer(Frozen):
     """One device (a GPU or a MIG device) offered under one resource name.
 
-    device:      UUID of the device; the ids of its shares begin with it.
+    device:      UUID of the device, or ``planned_uuid``; the ids of its shares begin with it.
     gpu:         UUID of the GPU that it is, or is part of.
     index:       its name under ``deviceIDStrategy: index``: ``0`` or ``0:1``.
     gpu_index:   NVML index of the GPU.
@@ -52,7 +53,7 @@ class DeviceOffer(Frozen):
     threads_percent: share of the multiprocessors of one share under MPS; else None.
     nodes:       device files as paths below the device root, ``/dev/nvidia0``.
     single:      a container may hold one share only (``failRequestsGreaterThanOne``).
-    planned:     the device does not exist yet; its MIG layout is still to be created.
+    placement:   of a MIG device that does not exist yet; None for a device that exists.
     profile:     of the MIG device; None for a GPU.
     limits_in_env: the share is smaller than the limit of the GPU's MPS daemon; its own limits are in the
                  container's environment.
@@ -78,11 +79,16 @@ class DeviceOffer(Frozen):
     numa_node: int | None = None
     nodes: tuple[str, ...] = ()
     single: bool = False
-    planned: bool = False
+    placement: Placement | None = None
     profile: str | None = None
     guard: bool = False
     limits_in_env: bool = False
     pipe: str = ""
+
+    @property
+    def planned(self) -> bool:
+        """The device does not exist yet; its MIG layout is still to be made."""
+        return self.placement is not None
 
     @property
     def share_ids(self) -> tuple[ShareId, ...]:

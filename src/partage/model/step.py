@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import assert_never
 
 from partage.model.gpu import ComputeMode, MigDevice
-from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import ClientLimits, DaemonSpec
 from partage.model.placement import Placement
 from partage.model.policy import Interval
@@ -208,14 +208,14 @@ class SetTimeSlice(Tagged):
 class EndProcess(Tagged):
     """End a process that uses a GPU. Cannot be undone.
 
-    start: as in ``model.process.GpuProcess``. container: id in its cgroup, 64 digits. If the pid belongs to
+    start: as in ``model.process.GpuProcess``. container: in its cgroup. If the pid belongs to
     another process now, or the process to another container, it is not touched.
     """
 
     gpu: GpuUuid
     pid: int
     start: int
-    container: str
+    container: ContainerId
 
     def __str__(self) -> str:
         return f"end process {self.pid} of container {self.container[:12]}"

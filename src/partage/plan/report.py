@@ -16,7 +16,7 @@ from partage.model.policy import Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
+from partage.plan.reconcile.node_plan import GpuPlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.turn import TurnResult
@@ -137,22 +137,22 @@ class Report(Frozen):
 
 
 def gpu_reports(
-    node: KnownNode,
-    done: TurnResult,
-    desired: DesiredState | None,
-    entries: Sequence[LedgerEntry],
-    daemons: Sequence[DaemonState] = (),
+    observed: Observed, done: TurnResult, desired: DesiredState | None, entries: Sequence[LedgerEntry]
 ) -> tuple[GpuReport, ...]:
-    """One per GPU that is known or served, ordered by index."""
+    """One per GPU that is known or served, ordered by index. One that has left the node is not, once nobody
+    holds a share of it."""
+    node = observed.node
     serving = done.state.serving
+    replaced = node.replaced - serving.keys()
+    known = {uuid: gpu for uuid, gpu in node.known.items() if uuid not in replaced}
     held = _held_by_gpu(node, entries, done)
     reports = []
-    for uuid in dict.fromkeys((*node.known, *serving)):
+    for uuid in dict.fromkeys((*known, *serving)):
         now = serving.get(uuid, GpuServing(()))
         offer = (*now.offer, *now.leaving)
-        if uuid not in node.known and not offer:
+        if uuid not in known and not offer:
             continue
-        gpu = node.known.get(uuid)
+        gpu = known.get(uuid)
         health = done.state.health.get(uuid, Health())
         reports.append(
             GpuReport(
@@ -167,7 +167,7 @@ def gpu_reports(
                 plan=done.plan.gpus.get(uuid),
                 offer=offer,
                 held=held[uuid],
-                daemons=tuple(one for one in daemons if one.gpu == uuid),
+                daemons=observed.daemons_of(uuid),
             )
         )
     return tuple(sorted(reports, key=lambda report: report.index))

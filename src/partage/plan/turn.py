@@ -60,12 +60,13 @@ class NodeState(Frozen):
     """The state that a turn passes to the next one.
 
     restored: GPUs whose serving was read from the state file; they do not change before their holders are
-    known.
+    known. absent: GPUs that were served before the node booted and have not answered since.
     """
 
     serving: Mapping[GpuUuid, GpuServing] = field(default_factory=dict)
     health: Mapping[GpuUuid, Health] = field(default_factory=dict)
     restored: frozenset[GpuUuid] = frozenset()
+    absent: frozenset[GpuUuid] = frozenset()
 
 
 class TurnResult(Frozen):
@@ -84,10 +85,11 @@ def turn(
     rules: XidRules = DEFAULT_RULES,
 ) -> TurnResult:
     """One turn. view: that of the last turn, kept where nothing in it changes."""
-    now = seen.snapshot
+    now = replace(seen.snapshot, absent=_absent(seen, before))
     plan = planner.plan(seen.desired, now)
     healths = _healths(seen, before, rules)
-    health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths)}
+    left = now.departed - plan.serving.keys()
+    health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths) if gpu not in left}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
     share_health = ShareHealth(seen.node.known, health, plan.unusable, whole=strategy is MigStrategy.NONE)
     new_view = kubelet_view(
@@ -99,12 +101,17 @@ def turn(
         now_s=now.now_s,
         withdraw_s=planner.withdraw_s,
     )
-    return TurnResult(NodeState(plan.serving, health, now.unknown), new_view, plan)
+    return TurnResult(NodeState(plan.serving, health, now.unknown, now.absent), new_view, plan)
 
 
 def after_restart(state: NodeState) -> NodeState:
     """The state from the state file: nothing changes before the holders are known."""
     return replace(state, restored=frozenset(state.serving))
+
+
+def _absent(seen: TurnInput, before: NodeState) -> frozenset[GpuUuid]:
+    served = frozenset(before.serving)
+    return (served if seen.booted else before.absent & served) - seen.node.answering
 
 
 # --- health --------------------------------------------------------------------------------------

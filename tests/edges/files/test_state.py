@@ -32,6 +32,7 @@ from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.health import GpuCondition, Health, Xid, next_health
 from partage.model.ids import GpuUuid, ResourceName
+from partage.model.placement import Placement
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.reconcile.transition import GpuServing
@@ -64,7 +65,7 @@ MIG = replace(
     profile="1g.10gb",
     first=4,
     threads_percent=25,
-    planned=True,
+    placement=Placement(0, 1),
     guard=True,
     limits_in_env=True,
     pipe="gpu/share0",

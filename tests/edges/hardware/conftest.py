@@ -20,6 +20,7 @@ from partage.edges.hardware.helper_server import HelperServer
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
 from partage.faces.cli.hardware import helper_argv
+from partage.model.ids import ContainerId
 from partage.sim.node.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
@@ -27,6 +28,7 @@ from tests.edges.hardware.stub import StubNode
 
 SOURCE = Path(__file__).with_name("nvml_stub.c")
 MACHINE = "4xh100-sxm5-80gb"
+NO_CONTAINER = ContainerId("")
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +80,7 @@ class Work:
     pid: int
     name: str = "python"
     used_bytes: int | None = None
-    container: str = ""
+    container: ContainerId = NO_CONTAINER
     mps: bool = False
 
 

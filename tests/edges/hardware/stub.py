@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partage.edges.hardware.host import Host
 from partage.edges.procfs import INITIAL_PID_NAMESPACE
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, PciBusId
 from partage.units import MIB
 
 H100_MEMORY_BYTES = 81559 * MIB
@@ -189,8 +189,8 @@ class StubNode:
         return GpuUuid(f"GPU-0000000{index}-1111-2222-3333-444444444444")
 
     @staticmethod
-    def bus(index: int) -> str:
-        return f"00000000:{0x1A + 0x10 * index:02X}:00.0"
+    def bus(index: int) -> PciBusId:
+        return PciBusId(f"00000000:{0x1A + 0x10 * index:02X}:00.0")
 
     def lose(self, index: int, code: int = 15) -> None:
         self.keys[f"gpu.{index}.code"] = code

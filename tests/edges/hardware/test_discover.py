@@ -21,7 +21,7 @@ from partage.model.gpu import (
     RecoveryAction,
 )
 from partage.model.health import GpuCondition
-from partage.model.ids import MigUuid
+from partage.model.ids import MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.units import MIB
 from tests.edges.hardware.stub import H100_MEMORY_BYTES, StubNode
@@ -54,7 +54,7 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
                 architecture="hopper",
                 compute_capability=(9, 0),
                 memory_bytes=H100_MEMORY_BYTES,
-                pci_bus_id="00000000:1A:00.0",
+                pci_bus_id=PciBusId("00000000:1A:00.0"),
                 pci_device_id="0x233010de",
                 numa_node=1,
                 mig_mode=MigMode(current=False, pending=True),
@@ -144,15 +144,16 @@ def test_a_bridge_joins_its_two_gpus_and_no_others(node: StubNode) -> None:
 
 
 def test_what_is_no_gpu_of_the_node_is_a_switch_unless_the_driver_says_otherwise() -> None:
+    gpu, other = PciBusId("gpu"), PciBusId("else")
     remotes = [
-        NvLinkPeer("gpu", None),
-        NvLinkPeer("gpu", False),
-        NvLinkPeer("else", None),
-        NvLinkPeer("else", True),
-        NvLinkPeer("else", False),
+        NvLinkPeer(gpu, None),
+        NvLinkPeer(gpu, False),
+        NvLinkPeer(other, None),
+        NvLinkPeer(other, True),
+        NvLinkPeer(other, False),
     ]
-    links = count_nvlinks(remotes, ["gpu"])
-    assert (dict(links.peers), links.switches) == ({"gpu": 2}, 2)
+    links = count_nvlinks(remotes, [gpu])
+    assert (dict(links.peers), links.switches) == ({gpu: 2}, 2)
 
 
 def test_topology_is_read_once_and_again_only_when_the_driver_or_the_gpus_change(node: StubNode) -> None:

@@ -16,10 +16,11 @@ import pytest
 from partage.edges.hardware import end_process as ending
 from partage.edges.hardware.end_process import end_process, refuse_own_process
 from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
+from partage.model.ids import ContainerId
 from partage.model.step import EndProcess
 from tests.edges.hardware.stub import StubNode
 
-CID, OURS = "3f" * 32, "a0" * 32
+CID, OURS = ContainerId("3f" * 32), ContainerId("a0" * 32)
 START = 4711
 LIMIT_S = 10.0
 OBEYS = "print(flush=True); input()"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.hardware.host import Host, nvml_address, sysfs_address
+from partage.edges.hardware.host import Host, SysfsAddress, nvml_address, sysfs_address
+from partage.model.ids import PciBusId
 
-BUS = "00000000:1A:00.0"
+BUS, ADDRESS = PciBusId("00000000:1A:00.0"), SysfsAddress("0000:1a:00.0")
 
 
 def host(root: Path) -> Host:
@@ -29,8 +30,8 @@ def put(path: Path, text: str = "") -> None:
     ],
 )
 def test_pci_addresses_are_written_in_two_ways(nvml: str, kernel: str) -> None:
-    assert sysfs_address(nvml) == kernel
-    assert nvml_address(kernel) == nvml
+    assert sysfs_address(PciBusId(nvml)) == kernel
+    assert nvml_address(SysfsAddress(kernel)) == nvml
 
 
 @pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("0\n", 0), ("-1\n", None), ("", None), ("x", None)])
@@ -113,7 +114,7 @@ def test_a_node_without_any_of_these_files_says_nothing_and_fails_nowhere(tmp_pa
     empty = host(tmp_path)
     assert (empty.numa_node(BUS), empty.capability_minors(), empty.control_nodes()) == (None, {}, ())
     assert (empty.boot_id(), empty.kernel_module_version(), empty.gpu_addresses()) == ("", None, ())
-    assert (empty.gpu_uuid("0000:1a:00.0"), empty.open_to_env()) == (None, None)
+    assert (empty.gpu_uuid(ADDRESS), empty.open_to_env()) == (None, None)
     assert (empty.fabric_manager(), empty.virtual()) == (None, None)
 
 
@@ -125,5 +126,5 @@ def test_the_kernel_module_knows_gpus_that_nvml_cannot_open(tmp_path: Path) -> N
         "Model: \t\t H100\nGPU UUID: \t GPU-00ff0000-1111\nBus Type: PCIe\n",
     )
     assert host(tmp_path).gpu_addresses() == ("0000:1a:00.0", "0000:2a:00.0")
-    assert host(tmp_path).gpu_uuid("0000:1a:00.0") == "GPU-00ff0000-1111"
-    assert host(tmp_path).gpu_uuid("0000:2a:00.0") is None
+    assert host(tmp_path).gpu_uuid(ADDRESS) == "GPU-00ff0000-1111"
+    assert host(tmp_path).gpu_uuid(SysfsAddress("0000:2a:00.0")) is None

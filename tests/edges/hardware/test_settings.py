@@ -21,6 +21,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import ComputeMode, Gpu
+from partage.model.ids import ContainerId
 from partage.model.policy import Interval
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice, Step, TimeSlice, reverse
@@ -28,7 +29,7 @@ from partage.units import GIB
 from tests.edges.hardware.conftest import Subject, Work
 
 LIMIT_S = 10.0
-CID, OTHER = "3f" * 32, "a0" * 32
+CID, OTHER = ContainerId("3f" * 32), ContainerId("a0" * 32)
 DEFAULT, EXCLUSIVE = ComputeMode.DEFAULT, ComputeMode.EXCLUSIVE_PROCESS
 
 
@@ -240,7 +241,7 @@ async def test_a_process_that_is_not_meant_is_left_alone(
     for wrong, kind in (
         (EndProcess(step.gpu, step.pid, step.start + 1, CID), NotFound),
         (EndProcess(step.gpu, step.pid, step.start, OTHER), NotFound),
-        (EndProcess(step.gpu, step.pid, step.start, ""), NotFound),
+        (EndProcess(step.gpu, step.pid, step.start, ContainerId("")), NotFound),
         (EndProcess(other_gpu, step.pid, step.start, CID), NotFound),
         (EndProcess(step.gpu, 1, step.start, CID), NotPermitted),
         (EndProcess(step.gpu, -1, step.start, CID), NotPermitted),

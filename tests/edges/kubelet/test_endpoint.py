@@ -86,6 +86,48 @@ async def test_a_wiped_directory_is_served_and_registered_again(short_dir: Path)
             assert (short_dir / "nvidia-gpu.sock").is_socket()
 
 
+async def test_of_two_that_serve_one_resource_the_newer_keeps_it_until_it_ends(
+    short_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as first:
+            await until(lambda: first.state.registered)
+            async with running(ResourceEndpoint(Shelf("b"), short_dir)) as second:
+                await until(lambda: second.state.registered)
+                await until(lambda: not first.state.registered)
+                assert f"another process serves {short_dir}/nvidia-gpu.sock" in first.state.last_error
+                await until(lambda: first._backoff and first._backoff.failures == 3)
+                assert len(kubelet.registered) == 2
+            await until(lambda: len(kubelet.registered) == 3, limit_s=3.0)
+            await until(lambda: first.state.registered)
+    assert [record.getMessage() for record in caplog.records].count("not registered") == 1
+
+
+async def test_a_socket_that_nobody_serves_any_more_is_replaced(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet, socket.socket(socket.AF_UNIX) as left_behind:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            (short_dir / "nvidia-gpu.sock").unlink()
+            left_behind.bind(str(short_dir / "nvidia-gpu.sock"))
+            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+
+
+async def test_a_file_at_the_sockets_path_is_removed(short_dir: Path) -> None:
+    path = short_dir / "nvidia-gpu.sock"
+    path.write_text("no socket")
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            path.unlink()
+            path.write_text("no socket")
+            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+            path.unlink()
+            path.mkdir()
+            await until(lambda: "cannot serve" in endpoint.state.last_error)
+            path.rmdir()
+            await until(lambda: endpoint.state.registered)
+
+
 async def test_a_kubelet_that_never_answers_is_cut_off_and_tried_again(short_dir: Path) -> None:
     with scripted_kubelet(short_dir) as kubelet:
         kubelet.answers = False
@@ -171,6 +213,42 @@ async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(short_dir
             await until(lambda: len(kubelet.registered) == 2)
 
 
+async def test_a_kubelet_that_never_opens_the_stream_is_registered_with_again(short_dir: Path) -> None:
+    clock = [100.0]
+    with scripted_kubelet(short_dir) as kubelet:
+        kubelet.asks_back = False
+        async with running(ResourceEndpoint(Shelf("a"), short_dir, clock=lambda: clock[0])) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            assert endpoint.state.unwatched_since == 100.0
+            clock[0] = 111.0
+            await until(lambda: endpoint.state.registrations == 2)
+            assert endpoint.state.unwatched_since == 100.0, "no stream since the first registration"
+            kubelet.asks_back = True
+            clock[0] = 122.0
+            await until(lambda: endpoint.state.registrations == 3)
+            assert endpoint.state.unwatched_since is None
+
+
+async def test_a_stream_that_ends_before_the_first_look_at_it_is_missed(short_dir: Path) -> None:
+    clock = [100.0]
+    with scripted_kubelet(short_dir) as kubelet:
+        endpoint = ResourceEndpoint(Shelf("a"), short_dir, clock=lambda: clock[0])
+        try:
+            while not endpoint.state.registered:
+                await endpoint.turn()
+            watch = kubelet.registered[0].watch
+            assert watch
+            await asyncio.to_thread(watch.cancel)
+            await until(lambda: endpoint.state.watching == 0)
+            await endpoint.turn()
+            assert endpoint.state.unwatched_since == 100.0
+            clock[0] = 111.0
+            await endpoint.turn()
+            assert endpoint.state.registrations == 2
+        finally:
+            await endpoint._server.stop()
+
+
 async def test_a_change_of_one_resource_sends_nothing_on_the_stream_of_another(short_dir: Path) -> None:
     gpu, shared = Shelf("a"), Shelf("b", resource="nvidia.com/gpu.shared")
     with scripted_kubelet(short_dir) as kubelet:
@@ -211,7 +289,7 @@ KUBELET, NEW_KUBELET = SocketIdentity(3, 30), SocketIdentity(3, 31)
         (None, None, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
         (None, None, ObservedSockets(kubelet=None, own=OURS), NextAction.SERVE),
         (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
-        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OTHER), NextAction.SERVE),
+        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OTHER), NextAction.RECLAIM),
         (OURS, KUBELET, ObservedSockets(kubelet=NEW_KUBELET, own=None), NextAction.SERVE),
         (OURS, KUBELET, ObservedSockets(kubelet=None, own=OURS), NextAction.WAIT_FOR_KUBELET),
         (OURS, None, ObservedSockets(kubelet=KUBELET, own=OURS), NextAction.REGISTER),

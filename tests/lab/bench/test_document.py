@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.errors import InputError
 from partage.faces.render.bench_plot import figure
@@ -71,6 +72,11 @@ def test_what_is_no_recorded_run_is_refused_in_a_sentence(tmp_path, text, words)
     file.write_text(text)
     with pytest.raises(InputError, match=words):
         BENCH.read(str(file))
+
+
+def test_a_file_without_end_is_refused():
+    with pytest.raises(InputError, match="is larger than 0 MiB"):
+        replace(BENCH, largest_bytes=1000).read("/dev/zero")
 
 
 def test_a_file_that_is_not_there_is_refused():

@@ -1,5 +1,6 @@
 """Reading stories, and judging what they expect."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,19 @@ def test_a_story_needs_a_machine_and_steps(story, text):
 def test_a_story_that_is_not_there_is_an_input_error():
     with pytest.raises(InputError, match="cannot be read"):
         read_story(Path("/no/such/story.yaml"))
+
+
+def test_a_story_without_end_is_not_read_to_its_end():
+    with pytest.raises(InputError, match="too large"):
+        read_story(Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("line", ["policy: /dev/zero", "policy: pipe", "machine: /dev/zero"])
+def test_what_a_story_names_is_not_waited_for(story, tmp_path, line):
+    os.mkfifo(tmp_path / "pipe")
+    head = "" if line.startswith("machine") else "machine: l4\n"
+    with pytest.raises(InputError, match=r"not a regular file|too large"):
+        story(f"{head}{line}\nsteps: []\n")
 
 
 # --- expectations ---

@@ -137,9 +137,8 @@ def test_planned_compute_instances_of_one_gpu_instance_have_names_of_their_own()
 def test_a_planned_mig_device_is_offered_without_files() -> None:
     planned = PlannedDevice(LayoutItem(MigProfile.parse("3g.40gb")), Placement(4, 4), 40 * GIB - 1)
     (one,) = _offer(replace(target(gpu(0)), mig=planned, strategy=Strategy.MIG))
-    assert (one.planned, one.nodes, one.profile) == (True, (), "3g.40gb")
+    assert (one.planned, one.placement, one.nodes, one.profile) == (True, Placement(4, 4), (), "3g.40gb")
     assert one.memory_bytes == 40 * GIB - 1
-    assert one.device == f"{gpu(0).uuid}/3g.40gb@4#0"
 
 
 @pytest.mark.parametrize("sharing", [None, TimeSlicing(2), Mps(2)])

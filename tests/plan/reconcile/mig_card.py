@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import GpuUuid, MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import (
@@ -55,7 +55,7 @@ class Card:
             architecture=model.architecture,
             compute_capability=model.compute_capability,
             memory_bytes=model.memory_bytes,
-            pci_bus_id=f"0000:0{index}:00.0",
+            pci_bus_id=PciBusId(f"0000:0{index}:00.0"),
             pci_device_id=model.pci_device_ids[0],
         )
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import ContainerId, GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
 from partage.model.placement import Placement
@@ -677,7 +677,7 @@ def test_every_step_crosses_to_the_helper_and_back():
     steps += [
         SetComputeMode(GPU_1, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT),
         SetTimeSlice(GPU_1, Interval.LONG, Interval.DEFAULT),
-        EndProcess(GPU_1, 4711, 12345, "0" * 64),
+        EndProcess(GPU_1, 4711, 12345, ContainerId("0" * 64)),
         StartDaemon(GPU_1, DaemonSpec(GPU_1, GPU_1, 2**30, 25, multi_user=True)),
         StopDaemon(GPU_1, MigUuid("MIG-1")),
         EndClient(GPU_1, GPU_1, 10, 11),

@@ -261,12 +261,13 @@ def test_a_daemon_that_died_is_started_under_its_holders() -> None:
     desired, now = with_mps(observe())
     (daemon,) = now.observed.daemons or ()
     dead = replace(now, observed=replace(now.observed, daemons=(replace(daemon, phase=DaemonPhase.DEAD),)))
-    share = share_id(daemon.gpu, 0)
+    uuid = now.observed.node.inventory.gpus[0].uuid
+    share = share_id(uuid, 0)
     held = replace(dead, held=held_of([entry("nvidia.com/gpu.shared", share)]))
     plan = plan_node(desired, held, geometry_of)
     assert [type(step) for step in plan.ready[0].steps] == [StartDaemon]
-    assert first(plan).offer == desired.offer[daemon.gpu], "its shares stay listed"
-    assert daemon.gpu in plan.unusable
+    assert first(plan).offer == desired.offer[uuid], "its shares stay listed"
+    assert uuid in plan.unusable
 
 
 def test_other_limits_wait_until_no_share_is_held() -> None:

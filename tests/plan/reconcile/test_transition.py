@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec.structs import replace
 
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
+from partage.model.placement import Placement
 from partage.model.policy import Interval, Strategy
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.plan.reconcile.transition import (
@@ -190,7 +191,7 @@ def test_where_a_device_is_and_how_long_its_time_slices_are_changes_at_once():
 
 
 def test_planned_mig_devices_are_not_served():
-    planned = replace(mig(0), planned=True)
+    planned = replace(mig(0), placement=Placement(0, 1))
     assert transition({}, {GPU_0: (planned,)}, NOTHING, 0, 0) == {GPU_0: GpuServing(())}
 
 

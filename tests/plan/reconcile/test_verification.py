@@ -37,8 +37,9 @@ def test_what_the_daemon_does_not_hold_is_not_verified(change, seen) -> None:
     desired, now = with_mps(observe())
     (daemon,) = now.observed.daemons or ()
     observed = replace(now.observed, daemons=(replace(daemon, **change),))
-    (share,) = desired.offer[daemon.gpu]
-    assert verified_guarantee(share, observed, {daemon.gpu}) is seen
+    uuid = now.observed.node.inventory.gpus[0].uuid
+    (share,) = desired.offer[uuid]
+    assert verified_guarantee(share, observed, {uuid}) is seen
 
 
 def test_in_another_compute_mode_a_tenant_can_go_past_the_daemon() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.model.ids import GpuUuid, ResourceName, ShareId
+from partage.model.ids import ContainerId, GpuUuid, ResourceName, ShareId
 from partage.model.policy import Strategy, WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee
@@ -25,7 +25,7 @@ from partage.units import GIB
 
 NAME = ResourceName("nvidia.com/gpu.shared")
 GPU, OTHER_GPU = GpuUuid("GPU-0"), "GPU-1"
-TRAIN, NOTEBOOK = "3f" * 32, "a0" * 32
+TRAIN, NOTEBOOK = ContainerId("3f" * 32), ContainerId("a0" * 32)
 HOLDERS = {TRAIN: Holder("team", "train", "main"), NOTEBOOK: Holder("team", "notebook", "main")}
 UID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10"
 
@@ -46,7 +46,7 @@ SHARED = DeviceOffer(
 
 def process(
     pid: int,
-    container: str = TRAIN,
+    container: ContainerId = TRAIN,
     used: int | None = GIB,
     kind: ProcessKind = ProcessKind.COMPUTE,
     **more: object,
@@ -56,7 +56,7 @@ def process(
     return replace(row, **more)
 
 
-def entry(number: int, container: str | None = TRAIN, device: str = GPU) -> LedgerEntry:
+def entry(number: int, container: ContainerId | None = TRAIN, device: str = GPU) -> LedgerEntry:
     holders = (HOLDERS[container],) if container else ()
     certainty = Certainty.OBSERVED if container else Certainty.TENTATIVE
     return LedgerEntry(NAME, ShareId(f"{device}::{number}"), certainty, holders, 0.0)
@@ -67,7 +67,7 @@ def watched(
     entries: tuple[LedgerEntry, ...] = (entry(0),),
     offering: DeviceOffer = SHARED,
     mode: WatchAction | None = None,
-    names: dict[str, Holder] = HOLDERS,
+    names: dict[ContainerId, Holder] = HOLDERS,
     hidden: str = "",
 ) -> WatchResult:
     watch_of = {} if mode is None else {GPU: mode}
@@ -146,7 +146,7 @@ def test_a_container_without_a_share_is_named_and_never_ended(mode: WatchAction 
     ids=["a share's holder is not known yet", "the container has no name", "a share has two holders"],
 )
 def test_what_is_not_certain_is_no_reason_to_say_anything(
-    row: GpuProcess, entries: tuple[LedgerEntry, ...], names: dict[str, Holder]
+    row: GpuProcess, entries: tuple[LedgerEntry, ...], names: dict[ContainerId, Holder]
 ) -> None:
     result = watched(row, entries=entries, names=names, mode=WatchAction.KILL)
     assert only(result).grant is GrantKind.UNKNOWN
@@ -155,7 +155,7 @@ def test_what_is_not_certain_is_no_reason_to_say_anything(
 
 
 def test_processes_of_no_container_are_listed_and_not_counted() -> None:
-    host, server = process(1000, ""), process(7, NOTEBOOK, kind=ProcessKind.MPS_SERVER)
+    host, server = process(1000, ContainerId("")), process(7, NOTEBOOK, kind=ProcessKind.MPS_SERVER)
     job = process(9, cgroups=("0::/system.slice/slurmstepd.scope/job_1/step_0",))
     result = watched(host, server, job, process(8))
     assert result.unattributed == (host, server, job)

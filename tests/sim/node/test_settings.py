@@ -5,6 +5,7 @@ import pytest
 from partage.errors import HardwareTimeout, InputError, NotFound, Unsupported
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.gpu import ComputeMode
+from partage.model.ids import ContainerId, PodUid
 from partage.model.policy import Interval
 from partage.model.process import ProcessKind
 from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice
@@ -23,7 +24,7 @@ from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
 from partage.units import GIB
 
-UID, CID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10", "3f" * 32
+UID, CID = PodUid("0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10"), ContainerId("3f" * 32)
 MACHINE = """
 version: partage/v1
 kind: Machine

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin, ServedResource
 from partage.agent.status.status import RequestCounts
@@ -39,14 +39,20 @@ class _Made(Frozen):
     terms: AllocateContext
 
 
+RETIRE_S = 30.0
+"""A resource that the policy no longer names is dropped when its list has been empty for so many seconds. The
+kubelet has applied the empty list long before."""
+
+
 class PluginSet:
-    """All resources that are, or ever were, offered since the start."""
+    """All resources that are offered, or were until recently."""
 
     def __init__(self, hooks: PluginHooks) -> None:
         self._hooks = hooks
         self._plugins: dict[ResourceName, ResourcePlugin] = {}
         self._made: dict[ResourceName, _Made] = {}
         self._last: tuple[KubeletView, AllocateContext] | None = None
+        self._empty_since: dict[ResourceName, float] = {}
 
     @property
     def by_name(self) -> Mapping[ResourceName, ResourcePlugin]:
@@ -76,6 +82,15 @@ class PluginSet:
                 new.append(plugin)
             self._made[name] = _Made(resource, terms)
         return new
+
+    def retire(self, wanted: Collection[ResourceName], now_s: float) -> list[ResourceName]:
+        """Drop resources that are not wanted and have listed nothing for RETIRE_S. Returns their names."""
+        empty = [name for name, plugin in self._plugins.items() if not plugin.devices().rows]
+        self._empty_since = {name: self._empty_since.get(name, now_s) for name in empty if name not in wanted}
+        retired = [name for name, since_s in self._empty_since.items() if now_s - since_s >= RETIRE_S]
+        for name in retired:
+            del self._plugins[name], self._made[name], self._empty_since[name]
+        return retired
 
     def _served(
         self,

@@ -127,15 +127,24 @@ class ResourcePlugin:
 
     def _must_be_served(self, ids: Sequence[ShareId], now_s: float) -> None:
         for share in ids:
-            if share not in self._listed and self._served.late.get(share, now_s) <= now_s:
+            if not self._is_served(share, now_s):
                 raise AllocationRefused(
                     f'invalid allocation request for "{self.resource}": '
                     f"invalid request: unknown device: {share}"
                 )
 
+    def _is_served(self, share: ShareId, now_s: float) -> bool:
+        return share in self._listed or self._served.late.get(share, now_s) > now_s
+
     async def pre_start(self, ids: Sequence[ShareId]) -> None:
-        """Ask PodResources which container starts. Never keeps a container from starting."""
+        """Ask PodResources which container starts. Never keeps a container from starting.
+
+        Ids that are not listed are none of ours: a held id is listed until it is released.
+        """
         asked_s = self._hooks.clock()
+        ids = [share for share in ids if self._is_served(share, asked_s)]
+        if not ids:
+            return
         try:
             async with asyncio.timeout(PRE_START_S):
                 holders = await self._hooks.holders()

@@ -31,6 +31,29 @@ class Observation(Frozen):
     silent: str
 
 
+XID_LOG_S = 60.0
+"""The same XID of the same GPU is logged once in so many seconds: a program that faults in a loop raises
+thousands. The metric counts them all."""
+
+
+class XidLog(Struct):
+    """Logs XIDs, repeated ones with their number."""
+
+    clock: Callable[[], float]
+    _logged: dict[tuple[str | None, int], tuple[float, int]] = field(default_factory=dict)
+
+    def note(self, xid: Xid) -> None:
+        """Log it, or count it for the next line about this GPU and this XID."""
+        now_s, key = self.clock(), (xid.gpu, xid.code)
+        logged_s, more = self._logged.get(key, (-XID_LOG_S, 0))
+        if now_s - logged_s < XID_LOG_S:
+            self._logged[key] = logged_s, more + 1
+            return
+        facts = {"gpu": xid.gpu, "xid": xid.code, "gi": xid.gi_id, "not_logged": more or None}
+        log.warning("xid raised", extra=facts)
+        self._logged[key] = now_s, 0
+
+
 class HardwareObserver(Struct):
     """Polls the hardware. After a failure the loop continues with the last known node.
 
@@ -40,6 +63,7 @@ class HardwareObserver(Struct):
     hardware: Hardware
     ask: Callable[[], None]
     intervals: Intervals
+    xid_log: XidLog
     node: KnownNode | None = None
     xid_counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     _fresh: bool = False
@@ -154,7 +178,7 @@ class HardwareObserver(Struct):
 
     def _note_xids(self, xids: tuple[Xid, ...]) -> None:
         for xid in xids:
-            log.warning("xid raised", extra={"gpu": xid.gpu, "xid": xid.code, "gi": xid.gi_id})
+            self.xid_log.note(xid)
         self.xid_counts.update((xid.gpu or "", xid.code) for xid in xids)
         self._xids.extend(xids)
         self._conditions_asked.set()

@@ -36,8 +36,8 @@ class PodResourcesPoller(Struct):
     """Asks PodResources soon after an Allocate, else regularly; pauses longer after a refusal.
 
     names: the current names. checkpoint: held ids in the kubelet's checkpoint; None: there is none.
-    there: whether the PodResources socket exists. known: whether the holders are known. trouble: why the last
-    request failed. asked_once: set after the first request, also if it failed.
+    there: whether there may be a PodResources socket. known: whether the holders are known. trouble: why the
+    last request failed. asked_once: set after the first request, also if it failed.
     """
 
     pod_resources: PodResources

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import stat
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,12 +12,12 @@ from pathlib import Path
 from msgspec import Struct
 
 from partage.agent.options import AgentOptions
-from partage.edges.files.policy import LoadedPolicy, load_policy, parse_policy
+from partage.edges.files.input_file import read_regular_input
+from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy
 from partage.edges.files.state import SavedPolicy
 from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.policy import ALL_EXCLUSIVE
 from partage.model.share import resources_of
 from partage.plan.offer.assign import GeometryOf
 from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
@@ -32,7 +31,6 @@ UNSETTLED_S = 2.0
 system's clock have the same times."""
 
 _Signature = tuple[int, ...]
-BUILT_IN = LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
 
 
 class PolicyFile(Struct):
@@ -55,8 +53,6 @@ class PolicyFile(Struct):
         else:
             signature = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
             settled = abs(time.time() - status.st_mtime) >= UNSETTLED_S
-            if self._seen is not None and stat.S_IFMT(status.st_mode) not in (stat.S_IFREG, stat.S_IFDIR):
-                return False  # a pipe can be read only once; one that replaced the file might not end
         if signature == self._seen and self._settled:
             return False
         self._seen, self._settled = signature, settled
@@ -64,7 +60,8 @@ class PolicyFile(Struct):
 
     def read(self) -> LoadedPolicy:
         """Read and check it. Raises InputError with all problems."""
-        return load_policy(str(self.path), self.config, self.environ)
+        name = str(self.path)
+        return parse_policy(read_regular_input(name), name, self.config, self.environ)
 
 
 class PolicyObserver(Struct):
@@ -102,7 +99,7 @@ class PolicyObserver(Struct):
                 raise InputError(
                     "--config names a configuration of a policy file", "say which with --policy FILE"
                 )
-            self._newest = BUILT_IN
+            self._newest = built_in(options.environ)
             return
         self._file = PolicyFile(options.policy, options.config, options.environ)
         self._file.changed()

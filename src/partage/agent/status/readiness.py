@@ -50,7 +50,8 @@ def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
         not_well.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
         return Readiness(tuple(not_well), ())
     not_well += [*_hardware(status, report), *_kubelet(status, report, intervals)]
-    return Readiness(tuple(not_well), (*_degraded(report), *_unwatched(status)))
+    degraded = (*_degraded(report), *_unwatched(status), *_without_stream(status, report, intervals))
+    return Readiness(tuple(not_well), degraded)
 
 
 def _hardware(status: AgentStatus, report: Report) -> Iterator[ReadinessReason]:
@@ -75,6 +76,20 @@ def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Itera
         why = state.last_error or "the kubelet has not answered yet"
         code = "kubelet-silent" if state.attempts and waited_s > intervals.silent_s else "not-registered"
         yield ReadinessReason(code, f"{resource.name} is not registered: {why}")
+
+
+def _without_stream(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[ReadinessReason]:
+    endpoints = {state.resource: state for state in status.endpoints()}
+    for resource in report.resources:
+        state = endpoints.get(resource.name)
+        if state is None or state.unwatched_since is None or not (resource.listed or resource.held):
+            continue
+        unwatched_s = status.clock() - state.unwatched_since
+        if unwatched_s > intervals.unwatched_s:
+            message = (
+                f"the kubelet accepted {resource.name} and has read no device list for {unwatched_s:.0f} s"
+            )
+            yield ReadinessReason("not-watched", message)
 
 
 def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:

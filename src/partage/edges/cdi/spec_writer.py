@@ -16,6 +16,7 @@ from partage.edges.cdi.spec import (
     with_digest,
     with_missing_devices,
 )
+from partage.edges.read_file import read_regular
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options
@@ -131,8 +132,7 @@ class CdiSpecWriter:
     def _has_digest(self, name: str, wanted: str) -> bool:
         """Whether a complete spec exists that was made from the same inventory and options."""
         try:
-            with self._path(name).open("rb") as file:
-                return digest_of(json.loads(file.read(_LARGEST_BYTES))) == wanted
+            return digest_of(json.loads(read_regular(self._path(name), _LARGEST_BYTES))) == wanted
         except (OSError, ValueError, RecursionError):
             return False  # missing or incomplete: it is written again
 

@@ -13,6 +13,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from pathlib import Path
 
 from partage.edges.cdi.spec import Spec, spec_error
+from partage.edges.read_file import read_regular
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.policy import Options
 from partage.plan.serve.allocate_response import CDI_VENDOR
@@ -93,9 +94,10 @@ async def _end(process: Process) -> None:
 
 def _read(output: Path, kind: str) -> Spec:
     try:
-        if output.stat().st_size > _LARGEST_BYTES:
+        content = read_regular(output, _LARGEST_BYTES + 1)
+        if len(content) > _LARGEST_BYTES:
             raise DriverUnavailable(f"the spec that nvidia-ctk wrote has more than {_LARGEST_BYTES:,} bytes")
-        spec = json.loads(output.read_bytes())
+        spec = json.loads(content)
     except (OSError, ValueError, RecursionError) as error:
         raise DriverUnavailable(f"nvidia-ctk wrote no spec that can be read: {error}") from error
     wrong = spec_error(spec, kind)

@@ -16,6 +16,7 @@ from typing import Literal, cast
 from msgspec import field
 
 from partage.codec.values import decode, encode
+from partage.edges.read_file import read_regular
 from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step
@@ -90,8 +91,7 @@ def read_journal(state_dir: Path) -> Unfinished | UnreadableJournal | None:
     """What the last one who changed GPUs has left undone; None: nothing."""
     path = state_dir / "journal.jsonl"
     try:
-        with path.open("rb") as stream:
-            content = stream.read(LIMIT_BYTES)
+        content = read_regular(path, LIMIT_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:

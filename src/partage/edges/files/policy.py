@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import errno
-import stat
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from partage.codec.fields import Notes
-from partage.codec.yaml_document import LIMIT_BYTES, Document, Value, check_size, describe, read_document
-from partage.edges.files import migparted, native, nvidia
+from partage.codec.yaml_document import Document, Value, describe, read_document
+from partage.edges.files import migparted, native, nvidia, nvidia_flags
+from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
-from partage.model.policy import Policy
+from partage.model.policy import ALL_EXCLUSIVE, Policy
 from partage.values import Frozen
 
-STDIN = "-"
 _FORMATS = (
     "'version: partage/v1' (Partage), 'version: v1' (NVIDIA's device plugin), "
     "'version: v1' with 'mig-configs' (mig-parted)"
@@ -37,7 +33,7 @@ def load_policy(path: str, config: str | None = None, env: Mapping[str, str] | N
     config: which of several named configurations (mig-parted's files). env: variables that override
     NVIDIA's format only. Raises InputError with all problems: no such file, unreadable, invalid.
     """
-    return parse_policy(_read(path), path, config, env)
+    return parse_policy(read_input(path), path, config, env)
 
 
 def parse_policy(
@@ -51,6 +47,17 @@ def parse_policy(
     policy, warnings = _policy(document, name, config, env or {})
     digest = hashlib.sha256(data).hexdigest()
     return LoadedPolicy(policy, warnings, data.decode("utf-8-sig"), digest)
+
+
+def built_in(env: Mapping[str, str]) -> LoadedPolicy:
+    """The policy without a file: every GPU exclusive. A warning names variables of NVIDIA's that are set."""
+    known = dict.fromkeys(name for names in nvidia_flags.ENVIRONMENT.values() for name in names)
+    ignored = [name for name in known if env.get(name)]
+    if not ignored:
+        return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
+    said = f"without a policy file, {', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} no effect"
+    hint = "NVIDIA's variables count for a file that says 'version: v1'; name it with --policy"
+    return LoadedPolicy(ALL_EXCLUSIVE, (Problem("", "environment", "warning", said, hint),), "", "")
 
 
 def _policy(
@@ -92,41 +99,3 @@ def _detect(value: Value, name: str) -> str:
     )
     path = "version" if versions else ""
     raise InputError([Problem(name, path, "error", said, f"known formats: {_FORMATS}")])
-
-
-def _read(path: str) -> bytes:
-    try:
-        if path == STDIN:
-            return _bounded(sys.stdin.buffer.read(LIMIT_BYTES + 1), path)
-        file = Path(path)
-        status = file.stat()
-        if stat.S_ISREG(status.st_mode):
-            check_size(status.st_size, path)
-        with file.open("rb") as stream:
-            return _bounded(stream.read(LIMIT_BYTES + 1), path)
-    except (OSError, ValueError) as error:
-        raise InputError([Problem(path, "", "error", *_why(error))]) from error
-
-
-def _bounded(data: bytes, path: str) -> bytes:
-    check_size(len(data), path)
-    return data
-
-
-def _why(error: OSError | ValueError) -> tuple[str, str]:
-    """The problem with a file, and a hint."""
-    number = error.errno if isinstance(error, OSError) else None
-    match number:
-        case errno.ENOENT:
-            return "no such file", ""
-        case errno.EISDIR:
-            return "is a directory", "name the file in it"
-        case errno.EACCES | errno.EPERM:
-            return "cannot be read: permission denied", ""
-        case None:
-            return f"cannot be read: {error}", ""
-        case _:
-            return (
-                f"cannot be read: {(error.strerror or str(error)) if isinstance(error, OSError) else error}",
-                "",
-            )

@@ -6,9 +6,7 @@ killed at any moment leaves the old or the new one; ``<state-dir>/lock`` keeps a
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import sha256
@@ -18,6 +16,8 @@ from msgspec import field, json
 
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
+from partage.edges.files.state_lock import take_lock
+from partage.edges.read_file import read_regular
 from partage.errors import InputError
 from partage.model.health import Health
 from partage.model.ids import GpuUuid
@@ -78,31 +78,13 @@ class NotSaved(Frozen):
     reason: str
 
 
-def is_locked(state_dir: Path) -> bool:
-    """Whether an agent, or ``partage apply``, has the state directory now."""
-    try:
-        lock = os.open(state_dir / "lock", os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return False
-
-
 def read_state(state_dir: Path) -> SavedState | None:
     """What is saved there, without the lock and without changing anything; None: nothing that can be used.
 
     Times in it are on a clock that shows 0.
     """
     try:
-        with (state_dir / STATE_FILE).open("rb") as stream:
-            return _decode(stream.read(LIMIT_BYTES + 1), 0.0)
+        return _decode(read_regular(state_dir / STATE_FILE, LIMIT_BYTES + 1), 0.0)
     except (OSError, ValueError):
         return None
 
@@ -123,8 +105,7 @@ class StateDir:
     def load(self, now_s: float) -> LoadedState:
         """Read the state. An unusable file is set aside as ``state.json.corrupt-N``. Never raises."""
         try:
-            with self._file.open("rb") as stream:
-                content = stream.read(LIMIT_BYTES + 1)
+            content = read_regular(self._file, LIMIT_BYTES + 1)
         except FileNotFoundError:
             return LoadedState(None)
         except OSError as error:
@@ -162,7 +143,10 @@ class StateDir:
         except OSError as error:
             self.problem = f"cannot make the state directory {path}: {error.strerror}"
             return
-        self._take_lock(path / "lock")
+        try:
+            self._lock = take_lock(path)
+        except OSError as error:
+            self.problem = f"cannot lock the state directory {path}: {error.strerror}"
 
     def _open_again(self) -> str | None:
         """Try once more what did not work before (a full disk, a directory that is mounted late)."""
@@ -172,33 +156,6 @@ class StateDir:
         except InputError as error:
             self.problem = str(error)
         return self.problem
-
-    def _take_lock(self, path: Path) -> None:
-        # The descriptor is closed on exec, so no child keeps the lock when the agent is gone.
-        try:
-            self._lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = self._owner()
-            self.close()
-            raise InputError(
-                f"another agent{owner} uses the state directory {path.parent}",
-                hint="give each agent of a node its own --state-dir",
-            ) from None
-        except OSError as error:
-            self.close()
-            self.problem = f"cannot lock the state directory {path.parent}: {error.strerror}"
-            return
-        with suppress(OSError):  # who has the lock is for people only; a full disk does not matter here
-            os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-    def _owner(self) -> str:
-        try:
-            text = os.pread(self._lock, 256, 0).decode("utf-8", "replace") if self._lock is not None else ""
-        except OSError:
-            return ""
-        return f" (process {text.strip()})" if text.strip() else ""
 
     def _set_aside(self) -> str:
         names = [self._file.with_name(f"{self._file.name}.corrupt-{n}") for n in range(1, KEPT_ASIDE + 1)]

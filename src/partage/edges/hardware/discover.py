@@ -13,7 +13,7 @@ from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.health import GpuCondition
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, PciBusId
 from partage.values import Frozen
 
 _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
@@ -24,7 +24,7 @@ class GpuIdentity(Frozen):
     """What is still known of a GPU that no longer answers."""
 
     uuid: GpuUuid | None
-    pci_bus_id: str | None
+    pci_bus_id: PciBusId | None
 
 
 class Discovery:

@@ -16,6 +16,7 @@ from partage.edges import procfs
 from partage.edges.hardware.host import Host
 from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.cgroup import parse_cgroup
+from partage.model.ids import ContainerId
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndProcess
 
@@ -75,7 +76,7 @@ def check_identity(host: Host, step: EndProcess) -> None:
     check_same_process(step, start, container)
 
 
-def check_same_process(step: EndProcess, start: int | None, container: str) -> None:
+def check_same_process(step: EndProcess, start: int | None, container: ContainerId) -> None:
     """Raise NotFound for a process that is not the one of the step. start, container: what it has."""
     if start != step.start:
         raise NotFound(f"cannot {step}: another process has this pid now")

@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NewType
 
 from partage.edges import procfs
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, PciBusId
 from partage.model.paths import CONTROL_NODES
 from partage.values import Frozen
 
@@ -32,6 +33,9 @@ _KERNEL_THREAD = "kthreadd"
 _FABRIC_MANAGER = "nv-fabricmanage"
 """nv-fabricmanager: the kernel keeps 15 characters of a command's name."""
 
+SysfsAddress = NewType("SysfsAddress", str)
+"""PCI address as the kernel writes it, ``0000:1a:00.0``: the domain has four digits or more."""
+
 CapabilityMinors = Mapping[tuple[int, int, int | None], int]
 """(GPU minor, GI id, CI id or None) to the N of ``/dev/nvidia-caps/nvidia-capN``."""
 
@@ -45,7 +49,7 @@ class Host(Frozen):
     dev: Path = Path("/dev")
     run: Path = Path("/run/partage")
 
-    def numa_node(self, pci_bus_id: str) -> int | None:
+    def numa_node(self, pci_bus_id: PciBusId) -> int | None:
         """The NUMA node of a GPU; None if the machine has none or reports -1."""
         text = _read(self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "numa_node")
         try:
@@ -111,14 +115,15 @@ class Host(Frozen):
         match = _KERNEL_MODULE.search(_read(self.proc / "driver/nvidia/version"))
         return match[1] if match else None
 
-    def gpu_addresses(self) -> tuple[str, ...]:
+    def gpu_addresses(self) -> tuple[SysfsAddress, ...]:
         """PCI addresses of all GPUs that are bound to the driver, lost ones too, ascending: NVML's order."""
         try:
-            return tuple(sorted(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir()))
+            names = sorted(entry.name for entry in (self.proc / "driver/nvidia/gpus").iterdir())
+            return tuple(map(SysfsAddress, names))
         except OSError:
             return ()
 
-    def gpu_uuid(self, address: str) -> GpuUuid | None:
+    def gpu_uuid(self, address: SysfsAddress) -> GpuUuid | None:
         """The driver's UUID for a PCI address; None if it prints question marks."""
         text = _read(self.proc / "driver/nvidia/gpus" / address / "information")
         match = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
@@ -141,16 +146,16 @@ class Host(Frozen):
         return value if isinstance(value, bool) else None
 
 
-def sysfs_address(pci_bus_id: str) -> str:
-    """``00000000:1A:00.0`` as the kernel writes it, ``0000:1a:00.0``: the domain has four digits or more."""
+def sysfs_address(pci_bus_id: PciBusId) -> SysfsAddress:
+    """The same address as the kernel writes it."""
     domain, _, rest = pci_bus_id.lower().partition(":")
-    return f"{domain.lstrip('0'):0>4}:{rest}"
+    return SysfsAddress(f"{domain.lstrip('0'):0>4}:{rest}")
 
 
-def nvml_address(address: str) -> str:
-    """Inverse of ``sysfs_address``: the domain has eight digits."""
+def nvml_address(address: SysfsAddress) -> PciBusId:
+    """Inverse of ``sysfs_address``."""
     domain, _, rest = address.upper().partition(":")
-    return f"{domain:0>8}:{rest}"
+    return PciBusId(f"{domain:0>8}:{rest}")
 
 
 def _read(path: Path, most: int = -1) -> str:

@@ -21,7 +21,7 @@ from partage.model.gpu import (
     architecture_name,
     cuda_version,
 )
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import GpuUuid, MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.units import MIB
 from partage.values import Frozen
@@ -76,9 +76,9 @@ EventSet = NewType("EventSet", object)
 
 
 class PciInfo(Frozen):
-    """bus_id: ``00000000:1A:00.0``. device_id: device and vendor id, ``0x233010de``."""
+    """device_id: device and vendor id, ``0x233010de``."""
 
-    bus_id: str
+    bus_id: PciBusId
     device_id: str
 
 
@@ -111,7 +111,7 @@ class GiProfile(Frozen):
 class NvLinkPeer(Frozen):
     """The far end of an active NVLink. is_switch: None if the driver does not report it."""
 
-    bus_id: str
+    bus_id: PciBusId
     is_switch: bool | None
 
 
@@ -178,7 +178,7 @@ class Nvml(Binding):
 
     def pci(self, handle: Handle) -> PciInfo:
         info = self.call("nvmlDeviceGetPciInfo", handle)
-        return PciInfo(str(info.busId), f"0x{info.pciDeviceId:08x}")
+        return PciInfo(PciBusId(info.busId), f"0x{info.pciDeviceId:08x}")
 
     def product(self, handle: Handle) -> str:
         return str(self.call("nvmlDeviceGetName", handle))
@@ -324,7 +324,7 @@ class Nvml(Binding):
                 continue
             pci = self.optional("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, absent=NOT_HERE)
             if pci is not None:
-                remotes.append(NvLinkPeer(str(pci.busId), self._remote_is_switch(handle, link)))
+                remotes.append(NvLinkPeer(PciBusId(pci.busId), self._remote_is_switch(handle, link)))
         return remotes
 
     def _remote_is_switch(self, handle: Handle, link: int) -> bool | None:

@@ -9,7 +9,7 @@ from itertools import combinations
 from partage.edges.hardware.nvml_queries import Handle, NvLinkPeer, Nvml
 from partage.errors import DriverUnavailable, HardwareError
 from partage.model.gpu import Gpu, Link
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, PciBusId
 from partage.values import Frozen
 
 
@@ -18,11 +18,11 @@ class NvLinks(Frozen):
     NVSwitches.
     """
 
-    peers: Mapping[str, int]
+    peers: Mapping[PciBusId, int]
     switches: int
 
 
-def count_nvlinks(remotes: Iterable[NvLinkPeer], gpu_addresses: Iterable[str]) -> NvLinks:
+def count_nvlinks(remotes: Iterable[NvLinkPeer], gpu_addresses: Iterable[PciBusId]) -> NvLinks:
     """Count links to GPUs of this node and links to switches.
 
     gpu_addresses: PCI bus ids of all GPUs of the node, including lost ones, so that a lost GPU does not
@@ -59,7 +59,7 @@ class Topology:
         self._links: dict[tuple[GpuUuid, GpuUuid], Link] = {}
 
     def links(
-        self, nvml: Nvml, driver: str, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]
+        self, nvml: Nvml, driver: str, gpus: Mapping[Gpu, Handle], addresses: Iterable[PciBusId]
     ) -> tuple[Link, ...]:
         """One link for each pair of GPUs that answer. A GPU that was lost meanwhile causes no new reading."""
         key = (driver, frozenset(gpu.uuid for gpu in gpus if gpu.mig_enabled))
@@ -71,7 +71,7 @@ class Topology:
 
 
 def _read(
-    nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[str]
+    nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[PciBusId]
 ) -> dict[tuple[GpuUuid, GpuUuid], Link]:
     addresses = tuple(addresses)
     nvlinks = {gpu.uuid: count_nvlinks(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}

@@ -13,18 +13,19 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from partage.model.ids import ContainerId
 from partage.plan.serve.ledger import Holder
 
 LOGS = Path("/var/log/containers")
 _NAME = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log", re.ASCII)
 
 
-def container_names(directory: Path = LOGS) -> Mapping[str, Holder]:
+def container_names(directory: Path = LOGS) -> Mapping[ContainerId, Holder]:
     """Container id to its pod and container; empty if the directory does not exist. Blocks for one listing.
 
     Includes init containers and containers that ended recently. An id with two names is left out.
     """
-    found: dict[str, Holder | None] = {}
+    found: dict[ContainerId, Holder | None] = {}
     try:
         entries = sorted(entry.name for entry in directory.iterdir())
     except OSError:
@@ -32,6 +33,7 @@ def container_names(directory: Path = LOGS) -> Mapping[str, Holder]:
     for entry in entries:
         match = _NAME.fullmatch(entry)
         if match is not None:
-            pod, namespace, container, identity = match.groups()
+            pod, namespace, container = match.group(1, 2, 3)
+            identity = ContainerId(match[4])
             found[identity] = None if identity in found else Holder(namespace, pod, container)
     return {identity: holder for identity, holder in found.items() if holder is not None}

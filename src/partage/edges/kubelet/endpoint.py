@@ -24,7 +24,8 @@ from partage.edges.kubelet.registration import (
 )
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity
-from partage.errors import ClusterError
+from partage.edges.listening import is_listening
+from partage.errors import ClusterError, Unreachable
 from partage.model.ids import plugin_socket_name
 from partage.values import Frozen
 
@@ -40,8 +41,8 @@ believes that the new registration has ended (kubernetes #121994, fixed late in 
 stays dead until the next registration.
 """
 UNWATCHED_S = 10.0
-"""Register again if the kubelet had opened ListAndWatch and it has been closed for this long. A kubelet that
-lost only the stream would count every device as unhealthy for ever.
+"""Register again if the kubelet has accepted the resource and no ListAndWatch stream has been open for this
+long. A kubelet that never opened the stream, or lost it, would count every device as unhealthy for ever.
 """
 
 log = logging.getLogger(__name__)
@@ -57,16 +58,17 @@ def pause_s(failures: int) -> float:
 class Backoff(Frozen):
     """The last failure, and until when to wait.
 
-    kubelet: the kubelet that it happened with; another one is tried at once.
+    need, kubelet: what failed, and with which kubelet. Another action, or another kubelet, is tried at once.
     """
 
     failures: int
     until: float
+    need: NextAction
     kubelet: SocketIdentity | None
 
-    def left_s(self, sockets: ObservedSockets, now: float) -> float:
-        """Seconds left to wait, 0 for none."""
-        return max(self.until - now, 0.0) if sockets.kubelet == self.kubelet else 0.0
+    def concerns(self, need: NextAction, sockets: ObservedSockets) -> bool:
+        """Whether the same is about to be tried again."""
+        return (need, sockets.kubelet) == (self.need, self.kubelet)
 
 
 class ResourceEndpoint:
@@ -88,14 +90,17 @@ class ResourceEndpoint:
         self._register_timeout_s = register_timeout_s
         self._known_to: SocketIdentity | None = None
         self._registered_options = self._server.options
-        self._last_watched: float | None = None
+        self._watched_s: float | None = None
+        self._accepted_s = 0.0
         self._backoff: Backoff | None = None
         self._state = EndpointState(handler.resource, since=clock())
 
     @property
     def state(self) -> EndpointState:
         """The current state of the resource."""
-        return replace(self._state, watching=self._server.watching)
+        watching = self._server.watching
+        unwatched_since = self._watched_s if self._state.registered and not watching else None
+        return replace(self._state, watching=watching, unwatched_since=unwatched_since)
 
     async def run(self) -> None:
         """Keep the resource served and registered until cancelled; then remove the socket."""
@@ -129,36 +134,55 @@ class ResourceEndpoint:
         return need
 
     def _lost_stream(self) -> bool:
+        """Whether this kubelet had enough time to open a stream since it accepted, or since the last one
+        ended."""
         if self._server.watching:
-            self._last_watched = self._clock()
-        return self._last_watched is not None and self._clock() - self._last_watched > UNWATCHED_S
+            self._watched_s = self._clock()
+        if self._watched_s is None:
+            return False
+        lost = self._clock() - max(self._watched_s, self._accepted_s) > UNWATCHED_S
+        if lost:
+            log.warning("not watched", extra={"resource": self._resource})
+        return lost
 
     def _wait_for_kubelet(self) -> None:
-        self._known_to = None
+        self._known_to = self._watched_s = None
         self._not_registered(f"no kubelet at {self._kubelet_socket}")
 
     async def _try(self, need: NextAction, sockets: ObservedSockets) -> float:
         """Serve or register, unless that failed just now. Returns the seconds until the next turn."""
         failures = 0
-        if self._backoff is not None:
-            left_s = self._backoff.left_s(sockets, self._clock())
-            if left_s:
+        if self._backoff is not None and self._backoff.concerns(need, sockets):
+            left_s = self._backoff.until - self._clock()
+            if left_s > 0:
                 return min(left_s, POLL_S)
-            failures = self._backoff.failures if sockets.kubelet == self._backoff.kubelet else 0
+            failures = self._backoff.failures
         try:
-            await (self._serve() if need is NextAction.SERVE else self._register(sockets))
+            await self._act(need, sockets)
         except ClusterError as error:
-            return self._failed(error, failures + 1, sockets)
+            self._not_registered(str(error))
+            failures += 1
+            self._backoff = Backoff(failures, self._clock() + pause_s(failures), need, sockets.kubelet)
+            return min(pause_s(failures), POLL_S)
         self._backoff = None
-        return 0.0 if need is NextAction.SERVE else POLL_S
+        return POLL_S if need is NextAction.REGISTER else 0.0
 
-    def _failed(self, error: ClusterError, failures: int, sockets: ObservedSockets) -> float:
-        self._not_registered(str(error))
-        self._backoff = Backoff(failures, self._clock() + pause_s(failures), sockets.kubelet)
-        return min(pause_s(failures), POLL_S)
+    async def _act(self, need: NextAction, sockets: ObservedSockets) -> None:
+        """Raises ClusterError."""
+        if need is NextAction.REGISTER:
+            await self._register(sockets)
+            return
+        if need is NextAction.RECLAIM and is_listening(self._server.socket_path):
+            # The newest process keeps the socket: two that took it from each other would never come to rest.
+            self._set_state(replace(self._state, serving=False))
+            raise Unreachable(
+                f"another process serves {self._server.socket_path}",
+                "let only one agent or device plugin run on the node",
+            )
+        await self._serve()
 
     async def _serve(self) -> None:
-        self._known_to = None
+        self._known_to = self._watched_s = None
         self._set_state(replace(self._state, serving=False, registered=False))
         if await self._server.stop():
             await asyncio.sleep(HAND_OVER_S)
@@ -167,7 +191,9 @@ class ResourceEndpoint:
 
     async def _register(self, sockets: ObservedSockets) -> None:
         """Register with the observed kubelet; if it was replaced meanwhile, the next turn registers again."""
-        self._last_watched = self._known_to = None  # not known until the kubelet accepts
+        if self._known_to != sockets.kubelet:
+            self._watched_s = None
+        self._known_to = None  # not known until the kubelet accepts
         self._registered_options = self._server.options
         self._set_state(replace(self._state, registered=False, attempts=self._state.attempts + 1))
         await register(
@@ -177,7 +203,9 @@ class ResourceEndpoint:
             options=self._registered_options,
             timeout_s=self._register_timeout_s,
         )
-        self._known_to = sockets.kubelet
+        self._known_to, self._accepted_s = sockets.kubelet, self._clock()
+        if self._watched_s is None:
+            self._watched_s = self._accepted_s  # the kubelet opens the stream now, or never
         registrations = self._state.registrations + 1
         self._set_state(replace(self._state, registered=True, registrations=registrations, last_error=""))
         log.info("registered", extra={"resource": self._resource})

@@ -24,6 +24,7 @@ class EndpointState(Frozen):
     serving:       the plugin's socket exists and answers.
     registered:    the current kubelet has accepted the resource.
     watching:      number of open ListAndWatch streams.
+    unwatched_since: since when it is registered and no stream is open; None: one is open, or not registered.
     since:         when serving or registered last changed.
     attempts:      registrations tried; registrations: those accepted, since the start.
     last_error:    why serving or registering failed last; empty after a success.
@@ -33,6 +34,7 @@ class EndpointState(Frozen):
     serving: bool = False
     registered: bool = False
     watching: int = 0
+    unwatched_since: float | None = None
     since: float = 0.0
     attempts: int = 0
     registrations: int = 0

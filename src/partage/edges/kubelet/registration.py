@@ -57,7 +57,8 @@ class NextAction(Enum):
     NOTHING = auto()
     WAIT_FOR_KUBELET = auto()  # there is no kubelet
     REGISTER = auto()  # the kubelet is another one than that of the last registration
-    SERVE = auto()  # the plugin's socket is gone or replaced: serve again, then register
+    SERVE = auto()  # the plugin's socket is gone: serve again, then register
+    RECLAIM = auto()  # another socket is in its place: serve again, unless another process listens there
 
 
 def next_action(
@@ -70,8 +71,10 @@ def next_action(
     the kubelet's socket stays and the plugin's is gone. Only the inode tells whether a socket is still the
     plugin's: it cannot be reused while the plugin listens on it, and the file's mode may have been changed.
     """
-    if served is None or sockets.own is None or sockets.own.inode != served.inode:
+    if served is None or sockets.own is None:
         return NextAction.SERVE
+    if sockets.own.inode != served.inode:
+        return NextAction.RECLAIM
     if sockets.kubelet is None:
         return NextAction.WAIT_FOR_KUBELET
     return NextAction.NOTHING if sockets.kubelet == known_to else NextAction.REGISTER

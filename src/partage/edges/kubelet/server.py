@@ -21,8 +21,9 @@ from partage.edges.kubelet.messages import answer_message, device_list_message, 
 from partage.edges.kubelet.port import PluginHandler
 from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, remove_socket, socket_identity
 from partage.errors import Unreachable
-from partage.model.allocation import AllocationRefused
+from partage.model.allocation import LONGEST_REFUSAL, AllocationRefused
 from partage.model.paths import check_socket_path
+from partage.text import shortened
 
 PRE_START_LIMIT_S = 20.0
 """Longest time for a handler's PreStartContainer. The kubelet fails the start after 30 s."""
@@ -55,13 +56,14 @@ class PluginServer:
         return self._service.watching
 
     async def start(self) -> None:
-        """Serve; an existing socket file is replaced. Raises Unreachable (no directory, denied)."""
+        """Serve; whatever file is at the path is replaced. Raises Unreachable (no directory, denied)."""
         if self._server is not None:
             raise RuntimeError(f"{self.socket_path} is being served already")
         # A kubelet drops streams regularly; grpclib logs it at level info.
         logging.getLogger("grpclib.server").setLevel(logging.WARNING)
         server = ClosingServer([self._service])
         try:
+            self.socket_path.unlink(missing_ok=True)  # asyncio would remove a socket only
             await server.start(path=str(self.socket_path))
         except OSError as error:
             raise Unreachable(f"cannot serve {self.socket_path}: {error.strerror or error}") from error
@@ -165,7 +167,8 @@ class _DevicePlugin(DevicePluginBase):
             raise GRPCError(Status.UNKNOWN, str(refusal)) from refusal
         except Exception as error:  # the server must survive a bug in one answer
             log.exception("a call failed", extra={"call": call, "resource": self._handler.resource})
-            raise GRPCError(Status.INTERNAL, f"{type(error).__name__}: {error}") from error
+            reason = shortened(f"{type(error).__name__}: {error}", LONGEST_REFUSAL)
+            raise GRPCError(Status.INTERNAL, reason) from error
 
 
 async def _request(stream: Stream[_Request, Any]) -> _Request:

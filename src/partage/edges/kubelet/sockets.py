@@ -34,6 +34,17 @@ def socket_identity(path: Path) -> SocketIdentity | None:
     return SocketIdentity(found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
 
+def may_exist(path: Path) -> bool:
+    """Whether something may be at ``path``: False only if the file system says that nothing is there."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
     """Raise InputError with a problem for each resource whose socket path is too long."""
     problems: list[Problem] = []

@@ -20,7 +20,6 @@ from partage.model.mps import (
     ClientLimits,
     ConnectedClient,
     DaemonPhase,
-    DaemonSpec,
     DaemonState,
     MpsServer,
     ServerStatus,
@@ -44,12 +43,12 @@ class FoundDaemon(Frozen):
     protocol: int = 2
 
     @property
-    def spec(self) -> DaemonSpec:
-        """How it was started, as far as that is known."""
+    def gpu(self) -> GpuUuid | None:
+        """The GPU of the daemon; which one a MIG device is part of, only a record says."""
         if self.record:
-            return self.record.spec
+            return self.record.spec.gpu
         device = self.paths.device
-        return DaemonSpec(GpuUuid(device), device)  # which GPU a MIG device is part of, only a record says
+        return GpuUuid(device) if device.startswith("GPU-") else None
 
 
 def find_daemon(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
@@ -68,7 +67,7 @@ async def observe_daemon(
     try:
         async with asyncio.timeout(deadline_s):
             servers = await list_servers(control, processes)
-            limits = await control.limits(found.spec, servers)
+            limits = await control.limits(found.record.spec, servers) if found.record else ClientLimits()
     except TimeoutError:
         return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
     except (DaemonError, HardwareError) as error:
@@ -91,7 +90,7 @@ def state_from_reply(
 
 def _silent(found: FoundDaemon, reason: str) -> DaemonState:
     pid = found.identity.pid if found.identity else None
-    return DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason)
+    return DaemonState(found.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason)
 
 
 async def list_servers(control: DaemonControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
@@ -153,7 +152,7 @@ def _fault(server: MpsServer) -> str:
 
 
 def _absent(found: FoundDaemon) -> DaemonState:
-    known = DaemonState(found.spec.gpu, found.paths.device, DaemonPhase.DEAD)
+    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD)
     identity = found.record.identity if found.record else None
     if identity is None and is_locked(found.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")

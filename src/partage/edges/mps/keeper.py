@@ -262,15 +262,17 @@ class MpsKeeper:
         started before. In version 3 they are in the file that the daemon was started with, and belong to
         its server.
         """
+        assert found.record is not None
+        spec = found.record.spec
         if isinstance(control, ControlV3):
             servers = await self._running_servers(found.paths, control)
-            limits = await _verified(control, found.spec)
+            limits = await _verified(control, spec)
         else:
-            await control.set_limits(found.spec)
-            await _verified(control, found.spec)
+            await control.set_limits(spec)
+            await _verified(control, spec)
             servers = await self._running_servers(found.paths, control)
-            limits = await control.limits(found.spec, servers)
-        if found.record is not None and found.record.identity != found.identity:
+            limits = await control.limits(spec, servers)
+        if found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
         return await asyncio.to_thread(state_from_reply, found, self._processes, servers, limits)
 

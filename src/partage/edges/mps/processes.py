@@ -15,6 +15,7 @@ from pathlib import Path, PurePath
 from partage.edges import procfs
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
+from partage.edges.read_file import read_regular
 from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, SERVER_PROGRAM
 
 _NAME_AMONG = 3
@@ -30,7 +31,7 @@ class ProcessTable:
     def daemon(self, paths: DaemonPaths) -> DaemonIdentity | None:
         """The running daemon of these directories; None if there is none."""
         try:
-            pid = int(paths.pid_file.read_bytes()[:32])
+            pid = int(read_regular(paths.pid_file, 32))
         except (OSError, ValueError):
             return None
         return self._identity(pid) if self._belongs(pid, paths) else None

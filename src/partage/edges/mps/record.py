@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import convert, to_builtins
 
+from partage.edges.read_file import read_regular
 from partage.model.mps import DaemonSpec
 from partage.values import Frozen
 
@@ -51,8 +52,7 @@ def save_record(path: Path, record: DaemonRecord) -> None:
 def load_record(path: Path) -> DaemonRecord | None:
     """The record; None if there is no readable one."""
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(_LARGEST_BYTES))
+        found = json.loads(read_regular(path, _LARGEST_BYTES))
         if found.pop("version") != VERSION:
             return None
         return convert(found, DaemonRecord)

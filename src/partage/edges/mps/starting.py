@@ -13,13 +13,13 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
+from partage.edges.listening import is_listening
 from partage.edges.mps import launch
 from partage.edges.mps.paths import DaemonPaths
 from partage.errors import DaemonError, Unsupported
@@ -50,7 +50,7 @@ class DaemonHost(Frozen):
         if os.geteuid() != 0 or not (self.run / "systemd/system").is_dir():
             return ""
         sockets = (self.run / "systemd/private", self.run / "dbus/system_bus_socket")
-        return (shutil.which(_SYSTEMD_RUN, path=self.path) or "") if any(map(_listens, sockets)) else ""
+        return (shutil.which(_SYSTEMD_RUN, path=self.path) or "") if any(map(is_listening, sockets)) else ""
 
     def cgroup(self, paths: DaemonPaths) -> Path | None:
         """The cgroup for the daemon of these directories, which may not exist yet; None if the tree is not
@@ -170,17 +170,6 @@ def last_line(path: Path) -> str:
     except OSError:
         lines = []
     return lines[-1].strip()[:400] if lines else "no reason given"
-
-
-def _listens(path: Path) -> bool:
-    """Whether a unix socket accepts connections."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
 
 
 def _lines(path: Path) -> list[str]:

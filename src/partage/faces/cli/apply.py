@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.agent.options import KUBELET_DIR, pod_resources_of
+from partage.edges.kubelet.sockets import may_exist
 from partage.errors import InputError
 from partage.faces.cli import common
 from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
@@ -129,7 +130,7 @@ def command(
 
 def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOptions) -> None:
     """Raises Unsatisfiable where an agent runs: it owns the node. Says what the agent would do."""
-    from partage.edges.files.state import is_locked
+    from partage.edges.files.state_lock import is_locked
     from partage.errors import Unsatisfiable
     from partage.faces.cli.plan import make_plan
 
@@ -180,7 +181,7 @@ def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
     """The PodResources socket: ``--pod-resources``, else the usual path if it exists; None: do not ask."""
     if said is not None:
         return None if said == NO_KUBELET else Path(said)
-    return POD_RESOURCES if machine is None and POD_RESOURCES.exists() else None
+    return POD_RESOURCES if machine is None and may_exist(POD_RESOURCES) else None
 
 
 # --- the run ------------------------------------------------------------------------------------

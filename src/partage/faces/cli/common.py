@@ -150,9 +150,8 @@ def console() -> Console:
 
 def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
     """The policy of ``--policy``, or every GPU exclusive. Raises InputError with all problems."""
-    from partage.edges.files.policy import LoadedPolicy, load_policy
+    from partage.edges.files.policy import built_in, load_policy
     from partage.errors import InputError
-    from partage.model.policy import ALL_EXCLUSIVE
 
     if policy is not None:
         return load_policy(policy, config, os.environ)
@@ -160,7 +159,7 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
         raise InputError(
             "--config names a configuration of a policy file", "name the file with --policy FILE"
         )
-    return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
+    return built_in(os.environ)
 
 
 def open_hardware(

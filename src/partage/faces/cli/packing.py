@@ -109,7 +109,9 @@ def _names(text: str) -> Iterator[tuple[str, int]]:
     """``125*8xh100-sxm5-80gb`` is as many machines; commas join several, where no file is called so."""
     from pathlib import Path
 
-    parts = [text] if "," not in text or Path(text).exists() else text.split(",")
+    from partage.sim.node.machine_names import is_file
+
+    parts = [text] if "," not in text or is_file(Path(text)) else text.split(",")
     for part in parts:
         repeated = _REPEATED.fullmatch(part.strip())
         yield (repeated[2], int(repeated[1])) if repeated else (part.strip(), 1)

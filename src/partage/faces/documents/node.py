@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partage.faces.documents.document import row
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, MigMode, NoDriver
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import GpuUuid, MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.values import Frozen
 
@@ -41,7 +41,7 @@ class GpuRow(Frozen):
     architecture: str
     compute_capability: str
     memory_bytes: int
-    pci_bus_id: str
+    pci_bus_id: PciBusId
     pci_device_id: str
     numa_node: int | None
     compute_mode: str

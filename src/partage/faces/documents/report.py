@@ -10,6 +10,7 @@ from msgspec import Raw
 
 from partage.agent.status.readiness import ReadinessReason
 from partage.codec.values import CodecError, decode
+from partage.edges.read_file import read_regular
 from partage.errors import Problem
 from partage.faces.documents.document import Document
 from partage.faces.documents.node import NodeRow
@@ -25,6 +26,8 @@ from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.report import PolicyState
 from partage.plan.serve.ledger import Certainty, Holder
 from partage.values import Frozen
+
+_LARGEST_BYTES = 64 * 2**20
 
 
 class AgentProcess(Frozen):
@@ -225,7 +228,7 @@ def read_report(path: Path | None) -> ReportDocument | Unreadable | None:
     if path is None:
         return None
     try:
-        return decode(ReportDocument, path.read_bytes(), strict=False)
+        return decode(ReportDocument, read_regular(path, _LARGEST_BYTES), strict=False)
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from partage.agent.status.status import WatchObservation
 from partage.faces.documents.document import row
-from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
 from partage.model.share import Guarantee
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, Violation, ViolationKind
 from partage.values import Frozen
@@ -23,7 +23,7 @@ class UsageRow(Frozen):
     namespace: str | None
     pod: str | None
     container: str | None
-    container_id: str
+    container_id: ContainerId
     pids: tuple[int, ...]
     used_bytes: int
     at_least: bool

@@ -110,7 +110,7 @@ def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> GpuSlices
     live: dict[DeviceUuid, Placement] = {device.uuid: device.placement for device in gpu.mig_devices}
     at: dict[Placement, list[DeviceOffer]] = {}
     for offering in offer:
-        placement = live.get(offering.device) or _planned_placement(offering, geometry)
+        placement = offering.placement or live.get(offering.device)
         if placement is None:
             return None
         at.setdefault(placement, []).append(offering)
@@ -145,12 +145,3 @@ def _label(profiles: Iterable[str]) -> str:
 
 def _compute(profiles: Iterable[str]) -> int:
     return sum(MigProfile.parse(profile).compute_slices for profile in profiles)
-
-
-def _planned_placement(offering: DeviceOffer, geometry: Geometry | None) -> Placement | None:
-    """From the name of a planned MIG device, ``<gpu>/<profile>@<start>#<position>``."""
-    if not offering.planned or geometry is None or offering.profile is None:
-        return None
-    spec = geometry.spec(MigProfile.parse(offering.profile))
-    start = offering.device.rpartition("@")[2].partition("#")[0]
-    return Placement(int(start), spec.size) if spec and start.isdecimal() else None

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from partage.codec.fields import Dialect, Field, Notes, Place, Table
-from partage.codec.yaml_document import check_size, read_document
-from partage.errors import InputError, Problem, Unsatisfiable
+from partage.codec.yaml_document import read_document
+from partage.edges.files.input_file import read_input, read_regular_input
+from partage.errors import InputError, Unsatisfiable
 from partage.lab.stories.expectation import read_expectation
 from partage.lab.stories.model import (
     ChangePolicy,
@@ -59,7 +60,7 @@ def read_story(
     Raises InputError with all problems.
     """
     file = str(path)
-    document = read_document(_read_bytes(path, file), file)
+    document = read_document(read_input(file), file)
     notes = Notes(document, file, Dialect())
     top = Field(document.value, Place(file, ""), notes).table(_TOP)
     if top is None:
@@ -69,7 +70,7 @@ def read_story(
     chosen_machine = load_machine(machine) if machine is not None else reader.machine(top)
     steps = reader.steps(top)
     chosen_policy = (
-        PolicyText(policy, _read_bytes(Path(policy), policy))
+        PolicyText(policy, read_input(policy))
         if policy is not None
         else top.value("policy", reader.policy, None)
     )
@@ -79,14 +80,6 @@ def read_story(
     assert chosen_machine is not None, "a machine that could not be made has been noted"
     title = title or path.resolve().parent.name
     return Story(path, title, chosen_machine, chosen_policy, config, steps)
-
-
-def _read_bytes(path: Path, name: str) -> bytes:
-    try:
-        check_size(path.stat().st_size, name)
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError([Problem(name, "", "error", f"cannot be read: {error.strerror}")]) from error
 
 
 class StoryReader(Frozen):
@@ -115,11 +108,12 @@ class StoryReader(Frozen):
         name = place.text()
         if name is None:
             return None
-        path = self.folder / name
+        path = str(self.folder / name)
         try:
-            return PolicyText(str(path), path.read_bytes())
-        except OSError as error:
-            place.error(f"{path} cannot be read: {error.strerror}")
+            return PolicyText(path, read_regular_input(path))
+        except InputError as error:
+            for problem in error.problems:
+                place.error(f"{path}: {problem.message}", problem.hint)
             return None
 
     def steps(self, top: Table) -> tuple[StoryStep, ...]:

@@ -8,7 +8,7 @@ from typing import Final, assert_never
 from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
-from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, ResourceName
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, planned_uuid
 from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, resources_of
 from partage.plan.offer.assign import Assignment, PlannedDevice, Target
@@ -103,7 +103,7 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
     if mig is None:
         device, index, profile = gpu.uuid, str(gpu.index), None
     elif isinstance(mig, PlannedDevice):
-        device = MigUuid(f"{gpu.uuid}/{mig.profile}@{mig.placement.start}#{position}")
+        device = planned_uuid(gpu.uuid, position)
         index, profile, nodes = f"{gpu.index}:{position}", mig.profile, ()
     else:
         device, index, profile = mig.uuid, f"{gpu.index}:{mig.index}", mig.profile
@@ -122,7 +122,7 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
         numa_node=gpu.numa_node,
         nodes=nodes,
         single=target.single,
-        planned=isinstance(mig, PlannedDevice),
+        placement=mig.placement if isinstance(mig, PlannedDevice) else None,
         profile=profile,
         guard=target.guard,
     )

@@ -145,7 +145,7 @@ class _NodeDrafter:
             transaction.steps,
             self._geometry_of(gpu),
             self._wanted_after.get(gpu.uuid, NO_SETTINGS),
-            daemons=self._settings.daemons[gpu.uuid],
+            daemons=self._observed.daemons_of(gpu.uuid),
             interval=self._observed.slices.get(gpu.uuid),
             original=self._settings.original(gpu),
         )

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import ComputeMode, Gpu, MigDevice, MigMode
-from partage.model.ids import DeviceUuid, MigUuid
+from partage.model.ids import DeviceUuid, planned_uuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.profile import MigProfile
@@ -33,7 +33,7 @@ from partage.plan.reconcile.settings_steps import OriginalSettings, settings_ste
 def gpu_after(gpu: Gpu, steps: Iterable[Step], geometry: Geometry | None) -> Gpu:
     """The GPU after ``steps``, those of other GPUs among them.
 
-    A new MIG device has the lowest free index and a UUID of no meaning. geometry: of the GPU's model.
+    A new MIG device has the lowest free index and a ``planned_uuid``. geometry: of the GPU's model.
     """
     for step in steps:
         if isinstance(step, Reset) and gpu.uuid in step.gpus:
@@ -115,7 +115,7 @@ def _device(gpu: Gpu, step: CreateCompute, geometry: Geometry | None) -> MigDevi
     assert geometry is not None
     assert spec is not None, "steps that make a MIG device were planned with its profile"
     return MigDevice(
-        uuid=MigUuid(f"MIG-{gpu.uuid}-{index}"),
+        uuid=planned_uuid(gpu.uuid, index),
         index=index,
         gi_id=siblings[0].gi_id if siblings else -1 - step.placement.start,
         ci_id=len(siblings),

@@ -6,12 +6,10 @@ stays listed as unhealthy, and the daemon is started again.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from partage.model.gpu import Gpu
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.mps import DaemonState
 from partage.model.share import GpuOffer
 from partage.model.step import (
     GpuUse,
@@ -72,9 +70,6 @@ class SettingsDrafter:
         self._original = original
         self._pods = [use for use in uses if use.kind is UseKind.POD]
         self.unusable: dict[DeviceUuid, str] = {}
-        self.daemons: dict[GpuUuid, list[DaemonState]] = defaultdict(list)
-        for one in observed.daemons or ():
-            self.daemons[one.gpu].append(one)
 
     def original(self, gpu: Gpu) -> OriginalSettings:
         """Its settings before Partage changed them."""
@@ -89,7 +84,7 @@ class SettingsDrafter:
         if self._observed.daemons is None:
             unknown = "it is not known yet which MPS daemons run" if want.daemons else ""
             return SettingsSteps(), unknown
-        daemons = self.daemons[gpu.uuid]
+        daemons = self._observed.daemons_of(gpu.uuid)
         self.unusable |= unusable_devices(want, daemons)
         return settings_steps(gpu, want, daemons, self.original(gpu)), ""
 
@@ -118,7 +113,7 @@ class SettingsDrafter:
 
     def clients_in_the_way(self, gpu: Gpu, steps: SettingsSteps) -> str:
         """Clients of daemons that run and have to be started again, because their limits are not in force."""
-        return clients_in_the_way(steps.make, self.daemons[gpu.uuid])
+        return clients_in_the_way(steps.make, self._observed.daemons_of(gpu.uuid))
 
     def _pods_in_the_way(self, gpu: Gpu) -> Blocked | None:
         """Pods that hold shares of a GPU whose daemon or compute mode has to change."""

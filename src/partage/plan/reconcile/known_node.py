@@ -19,12 +19,25 @@ class KnownNode(Frozen):
 
     inventory: observed, with remembered GPUs in place of lost ones.
     lost: UUID to why it does not answer; only GPUs that answered before.
-    known: every GPU that answered since the start, as last observed, by UUID.
+    known: every GPU that answered since the start and in this boot, as last observed, by UUID.
     """
 
     inventory: Inventory
     lost: Mapping[GpuUuid, str] = field(default_factory=dict)
     known: Mapping[GpuUuid, Gpu] = field(default_factory=dict)
+
+    @property
+    def answering(self) -> frozenset[GpuUuid]:
+        """UUIDs of the GPUs that answer."""
+        return frozenset(gpu.uuid for gpu in self.inventory if gpu.uuid not in self.lost)
+
+    @property
+    def replaced(self) -> frozenset[GpuUuid]:
+        """UUIDs of known GPUs that do not answer, while another GPU answers at their PCI address."""
+        answering = self.answering
+        taken = {gpu.pci_bus_id for gpu in self.inventory if gpu.uuid in answering}
+        known = self.known.items()
+        return frozenset(uuid for uuid, gpu in known if gpu.pci_bus_id in taken and uuid not in answering)
 
 
 UNSEEN = KnownNode(Inventory(NoDriver("unknown", "the node has not been observed yet")))
@@ -35,8 +48,10 @@ def with_observed(before: KnownNode | None, observed: Inventory) -> KnownNode:
 
     A GPU that NVML lists and cannot open is recognised by UUID, else by PCI address, else by index. One that
     NVML no longer lists is lost too, and keeps its place unless another GPU has it now. Without a driver
-    the known GPUs stay as they are.
+    the known GPUs stay as they are. After a boot nothing is known.
     """
+    if before and before.inventory.boot_id and observed.boot_id not in ("", before.inventory.boot_id):
+        before = None
     known = dict(before.known) if before else {}
     if isinstance(observed.driver, NoDriver):
         gpus = before.inventory.gpus if before else ()
@@ -56,7 +71,12 @@ def with_observed(before: KnownNode | None, observed: Inventory) -> KnownNode:
         else:
             lost[uuid] = entry.reason
     taken = {gpu.index for gpu in observed.gpus} | {entry.index for entry in observed.lost}
-    lost |= {uuid: GONE for uuid, gpu in missing.items() if uuid not in lost and gpu.index not in taken}
+    addresses = {gpu.pci_bus_id for gpu in observed.gpus}
+    lost |= {
+        uuid: GONE
+        for uuid, gpu in missing.items()
+        if uuid not in lost and gpu.index not in taken and gpu.pci_bus_id not in addresses
+    }
     back = [missing[uuid] for uuid in lost]
     gpus = tuple(sorted((*observed.gpus, *back), key=lambda gpu: gpu.index))
     return KnownNode(replace(observed, gpus=gpus, lost=tuple(unrecognised)), lost, known)

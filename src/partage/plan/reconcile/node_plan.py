@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from msgspec import field
 
+from partage.model.gpu import gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
@@ -65,13 +66,19 @@ class Observed(Frozen):
     fixed_slices: Mapping[GpuUuid, str] = field(default_factory=dict)
     uses: tuple[GpuUse, ...] = ()
 
+    def daemons_of(self, gpu: GpuUuid) -> tuple[DaemonState, ...]:
+        """The MPS daemons of a GPU and of its MIG devices. Without a record, the inventory says which GPU."""
+        gpu_of = gpu_of_mig_devices(self.node.known.values())
+        return tuple(one for one in self.daemons or () if gpu in (one.gpu, gpu_of.get(one.device)))
+
 
 class Snapshot(Frozen):
     """The planner's input, apart from the policy. All mappings are by GPU UUID.
 
     now_s: on the clock of all other times here. served: what each GPU serves since it was last published.
     held, entries: what the ledger says. unknown: GPUs whose holders are not known yet. original: settings
-    of GPUs before Partage changed them. attempts: what failed. in_hand: GPUs whose steps are being carried
+    of GPUs before Partage changed them. absent: GPUs that were served before the node booted and have not
+    answered since. attempts: what failed. in_hand: GPUs whose steps are being carried
     out (``changing``) or read back (``verifying``).
     """
 
@@ -82,8 +89,14 @@ class Snapshot(Frozen):
     entries: tuple[LedgerEntry, ...] = ()
     unknown: frozenset[GpuUuid] = frozenset()
     original: Mapping[GpuUuid, OriginalSettings] = field(default_factory=dict)
+    absent: frozenset[GpuUuid] = frozenset()
     attempts: Mapping[GpuUuid, FailedAttempt] = field(default_factory=dict)
     in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
+
+    @property
+    def departed(self) -> frozenset[GpuUuid]:
+        """GPUs that have left the node: another boot, or another GPU at their PCI address, shows it."""
+        return self.absent | self.observed.node.replaced
 
 
 class GpuPlan(Frozen):

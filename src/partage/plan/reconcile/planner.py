@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from partage.model.gpu import NoDriver
+from partage.model.gpu import NoDriver, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
@@ -118,8 +118,7 @@ def _draft(
 
 def _gpu_of(now: Snapshot) -> dict[DeviceUuid, GpuUuid]:
     """MIG device UUID to GPU UUID, for all GPUs ever observed."""
-    known = now.observed.node.known.values()
-    return {device.uuid: gpu.uuid for gpu in known for device in gpu.mig_devices}
+    return gpu_of_mig_devices(now.observed.node.known.values())
 
 
 def _next_serving(
@@ -128,10 +127,10 @@ def _next_serving(
     """What every GPU serves next.
 
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
-    serves.
+    serves. One that has left the node is withdrawn, and dropped once no share of it is held.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
-    still = unseen | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
+    still = (unseen - now.departed) | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
     moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still}
     wanted = {gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still}
     moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of)

@@ -55,7 +55,7 @@ def settings_steps(
     running = {one.device: one for one in daemons}
     for device, one in running.items():
         if device not in wanted or not _is_as_wanted(one, wanted[device]):
-            end.append(StopDaemon(gpu.uuid, device, _spec(one)))
+            end.append(StopDaemon(gpu.uuid, device, _spec(gpu.uuid, one)))
     stopping = {step.device for step in end if isinstance(step, StopDaemon)}
     if want.exclusive_process and gpu.compute_mode is not _EXCLUSIVE:
         make.append(SetComputeMode(gpu.uuid, _EXCLUSIVE, gpu.compute_mode))
@@ -87,14 +87,14 @@ def _is_running(one: DaemonState | None) -> bool:
     return one is not None and one.phase not in (DaemonPhase.DEAD, DaemonPhase.STARTING)
 
 
-def _spec(one: DaemonState) -> DaemonSpec | None:
+def _spec(gpu: GpuUuid, one: DaemonState) -> DaemonSpec | None:
     """The spec to start the daemon again; None if it does not answer."""
     if one.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT):
         return None
     limits = one.limits
     multi_user = one.multi_user or None
     return DaemonSpec(
-        one.gpu, one.device, limits.memory_bytes, limits.threads_percent, multi_user, limits.namespaces
+        gpu, one.device, limits.memory_bytes, limits.threads_percent, multi_user, limits.namespaces
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import field
 
-from partage.model.gpu import Gpu
+from partage.model.gpu import Gpu, gpu_of_mig_devices
 from partage.model.health import Health
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
@@ -59,9 +59,7 @@ def kubelet_view(
     withdraw_s: float,
 ) -> KubeletView:
     """The current view; ``before`` itself if nothing changes. held_version: of the ledger."""
-    gpu_of: dict[DeviceUuid, GpuUuid] = {
-        device.uuid: gpu.uuid for gpu in condition.known.values() for device in gpu.mig_devices
-    }
+    gpu_of = gpu_of_mig_devices(condition.known.values())
     offer = answerable_offer(serving)
     healthy = _healthy(offer, condition)
     key: _Key = (serving, held_version, healthy)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from partage.model.cgroup import Owner, parse_cgroup
-from partage.model.ids import DeviceUuid, GpuUuid, device_of
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, device_of
 from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
@@ -38,8 +38,7 @@ class GrantKind(StrEnum):
 class ContainerUsage(Frozen):
     """What one container uses of one device.
 
-    device: UUID of the GPU or MIG device; gpu: of the GPU. container: its id. pod: UID if its cgroup
-    contains it.
+    device: UUID of the GPU or MIG device; gpu: of the GPU. pod: empty if its cgroup does not contain it.
     holder: the container's names; None if not known.
     used_bytes: sum over its processes there. partly: True if the driver has no figure for some, so it is a
     minimum.
@@ -49,8 +48,8 @@ class ContainerUsage(Frozen):
 
     device: DeviceUuid
     gpu: GpuUuid
-    container: str
-    pod: str
+    container: ContainerId
+    pod: PodUid
     holder: Holder | None
     grant: GrantKind
     granted_bytes: int
@@ -144,7 +143,7 @@ def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
 
 def check_usage(
     processes: Processes,
-    names: Mapping[str, Holder],
+    names: Mapping[ContainerId, Holder],
     granted: ShareGrants,
     watch_of: Mapping[GpuUuid, WatchAction],
 ) -> WatchResult:
@@ -158,8 +157,8 @@ def check_usage(
         holder = names.get(owner.container)
         return holder is not None and (server.device or server.gpu, holder) in granted.by
 
-    owned: dict[tuple[GpuUuid, DeviceUuid, str], list[GpuProcess]] = {}
-    owners: dict[str, Owner] = {}
+    owned: dict[tuple[GpuUuid, DeviceUuid, ContainerId], list[GpuProcess]] = {}
+    owners: dict[ContainerId, Owner] = {}
     unattributed: list[GpuProcess] = []
     for row in processes.rows:
         owner = parse_cgroup(row.cgroups)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from partage.errors import HardwareError
 from partage.model.gpu import RecoveryAction
+from partage.model.ids import ContainerId, PodUid
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.model.step import UseKind
@@ -155,7 +156,7 @@ class Occupy(Frozen):
     """A program opens the GPU; with ``gi`` that GPU instance; with ``gi`` and ``ci`` that MIG device.
 
     With a pid it is a process with a context. memory_bytes: its memory on the GPU, None where the driver does
-    not say. container: the id in its cgroup, 64 digits. pod: the pod's UID. Both are empty for a process of
+    not say. container, pod: of its cgroup. Both are empty for a process of
     the host. mps: it is a client of an MPS server (the server itself is called ``nvidia-cuda-mps-server``).
     """
 
@@ -166,8 +167,8 @@ class Occupy(Frozen):
     ci: int | None = None
     pid: int | None = None
     memory_bytes: int | None = None
-    container: str = ""
-    pod: str = ""
+    container: ContainerId = ContainerId("")
+    pod: PodUid = PodUid("")
     mps: bool = False
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from msgspec import field
 
 from partage.edges.files.catalogue import GpuModel
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, PciBusId
 from partage.model.paths import CONTROL_NODES
 from partage.model.policy import Interval
 from partage.sim.node.faults import TimedFault
@@ -45,7 +45,7 @@ def new_gpu(position: int, model: GpuModel, product: str, numa: int | None) -> G
         architecture=model.architecture,
         compute_capability=model.compute_capability,
         memory_bytes=model.memory_bytes,
-        pci_bus_id=f"00000000:{0x0A + 3 * position:02X}:00.0",
+        pci_bus_id=PciBusId(f"00000000:{0x0A + 3 * position:02X}:00.0"),
         pci_device_id=model.pci_device_id(product),
         numa_node=numa,
         mig_mode=MigMode(current=False, pending=False) if model.mig else None,

@@ -43,10 +43,11 @@ def named_gpus(text: str, most: int) -> tuple[Gpu, ...]:
 def is_name(text: str) -> bool:
     """Whether it is a machine's name: no slash, no .yaml, .yml or .json, and no file of that name exists."""
     path = Path(text)
-    return "/" not in text and path.suffix.lower() not in _SUFFIXES and not _is_file(path)
+    return "/" not in text and path.suffix.lower() not in _SUFFIXES and not is_file(path)
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a text that cannot be a path names none."""
     try:
         return path.is_file()
     except (OSError, ValueError):

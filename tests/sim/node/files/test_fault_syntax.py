@@ -6,6 +6,7 @@ from partage.codec.fields import Dialect, Notes
 from partage.codec.yaml_document import Document, Value
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
+from partage.model.ids import ContainerId, PodUid
 from partage.model.step import UseKind
 from partage.sim.node.faults import Fault, HideProcesses, Occupy, SetCondition, Vacate
 from partage.sim.node.files.fault_syntax import read_fault
@@ -21,7 +22,7 @@ def fault_of(words: Value) -> Fault:
     return fault
 
 
-UID, CID = "0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10", "3f" * 32
+UID, CID = PodUid("0b5a1e0c-6f1e-4d3c-9b42-5c2d7f8e9a10"), ContainerId("3f" * 32)
 
 
 @pytest.mark.parametrize("action", RecoveryAction)

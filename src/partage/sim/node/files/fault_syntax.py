@@ -19,6 +19,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import RecoveryAction
+from partage.model.ids import ContainerId, PodUid
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.model.step import UseKind
@@ -228,8 +229,8 @@ def _used_by(words: Table) -> Fault:
         ci,
         pid,
         memory_bytes=words.value("memory", _bytes, None),
-        container=words.value("container", _container, ""),
-        pod=words.value("pod", lambda field: field.matching(_POD, "a pod's UID"), ""),
+        container=ContainerId(words.value("container", _container, "")),
+        pod=PodUid(words.value("pod", lambda field: field.matching(_POD, "a pod's UID"), "")),
         mps=words.boolean("mps", default=False),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from partage.codec.fields import Field
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import GpuUuid, MigUuid, PciBusId
 
 _HIGHEST_INDEX = 1023
 _UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]{0,99}", re.ASCII)
@@ -29,6 +29,7 @@ def mig_uuid(field: Field) -> MigUuid | None:
     return None if text is None else MigUuid(text)
 
 
-def read_pci_bus_id(field: Field) -> str | None:
+def read_pci_bus_id(field: Field) -> PciBusId | None:
     """A PCI address."""
-    return field.matching(_PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")
+    text = field.matching(_PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")
+    return None if text is None else PciBusId(text)

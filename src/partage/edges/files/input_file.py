@@ -1,0 +1,68 @@
+"""Files that people name: policies, stories, machines. Never more than LIMIT_BYTES of them is read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from partage.codec.yaml_document import LIMIT_BYTES, check_size
+from partage.edges.read_file import read_regular
+from partage.errors import InputError, Problem
+
+STDIN = "-"
+
+
+def read_input(name: str) -> bytes:
+    """A file named on the command line, standard input for ``-``. A pipe is read to its end.
+
+    Raises InputError: no such file, unreadable, too large.
+    """
+    with _reported(name):
+        if name == STDIN:
+            return _bounded(sys.stdin.buffer, name)
+        with Path(name).open("rb") as stream:
+            check_size(os.fstat(stream.fileno()).st_size, name)
+            return _bounded(stream, name)
+
+
+def read_regular_input(name: str) -> bytes:
+    """A file that nobody waits for: one that the agent watches, or that another file names.
+
+    Raises InputError, also for pipes and devices.
+    """
+    with _reported(name):
+        content = read_regular(Path(name), LIMIT_BYTES + 1)
+        check_size(len(content), name)
+        return content
+
+
+def _bounded(stream: BinaryIO, name: str) -> bytes:
+    content = stream.read(LIMIT_BYTES + 1)
+    check_size(len(content), name)
+    return content
+
+
+@contextmanager
+def _reported(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise InputError([Problem(name, "", "error", *_why(error))]) from error
+
+
+def _why(error: OSError | ValueError) -> tuple[str, str]:
+    """The problem with a file, and a hint."""
+    match error.errno if isinstance(error, OSError) else None:
+        case errno.ENOENT:
+            return "cannot be read: no such file", ""
+        case errno.EISDIR:
+            return "cannot be read: is a directory", "name the file in it"
+        case errno.EACCES | errno.EPERM:
+            return "cannot be read: permission denied", ""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+    return f"cannot be read: {reason}", ""

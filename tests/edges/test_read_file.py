@@ -1,0 +1,55 @@
+"""Reading stops at its limit, and waits for nobody."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from partage.edges.files.journal import UnreadableJournal, read_journal
+from partage.edges.files.state import read_state
+from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.processes import ProcessTable
+from partage.edges.read_file import read_regular
+from partage.faces.documents.report import Unreadable, read_report
+
+
+def test_no_more_than_the_limit_is_read(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(b"123456")
+    assert read_regular(file, 4) == b"1234"
+    assert read_regular(file, 9) == b"123456"
+    (tmp_path / "link").symlink_to(file)
+    assert read_regular(tmp_path / "link", 9) == b"123456"
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
+    before = set(Path("/proc/self/fd").iterdir())
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "/dev/zero", "/dev/null"):
+        with pytest.raises(OSError, match="not a regular file"):
+            read_regular(tmp_path / name, 9)
+    with pytest.raises(IsADirectoryError):
+        read_regular(tmp_path, 9)
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(tmp_path / "s"))
+        with pytest.raises(OSError, match="No such device"):
+            read_regular(tmp_path / "s", 9)
+    with pytest.raises(FileNotFoundError):
+        read_regular(tmp_path / "nothing", 9)
+    assert set(Path("/proc/self/fd").iterdir()) == before
+
+
+def test_pipes_in_place_of_our_own_files_hold_nobody_up(tmp_path):
+    for name in ("state.json", "journal.jsonl", "report.json"):
+        os.mkfifo(tmp_path / name)
+    assert read_state(tmp_path) is None
+    journal = read_journal(tmp_path)
+    assert isinstance(journal, UnreadableJournal)
+    assert "not a regular file" in journal.reason
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "nvidia-cuda-mps-control.pid")  # containers can write this directory
+    assert ProcessTable().daemon(DaemonPaths(tmp_path)) is None
+    report = read_report(tmp_path / "report.json")
+    assert isinstance(report, Unreadable)
+    assert "not a regular file" in report.reason
