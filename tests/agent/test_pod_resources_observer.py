@@ -3,51 +3,92 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
+
+import pytest
 
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
+from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
-from partage.model.allocation import ContainerHold
-from partage.model.ids import GpuUuid, ResourceName, ShareId
+from partage.model.allocation import CheckpointHolds, ContainerHold
+from partage.model.ids import GpuUuid, PodUid, ResourceName, ShareId
 from partage.plan.serve.ledger import Certainty, Ledger
 from tests.kubelet_script import until
 
 GPU_A = ShareId("GPU-a")
 
 GPU = ResourceName("nvidia.com/gpu")
-QUICK = Intervals(holders_first_s=0.01, holders_s=0.2, holders_longest_s=3.0)
+QUICK = Intervals(holders_first_s=0.01, holders_s=0.2, holders_longest_s=3.0, check_longest_s=0.2)
 
 
 class Kubelet:
-    """PodResources that answers as it is told."""
+    """PodResources and a checkpoint that say what they are told; a list makes it write the checkpoint.
 
-    def __init__(self) -> None:
+    watches: whether it watches any list. writes: whether it writes the checkpoint.
+    """
+
+    def __init__(self, **checkpoint: str) -> None:
+        """checkpoint: ids, and the pods that hold them."""
         self.says: tuple[ContainerHold, ...] | Unreachable = ()
-        self.asked = 0
+        self.has: CheckpointHolds | Unreachable = holds(**checkpoint)
+        self.life = 0
+        self.watches = self.writes = True
+        self.asked = self.written = self.lists = 0
 
     async def held(self) -> tuple[ContainerHold, ...]:
         self.asked += 1
+        said = self.says
         await asyncio.sleep(0)
-        if isinstance(self.says, Unreachable):
-            raise self.says
-        return self.says
+        if isinstance(said, Unreachable):
+            raise said
+        return said
+
+    def resend(self) -> bool:
+        self.lists += 1
+        self.written += self.writes
+        return self.watches
+
+    def checkpoint(self) -> CheckpointHolds:
+        if isinstance(self.has, Unreachable):
+            raise self.has
+        return self.has
 
 
-def questions(
-    kubelet: Kubelet, *, there: bool = True, checkpoint: dict[ResourceName, frozenset[ShareId]] | None = None
-) -> PodResourcesPoller:
+class File:
+    """The checkpoint of a kubelet."""
+
+    def __init__(self, kubelet: Kubelet) -> None:
+        self.identity = lambda: CheckpointIdentity(1, kubelet.written)
+        self.held = kubelet.checkpoint
+
+
+def holds(**pods: str) -> CheckpointHolds:
+    """Ids of GPUs a, b, c, and the UIDs of their pods."""
+    return {GPU: {ShareId(f"GPU-{gpu}"): frozenset(map(PodUid, uids.split())) for gpu, uids in pods.items()}}
+
+
+def hold(pod: str, *ids: str, resource: ResourceName = GPU) -> ContainerHold:
+    return ContainerHold("default", pod, "main", resource, tuple(map(ShareId, ids)))
+
+
+def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GPU-a"]) -> PodResourcesPoller:
     return PodResourcesPoller(
         pod_resources=kubelet,
+        checkpoint=File(kubelet),
         ledger=Ledger(),
         clock=lambda: asyncio.get_running_loop().time(),
         ask=lambda: None,
         intervals=QUICK,
-        names=lambda: NodeNames({GPU}, {GpuUuid("GPU-a")}),
-        checkpoint=lambda: checkpoint,
-        there=lambda: there,
+        names=lambda: NodeNames({GPU}, frozenset(map(GpuUuid, gpus())), frozenset(map(GpuUuid, gpus()))),
+        kubelet=lambda: kubelet.life,
+        resend=kubelet.resend,
     )
+
+
+def certainties(one: PodResourcesPoller) -> dict[str, Certainty]:
+    return {entry.id: entry.certainty for entry in one.ledger.entries()}
 
 
 @asynccontextmanager
@@ -69,8 +110,8 @@ async def test_an_allocate_is_followed_by_questions_until_its_pod_is_named() -> 
         one.ledger.allocated(GPU, [GPU_A], one.clock())
         one.soon()
         await until(lambda: kubelet.asked >= 3)
-        kubelet.says = (ContainerHold("default", "pod", "main", GPU, (GPU_A,)),)
-        await until(lambda: [entry.certainty for entry in one.ledger.entries()] == [Certainty.OBSERVED])
+        kubelet.says = (hold("pod", "GPU-a"),)
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
 
 
 async def test_many_allocates_ask_one_question() -> None:
@@ -94,59 +135,132 @@ async def test_a_kubelet_that_refuses_is_asked_ever_less() -> None:
             await asyncio.sleep(0)
         assert kubelet.asked == 1
         assert one.trouble == "rate limited"
-        assert not one.known
         kubelet.says = ()
-        await until(lambda: one.known)
-        assert not one.trouble
+        await until(lambda: not one.trouble)
 
 
-async def test_other_vendors_devices_are_none_of_our_business() -> None:
+async def test_other_vendors_devices_are_left_alone() -> None:
     kubelet = Kubelet()
-    foreign = ContainerHold("default", "a", "main", ResourceName("rdma/hca"), (ShareId("mlx5_0"),))
-    older = ContainerHold("default", "b", "main", ResourceName("nvidia.com/old"), (ShareId("GPU-a::3"),))
+    foreign = hold("a", "mlx5_0", resource=ResourceName("rdma/hca"))
+    older = hold("b", "GPU-a::3", resource=ResourceName("nvidia.com/old"))
     kubelet.says = (foreign, older)
+    kubelet.has = {ResourceName("rdma/hca"): {ShareId("mlx5_1"): frozenset({PodUid("uid")})}}
     one = questions(kubelet)
     async with asking(one):
         assert [entry.id for entry in one.ledger.entries()] == ["GPU-a::3"]
 
 
 async def test_the_checkpoint_stands_in_for_a_first_answer() -> None:
-    kubelet = Kubelet()
+    kubelet = Kubelet(a="uid")
     kubelet.says = Unreachable("not there")
-    one = questions(
-        kubelet,
-        checkpoint={
-            GPU: frozenset({ShareId("GPU-a")}),
-            ResourceName("rdma/hca"): frozenset({ShareId("mlx5_0")}),
-        },
-    )
+    one = questions(kubelet)
     async with asking(one):
-        assert one.known
-        assert [(entry.id, entry.certainty) for entry in one.ledger.entries()] == [
-            ("GPU-a", Certainty.TENTATIVE)
-        ]
+        assert one.known == {"GPU-a"}
+        assert certainties(one) == {"GPU-a": Certainty.UNCONFIRMED}
 
 
-async def test_what_the_checkpoint_has_and_nobody_names_yet_is_held_from_the_start() -> None:
+async def test_without_checkpoint_and_answer_nothing_is_known() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.has = Unreachable("not there"), Unreachable("its format is not known")
+    one = questions(kubelet)
+    async with asking(one):
+        assert not one.known
+        kubelet.has = holds(a="uid")
+        await until(lambda: one.known == {"GPU-a"})
+        assert not one.unreadable
+
+
+async def test_an_unreadable_checkpoint_is_said() -> None:
+    kubelet = Kubelet()
+    kubelet.has = Unreachable("its format is not known")
+    one = questions(kubelet)
+    async with asking(one):
+        assert one.unreadable == "its format is not known"
+        assert one.known == {"GPU-a"}
+
+
+async def test_what_the_checkpoint_has_and_podresources_does_not_name_is_held_from_the_start() -> None:
     """An agent that was away while a pod was admitted: an init container, or one not yet named."""
-    kubelet = Kubelet()
-    one = questions(kubelet, checkpoint={GPU: frozenset({ShareId("GPU-a"), ShareId("GPU-b")})})
+    kubelet = Kubelet(a="uid-1", b="uid-2")
+    one = questions(kubelet)
     async with asking(one):
-        assert {entry.id: entry.certainty for entry in one.ledger.entries()} == dict.fromkeys(
-            ("GPU-a", "GPU-b"), Certainty.TENTATIVE
-        )
+        assert certainties(one) == dict.fromkeys(("GPU-a", "GPU-b"), Certainty.UNCONFIRMED)
         asked = kubelet.asked
-        kubelet.says = (ContainerHold("default", "pod", "main", GPU, (GPU_A,)),)
-        await until(lambda: one.ledger.entries()[0].certainty is Certainty.OBSERVED)
+        kubelet.says = (hold("pod", "GPU-a"),)
+        await until(lambda: certainties(one)["GPU-a"] is Certainty.OBSERVED)
         assert kubelet.asked - asked < 5, "PodResources is rate limited"
+        assert "GPU-b" in certainties(one)
+        kubelet.has = holds(a="uid-1")
+        await until(lambda: "GPU-b" not in certainties(one))
 
 
-async def test_without_socket_and_checkpoint_the_node_goes_on() -> None:
-    kubelet = Kubelet()
-    kubelet.says = Unreachable("not there")
-    one = questions(kubelet, there=False)
+async def test_gpus_that_appear_later_are_looked_up_in_answer_and_checkpoint() -> None:
+    """The state is lost and the first look at the node takes long: nothing is thrown away meanwhile."""
+    kubelet = Kubelet(b="uid-2")
+    kubelet.says = (hold("pod", "GPU-a", resource=ResourceName("nvidia.com/old")),)
+    gpus: list[str] = []
+    one = questions(kubelet, lambda: gpus)
     async with asking(one):
-        assert one.known
+        assert not one.known
+        gpus[:] = ["GPU-a", "GPU-b"]
+        one.now()
+        await until(lambda: one.known == {"GPU-a", "GPU-b"})
+        assert certainties(one) == {"GPU-a": Certainty.OBSERVED, "GPU-b": Certainty.UNCONFIRMED}
+
+
+async def test_a_kubelet_that_has_just_started_and_names_nothing_proves_nothing() -> None:
+    kubelet = Kubelet(a="uid")
+    kubelet.says = (hold("pod", "GPU-a"),)
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        kubelet.says, kubelet.life = (), 1
+        await until(lambda: kubelet.lists >= 2)
+        assert certainties(one) == {"GPU-a": Certainty.UNCONFIRMED}
+        kubelet.has = {}
+        await until(lambda: certainties(one) == {})
+        assert not one.unproven
+
+
+@pytest.mark.parametrize("way", ["not written", "unreadable", "no list is watched"])
+async def test_without_a_new_checkpoint_nothing_ends(way: str) -> None:
+    kubelet = Kubelet(a="uid")
+    kubelet.says = (hold("pod", "GPU-a"),)
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        kubelet.writes = way == "unreadable"
+        kubelet.watches = way != "no list is watched"
+        kubelet.has = Unreachable("permission denied") if way == "unreadable" else {}
+        kubelet.says, kubelet.life = (), 1
+        before = kubelet.lists
+        await until(lambda: kubelet.lists > before and (bool(one.unproven) or not kubelet.watches))
+        assert certainties(one) == {"GPU-a": Certainty.UNCONFIRMED}
+        assert (
+            one.unproven
+            == {
+                "not written": "the kubelet has not written its checkpoint for 1 s",
+                "unreadable": "permission denied",
+                "no list is watched": "",
+            }[way]
+        )
+
+
+async def test_an_answer_during_which_the_kubelet_started_again_counts_for_nothing() -> None:
+    kubelet = Kubelet()
+    kubelet.says = (hold("pod", "GPU-a"),)
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+
+        async def held() -> tuple[ContainerHold, ...]:
+            kubelet.life += 1
+            return ()
+
+        kubelet.held = held  # type: ignore[method-assign]
+        with pytest.raises(Unreachable, match="started again"):
+            await one.ask_holders()
+        assert certainties(one) == {"GPU-a": Certainty.OBSERVED}
 
 
 async def test_a_gpu_that_waits_has_the_question_asked_at_once() -> None:

@@ -58,6 +58,7 @@ BEHAVIOURS = st.builds(
     unlisted_s=st.sampled_from([0.0, 0.5]),
     start_delay_s=st.sampled_from([0.0, 0.3, 5.0]),
     list_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
+    allocate_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
     always_asks_preference=st.booleans(),
     ignores_late_ends=st.booleans(),
 )
@@ -109,7 +110,7 @@ class Node(RuleBasedStateMachine):
         seed=st.integers(0, 99),
         data=st.data(),
         single=st.booleans(),
-        thread_s=st.sampled_from([0.0, 0.02, 0.5]),
+        thread_s=st.sampled_from([0.0, 0.02, 0.5, 3.0]),
     )
     def begin(
         self, behaviour: Behaviour, seed: int, data: st.DataObject, single: bool, thread_s: float
@@ -224,6 +225,24 @@ class Node(RuleBasedStateMachine):
     def state_is_lost(self) -> None:
         self.world.lose_state()
 
+    @precondition(lambda self: self.world.agent is None and self.world.live())
+    @rule(data=st.data(), slow_s=st.sampled_from([0.0, 6.0, 20.0]), then_s=PAUSES_S)
+    def state_is_lost_under_pods(self, data: st.DataObject, slow_s: float, then_s: float) -> None:
+        """The policy is another one, and the node answers late. What is held fits it or is none of its ids:
+        an id that means something else in another policy cannot be recognised without the state (ADR 20)."""
+        plan = data.draw(self.plans)
+        if not self.world.admissions and self._is_recognised(plan):
+            self.world.lose_state()
+            self.world.write_policy(plan, single=self.world.single)
+            if slow_s:
+                self.do(self.world.fault(HangCall("observe", slow_s, 1)))
+            self.do(self._start_agent(then_s))
+
+    def _is_recognised(self, plan: tuple[Sharing, ...]) -> bool:
+        gpus = self.world.hardware.state.gpus
+        shares = {share: terms for n, one in enumerate(plan) for share, terms in one.shares(gpus[n]).items()}
+        return all(shares.get(one.share, one.terms) == one.terms for one in self.world.held())
+
     # --- the policy ---
 
     @rule(data=st.data(), single=st.booleans(), then_s=PAUSES_S)
@@ -239,15 +258,23 @@ class Node(RuleBasedStateMachine):
     # --- the kubelet ---
 
     @precondition(lambda self: self.world.kubelet_runs)
-    @rule(away_s=PAUSES_S, then_s=PAUSES_S)
-    def kubelet_is_restarted(self, away_s: float, then_s: float) -> None:
-        self.do(self._restart_kubelet(away_s, then_s))
+    @rule(away_s=PAUSES_S, knows_pods=st.booleans(), then_s=PAUSES_S)
+    def kubelet_is_restarted(self, away_s: float, knows_pods: bool, then_s: float) -> None:
+        """With an API server that answers or not."""
+        self.do(self._restart_kubelet(away_s, knows_pods, then_s))
 
-    async def _restart_kubelet(self, away_s: float, then_s: float) -> None:
+    async def _restart_kubelet(self, away_s: float, knows_pods: bool, then_s: float) -> None:
         await self.world.stop_kubelet()
         await self.world.passes(away_s)
+        self.world.behave(knows_pods=knows_pods)
         await self.world.start_kubelet()
         await self.world.passes(then_s)
+
+    @precondition(lambda self: not self.world.kubelet.behaviour.knows_pods)
+    @rule(then_s=PAUSES_S)
+    def api_server_answers_again(self, then_s: float) -> None:
+        self.world.behave(knows_pods=True)
+        self.do(self.world.passes(then_s))
 
     @precondition(lambda self: self.world.kubelet_runs)
     @rule()
@@ -362,7 +389,7 @@ class Node(RuleBasedStateMachine):
         world = self.world
         world.note("faults stop")
         await world.admitted()
-        world.behave(answers_registration=True, pod_resources=PodResourcesMode.SERVES)
+        world.behave(answers_registration=True, pod_resources=PodResourcesMode.SERVES, knows_pods=True)
         if not world.kubelet_runs:
             await world.start_kubelet()
         if not world.policy_is_good:
@@ -370,7 +397,8 @@ class Node(RuleBasedStateMachine):
         await world.heal()
         await world.forget_ended()  # a kubelet that still names them is believed
         await world.agent_turns()
-        await asyncio.sleep(2.0)  # what happened last has been noticed
+        slow_s = world.loop.thread_s  # type: ignore[attr-defined]
+        await asyncio.sleep(12.0 + 3 * slow_s)  # what happened last has been noticed, a dead daemon too
 
 
 class MigNode(Node):

@@ -79,7 +79,9 @@ class Truth:
             if entry is None or report.made.clock_s <= self._changed_s[share]:
                 continue
             named = [(f"{one.namespace}/{one.pod}", one.container) for one in entry.holders]
-            assert entry.certainty is Certainty.TENTATIVE or holder in named, f"{holder} has {share}: {entry}"
+            unnamed = entry.certainty is Certainty.UNCONFIRMED and not named
+            known = entry.certainty is Certainty.TENTATIVE or unnamed or holder in named
+            assert known, f"{holder} has {share}: {entry}"
 
     def _ledger_says_everything(self, in_use: list[Held]) -> None:
         """Once all have had time to speak, it is exact; in doubt only where ended pods are named, too."""
@@ -93,11 +95,11 @@ class Truth:
         entries = _entries(report)
         waiting = {status.pod.key for status in world.live() if status.waiting}
         for one in in_use:
-            if not one.named or one.pod in waiting:
+            if not one.named or one.pod in waiting or world.is_unknown(one):
                 continue
             entry = entries.get(one.share)
             assert entry is not None, f"{one} is not in the ledger"
-            assert entry.certainty is not Certainty.TENTATIVE, f"{one} has no name: {entry}"
+            assert entry.certainty in (Certainty.OBSERVED, Certainty.PROVEN), f"{one} has no name: {entry}"
             if not world.kubelet.behaviour.lists_ended_pods:
                 assert entry.holder is not None, f"{one} is doubtful: {entry}"
         if not world.kubelet.behaviour.lists_ended_pods:
@@ -114,7 +116,7 @@ class Truth:
     def _unsettled(self) -> list[str]:
         world = self._world
         complaints = self._silent_or_unregistered()
-        offered, held = world.offered(), world.held()
+        offered, held = world.offered(), [one for one in world.held() if not world.is_unknown(one)]
         for gpu, wanted in world.wanted().items():
             mine = {share: healthy for share, healthy in offered.items() if world.gpu(share) == gpu}
             complaints += self._complaints_of(gpu, wanted, held, mine)
@@ -123,12 +125,15 @@ class Truth:
     def _complaints_of(
         self, gpu: str, wanted: dict[Share, Terms], held: Sequence[Held], offered: dict[Share, bool]
     ) -> list[str]:
-        """What is not as it should be on one GPU. offered: what the kubelet knows of it."""
-        visible = [one for one in held if one.gpu == gpu and one.named and not one.over]
-        if all(wanted.get(one.share) == one.terms for one in visible):
+        """What is not as it should be on one GPU. offered: what the kubelet knows of it.
+
+        What an init container was given counts as held for as long as its pod lives: the kubelet counts so.
+        """
+        mine = [one for one in held if one.gpu == gpu]
+        if all(wanted.get(one.share) == one.terms for one in mine):
             healthy = {share for share, well in offered.items() if well}
             return _differ(gpu, healthy, set(wanted)) + self._waits(gpu, False)
-        kept = {one.share for one in visible}
+        kept = {one.share for one in mine}
         return _differ(gpu, set(offered), kept) + self._waits(gpu, True)
 
     def _silent_or_unregistered(self) -> list[str]:

@@ -74,7 +74,8 @@ class World:
     """One node.
 
     may_refuse: the policy has been wrong since the agent started; it may end over that before its first turn.
-    troubles: faults that last until they are healed. quiet_since_s: nothing happened since.
+    troubles: faults that last until they are healed. quiet_since_s: nothing happened since. unrecorded:
+    shares that were held when the agent's state was lost.
     """
 
     place: Place
@@ -92,6 +93,7 @@ class World:
     admissions: dict[str, asyncio.Task[PodStatus]] = field(default_factory=dict)
     gpu_of: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
+    unrecorded: set[Share] = field(default_factory=set)
     _number: int = 0
 
     @classmethod
@@ -209,6 +211,7 @@ class World:
     def lose_state(self) -> None:
         assert self.agent is None
         self.note("state lost")
+        self.unrecorded |= {one.share for one in self.held()}
         shutil.rmtree(self.place.state_dir, ignore_errors=True)
 
     # --- the kubelet ---
@@ -230,6 +233,7 @@ class World:
         behaviour = self.kubelet.behaviour
         self._trouble("pod resources refuse", behaviour.pod_resources is not PodResourcesMode.SERVES)
         self._trouble("kubelet does not answer", not behaviour.answers_registration)
+        self._trouble("kubelet does not know its pods", not behaviour.knows_pods)
 
     def _trouble(self, word: str, there: bool) -> None:
         (self.troubles.add if there else self.troubles.discard)(word)
@@ -376,6 +380,12 @@ class World:
             for resource, devices in self.kubelet.devices().items()
             for share, healthy in devices.items()
         }
+
+    def is_unknown(self, one: Held) -> bool:
+        """Its MIG device is gone (with a driver that was loaded anew), and so is the state that named it."""
+        gpus = self.hardware.state.gpus.values()
+        there = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
+        return one.share in self.unrecorded and one.share[1].partition("::")[0] not in there
 
     def gpu(self, share: Share) -> str:
         return self.gpu_of[share[1].partition("::")[0]]

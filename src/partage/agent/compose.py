@@ -31,10 +31,10 @@ from partage.agent.watchdog import Watchdog
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.hardware.port import Hardware
-from partage.edges.kubelet.checkpoint import held_in_checkpoint
+from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.sockets import may_exist
+from partage.edges.kubelet.sockets import socket_identity
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, ResourceName
@@ -115,13 +115,14 @@ class _Agent:
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self._pod_resources = PodResourcesPoller(
             pod_resources=self._kubelet,
+            checkpoint=CheckpointFile(options.kubelet_dir),
             ledger=self._ledger,
             clock=clock,
             ask=ask,
             intervals=intervals,
             names=self._names,
-            checkpoint=lambda: held_in_checkpoint(options.kubelet_dir),
-            there=lambda: may_exist(options.pod_resources),
+            kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
+            resend=self._resend,
         )
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
@@ -145,7 +146,7 @@ class _Agent:
         self._watchdog = Watchdog(
             hardware=hardware,
             ledger=self._ledger,
-            holders_known=lambda: self._pod_resources.known and not self._pod_resources.trouble,
+            holders_known=lambda: bool(self._pod_resources.known) and not self._pod_resources.trouble,
             directory=options.container_logs,
             clock=clock,
             ask=ask,
@@ -282,8 +283,17 @@ class _Agent:
     def _names(self) -> NodeNames:
         node = self._hardware.node
         gpus = node.known.values() if node else ()
-        devices = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
-        return NodeNames(self._plugins.by_name.keys(), devices | self._served_before)
+        uuids = frozenset(gpu.uuid for gpu in gpus)
+        devices = uuids | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
+        served = self._loop.state.serving.keys()
+        return NodeNames(self._plugins.by_name.keys(), uuids | served, devices | self._served_before)
+
+    def _resend(self) -> bool:
+        """Send the lists that the kubelet watches once more. False: it watches none."""
+        watched = [name for name, (endpoint, _) in self._endpoints.items() if endpoint.state.watching]
+        for resource in watched:
+            self._plugins.by_name[resource].resend()
+        return bool(watched)
 
     def _cdi_dir(self, inventory: Inventory) -> Path:
         """Specs of a simulated node must not reach a real container runtime."""

@@ -98,6 +98,7 @@ class Loop(Struct):
     _due_s: float | None = None
     _number: int = 0
     _policy: Policy | None = None
+    _unknown_before: frozenset[str] = frozenset()
 
     async def run(self) -> None:
         """Make a turn whenever one is asked for or due."""
@@ -120,18 +121,28 @@ class Loop(Struct):
         and the kubelet does not know it.
         """
         parts, began_s = self.parts, self.parts.clock()
-        seen = self._seen()
-        done = turn(seen, self.state, self.view, parts.planner, parts.rules)
-        is_new = _shares(done.state) != _shares(self.state)
-        self.state, self.view, self._due_s = done.state, done.view, done.plan.due_s
-        parts.pod_resources.waited_for(waited=any(done.plan.waiting.values()))
-        parts.state_writer.update(self.state, parts.policies.saved, parts.originals.by_gpu)
-        if is_new:
+        seen, on_disk = self._seen(), _shares(self.state)
+        done = self._decide(seen)
+        while _shares(done.state) != on_disk:
             await parts.state_writer.written()
+            on_disk = _shares(done.state)
+            seen = replace(seen, snapshot=self.snapshot(), held_version=parts.ledger.version)
+            done = self._decide(seen)  # the disk may have taken seconds, and pods may have come meanwhile
+        self.state, self.view, self._due_s = done.state, done.view, done.plan.due_s
+        if parts.ledger.suspect(done.plan.suspected):
+            parts.pod_resources.soon()
+        parts.pod_resources.waited_for(waited=any(done.plan.waiting.values()))
         parts.watchdog.update(parts.policies.desired, self.view.offer)
         self._publish(seen.node)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)
+
+    def _decide(self, seen: TurnInput) -> TurnResult:
+        """What a turn decides; the state goes to the disk."""
+        parts = self.parts
+        done = turn(seen, self.state, self.view, parts.planner, parts.rules)
+        parts.state_writer.update(done.state, parts.policies.saved, parts.originals.by_gpu)
+        return done
 
     def snapshot(self) -> Snapshot:
         """The planner's input at this moment."""
@@ -145,12 +156,22 @@ class Loop(Struct):
             served=self.state.serving,
             held=parts.ledger.held(),
             entries=parts.ledger.entries(),
-            unknown=frozenset() if parts.pod_resources.known else self.state.restored,
+            unknown=self._unknown(observed.node),
             original=parts.originals.by_gpu,
             absent=self.state.absent,
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
+            checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
         )
+
+    def _unknown(self, node: KnownNode) -> frozenset[GpuUuid]:
+        """GPUs whose holders are not known.
+
+        Without the kubelet's checkpoint, what an earlier agent gave may be held though nobody names it.
+        """
+        kubelet = self.parts.pod_resources
+        unknown = frozenset((*node.known, *self.state.serving)) - kubelet.known
+        return unknown | (self.state.restored if kubelet.unreadable else frozenset())
 
     def plan(self) -> NodePlan:
         """A plan of this moment."""
@@ -169,8 +190,12 @@ class Loop(Struct):
             parts.originals.forget()
             parts.settings.forget()
         self._note_policy()
+        snapshot = self.snapshot()
+        if snapshot.unknown - self._unknown_before:
+            parts.pod_resources.now()
+        self._unknown_before = snapshot.unknown
         return TurnInput(
-            snapshot=self.snapshot(),
+            snapshot=snapshot,
             desired=parts.policies.desired,
             fresh=news.fresh,
             xids=news.xids,
@@ -245,6 +270,7 @@ class Loop(Struct):
         return DependencyProblems(
             hardware=parts.hardware.trouble,
             pod_resources=parts.pod_resources.trouble,
+            checkpoint=parts.pod_resources.unreadable or parts.pod_resources.unproven,
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from msgspec import field
 
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.text import shortened
 from partage.values import Frozen
 
@@ -57,3 +57,7 @@ class ContainerHold(Frozen):
     container: str
     resource: ResourceName
     ids: tuple[ShareId, ...]
+
+
+CheckpointHolds = Mapping[ResourceName, Mapping[ShareId, frozenset[PodUid]]]
+"""Held ids, by resource, in the kubelet's checkpoint, and the UIDs of the pods that hold each."""

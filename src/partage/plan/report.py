@@ -87,12 +87,13 @@ class ResourceReport(Frozen):
 class DependencyProblems(Frozen):
     """Why something that the agent depends on does not work; empty if it works.
 
-    hardware: the helper process. pod_resources: the kubelet's PodResources. state_dir: the state directory.
-    cdi: the CDI spec. guard: the guard's files.
+    hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
+    checkpoint of held ids. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     """
 
     hardware: str = ""
     pod_resources: str = ""
+    checkpoint: str = ""
     state_dir: str = ""
     cdi: str = ""
     guard: str = ""

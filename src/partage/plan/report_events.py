@@ -59,6 +59,9 @@ def _gpu(before: GpuReport, now: GpuReport) -> Iterator[ReportEvent]:
     if waiting_for and (before.plan is None or before.plan.waiting_for != waiting_for):
         holders = {f"{who.namespace}/{who.pod}" for entry in waiting_for for who in entry.holders}
         yield ReportEvent("gpu waits", {"for": sorted(holders) or None, "held": len(waiting_for)})
+    conflict = now.plan.conflict if now.plan else ""
+    if conflict and (before.plan is None or before.plan.conflict != conflict):
+        yield ReportEvent("shares in conflict", {"reason": conflict}, grave=True)
     yield from _health("gpu health changed", {}, before.health, now.health)
     for gi in sorted({*before.instances, *now.instances}):
         phases = before.instances.get(gi, HealthStatus()), now.instances.get(gi, HealthStatus())

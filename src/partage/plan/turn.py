@@ -59,8 +59,8 @@ class TurnInput(Frozen):
 class NodeState(Frozen):
     """The state that a turn passes to the next one.
 
-    restored: GPUs whose serving was read from the state file; they do not change before their holders are
-    known. absent: GPUs that were served before the node booted and have not answered since.
+    restored: GPUs whose serving was read from the state file, until their holders are known. absent: GPUs
+    that were served before the node booted and have not answered since.
     """
 
     serving: Mapping[GpuUuid, GpuServing] = field(default_factory=dict)
@@ -101,7 +101,8 @@ def turn(
         now_s=now.now_s,
         withdraw_s=planner.withdraw_s,
     )
-    return TurnResult(NodeState(plan.serving, health, now.unknown, now.absent), new_view, plan)
+    state = NodeState(plan.serving, health, before.restored & now.unknown, now.absent)
+    return TurnResult(state, new_view, plan)
 
 
 def after_restart(state: NodeState) -> NodeState:

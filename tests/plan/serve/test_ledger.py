@@ -10,12 +10,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from partage.model.allocation import ContainerHold
-from partage.model.ids import ResourceName, ShareId
+from partage.model.allocation import CheckpointHolds, ContainerHold
+from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.plan.serve.ledger import Certainty, Holder, Ledger, LedgerEntry
 
 A = ShareId("a")
 B = ShareId("b")
+C = ShareId("c")
 
 GPU = ResourceName("nvidia.com/gpu.shared")
 OTHER = ResourceName("nvidia.com/gpu")
@@ -82,14 +83,114 @@ def test_an_answer_that_comes_very_late_does_not_end_an_observed_entry():
     assert only_holder(ledger, A) == holder("web")
 
 
-def test_a_share_that_is_never_named_is_held_until_its_time_is_over():
-    """An ordinary init container is never listed."""
+def test_a_share_that_is_never_named_is_held_until_the_checkpoint_no_longer_has_it():
+    """An ordinary init container is never listed, and may run for hours."""
     ledger = Ledger(unlisted_grace_s=120)
     ledger.allocated(GPU, [A], 0)
     ledger.observed([], 119)
     assert only(ledger).certainty is Certainty.TENTATIVE
+    assert not ledger.must_check
     ledger.observed([], 120)
+    assert only(ledger).certainty is Certainty.UNCONFIRMED
+    assert ledger.must_check == {(GPU, A)}
+    ledger.checked({GPU: {A: frozenset({PodUid("uid")})}}, 120)
+    assert only(ledger).certainty is Certainty.UNCONFIRMED
+    ledger.checked({OTHER: {A: frozenset({PodUid("uid")})}}, 9_000)
     assert ledger.entries() == ()
+
+
+def test_what_a_kubelet_that_has_just_started_does_not_name_is_still_held():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.kubelet_started()
+    ledger.observed([], 2)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.UNCONFIRMED, (holder("web"),), 1)
+    assert only_holder(ledger, A) == holder("web"), "its container runs on"
+    ledger.observed([says("web", A)], 3)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.OBSERVED, (holder("web"),), 1)
+    ledger.observed([], 4)
+    assert ledger.entries() == (), "this kubelet has named it, and does so no more"
+
+
+def test_a_checkpoint_without_an_unconfirmed_id_ends_it():
+    ledger = Ledger()
+    ledger.observed([says("web", A, B)], 1)
+    ledger.kubelet_started()
+    ledger.observed([], 2)
+    ledger.checked({GPU: {B: frozenset({PodUid("uid")})}}, 2)
+    assert only(ledger).id == B
+
+
+def test_a_checkpoint_ends_nothing_that_was_allocated_or_named_meanwhile():
+    ledger = Ledger()
+    ledger.observed([says("web", A, B, C)], 1)
+    ledger.kubelet_started()
+    ledger.observed([says("web", B)], 2)
+    ledger.allocated(GPU, [A], 3)
+    ledger.checked({}, 2)
+    assert {entry.id for entry in ledger.entries()} == {A, B}
+
+
+def test_ids_of_the_checkpoint_are_held_from_the_start_of_the_agent():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.restored(GPU, [A, B], 5)
+    assert [(entry.id, entry.certainty) for entry in ledger.entries()] == [
+        (A, Certainty.OBSERVED),
+        (B, Certainty.UNCONFIRMED),
+    ]
+    ledger.observed([says("web", A), says("db", B)], 5)
+    assert only_holder(ledger, B) == holder("db")
+
+
+def test_a_free_id_is_no_longer_unconfirmed():
+    ledger = Ledger()
+    ledger.restored(GPU, [A], 1)
+    ledger.offered_as_free(GPU, [A], 2)
+    assert ledger.entries() == ()
+
+
+def test_a_suspected_hold_is_compared_with_the_checkpoint():
+    """Before Kubernetes 1.36 a pod that ended may be named beside the one that holds the id."""
+    ledger = Ledger()
+    ledger.observed([says("web", A), says("db", A)], 1)
+    assert not ledger.must_check
+    assert ledger.suspect(frozenset({(GPU, A), (GPU, B)}))
+    assert not ledger.suspect(frozenset({(GPU, A)}))
+    assert ledger.must_check == {(GPU, A)}
+    ledger.checked({GPU: {A: frozenset({PodUid("uid-1")})}}, 2)
+    assert only(ledger).checkpoint_pods == 1
+    ledger.checked({GPU: {A: frozenset({PodUid("uid-1"), PodUid("uid-2")})}}, 3)
+    assert only(ledger).checkpoint_pods == 2
+    ledger.observed([says("db", A)], 4)
+    assert only(ledger).checkpoint_pods == 0, "other holders: to be compared again"
+
+
+def test_a_suspected_hold_that_the_checkpoint_lacks_is_a_pods_that_ended():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.checked({}, 2)
+    assert ledger.entries() == ()
+    ledger.observed([says("web", A)], 3)
+    assert ledger.entries() == (), "it is still named"
+    ledger.observed([says("web", A), says("db", A)], 4)
+    assert only_holder(ledger, A) == holder("db")
+
+
+def test_a_suspected_hold_that_was_allocated_meanwhile_stays():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.allocated(GPU, [A], 3)
+    ledger.checked({}, 2)
+    assert only(ledger).certainty is Certainty.TENTATIVE
+
+
+def test_two_containers_of_one_pod_may_have_the_same_id():
+    ledger = Ledger()
+    ledger.observed([says("web", A), says("web", A, container="sidecar")], 1)
+    assert len(only(ledger).pods) == 1
 
 
 def test_time_alone_releases_nothing_while_the_kubelet_does_not_answer():
@@ -304,26 +405,46 @@ class Pod:
 
 @dataclass
 class Kubelet:
-    """Gives shares to pods as the kubelet does; lists_ended: as before Kubernetes 1.36."""
+    """Gives shares to pods as the kubelet does; lists_ended: as before Kubernetes 1.36.
+
+    books: what its checkpoint has. unknown: pods that it does not know yet after a start.
+    """
 
     lists_ended: bool
     pods: list[Pod] = field(default_factory=list)
+    books: dict[str, frozenset[str]] = field(default_factory=dict)
+    unknown: set[str] = field(default_factory=set)
     count: int = 0
 
     def in_use(self) -> set[ShareId]:
         return {share for pod in self.pods if not pod.ended for share in pod.ids}
 
+    def update(self) -> None:
+        """Ended pods are forgotten, once the pods are known."""
+        if not self.unknown:
+            live = {pod.name for pod in self.pods if not pod.ended}
+            self.books = {name: ids for name, ids in self.books.items() if name in live}
+
+    def free(self) -> list[ShareId]:
+        self.update()
+        return sorted(set(IDS) - {share for ids in self.books.values() for share in ids})
+
     def list(self) -> list[ContainerHold]:
+        self.update()
         listed = [pod for pod in self.pods if not pod.init_only and (self.lists_ended or not pod.ended)]
-        return [says(pod.name, *sorted(pod.ids)) for pod in listed]
+        return [says(pod.name, *sorted(pod.ids)) for pod in listed if pod.name not in self.unknown]
+
+    def checkpoint(self) -> CheckpointHolds:
+        uids = {share: {name for name, ids in self.books.items() if share in ids} for share in IDS}
+        return {GPU: {share: frozenset(map(PodUid, names)) for share, names in uids.items() if names}}
 
 
 class LedgerBesideAKubelet(RuleBasedStateMachine):
-    """Any interleaving of pods that come and go, late answers, and agents that restart."""
+    """Any interleaving of pods that come and go, late answers, and restarts of agent and kubelet."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger(unlisted_grace_s=1_000_000)
+        self.ledger = Ledger(unlisted_grace_s=20)
         self.kubelet = Kubelet(lists_ended=True)
         self.now_s = 0.0
         self.asked: tuple[float, list[ContainerHold]] | None = None
@@ -341,7 +462,7 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 3), init=st.sampled_from(["none", "too", "only"]), ask_first=st.booleans())
     def pod_comes(self, size: int, init: str, ask_first: bool) -> None:
-        free = sorted(set(IDS) - self.kubelet.in_use())
+        free = self.kubelet.free()
         if len(free) < size:
             return
         if ask_first:
@@ -350,7 +471,9 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
         for _ in range(2 if init == "too" else 1):
             self.ledger.allocated(GPU, taken, self.tick())
         self.kubelet.count += 1
-        self.kubelet.pods.append(Pod(f"pod-{self.kubelet.count}", frozenset(taken), init_only=init == "only"))
+        pod = Pod(f"pod-{self.kubelet.count}", frozenset(taken), init_only=init == "only")
+        self.kubelet.pods.append(pod)
+        self.kubelet.books[pod.name] = pod.ids
 
     @precondition(lambda self: any(not pod.ended for pod in self.kubelet.pods))
     @rule(data=st.data())
@@ -383,20 +506,42 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
         self.asked = None
 
     @rule()
+    def checkpoint_after_a_question(self) -> None:
+        asked_s = self.tick()
+        self.ledger.observed(self.kubelet.list(), asked_s)
+        self.ledger.checked(self.kubelet.checkpoint(), asked_s)
+
+    @rule()
     def agent_restarts(self) -> None:
-        self.ledger = Ledger(unlisted_grace_s=1_000_000)
+        self.ledger = Ledger(unlisted_grace_s=20)
         self.asked = None
         self.restarted = True
+        for resource, ids in self.kubelet.checkpoint().items():
+            self.ledger.restored(resource, ids, self.tick())
         self.ledger.observed(self.kubelet.list(), self.tick())
+
+    @rule()
+    def kubelet_restarts(self) -> None:
+        """It knows no pods at first."""
+        self.asked = None
+        self.kubelet.unknown = {pod.name for pod in self.kubelet.pods}
+        self.ledger.kubelet_started()
+
+    @precondition(lambda self: self.kubelet.unknown)
+    @rule()
+    def kubelet_learns_its_pods(self) -> None:
+        self.kubelet.unknown.clear()
+
+    @rule(seconds=st.sampled_from([5, 30]))
+    def time_passes(self, seconds: int) -> None:
+        self.now_s += seconds
 
     @invariant()
     def no_held_share_is_missing(self) -> None:
-        """What is in use is in the ledger, except what only an init container holds, which cannot be known.
-
-        That is so after a restart, or beside an ended pod that was never listed while it ran (ADR 20).
-        """
+        """Also what only an init container holds, except beside an ended pod that was never listed while it
+        ran, and is still listed (ADR 20)."""
         unlisted = {share for pod in self.kubelet.pods if pod.init_only for share in pod.ids}
-        unknown = unlisted if self.restarted else unlisted & self.ids_ended_unseen
+        unknown = unlisted & self.ids_ended_unseen if self.kubelet.lists_ended else set()
         held = self.ledger.held().ids.get(GPU, frozenset())
         assert self.kubelet.in_use() - unknown <= held
 

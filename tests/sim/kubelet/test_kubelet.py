@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.edges.kubelet.checkpoint import held_in_checkpoint
+from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.registration import register
@@ -469,7 +469,7 @@ async def test_a_pod_is_named_a_moment_after_its_admission(place: Path, clock: l
         await kubelet.until(lambda: bool(kubelet.pods()))
         assert kubelet.pods()[0].container("main").ids == {GPU: ("a",)}
         assert await client.held() == ()
-        assert held_in_checkpoint(place / "plugins") == {ResourceName(GPU): frozenset({"a"})}
+        assert CheckpointFile(place / "plugins").held()[ResourceName(GPU)].keys() == {"a"}
         assert (await admission).phase is PodPhase.RUNNING
         assert [row.pod for row in await client.held()] == ["train"]
 
@@ -493,3 +493,40 @@ async def test_devices_are_told_as_the_last_list_has_them(place: Path, clock: li
     async with node(place, shelf, clock=clock) as (kubelet, _):
         await shelf.put(DeviceRow(ShareId("a"), healthy=False), DeviceRow(ShareId("b"), healthy=True))
         await kubelet.until(lambda: kubelet.devices() == {GPU: {"a": False, "b": True}})
+
+
+async def test_a_kubelet_that_has_just_started_names_no_pods_and_frees_nothing(
+    place: Path, clock: list[float]
+) -> None:
+    """As while the API server is away: the checkpoint has the hold, PodResources answers with nothing."""
+    checkpoint = CheckpointFile(place / "plugins")
+    async with node(place, Shelf("a", "b"), clock=clock) as (kubelet, client):
+        await kubelet.admit(pod("train"))
+        kubelet.behaviour = Behaviour(knows_pods=False)
+        await kubelet.restart()
+        assert await client.held() == ()
+        await kubelet.end(pod("train"))
+        assert await client.held() == ()
+        assert checkpoint.held()[ResourceName(GPU)].keys() == {"a"}
+        kubelet.behaviour = Behaviour()
+        assert await client.held() == ()
+        await kubelet.admit(pod("other"))
+        assert [len(pods) for pods in checkpoint.held()[ResourceName(GPU)].values()] == [1]
+
+
+async def test_the_checkpoint_is_written_when_a_plugin_sends_its_list(
+    place: Path, clock: list[float]
+) -> None:
+    """Ids of pods that ended stay in it until PodResources was asked."""
+    shelf = Shelf("a")
+    checkpoint = CheckpointFile(place / "plugins")
+    async with node(place, shelf, clock=clock) as (kubelet, client):
+        await kubelet.admit(pod("train"))
+        await kubelet.end(pod("train"))
+        written = checkpoint.identity()
+        assert checkpoint.held()
+        assert await client.held() == ()
+        assert checkpoint.identity() == written
+        await shelf.put(DeviceRow(ShareId("a"), healthy=True))
+        await kubelet.until(lambda: checkpoint.identity() != written)
+        assert checkpoint.held() == {}

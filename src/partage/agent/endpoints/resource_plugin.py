@@ -80,8 +80,15 @@ class ResourcePlugin:
         self._served = served
         if served.rows == self._list.rows:
             return
-        self._list = DeviceList(self._list.version + 1, served.rows)
         self._listed = frozenset(row.id for row in served.rows)
+        self._send(served.rows)
+
+    def resend(self) -> None:
+        """Send the same rows once more. The kubelet writes its checkpoint for every list."""
+        self._send(self._list.rows)
+
+    def _send(self, rows: tuple[DeviceRow, ...]) -> None:
+        self._list = DeviceList(self._list.version + 1, rows)
         self._news.set()
         self._news = asyncio.Event()
 

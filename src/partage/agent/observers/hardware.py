@@ -102,10 +102,9 @@ class HardwareObserver(Struct):
         """Observe the whole node every observe_s, on changes, and every retry_s while it cannot be
         observed."""
         while True:
-            unavailable = self.trouble or self.no_driver
-            await _either(
-                self._observe_asked, self.intervals.retry_s if unavailable else self.intervals.observe_s
-            )
+            unavailable = self.node is None or self.trouble or self.no_driver
+            pause_s = self.intervals.retry_s if unavailable else self.intervals.observe_s
+            await _either(self._observe_asked, pause_s)
             await self.observe()
 
     async def observe(self) -> bool:

@@ -1,29 +1,39 @@
-"""Polls PodResources for the holders of shares, and updates the ledger."""
+"""Polls PodResources for the holders of shares, and updates the ledger.
+
+Where an answer of PodResources is not enough, the kubelet's checkpoint decides: the kubelet is asked, gets
+every list once more, and writes its checkpoint for that (docs/adr/0059).
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
-from partage.edges.kubelet.port import PodResources
+from partage.edges.kubelet.checkpoint import CheckpointIdentity
+from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
-from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.plan.serve.ledger import Certainty, Ledger
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_S = 1.0
+"""How long the kubelet has to write its checkpoint after a list, in seconds. It does so at once."""
+CHECKPOINT_STEP_S = 0.02
+
 
 class NodeNames(Frozen):
-    """Partage's resource names, and the UUIDs of the node's GPUs and MIG devices."""
+    """Partage's resource names, the UUIDs of the node's GPUs, and of all GPUs and MIG devices."""
 
     resources: Collection[ResourceName]
+    gpus: frozenset[GpuUuid]
     devices: Collection[DeviceUuid]
 
     def has(self, resource: ResourceName, ids: Iterable[ShareId]) -> bool:
@@ -35,29 +45,42 @@ class NodeNames(Frozen):
 class PodResourcesPoller(Struct):
     """Asks PodResources soon after an Allocate, else regularly; pauses longer after a refusal.
 
-    names: the current names. checkpoint: held ids in the kubelet's checkpoint; None: there is none.
-    there: whether there may be a PodResources socket. known: whether the holders are known. trouble: why the
-    last request failed. asked_once: set after the first request, also if it failed.
+    names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
+    list once more; False: it watches none now. known: UUIDs of the GPUs whose holders are known. trouble: why
+    the last request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds
+    cannot be proven; empty if they could. asked_once: set after the first request, also if it failed.
     """
 
     pod_resources: PodResources
+    checkpoint: Checkpoint
     ledger: Ledger
     clock: Callable[[], float]
     ask: Callable[[], None]
     intervals: Intervals
     names: Callable[[], NodeNames]
-    checkpoint: Callable[[], Mapping[ResourceName, Collection[ShareId]] | None]
-    there: Callable[[], bool]
-    known: bool = False
+    kubelet: Callable[[], object]
+    resend: Callable[[], bool]
+    known: frozenset[GpuUuid] = frozenset()
     trouble: str = ""
+    unreadable: str = ""
+    unproven: str = ""
+    _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
+    _checked: frozenset[tuple[ResourceName, ShareId]] = frozenset()
+    _check_pause_s: float = 0.0
+    _check_s: float = 0.0
     asked_once: asyncio.Event = field(default_factory=asyncio.Event)
     _soon: asyncio.Event = field(default_factory=asyncio.Event)
 
     def soon(self) -> None:
         """Ask soon: an Allocate was answered, and PodResources will list its pod shortly."""
-        if not self.trouble and not self._soon.is_set():
+        if not self.trouble:
+            self.now()
+
+    def now(self) -> None:
+        """Ask soon, also if the last request failed: a GPU has appeared whose holders are not known."""
+        if not self._soon.is_set():
             self._pause_s = self.intervals.holders_first_s
             self._soon.set()
 
@@ -69,56 +92,117 @@ class PodResourcesPoller(Struct):
 
     async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
+        names, before = self.names(), self.ledger.version
+        self._restore(names)
         asked_s = self.clock()
         try:
-            said = await self.pod_resources.held()
+            said, kubelet = await self._held()
         except Unreachable as error:
             self._note(str(error))
+            if not self.unreadable:  # the checkpoint has all holds, though without names
+                self._know(names, before)
             raise
         self._note("")
-        before = self.ledger.version
-        names = self.names()
-        holders = tuple(row for row in said if names.has(row.resource, row.ids))
+        if kubelet != self._kubelet:
+            self._kubelet = kubelet
+            self.ledger.kubelet_started()
+        now = self.names()
+        holders = tuple(row for row in said if now.has(row.resource, row.ids))
         self.ledger.observed(holders, asked_s)
-        if self.ledger.version != before or not self.known:
-            self.known = True
-            self.ask()
+        self._know(names, before)
         return holders
+
+    async def _held(self) -> tuple[Sequence[ContainerHold], object]:
+        """The holds, and the kubelet that named them."""
+        kubelet = self.kubelet()
+        said = await self.pod_resources.held()
+        if self.kubelet() != kubelet:
+            raise Unreachable("the kubelet started again while it was asked")
+        return said, kubelet
 
     async def run(self) -> None:
         """Ask regularly."""
-        written = self._read_checkpoint()
         while True:
             await self._rest()
+            asked_s = self.clock()
             try:
                 await self.ask_holders()
             except Unreachable:
-                if not self.known and (written or not self.there()):
-                    # Without checkpoint and socket the holders can never be known: go on without.
-                    self.known = True
-                    self.ask()
-                self.asked_once.set()
                 self._pause_s = min(max(self._pause_s, 0.5) * 2, self.intervals.holders_longest_s)
                 continue
-            self.asked_once.set()
+            finally:
+                self.asked_once.set()
+            await self._check(asked_s)
             unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
             longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
             soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
             self._pause_s = min(soon_s, longest_s) if unnamed else longest_s
 
-    def _read_checkpoint(self) -> bool:
-        """Before the first request: all ids in the kubelet's checkpoint are held.
+    # --- the checkpoint ---
+
+    def _restore(self, names: NodeNames) -> None:
+        """All ids in the checkpoint that are of GPUs not known yet are held.
 
         PodResources never lists an ordinary init container, and lists a pod only shortly after its
-        admission. An agent that starts then would take their shares for free. Returns whether there is a
-        checkpoint.
+        admission. An agent that starts then would take their shares for free.
         """
-        written = self.checkpoint()
-        names, now_s = self.names(), self.clock()
-        for resource, ids in (written or {}).items():
+        if names.gpus <= self.known and not self.unreadable:
+            return
+        now_s = self.clock()
+        try:
+            held = self.checkpoint.held()
+        except Unreachable as error:
+            self.unreadable = self._warned(str(error), self.unreadable)
+            return
+        self.unreadable = ""
+        for resource, ids in held.items():
             if names.has(resource, ids):
-                self.ledger.allocated(resource, sorted(ids), now_s)
-        return written is not None
+                self.ledger.restored(resource, ids, now_s)
+
+    async def _check(self, asked_s: float) -> None:
+        """Compare with a checkpoint that was written after the question of asked_s; less often each time."""
+        wanted = self.ledger.must_check
+        if not wanted:
+            self._checked, self.unproven = wanted, ""
+            return
+        if wanted != self._checked:
+            self._checked, self._check_pause_s, self._check_s = wanted, 0.0, asked_s
+        if asked_s < self._check_s:
+            return
+        before = self.checkpoint.identity()
+        if self.resend():
+            self._check_pause_s = min(max(self._check_pause_s * 2, 1.0), self.intervals.check_longest_s)
+            self._check_s = asked_s + self._check_pause_s
+            await self._compare(before, asked_s)
+
+    async def _compare(self, before: CheckpointIdentity | None, asked_s: float) -> None:
+        version = self.ledger.version
+        if not await self._is_written_after(before):
+            trouble = f"the kubelet has not written its checkpoint for {CHECKPOINT_S:g} s"
+            self.unproven = self._warned(trouble, self.unproven)
+            return
+        try:
+            self.ledger.checked(self.checkpoint.held(), asked_s)
+            self.unproven = ""
+        except Unreachable as error:
+            self.unproven = self._warned(str(error), self.unproven)
+        if self.ledger.version != version:
+            self.ask()
+
+    async def _is_written_after(self, before: CheckpointIdentity | None) -> bool:
+        for _ in range(round(CHECKPOINT_S / CHECKPOINT_STEP_S)):
+            if self.checkpoint.identity() not in (before, None):
+                return True
+            await asyncio.sleep(CHECKPOINT_STEP_S)
+        return False
+
+    # --- what follows ---
+
+    def _know(self, names: NodeNames, version: int) -> None:
+        """The holders of all GPUs of now are known; a turn is needed if that or the ledger is new."""
+        if self.ledger.version != version or not names.gpus <= self.known:
+            self.known |= names.gpus
+            self.ask()
 
     async def _rest(self) -> None:
         """Pause; an Allocate shortens the pause to holders_first_s, which the kubelet needs."""
@@ -126,6 +210,13 @@ class PodResourcesPoller(Struct):
             return
         self._soon.clear()
         await asyncio.sleep(self.intervals.holders_first_s)
+
+    def _warned(self, trouble: str, before: str) -> str:
+        """The trouble; logged if it is new."""
+        if trouble != before:
+            log.warning("ends of holds cannot be proven", extra={"reason": trouble})
+            self.ask()
+        return trouble
 
     def _note(self, trouble: str) -> None:
         if bool(trouble) != bool(self.trouble):

@@ -237,6 +237,12 @@ def _gpus(report: Report) -> Iterator[Metric]:
         [((*who, phase), float(gpu.plan.phase is phase)) for who, gpu in gpus if gpu.plan for phase in Phase],
     )
     yield _gauge(
+        "gpu_shares_in_conflict",
+        "1 while shares of the GPU are held that exclude each other.",
+        labels,
+        [(who, float(bool(gpu.plan.conflict))) for who, gpu in gpus if gpu.plan],
+    )
+    yield _gauge(
         "gpu_shares_held", "Shares of the GPU that are held.", labels, [(who, gpu.held) for who, gpu in gpus]
     )
 

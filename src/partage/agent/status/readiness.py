@@ -15,7 +15,7 @@ from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.draft import without_files
 from partage.plan.reconcile.known_node import UNSEEN
-from partage.plan.report import Report
+from partage.plan.report import DependencyProblems, Report
 from partage.text import gpus
 from partage.values import Frozen
 
@@ -102,19 +102,13 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
     for problem in report.policy.problems:
         yield ReadinessReason("policy-refused", str(problem))
     yield from _degraded_gpus(report)
-    needed = report.dependencies
-    if needed.pod_resources:
-        yield ReadinessReason("holders-unknown", needed.pod_resources)
-    if needed.state_dir:
-        yield ReadinessReason("state-not-saved", needed.state_dir)
-    if needed.cdi:
-        yield ReadinessReason("cdi-incomplete", needed.cdi)
-    if needed.guard:
-        yield ReadinessReason("guard-not-written", needed.guard)
+    yield from _dependencies(report.dependencies)
 
 
 def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
     for gpu in report.gpus:
+        if gpu.plan is not None and gpu.plan.conflict:
+            yield ReadinessReason("shares-conflict", f"GPU {gpu.index} ({gpu.uuid}): {gpu.plan.conflict}")
         if not gpu.health.state.offered:
             yield ReadinessReason("gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}): {gpu.health.reason}")
         for gi_id, phase in gpu.instances.items():
@@ -133,3 +127,14 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
         )
     for reason in dict.fromkeys(without_files(report.node.inventory).values()):
         yield ReadinessReason("device-file-missing", f"MIG devices cannot be used: {reason}")
+
+
+def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
+    problems = {
+        "holders-unknown": needed.pod_resources,
+        "holds-unproven": needed.checkpoint and f"GPUs that have to change wait: {needed.checkpoint}",
+        "state-not-saved": needed.state_dir,
+        "cdi-incomplete": needed.cdi,
+        "guard-not-written": needed.guard,
+    }
+    yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

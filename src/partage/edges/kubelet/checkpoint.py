@@ -1,8 +1,10 @@
-"""Held ids from the kubelet's own checkpoint, for when PodResources cannot be reached.
+"""The kubelet's own checkpoint of held ids.
 
-The device manager writes ``kubelet_internal_checkpoint`` into its plugin directory after every Allocate. It
-names pods by UID, so it shows that an id is held, but not by which container. Source: kubernetes,
-pkg/kubelet/cm/devicemanager/checkpoint.
+The device manager writes ``kubelet_internal_checkpoint`` into its plugin directory after every Allocate and
+after every list that a plugin sends, but not when a pod ends: its ids stay until the next question to
+PodResources has made the kubelet forget them. It names pods by UID only. A restarted kubelet reads it before
+anything else, so it is complete while PodResources does not know the pods yet. Source: kubernetes,
+pkg/kubelet/cm/devicemanager (manager.go, checkpoint/).
 """
 
 from __future__ import annotations
@@ -11,25 +13,66 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from partage.model.ids import ResourceName, ShareId
+from partage.edges.read_file import read_regular
+from partage.errors import Unreachable
+from partage.model.allocation import CheckpointHolds
+from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.values import Frozen
 
 CHECKPOINT = "kubelet_internal_checkpoint"
 LIMIT_BYTES = 64 * 2**20
 """The file contains the answer to every Allocate; 1,000 containers with long answers stay far below this."""
 
 
-def held_in_checkpoint(kubelet_dir: Path) -> dict[ResourceName, frozenset[ShareId]] | None:
-    """Held ids by resource; None if there is no readable checkpoint."""
-    try:
-        with (kubelet_dir / CHECKPOINT).open("rb") as stream:
-            content = json.loads(stream.read(LIMIT_BYTES))
-        entries = content["Data"]["PodDeviceEntries"] or []
-        held: dict[ResourceName, set[ShareId]] = {}
-        for entry in entries:
-            held.setdefault(ResourceName(str(entry["ResourceName"])), set()).update(_ids(entry["DeviceIDs"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return {resource: frozenset(ids) for resource, ids in held.items()}
+class CheckpointIdentity(Frozen):
+    """Tells one writing of the file from the next: the kubelet replaces the file each time."""
+
+    inode: int
+    written_ns: int
+
+
+class CheckpointFile:
+    """The checkpoint in the kubelet's plugin directory."""
+
+    def __init__(self, kubelet_dir: Path) -> None:
+        self._path = kubelet_dir / CHECKPOINT
+
+    def identity(self) -> CheckpointIdentity | None:
+        """Of the file as it is now; None if there is none."""
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return CheckpointIdentity(found.st_ino, found.st_mtime_ns)
+
+    def held(self) -> CheckpointHolds:
+        """Held ids by resource, with the UIDs of their pods; nothing if no kubelet has written the file yet.
+
+        Raises Unreachable if it cannot be read or is in an unknown format.
+        """
+        try:
+            content = json.loads(read_regular(self._path, LIMIT_BYTES))
+            return _holds(content["Data"]["PodDeviceEntries"] or [])
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            reason = "its format is not known"
+        raise Unreachable(f"the kubelet's checkpoint {self._path} cannot be read: {reason}")
+
+
+def _holds(entries: list[dict[str, object]]) -> CheckpointHolds:
+    """Raises KeyError or TypeError for another format."""
+    held: dict[ResourceName, dict[ShareId, set[PodUid]]] = {}
+    for entry in entries:
+        by_id = held.setdefault(ResourceName(str(entry["ResourceName"])), {})
+        for share in _ids(entry["DeviceIDs"]):
+            by_id.setdefault(share, set()).add(PodUid(str(entry["PodUID"])))
+    return {
+        resource: {share: frozenset(pods) for share, pods in by_id.items()}
+        for resource, by_id in held.items()
+    }
 
 
 def _ids(devices: object) -> Iterator[ShareId]:

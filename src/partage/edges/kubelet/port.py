@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from partage.model.allocation import ContainerAllocation, ContainerHold
+from partage.edges.kubelet.checkpoint import CheckpointIdentity
+from partage.model.allocation import CheckpointHolds, ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 from partage.values import Frozen
@@ -84,4 +85,16 @@ class PodResources(Protocol):
 
     async def held(self) -> tuple[ContainerHold, ...]:
         """All containers with devices. Raises Unreachable (no socket, refused, rate limited, timeout)."""
+        ...
+
+
+class Checkpoint(Protocol):
+    """The kubelet's checkpoint of held ids."""
+
+    def identity(self) -> CheckpointIdentity | None:
+        """Of the file as it is now; None if there is none."""
+        ...
+
+    def held(self) -> CheckpointHolds:
+        """Held ids. Raises Unreachable if it cannot be read or is in an unknown format."""
         ...

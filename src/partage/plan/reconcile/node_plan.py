@@ -23,7 +23,7 @@ from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import HeldIds, LedgerEntry
+from partage.plan.serve.ledger import HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
 
 
@@ -78,8 +78,8 @@ class Snapshot(Frozen):
     now_s: on the clock of all other times here. served: what each GPU serves since it was last published.
     held, entries: what the ledger says. unknown: GPUs whose holders are not known yet. original: settings
     of GPUs before Partage changed them. absent: GPUs that were served before the node booted and have not
-    answered since. attempts: what failed. in_hand: GPUs whose steps are being carried
-    out (``changing``) or read back (``verifying``).
+    answered since. attempts: what failed. in_hand: GPUs whose steps are being carried out (``changing``) or
+    read back (``verifying``). checkpoint: whether held ids can be compared with the kubelet's checkpoint.
     """
 
     now_s: float
@@ -92,6 +92,7 @@ class Snapshot(Frozen):
     absent: frozenset[GpuUuid] = frozenset()
     attempts: Mapping[GpuUuid, FailedAttempt] = field(default_factory=dict)
     in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
+    checkpoint: bool = True
 
     @property
     def departed(self) -> frozenset[GpuUuid]:
@@ -105,7 +106,8 @@ class GpuPlan(Frozen):
     reason: why it is not settled, a sentence; empty if it is. steps: all that remain, in order; a step that
     concerns several GPUs is listed for each of them. offer: what may be offered until they are done.
     waiting_for: held ids that must be released first. blocked: what else is in the way. again_s: when a
-    failed attempt is tried again.
+    failed attempt is tried again. conflict: shares of it are held that exclude each other; a sentence, empty
+    if there are none.
     """
 
     phase: Phase
@@ -115,6 +117,7 @@ class GpuPlan(Frozen):
     waiting_for: tuple[LedgerEntry, ...] = ()
     blocked: Blocked | None = None
     again_s: float | None = None
+    conflict: str = ""
 
 
 class NodePlan(Frozen):
@@ -124,6 +127,7 @@ class NodePlan(Frozen):
     can be planned now, independent of each other; ready: those that can be carried out now. serving: what
     each GPU serves next. waiting: GPUs whose offer will change, and the held ids that each waits for.
     unusable: devices whose shares cannot be used now, and why. mig: details of MIG layouts.
+    suspected: holds that may exclude each other; the kubelet's checkpoint has to confirm them.
     due_s: when the plan can change only because time passes; None: never.
     """
 
@@ -134,6 +138,7 @@ class NodePlan(Frozen):
     waiting: Mapping[GpuUuid, tuple[LedgerEntry, ...]] = field(default_factory=dict)
     unusable: Mapping[DeviceUuid, str] = field(default_factory=dict)
     mig: MigPlan = field(default_factory=MigPlan)
+    suspected: frozenset[Hold] = frozenset()
     due_s: float | None = None
 
     @property

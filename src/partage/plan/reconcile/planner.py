@@ -6,7 +6,7 @@ compare or carry out the same ``NodePlan``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
 
@@ -15,13 +15,14 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
+from partage.plan.reconcile.conflicts import conflicts
 from partage.plan.reconcile.draft import NodeDraft, draft_node, without_files
 from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
-from partage.plan.serve.ledger import LedgerEntry
+from partage.plan.serve.ledger import Certainty, LedgerEntry
 
 WITHDRAW_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
@@ -54,10 +55,14 @@ class Planner(Struct):
             waits = awaited_entries(now.served, now.entries, _gpu_of(now))
             return NodePlan(serving=dict(now.served), waiting=waits)
         draft = self._draft(desired, now)
-        gpu_of = _gpu_of(now)
-        serving = _next_serving(draft, now, self.withdraw_s, gpu_of)
+        gpu_of, known = _gpu_of(now), now.observed.node.known
+        conflict = conflicts(now.served, now.held, now.entries, known, checkpoint=now.checkpoint)
+        serving = _next_serving(draft, now, self.withdraw_s, gpu_of, conflict.found)
         waits = awaited_entries(serving, now.entries, gpu_of)
-        gpus = {uuid: _gpu_plan(uuid, one, now, waits) for uuid, one in draft.gpus.items()}
+        gpus = {
+            uuid: _gpu_plan(uuid, one, now, waits, conflict.found.get(uuid, ""))
+            for uuid, one in draft.gpus.items()
+        }
         ready = tuple(one for one in draft.transactions if _is_ready(one, draft, now, serving))
         return NodePlan(
             gpus=gpus,
@@ -67,6 +72,7 @@ class Planner(Struct):
             waiting=waits,
             unusable=draft.unusable,
             mig=draft.mig,
+            suspected=conflict.suspected,
             due_s=next_due_s(serving, self.withdraw_s),
         )
 
@@ -122,18 +128,26 @@ def _gpu_of(now: Snapshot) -> dict[DeviceUuid, GpuUuid]:
 
 
 def _next_serving(
-    draft: NodeDraft, now: Snapshot, withdraw_s: float, gpu_of: Mapping[DeviceUuid, GpuUuid]
+    draft: NodeDraft,
+    now: Snapshot,
+    withdraw_s: float,
+    gpu_of: Mapping[DeviceUuid, GpuUuid],
+    in_conflict: Collection[GpuUuid],
 ) -> dict[GpuUuid, GpuServing]:
     """What every GPU serves next.
 
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
-    serves. One that has left the node is withdrawn, and dropped once no share of it is held.
+    serves; that is nothing for a GPU that was never served. One that has left the node is withdrawn, and
+    dropped once no share of it is held.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
     still = (unseen - now.departed) | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
     moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still}
-    wanted = {gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still}
-    moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of)
+    wanted = {
+        gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
+    }
+    drained = [gpu for gpu in in_conflict if gpu in moving or gpu in wanted]
+    moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of, in_conflict=drained)
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
 
@@ -142,10 +156,18 @@ def _next_serving(
 
 
 def _gpu_plan(
-    uuid: GpuUuid, draft: GpuDraft, now: Snapshot, waiting_gpus: Mapping[GpuUuid, tuple[LedgerEntry, ...]]
+    uuid: GpuUuid,
+    draft: GpuDraft,
+    now: Snapshot,
+    waiting_gpus: Mapping[GpuUuid, tuple[LedgerEntry, ...]],
+    conflict: str,
 ) -> GpuPlan:
     steps = () if draft.transaction is None else _steps_of(uuid, draft.transaction)
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
+    if conflict and uuid not in now.in_hand:
+        phase, reason = Phase.WAITING, conflict
+    elif phase is Phase.WAITING and _unconfirmed(waiting_gpus.get(uuid, ())):
+        reason += "; the kubelet's checkpoint has holds that PodResources does not name now"
     attempt = now.attempts.get(uuid)
     return GpuPlan(
         phase=phase,
@@ -155,6 +177,7 @@ def _gpu_plan(
         waiting_for=waiting_gpus.get(uuid, ()),
         blocked=draft.blocked,
         again_s=attempt.again_s if attempt and phase is Phase.FAILED else None,
+        conflict=conflict,
     )
 
 
@@ -173,7 +196,7 @@ def _phase(
         return draft.stuck, draft.reason
     if uuid in now.attempts and draft.reason:
         return Phase.FAILED, now.attempts[uuid].reason
-    if waits is not None and uuid in now.unknown:
+    if uuid in now.unknown and (waits is not None or uuid not in now.served):
         return Phase.UNKNOWN, "it is not known yet who holds its shares"
     if waits:
         return Phase.WAITING, draft.reason or "shares of it are held"
@@ -183,6 +206,10 @@ def _phase(
         others = [gpu for gpu in draft.transaction.gpus if gpu != uuid and gpu in waiting_gpus]
         return (Phase.WAITING if others else Phase.READY), draft.reason
     return Phase.SETTLED, ""
+
+
+def _unconfirmed(entries: Iterable[LedgerEntry]) -> bool:
+    return any(entry.certainty is Certainty.UNCONFIRMED for entry in entries)
 
 
 def _is_ready(

@@ -9,8 +9,8 @@ from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, ShareId, device_of
 from partage.model.step import GpuUse, UseKind
 from partage.plan.serve.ledger import LedgerEntry
 
-NOT_NAMED = "(not named yet)"
-"""Name of a pod that was given a share but is not yet named by the kubelet."""
+NOT_NAMED = "(not named by the kubelet)"
+"""Name of a pod that holds a share, and that PodResources does not name, or not yet."""
 
 
 def entry_uses(entries: Iterable[LedgerEntry], inventory: Inventory) -> tuple[GpuUse, ...]:

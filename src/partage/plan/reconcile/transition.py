@@ -6,7 +6,7 @@ added and removed while others of the same strategy stay: the hardware isolates 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
-from partage.plan.serve.ledger import HeldIds, LedgerEntry
+from partage.plan.serve.ledger import HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
 
 
@@ -49,14 +49,17 @@ class ListedShare(Frozen):
     offering: DeviceOffer | None
 
 
-_Hold = tuple[ResourceName, ShareId]
-
-
 class _GpuHolds(Struct):
-    """The held ids of one GPU. own: with the offers that they belong to."""
+    """The held ids of one GPU. own: with the offers they belong to. in_conflict: they exclude each other."""
 
-    own: list[tuple[_Hold, DeviceOffer]] = field(default_factory=list)
-    foreign: list[_Hold] = field(default_factory=list)
+    own: list[tuple[Hold, DeviceOffer]] = field(default_factory=list)
+    foreign: list[Hold] = field(default_factory=list)
+    in_conflict: bool = False
+
+    @property
+    def must_end(self) -> bool:
+        """Nothing is offered on the GPU before these holds have ended."""
+        return bool(self.foreign) or self.in_conflict
 
 
 def transition(
@@ -67,18 +70,22 @@ def transition(
     withdraw_s: float,
     *,
     gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
+    in_conflict: Collection[GpuUuid] = (),
 ) -> dict[GpuUuid, GpuServing]:
     """One step from ``serving`` towards ``wanted``, GPU by GPU.
 
     A GPU whose offer matches is not changed (and stops draining). One that serves nothing yet starts with
     the wanted offer. One that differs drains; once no share of it was held for withdraw_s, it changes. A GPU
     that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
-    too. withdraw_s gives the kubelet time: an Allocate for an id that was just withdrawn may be under way,
-    and is still answered (``answerable_offer``). Planned MIG devices are not served. gpu_of: MIG device UUID
-    to GPU UUID, for held ids of devices that are in no offer.
+    too, and so does one whose holds exclude each other (in_conflict). withdraw_s gives the kubelet time: an
+    Allocate for an id that was just withdrawn may be under way, and is still answered (``answerable_offer``).
+    Planned MIG devices are not served. gpu_of: MIG device UUID to GPU UUID, for held ids of devices that are
+    in no offer.
     """
     live = {gpu: tuple(one for one in offer if not one.planned) for gpu, offer in wanted.items()}
     loads = _loads({**live, **answerable_offer(serving)}, held, gpu_of or {})
+    for gpu in in_conflict:
+        loads.setdefault(gpu, _GpuHolds()).in_conflict = True
     steps = {
         gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _GpuHolds()), now_s, withdraw_s)
         for gpu in {**serving, **live}
@@ -88,7 +95,7 @@ def transition(
 
 def foreign_holds(
     serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
-) -> dict[GpuUuid | None, list[_Hold]]:
+) -> dict[GpuUuid | None, list[Hold]]:
     """GPU UUID to held ids on it that belong to nothing it serves; key None: on no GPU that is known."""
     loads = _loads(answerable_offer(serving), held, gpu_of or {})
     return {gpu: load.foreign for gpu, load in loads.items() if load.foreign}
@@ -159,7 +166,7 @@ def _step(
 ) -> GpuServing | None:
     if now is None:
         return _start(wanted, load, now_s)
-    if wanted is not None and not load.foreign and _fits_in_place(now, wanted):
+    if wanted is not None and not load.must_end and _fits_in_place(now, wanted):
         return _change_in_place(now, wanted, load, now_s, withdraw_s)
     empty_since_s = None
     if not load.own and not load.foreign:
@@ -173,7 +180,7 @@ def _step(
 def _start(wanted: GpuOffer | None, load: _GpuHolds, now_s: float) -> GpuServing | None:
     if wanted is None:
         return None
-    if load.foreign:
+    if load.must_end:
         return GpuServing((), draining=True, draining_since_s=now_s)
     return GpuServing(wanted)
 
@@ -265,7 +272,7 @@ def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[ShareId]
     return offering.share_ids
 
 
-def _waited_for(now: GpuServing, load: _GpuHolds) -> Iterable[_Hold]:
+def _waited_for(now: GpuServing, load: _GpuHolds) -> Iterable[Hold]:
     if now.draining:
         return [*(hold for hold, _ in load.own), *load.foreign]
     return [hold for hold, offering in load.own if offering in now.leaving]

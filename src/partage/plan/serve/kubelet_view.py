@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from msgspec import field
@@ -88,7 +87,8 @@ def _late(
     """Ids that were withdrawn recently, and until when they are answered.
 
     An id may be withdrawn long after its GPU began to wait: when its holder released it. The kubelet may be
-    allocating it to the next pod at that moment.
+    allocating it to the next pod at that moment. With the first view, the agent's predecessor may have listed
+    it until now.
     """
     changing = [now for now in serving.values() if now.draining or now.leaving]
     if not changing:
@@ -97,13 +97,14 @@ def _late(
     listed_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
     late: dict[ShareId, float] = {}
     for now in changing:
-        began_s = math.inf if now.draining_since_s is None else now.draining_since_s
-        withdrawn = (*now.offer, *now.leaving) if now.draining else now.leaving
-        for offering in withdrawn:
+        for offering in (*now.offer, *now.leaving) if now.draining else now.leaving:
             for share in offering.share_ids:
-                if share not in listed_now:
-                    withdrawn_s = max(began_s, now_s) if share in listed_before else began_s
-                    late[share] = max(withdrawn_s + withdraw_s, before.late.get(share, 0.0))
+                if share in listed_now:
+                    continue
+                if share in listed_before or before is EMPTY_VIEW:
+                    late[share] = now_s + withdraw_s
+                elif share in before.late:
+                    late[share] = before.late[share]
     return late
 
 

@@ -1,12 +1,16 @@
 """Which container holds which share, and how certain that is. Pure: the caller passes times and observations.
 
-The kubelet tells it in four ways (docs/adr/0020):
+The kubelet tells it in five ways (docs/adr/0020):
 
 - Allocate: a container holds these ids now; their former holders have released them.
 - GetPreferredAllocation: these ids are free.
-- PodResources: these containers hold these ids. Ordinary init containers are missing, and before Kubernetes
-1.36 containers that ended may still be listed.
+- PodResources: these containers hold these ids. Ordinary init containers are missing, before Kubernetes
+1.36 containers that ended may still be listed, and a kubelet that has just started knows no pods yet.
 - PreStartContainer: a container with exactly these ids is about to start.
+- Its checkpoint: all ids that pods hold, by UID of the pod. Ids of pods that ended may still be in it.
+
+So an id that PodResources does not name is free only if the same kubelet has named it before, or if the
+checkpoint, written after that question, does not have it either.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from math import inf
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.model.allocation import ContainerHold
+from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import ResourceName, ShareId
 from partage.values import Frozen
 
@@ -29,11 +33,14 @@ class Certainty(StrEnum):
     tentative: Allocate returned it; the kubelet has not yet named the container.
     observed:  PodResources names the container.
     proven:    PodResources named it before the container started (PreStartContainer).
+    unconfirmed: held according to an earlier answer or to the checkpoint, but PodResources does not name it
+        now. Its end is not proven.
     """
 
     TENTATIVE = "tentative"
     OBSERVED = "observed"
     PROVEN = "proven"
+    UNCONFIRMED = "unconfirmed"
 
 
 class Holder(Frozen, order=True):
@@ -44,6 +51,10 @@ class Holder(Frozen, order=True):
     container: str
 
 
+Hold = tuple[ResourceName, ShareId]
+"""One held id, and the resource under which it was allocated."""
+
+
 class LedgerEntry(Frozen):
     """One held id.
 
@@ -51,6 +62,7 @@ class LedgerEntry(Frozen):
     several. Holders of a tentative entry were named before the id was allocated again, so they may be out
     of date.
     since_s: when it was allocated, or first observed as held.
+    checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
     """
 
     resource: ResourceName
@@ -58,6 +70,17 @@ class LedgerEntry(Frozen):
     certainty: Certainty
     holders: tuple[Holder, ...]
     since_s: float
+    checkpoint_pods: int = 0
+
+    @property
+    def hold(self) -> Hold:
+        """Resource and id."""
+        return self.resource, self.id
+
+    @property
+    def pods(self) -> frozenset[tuple[str, str]]:
+        """Namespace and name of each named pod."""
+        return frozenset((holder.namespace, holder.pod) for holder in self.holders)
 
     @property
     def holder(self) -> Holder | None:
@@ -84,6 +107,8 @@ class _Past(Frozen):
     free: bool = False
 
 
+_NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
+"""PodResources named a holder, and the same kubelet still runs."""
 _Names = dict[ShareId, set[Holder]]
 _NOBODY: frozenset[Holder] = frozenset()
 
@@ -93,14 +118,16 @@ class Ledger:
 
     The cost of Allocate depends on its own ids; the cost of an observation on all held ids.
 
-    unlisted_grace_s: how long an allocated id counts as held that PodResources never lists (an ordinary
-    init container, or an admission in progress).
+    unlisted_grace_s: after how long an allocated id that PodResources never lists (an ordinary init
+    container, or a pod that was refused in the end) becomes unconfirmed.
     """
 
     def __init__(self, unlisted_grace_s: float = 120.0) -> None:
         self._grace_s = unlisted_grace_s
         self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
         self._past: dict[ResourceName, dict[ShareId, _Past]] = {}
+        self._suspected: frozenset[Hold] = frozenset()
+        self._observed_s = -inf
         self._version = 0
         self._entries: tuple[int, tuple[LedgerEntry, ...]] = (0, ())
         self._held: tuple[int, HeldIds] = (0, HeldIds())
@@ -115,6 +142,49 @@ class Ledger:
         for share in ids:
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
             self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), now_s))
+
+    def restored(self, resource: ResourceName, ids: Iterable[ShareId], now_s: float) -> None:
+        """The kubelet's checkpoint has these ids: they are held until their end is proven."""
+        for share in set(ids) - self._rows.get(resource, {}).keys():
+            self._put(LedgerEntry(resource, share, Certainty.UNCONFIRMED, (), now_s))
+
+    def kubelet_started(self) -> None:
+        """The kubelet is another one than before: what it does not name has not ended for that."""
+        for entry in self.entries():
+            if entry.certainty in _NAMED:
+                self._put(replace(entry, certainty=Certainty.UNCONFIRMED))
+
+    def suspect(self, holds: frozenset[Hold]) -> bool:
+        """These holds contradict others: perhaps PodResources names a pod that ended. Returns whether there
+        are new ones."""
+        before, self._suspected = self._suspected, holds
+        return not holds <= before
+
+    @property
+    def must_check(self) -> frozenset[Hold]:
+        """Held ids that have to be compared with the checkpoint: unconfirmed and suspected ones."""
+        return frozenset(
+            entry.hold
+            for entry in self.entries()
+            if entry.certainty is Certainty.UNCONFIRMED or entry.hold in self._suspected
+        )
+
+    def checked(self, checkpoint: CheckpointHolds, asked_s: float) -> None:
+        """The kubelet wrote this checkpoint after PodResources had answered the question of asked_s.
+
+        With that question the kubelet forgets the pods that ended, if it knows its pods; otherwise the
+        checkpoint still has them. So an id that is not in it has ended, whoever is named with it.
+        """
+        for resource, share in self.must_check:
+            entry, pods = self._rows[resource][share], checkpoint.get(resource, {}).get(share, frozenset())
+            if self._changed_s(resource, share) > asked_s or entry.certainty is Certainty.TENTATIVE:
+                continue
+            if pods:
+                self._put(replace(entry, checkpoint_pods=len(pods)))
+                continue
+            if entry.certainty is not Certainty.UNCONFIRMED:  # its pods have ended, and are still named
+                self._remember(resource, share, _Past(self._give_up(resource, share), asked_s))
+            self._drop(resource, share)
 
     def offered_as_free(
         self,
@@ -139,8 +209,12 @@ class Ledger:
         """PodResources answered a question that was *asked* at asked_s. holders: all containers with
         Partage's resources.
 
-        For an id that was allocated or reported free since then, the answer is out of date and ignored.
+        For an id that was allocated or reported free since then, the answer is out of date and ignored; so
+        is the whole answer if a later one was observed before it.
         """
+        if asked_s < self._observed_s:
+            return
+        self._observed_s = asked_s
         said: dict[ResourceName, _Names] = {}
         for row in holders:
             holder = Holder(row.namespace, row.pod, row.container)
@@ -159,6 +233,7 @@ class Ledger:
         The container that is listed with exactly these ids is the one that starts. If there is none (an
         ordinary init container) or more than one, nothing is proven.
         """
+        self._observed_s = max(self._observed_s, asked_s)
         held_by: dict[Holder, set[ShareId]] = {}
         for row in holders:
             if row.resource == resource:
@@ -204,16 +279,19 @@ class Ledger:
         for share in news:
             self._name(resource, share, names[share], asked_s)
         for entry in [row for share, row in self._rows.get(resource, {}).items() if share not in names]:
-            if entry.since_s < asked_s and self._is_over(entry, asked_s):
-                self._drop(resource, entry.id)
-            elif entry.since_s < asked_s and entry.holders:
-                self._put(replace(entry, holders=()))
+            if entry.since_s < asked_s:
+                self._not_named(entry, asked_s)
         for share in [share for share, gone in past.items() if share not in names and gone.since_s < asked_s]:
             del past[share]
 
-    def _is_over(self, entry: LedgerEntry, asked_s: float) -> bool:
-        """Whether an entry that an answer does not list ends: it was listed before, or never for too long."""
-        return entry.certainty is not Certainty.TENTATIVE or asked_s - entry.since_s >= self._grace_s
+    def _not_named(self, entry: LedgerEntry, asked_s: float) -> None:
+        """An answer does not list this id."""
+        if entry.certainty in _NAMED:  # by this kubelet: it has ended
+            self._drop(entry.resource, entry.id)
+        elif entry.certainty is Certainty.TENTATIVE:
+            late = asked_s - entry.since_s >= self._grace_s
+            certainty = Certainty.UNCONFIRMED if late else Certainty.TENTATIVE
+            self._put(replace(entry, certainty=certainty, holders=()))
 
     def _name(self, resource: ResourceName, share: ShareId, named: set[Holder], asked_s: float) -> None:
         """An answer lists these containers with the id."""
@@ -228,10 +306,10 @@ class Ledger:
         current = named - former
         if current:
             self._see(entry, resource, share, tuple(sorted(current)), asked_s)
+        elif entry and entry.certainty in _NAMED:
+            self._drop(resource, share)
         elif entry and entry.certainty is Certainty.TENTATIVE:
             self._put(replace(entry, holders=tuple(sorted(former))))
-        elif entry:
-            self._drop(resource, share)
 
     def _see(
         self,
@@ -241,11 +319,11 @@ class Ledger:
         holders: tuple[Holder, ...],
         asked_s: float,
     ) -> None:
-        known = entry is not None and entry.certainty is not Certainty.TENTATIVE
-        if entry and known and entry.holders == holders:
+        if entry and entry.certainty in _NAMED and entry.holders == holders:
             return
-        same = entry is not None and (not known or not set(entry.holders).isdisjoint(holders))
-        since_s = entry.since_s if entry and same else asked_s
+        same = entry is not None and (not entry.holders or not set(entry.holders).isdisjoint(holders))
+        tentative = entry is not None and entry.certainty is Certainty.TENTATIVE
+        since_s = entry.since_s if entry and (same or tentative) else asked_s
         self._put(LedgerEntry(resource, share, Certainty.OBSERVED, holders, since_s))
 
     def _prove(
@@ -261,7 +339,8 @@ class Ledger:
         """When the id was last allocated or released; answers to earlier questions are out of date."""
         entry = self._rows.get(resource, {}).get(share)
         past = self._past.get(resource, {}).get(share)
-        return max(entry.since_s if entry else -inf, past.since_s if past else -inf)
+        given = entry is not None and entry.certainty is not Certainty.UNCONFIRMED
+        return max(entry.since_s if entry and given else -inf, past.since_s if past else -inf)
 
     def _former(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
         past = self._past.get(resource, {}).get(share)
@@ -303,6 +382,6 @@ class Ledger:
 
 
 def _is_known(entry: LedgerEntry, named: set[Holder]) -> bool:
-    """Whether an answer with these names changes nothing. Fast: mostly nothing changes."""
-    known = entry.certainty is not Certainty.TENTATIVE and len(entry.holders) == len(named)
+    """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
+    known = entry.certainty in _NAMED and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)

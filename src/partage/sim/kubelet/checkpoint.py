@@ -1,7 +1,7 @@
 """The file in which a kubelet keeps which container holds which device, as its device manager writes it.
 
-Source: kubernetes, pkg/kubelet/cm/devicemanager/checkpoint. It is written after an admission, not after the
-end of a pod: devices of pods that ended stay in it until the next admission.
+Source: kubernetes, pkg/kubelet/cm/devicemanager/checkpoint. It is written after an admission and
+when a plugin sends its list, not after the end of a pod: devices of pods that ended stay in it until then.
 """
 
 from __future__ import annotations

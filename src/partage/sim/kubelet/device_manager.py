@@ -54,6 +54,7 @@ class Endpoint(Struct):
 class DeviceManager:
     """Devices, plugins and holders of one node.
 
+    allocate_delay_s: how long after its choice of ids Allocate is called.
     always_asks_preference: call GetPreferredAllocation whenever the plugin has it, as a kubelet without
         topology manager does. False: only where fewer devices are needed than are free, as a kubelet does
         that has aligned them by NUMA node.
@@ -67,12 +68,14 @@ class DeviceManager:
         rng: Random,
         clock: Callable[[], float],
         grace_s: float,
+        allocate_delay_s: float = 0.0,
         always_asks_preference: bool,
         ignores_late_ends: bool,
     ) -> None:
         self._rng = rng
         self._clock = clock
         self._grace_s = grace_s
+        self._delay_s = allocate_delay_s
         self._asks_always = always_asks_preference
         self._forgiving = ignores_late_ends
         self._devices: dict[str, dict[ShareId, Device]] = {}
@@ -176,6 +179,8 @@ class DeviceManager:
         for resource, count in container.requests.items():
             if count and resource in self._devices:  # other resources are not the device manager's
                 ids = await self._choose(resource, count, reusable.get(resource, ()))
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
                 holdings[resource] = Holding(tuple(ids), await self._ask(resource, ids))
         return holdings
 

@@ -55,6 +55,7 @@ class EmbeddedKubelet:
             rng=Random(seed),  # noqa: S311 (a simulation has to be repeatable)
             clock=clock,
             grace_s=self.behaviour.grace_s,
+            allocate_delay_s=self.behaviour.allocate_delay_s,
             always_asks_preference=self.behaviour.always_asks_preference,
             ignores_late_ends=self.behaviour.ignores_late_ends,
         )
@@ -63,11 +64,13 @@ class EmbeddedKubelet:
             self._manager,
             answers=lambda: self.behaviour.answers_registration,
             report=self._report,
-            changed=self._note_change,
+            changed=self._listed_devices,
         )
         self._bound: dict[str, Pod] = {}
         self._pods: dict[str, PodStatus] = {}
         self._unlisted: set[str] = set()
+        self._unknown: set[str] = set()
+        self._ended: list[Pod] = []
         self._protocol_errors: list[str] = []
         self._servers: list[ClosingServer] = []
         self._changed = asyncio.Event()
@@ -82,6 +85,7 @@ class EmbeddedKubelet:
         self._socket.unlink(missing_ok=True)
         self.wipe()
         self._manager.restart()
+        self._unknown = set(self._pods)
         await self._serve(self._registry, self._socket)
         path = self._pod_resources_socket
         if path is not None:
@@ -160,6 +164,7 @@ class EmbeddedKubelet:
             reasons = ", ".join(f"1 Insufficient {resource}" for resource in lacking)
             return PodStatus(pod, PodPhase.PENDING, "Unschedulable", f"0/1 nodes are available: {reasons}.")
         self._bound[pod.key] = pod
+        self._update_allocated()
         try:
             await self._manager.admit(pod)
         except AdmissionError as error:
@@ -243,11 +248,12 @@ class EmbeddedKubelet:
         return self._pods[pod.key]
 
     async def end(self, pod: Pod, *, failed: bool = False) -> PodStatus:
-        """All containers have ended: the devices are free, the pod is still known."""
+        """All containers have ended: the devices are free as soon as the kubelet looks, the pod is still
+        known."""
         status = self._pods[pod.key]
         if not status.holds:
             return status
-        self._manager.release(pod)
+        self._ended.append(pod)
         del self._bound[pod.key]
         ended = (replace(one, state=ContainerState.TERMINATED) for one in status.containers)
         phase = PodPhase.FAILED if failed else PodPhase.SUCCEEDED
@@ -264,6 +270,19 @@ class EmbeddedKubelet:
         self._pods[status.pod.key] = status
         self._note_change()
         return status
+
+    def _listed_devices(self) -> None:
+        """A plugin has sent its list, or is gone: the device manager writes its checkpoint."""
+        write_checkpoint(self._dir, self._manager.all_holdings())
+        self._note_change()
+
+    def _update_allocated(self) -> None:
+        """Forget what pods held that ended; not before the pods are known. Admission and List do so."""
+        if self.behaviour.knows_pods:
+            self._unknown.clear()
+            for pod in self._ended:
+                self._manager.release(pod)
+            self._ended.clear()
 
     def _note_change(self) -> None:
         self._changed.set()
@@ -285,8 +304,9 @@ class EmbeddedKubelet:
         return self._manager.device(resource, name).numa_nodes
 
     def _listed(self) -> Iterator[pb.PodResources]:
+        self._update_allocated()
         for status in list(self._pods.values()):
-            if status.pod.key in self._unlisted:
+            if status.pod.key in self._unlisted or status.pod.key in self._unknown:
                 continue
             if status.holds or (self.behaviour.lists_ended_pods and status.containers):
                 yield pod_message(status, self._numa_nodes)
