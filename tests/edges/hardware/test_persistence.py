@@ -54,7 +54,7 @@ def slow_reset(node: StubNode) -> tuple[Path, Path]:
     started, go = node.root / "started", node.root / "go"
     node.add_nvidia_smi(
         f"import os, time\nopen({str(started)!r}, 'w')\n"
-        f"while not os.path.exists({str(go)!r}): time.sleep(0.005)"
+        f"while os.path.exists({str(node.root)!r}) and not os.path.exists({str(go)!r}): time.sleep(0.005)"
     )
     return started, go
 

@@ -166,7 +166,8 @@ async def test_a_reset_that_does_not_end_is_given_up_and_nvidia_smi_goes_on(
     """Ended in the middle of a reset it can leave a GPU that no longer answers."""
     go, done = node.root / "go", node.root / "done"
     node.add_nvidia_smi(
-        f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.005)\n"
+        f"import os, time\n\n"
+        f"while os.path.exists({str(node.root)!r}) and not os.path.exists({str(go)!r}): time.sleep(0.005)\n"
         f"print('a line that nobody reads'); open({str(done)!r}, 'w'); sys.exit(0)"
     )
     with pytest.raises(HardwareTimeout, match="within 1 s"):
