@@ -284,11 +284,27 @@ def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | N
     """The last report of the agent on this node; a warning if it cannot be used."""
     from partage.faces.documents.report import Unreadable, read_report
 
-    found = read_report(_report_file(machine, run_dir))
-    if isinstance(found, Unreadable):
-        print_problems([Problem("", "", "warning", found.reason)])
+    path = _report_file(machine, run_dir)
+    found = read_report(path)
+    if found is None:
         return None
-    return found
+    if not isinstance(found, Unreadable):
+        why = _why_not_ours(found, machine)
+        if not why:
+            return found
+        found = Unreadable(f"{path} is not used: {why}")
+    print_problems([Problem("", "", "warning", found.reason)])
+    return None
+
+
+def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
+    """Why the report says nothing about this node now; empty if it does."""
+    from partage.edges.procfs import runs
+    from partage.faces.report_origin import this_node, why_not_ours
+    from partage.sim.node.files.load import load_machine
+
+    here = this_node(None if machine is None else load_machine(machine).inventory)
+    return why_not_ours(found.agent, found.node, here, agent_runs=runs(Path("/proc"), found.agent.pid))
 
 
 def ctk_found(policy: Policy, inventory: Inventory) -> bool:

@@ -103,6 +103,7 @@ def _print(node: ShownNode, console: Console) -> None:
     from partage.faces.render.rows import links_sentence, pending_lines, waiting_lines
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.model.gpu import Driver
+    from partage.plan.offer.caveats import mig_hidden
 
     inventory, report = node.inventory, node.report
     assert isinstance(inventory.driver, Driver), "checked by need_driver"
@@ -112,6 +113,8 @@ def _print(node: ShownNode, console: Console) -> None:
     )
     console.print()
     console.print(gpus_table(inventory, report.troubles if report else {}))
+    if hidden := mig_hidden(inventory):
+        console.print(f"! {hidden}.", style="yellow", markup=False)
     if links := links_sentence(inventory):
         console.print(f"\n{links}", style="dim")
     console.print()
