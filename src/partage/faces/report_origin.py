@@ -37,7 +37,7 @@ def why_not_ours(agent: AgentProcess, node: NodeRow, here: ThisNode, *, agent_ru
     agent, node: of the report. agent_runs: a process here has the agent's pid.
     """
     if node.simulated and not here.simulated:
-        return "it is of a simulated node"
+        return "it is of a simulated node, which --machine has to name"
     if here.simulated and not node.simulated:
         return "it is of a real node"
     if here.boot_id and node.boot_id and here.boot_id != node.boot_id:
