@@ -203,10 +203,15 @@ class Field(Frozen):
         self.unfit(wanted, f"did you mean {near!r}?" if near else "")
         return None
 
-    def table(self, keys: Sequence[str], *, exact: bool = False) -> Table | None:
-        """A mapping in which ``keys`` may stand. exact: their case counts, whatever the dialect says."""
+    def table(self, keys: Sequence[str], example: str = "", *, exact: bool = False) -> Table | None:
+        """A mapping in which ``keys`` may stand. example: for the hint, ``{replicas: 4}``. exact: the case of
+        keys counts, whatever the dialect says.
+        """
         if not isinstance(self.value, dict):
-            self.unfit("a mapping", "write {} for an empty one" if self.value is None else "")
+            empty = "write {} for an empty one" if self.value is None else ""
+            self.unfit(
+                "a mapping", f"write {self.place.path.rpartition('.')[2]}: {example}" if example else empty
+            )
             return None
         return Table(self, self.value, keys, exact=exact)
 
@@ -217,10 +222,10 @@ class Field(Frozen):
             return None
         return {key: self.member(key, value) for key, value in self.value.items()}
 
-    def items(self, at_most: int | None = None) -> list[Field] | None:
+    def items(self, at_most: int | None = None, hint: str = "") -> list[Field] | None:
         """The items of a list."""
         if not isinstance(self.value, list):
-            self.unfit("a list")
+            self.unfit("a list", hint)
             return None
         if at_most is not None and len(self.value) > at_most:
             self.error(f"has {len(self.value)} items, and at most {at_most} are read")

@@ -1,9 +1,9 @@
 """YAML and JSON that may come from anybody: plain values, within bounds, with the place of every fault.
 
 Strict where YAML surprises: ``12:30`` is text and not 750 (no base-60 integers), ``010`` is text, a
-duplicate key is an error (or named, for ``read_lenient``), keys are text, NaN and infinities are refused. Bounded where YAML bites: size,
-depth, number of values with every alias counted in full. Nothing here recurses, so no input ends in a
-RecursionError.
+duplicate key is an error (for ``read_lenient`` it is only named), keys are text, NaN and infinities are
+refused. Bounded where YAML bites: size, depth, number of values with every alias counted in full. Nothing
+here recurses, so no input ends in a RecursionError.
 
 The events come from libyaml, which PyYAML's wheels carry; without it the same code runs on PyYAML's own
 parser, thirty times slower, and the bounds shrink accordingly.
