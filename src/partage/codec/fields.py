@@ -264,7 +264,7 @@ class Table:
             if key is None:
                 self._unknown(written, member)
             elif key in self._members:
-                member.error(f"stands here twice, also as {self._members[key].place.path}")
+                self._members[key] = _spelled_twice(self._members[key], member)
             else:
                 self._members[key] = member
 
@@ -340,6 +340,17 @@ class Table:
     def text(self, key: str, default: str) -> str:
         """Text."""
         return self.value(key, Field.text, default)
+
+
+def _spelled_twice(first: Field, second: Field) -> Field:
+    """Which value of a key in two spellings counts: the last one in the order of code points, as in Go."""
+    said = f"stands here twice, also as {first.place.path}"
+    if isinstance(first.value, dict) or isinstance(second.value, dict):
+        second.error(said)  # Go would merge the two
+        return first
+    last = max(first, second, key=lambda one: one.place.path)
+    second.warn(f"{said}; {last.place.path} counts", "remove one of the two")
+    return last
 
 
 def _plain(key: str) -> str:

@@ -209,8 +209,19 @@ def test_other_formats_refuse_equal_keys(text: str) -> None:
         parse_policy(text, "n")
 
 
-def test_a_key_in_two_spellings_is_refused() -> None:
-    (problem,) = problems({"version": "v1", "Version": "v1"})
+@pytest.mark.parametrize("flags", [("migStrategy", "MIGSTRATEGY"), ("MIGSTRATEGY", "migStrategy")])
+def test_of_a_key_in_two_spellings_the_last_in_the_alphabet_counts_with_a_warning(
+    flags: tuple[str, str],
+) -> None:
+    """Go's decoder reads keys in that order, whatever the order of the file."""
+    written = {key: "single" if key.isupper() else "mixed" for key in flags}
+    loaded = parse_policy(json.dumps({"Version": "v2", "version": "v1", "flags": written}), "n")
+    assert loaded.policy.options.mig_strategy is MigStrategy.MIXED
+    assert ["flags.migStrategy counts" in warning.message for warning in loaded.warnings] == [False, True]
+
+
+def test_a_mapping_in_two_spellings_is_refused() -> None:
+    (problem,) = problems({"version": "v1", "flags": {}, "Flags": {}})
     assert "stands here twice" in problem.message
 
 

@@ -99,8 +99,8 @@ def _detect(value: Value, name: str) -> str:
     if not isinstance(value, dict):
         said = f"not a policy: it contains {describe(value)} instead of a mapping"
         raise InputError([Problem(name, "", "error", said, f"it begins with {_FORMATS}")])
-    versions = [value[key] for key in value if key.casefold() == "version"]
-    version = versions[0] if versions else None
+    versions = [value[key] for key in sorted(value) if key.casefold() == "version"]
+    version = versions[-1] if versions else None
     keys = {key.casefold() for key in value}
     if (isinstance(version, str) and version.startswith("partage")) or (not versions and "gpus" in value):
         return native.FORMAT
