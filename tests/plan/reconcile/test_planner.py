@@ -270,6 +270,30 @@ def test_a_daemon_that_died_is_started_under_its_holders() -> None:
     assert uuid in plan.unusable
 
 
+def test_a_daemon_and_a_mode_that_a_reset_took_come_back_while_the_gpu_drains() -> None:
+    """The mode was seen first: for a moment the daemon, which seemed to run, had to be stopped."""
+    desired, now = with_mps(observe())
+    gpu = now.observed.node.inventory.gpus[0]
+    share = entry("nvidia.com/gpu.shared", share_id(gpu.uuid, 0))
+    reset = replace(gpu, compute_mode=ComputeMode.DEFAULT)
+    inventory = replace(now.observed.node.inventory, gpus=(reset, *now.observed.node.inventory.gpus[1:]))
+    desired = desired_of(MPS, inventory)
+    node = with_observed(None, inventory)
+    (daemon,) = now.observed.daemons or ()
+    dead = replace(daemon, phase=DaemonPhase.DEAD)
+    draining = GpuServing(desired.offer[gpu.uuid], draining=True, draining_since_s=0.0)
+    late = replace(
+        now,
+        observed=replace(now.observed, node=node, daemons=(dead,)),
+        served={**now.served, gpu.uuid: draining},
+        held=held_of([share]),
+        entries=(share,),
+    )
+    plan = plan_node(desired, late, geometry_of)
+    assert [type(step) for step in plan.ready[0].steps] == [SetComputeMode, StartDaemon]
+    assert plan.serving[gpu.uuid] == GpuServing(desired.offer[gpu.uuid])
+
+
 def test_other_limits_wait_until_no_share_is_held() -> None:
     desired, now = with_mps(observe())
     (daemon,) = now.observed.daemons or ()

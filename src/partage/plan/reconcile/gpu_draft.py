@@ -76,8 +76,9 @@ class SettingsDrafter:
         return self._original.get(gpu.uuid, OriginalSettings())
 
     def serves(self, gpu: Gpu, offer: GpuOffer) -> bool:
-        """Whether it serves exactly this offer now."""
-        return self._served.get(gpu.uuid) == GpuServing(offer)
+        """Whether all that can be held on it is of this offer, also while its free shares are withdrawn."""
+        served = self._served.get(gpu.uuid)
+        return served is not None and served.offer == offer and not served.leaving
 
     def steps(self, gpu: Gpu, want: GpuSettings) -> tuple[SettingsSteps, str]:
         """The steps without time slices, or why they cannot be planned yet."""
