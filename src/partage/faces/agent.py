@@ -17,6 +17,7 @@ from partage.agent.log import configure
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.helper_client import RemoteHardware
+from partage.edges.ticks import until_tick
 from partage.errors import InputError
 
 if TYPE_CHECKING:
@@ -130,8 +131,9 @@ async def _write_report_file(status: AgentStatus, options: AgentOptions) -> None
     file = ReportFile(status, options.intervals, options.report_file)
     trouble = ""
     while True:
-        problem = await asyncio.to_thread(file.renew)
-        if problem and problem != trouble:
-            log.warning("report cannot be written", extra={"reason": problem})
-        trouble = problem
-        await asyncio.sleep(options.intervals.report_s)
+        if file.is_outdated():
+            problem = await asyncio.to_thread(file.renew)
+            if problem and problem != trouble:
+                log.warning("report cannot be written", extra={"reason": problem})
+            trouble = problem
+        await until_tick(options.intervals.report_s)

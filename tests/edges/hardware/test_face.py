@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -88,7 +87,9 @@ def test_the_helper_is_small_and_imports_what_it_uses(short_dir: Path) -> None:
     argv = helper_argv(short_dir / "s", machine=None, driver_root=short_dir)
     assert argv[1:4] == MODULE[1:]
     told = run([argv[0], "-X", "importtime", *argv[1:]]).stderr
-    modules = {line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")}
+    modules = {
+        line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")
+    }
     assert "partage.edges.hardware.nvml" in modules
     unwanted = {
         "click",

@@ -49,8 +49,8 @@ from partage.model.step import (
 
 T = TypeVar("T")
 
-_CHECK_S = 2.0
-"""A caller that waits for events checks session and watch this often."""
+_CHECK_S = 10.0
+"""A caller that waits for events checks session and watch this often. Every other call does so too."""
 
 _REST_S = 5.0
 """A session whose watch ended is replaced after this time at the earliest, in case the driver fails at
