@@ -19,6 +19,7 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.ticks import until_tick
 from partage.errors import InputError
+from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from partage.faces.http import HttpFace
@@ -111,7 +112,8 @@ async def _first_registration(status: AgentStatus) -> None:
 def _http(
     listening: socket.socket, status: AgentStatus, options: AgentOptions, hardware: RemoteHardware
 ) -> HttpFace:
-    from partage.faces.http import HttpFace, agent_pages
+    with lean_imports():
+        from partage.faces.http import HttpFace, agent_pages
 
     return HttpFace(listening, agent_pages(status, options.intervals, lambda: hardware.state))
 

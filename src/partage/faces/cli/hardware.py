@@ -157,6 +157,7 @@ def __getattr__(name: str) -> click.Command:
 
 
 if __name__ == "__main__":
-    # asyncio imports ssl if it can: 4 MiB and 10 ms, for a process without network.
-    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
-    main()
+    from partage.faces.lean_imports import lean_imports
+
+    with lean_imports():
+        main()
