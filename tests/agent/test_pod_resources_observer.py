@@ -159,6 +159,16 @@ async def test_the_checkpoint_stands_in_for_a_first_answer() -> None:
         assert certainties(one) == {"GPU-a": Certainty.UNCONFIRMED}
 
 
+async def test_a_new_checkpoint_ends_a_hold_also_while_podresources_does_not_answer() -> None:
+    kubelet = Kubelet(a="uid")
+    kubelet.says = Unreachable("not there")
+    one = questions(kubelet)
+    async with asking(one):
+        assert certainties(one) == {"GPU-a": Certainty.UNCONFIRMED}
+        kubelet.has = {}
+        await until(lambda: certainties(one) == {}, 5.0)
+
+
 async def test_without_checkpoint_and_answer_nothing_is_known() -> None:
     kubelet = Kubelet()
     kubelet.says, kubelet.has = Unreachable("not there"), Unreachable("its format is not known")

@@ -16,6 +16,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.policy import MigStrategy
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.report import PolicyState
 from partage.sim.node.files.load import load_machine
@@ -120,15 +121,21 @@ def test_without_a_file_every_gpu_is_exclusive() -> None:
     assert one.saved is None
 
 
-def test_nvidias_variables_without_a_file_are_named_in_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    environ = {"MIG_STRATEGY": "mixed", "PASS_DEVICE_SPECS": "true", "MPS_ROOT": "", "PATH": "/bin"}
+def test_nvidias_variables_without_a_file_are_honoured() -> None:
+    environ = {"MIG_STRATEGY": "single", "PASS_DEVICE_SPECS": "true", "PATH": "/bin"}
     one = PolicyObserver(AgentOptions(environ=environ), geometry_of, lambda: None)
     one.start()
     one.resolve_on(node_of())
-    (warning,) = one.report.warnings
-    assert warning.message == "without a policy file, MIG_STRATEGY, PASS_DEVICE_SPECS have no effect"
-    assert [record.getMessage() for record in caplog.records] == ["policy has a warning"]
-    assert state(one) is PolicyState.BUILT_IN
+    assert one.desired is not None
+    options = one.desired.policy.options
+    assert (options.mig_strategy, options.device_specs) == (MigStrategy.SINGLE, True)
+    assert (state(one), one.report.source, one.saved) == (PolicyState.BUILT_IN, "environment", None)
+
+
+def test_a_wrong_variable_without_a_file_ends_the_start() -> None:
+    one = PolicyObserver(AgentOptions(environ={"MIG_STRATEGY": "sometimes"}), geometry_of, lambda: None)
+    with pytest.raises(InputError, match="MIG_STRATEGY"):
+        one.start()
 
 
 def test_a_configuration_without_a_file_is_an_error() -> None:

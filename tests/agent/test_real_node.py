@@ -64,6 +64,29 @@ def test_a_lost_gpu_is_unhealthy_and_the_others_go_on(
         agent.wait(lambda: agent.gpu(1).get("health", {}).get("state") == "unhealthy", "told")
 
 
+def test_an_xid_that_names_instance_0_of_a_gpu_without_mig_mode_takes_the_gpu_away(
+    node: Place, driver: StubNode, kubelet: ScriptedKubelet
+) -> None:
+    with running(spawn(node, f"--driver-root={driver.root}", machine=REAL)) as agent:
+        registered(kubelet, GPU)
+        agent.wait(lambda: agent.health() == (200, []), "well")
+        driver.raise_xid(1, 95, gi=0, ci=0)
+        others = [driver.uuid(index) for index in (0, 2, 3)]
+        agent.wait(lambda: healthy(kubelet, GPU) == others, "unhealthy", LONG_S)
+
+
+def test_mig_devices_are_offered_although_their_gpu_never_joins_the_fabric(
+    node: Place, driver: StubNode, kubelet: ScriptedKubelet
+) -> None:
+    driver.with_live_mig(0)
+    policy = native("{select: {index: [0]}, mig: {layout: [3g.40gb, 3g.40gb]}}")
+    with running(spawn(node, f"--driver-root={driver.root}", machine=REAL, policy=policy)) as agent:
+        agent.wait(lambda: len(healthy(kubelet, "nvidia.com/mig-3g.40gb")) == 2, "MIG devices", LONG_S)
+        driver.write(**{"gpu.1.field.230": 1})
+        agent.wait(lambda: len(healthy(kubelet, GPU)) == 2, "conditions of all GPUs were asked for", LONG_S)
+        assert len(healthy(kubelet, "nvidia.com/mig-3g.40gb")) == 2
+
+
 @pytest.fixture
 def keeper(node: Place, driver: StubNode) -> Iterator[MpsKeeper]:
     """Whose daemons outlive every agent, and end with the test."""

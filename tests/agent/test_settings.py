@@ -225,6 +225,25 @@ def test_a_dead_daemon_is_started_again_under_its_shares(
         ), "a share was withdrawn"
 
 
+def test_a_daemon_without_its_limits_loses_guarantee_and_free_shares_and_is_replaced_when_idle(
+    node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
+) -> None:
+    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+        offered(kubelet, SHARED, 2)
+        first = daemons(helper)[0].pid
+        helper.inject(Occupy(0, "greedy", UseKind.PROCESS, pid=4711, mps=True))
+        helper.inject(SetDaemonPhase(0, DaemonPhase.STARTING))
+        offered(kubelet, SHARED, 0)
+        agent.wait(lambda: agent.gpu(0)["phase"] == "waiting", "the client is waited for")
+        assert "client greedy (pid 4711)" in agent.gpu(0)["reason"]
+        (row,) = [row for row in agent.report()["resources"] if row["name"] == SHARED]
+        assert (row["promised"], row["verified"]) == ("guarded", "none")
+        assert daemons(helper)[0].pid == first, "its client was not ended"
+        helper.inject(Vacate(0, "greedy"))
+        offered(kubelet, SHARED, 2)
+        assert daemons(helper)[0].pid != first
+
+
 def test_mps_makes_room_for_a_layout_and_comes_back(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:

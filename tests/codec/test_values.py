@@ -121,6 +121,7 @@ conditions = st.builds(
     lost=st.none() | texts,
     recovery=st.none() | st.sampled_from(RecoveryAction),
     fabric_ok=st.none() | st.booleans(),
+    mig_mode=st.booleans(),
     resets=st.none() | numbers,
 )
 events = st.builds(

@@ -94,16 +94,23 @@ def test_ctrl_c_ends_with_130(monkeypatch):
     assert _partage("plan") == 130
 
 
-def test_a_reader_that_goes_away_is_no_drama():
+@pytest.mark.parametrize("output", ["json", "yaml", "table"])
+def test_a_reader_that_ends_early_ends_the_command_with_141(output):
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run(
-        [sys.executable, "-m", "partage", "plan", "--machine", "8xl4", "-o", "json"],
+        [sys.executable, "-m", "partage", "plan", "--machine", "8xl4", "-o", output],
         stdout=write, stderr=subprocess.PIPE, text=True, check=False,
     )  # fmt: skip
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+def test_a_closed_stdout_is_no_bug():
+    command = f"{sys.executable} -m partage show --machine 1xl4 >&-"
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_verbs_that_need_no_tables_import_none():

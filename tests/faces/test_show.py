@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -157,6 +158,37 @@ def test_a_report_that_cannot_be_used_is_warned_of(tmp_path, capsys, text):
     assert isinstance(read_report(tmp_path / "report.json"), Unreadable)
     assert run(["show", "--machine", "l4", "--run-dir", str(tmp_path)]) == 0
     assert "is not a report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["show", "plan"])
+def test_the_report_of_an_agent_that_has_ended_is_not_used(capsys, run_dir, verb):
+    directory = run_dir()
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    rewrite(directory, lambda document: document["agent"].update(pid=ended.pid))
+    assert run([verb, "--machine", "4xh100-sxm5-80gb", "--run-dir", directory, "-o", "json"]) == 0
+    answer = capsys.readouterr()
+    assert json.loads(answer.out)["agent"] is None
+    assert answer.err.count(f"its agent (pid {ended.pid}) has ended") == 1
+
+
+def test_the_report_of_another_simulated_node_is_not_used(capsys, run_dir):
+    assert run(["show", "--machine", "4xl40s", "--run-dir", run_dir(), "-o", "json"]) == 0
+    answer = capsys.readouterr()
+    assert json.loads(answer.out)["agent"] is None
+    assert "a node with other GPUs" in answer.err
+
+
+def test_the_report_of_a_simulated_node_is_not_used_for_the_real_one(capsys, run_dir):
+    run(["plan", "--run-dir", run_dir()])
+    assert "it is of a simulated node" in capsys.readouterr().err
+
+
+def rewrite(directory, change):
+    path = Path(directory) / "report.json"
+    document = json.loads(path.read_text())
+    change(document)
+    path.write_text(json.dumps(document))
 
 
 def test_no_report_is_no_agent(tmp_path):

@@ -19,7 +19,7 @@ def planned(layout, machine):
     from partage.edges.files.policy import parse_policy
 
     text = f"version: partage/v1\ngpus: [{{select: all, mig: {{layout: {layout}}}}}]"
-    plan = make_plan(parse_policy(text, "p"), machine, None)
+    plan = make_plan(parse_policy(text, "p"), machine, None, report=None)
     (first, *_) = plan.inventory
     slices = slices_of(first, plan.offer[first.uuid], geometry_of(first))
     assert slices is not None

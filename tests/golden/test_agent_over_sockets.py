@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 
 from tests.agent.harness import Place, place, registered, run_to_end, running, spawn
 from tests.golden import test_device_plugin as golden
-from tests.kubelet_script import Registered, scripted_kubelet
+from tests.kubelet_script import Registered, ScriptedKubelet, scripted_kubelet
 
 Json = Any
 
@@ -48,14 +48,33 @@ def test_the_kubelet_receives_what_nvidias_plugin_sends(machine: str, name: str)
         scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
         running(spawn(node, **_files(node, machine, name))),
     ):
-        for resource in golden._theirs(machine, name):
-            plugin = registered(kubelet, resource["register"]["resource_name"])
-            assert _dict(plugin.request) == resource["register"]
-            assert _dict(plugin.options) == resource["options"]
-            assert plugin.watch is not None
-            assert plugin.watch.health == {row["ID"]: row["health"] for row in resource["devices"]}
-            for call in resource["allocate"]:
-                _check_allocate(plugin, call, golden._ours(machine, name), node.run_dir)
+        _check_answers(node, kubelet, machine, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("none-volume", {"DEVICE_LIST_STRATEGY": "volume-mounts"}),
+        ("none-index", {"DEVICE_ID_STRATEGY": "index"}),
+        ("none-specs", {"PASS_DEVICE_SPECS": "true"}),
+    ],
+)
+def test_variables_without_a_file_bring_the_answers_of_the_file(name: str, env: dict[str, str]) -> None:
+    with place() as node, scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet:
+        files = {**_files(node, "h100", name), "policy": None, "env": env}
+        with running(spawn(node, **files)):
+            _check_answers(node, kubelet, "h100", name)
+
+
+def _check_answers(node: Place, kubelet: ScriptedKubelet, machine: str, name: str) -> None:
+    for resource in golden._theirs(machine, name):
+        plugin = registered(kubelet, resource["register"]["resource_name"])
+        assert _dict(plugin.request) == resource["register"]
+        assert _dict(plugin.options) == resource["options"]
+        assert plugin.watch is not None
+        assert plugin.watch.health == {row["ID"]: row["health"] for row in resource["devices"]}
+        for call in resource["allocate"]:
+            _check_allocate(plugin, call, golden._ours(machine, name), node.run_dir)
 
 
 def _check_allocate(plugin: Registered, call: Json, ours: golden._Ours, run_dir: Path) -> None:

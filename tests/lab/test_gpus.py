@@ -13,7 +13,7 @@ def test_a_gpu_is_chosen_by_index_or_uuid_and_is_the_first_otherwise():
     assert find_gpu(inventory, None).index == 0
     assert find_gpu(inventory, "2").index == 2
     assert find_gpu(inventory, gpu(2).uuid).index == 2
-    with pytest.raises(InputError, match="there are 0, 2"):
+    with pytest.raises(InputError, match="GPUs that answer: 0, 2"):
         find_gpu(inventory, "1")
     with pytest.raises(Unsatisfiable):
         find_gpu(inventory_of(), None)

@@ -184,6 +184,11 @@ def test_failed_rows_and_a_fabric_that_is_not_ready_take_the_gpu_away_while_they
     assert state((1, bad), (2, FINE)) is HealthState.PROBATION
 
 
+def test_the_fabric_of_a_gpu_in_mig_mode_is_not_waited_for():
+    searching = GpuCondition(UUID, recovery=RecoveryAction.NONE, fabric_ok=False, mig_mode=True)
+    assert state((1, searching), (10_000, searching)) is HealthState.HEALTHY
+
+
 def test_a_fault_in_probation_doubles_it_up_to_a_limit():
     health, now_s, lengths = Health(), 0.0, []
     for _ in range(9):

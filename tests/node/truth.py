@@ -116,10 +116,12 @@ class Truth:
     def _unsettled(self) -> list[str]:
         world = self._world
         complaints = self._silent_or_unregistered()
-        offered, held = world.offered(), [one for one in world.held() if not world.is_unknown(one)]
+        offered, held = world.offered(), world.held()
+        unknown = {one.gpu for one in held if world.is_unknown(one)}
         for gpu, wanted in world.wanted().items():
             mine = {share: healthy for share, healthy in offered.items() if world.gpu(share) == gpu}
-            complaints += self._complaints_of(gpu, wanted, held, mine)
+            if gpu not in unknown:
+                complaints += self._complaints_of(gpu, wanted, held, mine)
         return complaints
 
     def _complaints_of(

@@ -382,7 +382,8 @@ class World:
         }
 
     def is_unknown(self, one: Held) -> bool:
-        """Its MIG device is gone (with a driver that was loaded anew), and so is the state that named it."""
+        """Its MIG device is gone (with a driver that was loaded anew), and so is the state that named it. The
+        agent may know it all the same, if it fitted the policy when the agent started."""
         gpus = self.hardware.state.gpus.values()
         there = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
         return one.share in self.unrecorded and one.share[1].partition("::")[0] not in there

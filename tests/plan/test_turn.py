@@ -10,10 +10,11 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.model.gpu import ComputeMode, Gpu, Inventory, LostGpu, NoDriver
+from partage.model.gpu import ComputeMode, Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.health import GpuCondition, HealthState, Xid
-from partage.model.ids import GpuUuid, ResourceName, ShareId, share_id
+from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.mps import DaemonPhase, DaemonState
+from partage.model.placement import Placement
 from partage.model.policy import Policy
 from partage.model.step import StartDaemon
 from partage.plan.offer.desired import DesiredState, existing_offer, resolve, with_driver_root
@@ -30,6 +31,7 @@ from partage.sim.node.hardware import SimulatedHardware
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
 WITHDRAW_S = 1.0
+MIG = MigUuid("MIG-1")
 FEW = "4xa100-sxm4-40gb"
 EXCLUSIVE = "version: partage/v1\ngpus: []\n"
 SHARED_ONES = "version: partage/v1\ngpus:\n  - {select: {index: [0, 1]}, time-slicing: {replicas: 2}}\n"
@@ -147,6 +149,27 @@ def test_an_xid_of_one_gpu_takes_it_away_and_one_of_nobody_makes_all_suspect() -
     assert node.healthy() == [True, True, False, True]
     states = [node.state.health[uuid].status().state for uuid in uuids]
     assert states == [HealthState.SUSPECT, HealthState.SUSPECT, HealthState.UNHEALTHY, HealthState.SUSPECT]
+
+
+@pytest.mark.parametrize("gi", [None, 0])
+def test_without_mig_mode_an_xid_is_one_of_the_whole_gpu_whatever_instance_it_names(gi: int | None) -> None:
+    node = Turning()
+    node.turn()
+    uuid = node.inventory.gpus[2].uuid
+    node.turn(xids=(Xid(uuid, 79, gi, gi),))
+    assert node.healthy() == [True, True, False, True]
+    assert not node.state.health[uuid].instances
+
+
+def test_in_mig_mode_an_xid_is_one_of_the_instance_that_it_names() -> None:
+    plain = observed()
+    device = MigDevice(MIG, 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30)
+    first = replace(plain.gpus[0], mig_mode=MigMode(True, True), mig_devices=(device,))
+    node = Turning(inventory=replace(plain, gpus=(first, *plain.gpus[1:])))
+    node.turn()
+    node.turn(xids=(Xid(first.uuid, 48, 0, 0),))
+    health = node.state.health[first.uuid]
+    assert (health.offered(), health.offered(gi_id=0)) == (True, False)
 
 
 def test_silence_takes_no_gpu_away() -> None:
@@ -377,6 +400,23 @@ def test_shares_whose_daemon_takes_no_clients_are_unhealthy_until_it_does() -> N
     assert [type(step) for step in done.plan.ready[0].steps] == [StartDaemon]
     node.turn(observed=well)
     assert node.healthy(SHARED) == [True, True]
+
+
+@pytest.mark.parametrize("shared", [EXCLUSIVE, SHARED_ONES])
+def test_a_mig_device_without_its_device_file_is_unhealthy_until_it_is_there(shared: str) -> None:
+    plain = observed()
+    device = MigDevice(MIG, 0, 0, 0, "7g.40gb", Placement(0, 8), 40 << 30, 3, 4)
+    first = replace(plain.gpus[2], mig_mode=MigMode(True, True), mig_devices=(device,))
+    node = Turning(shared, replace(plain, gpus=(*plain.gpus[:2], first, plain.gpus[3])))
+    mig = ResourceName("nvidia.com/mig-7g.40gb")
+    node.turn()
+    assert node.healthy(mig) == [True]
+    missing = replace(first, mig_devices=(replace(device, missing_file="/dev/nvidia-caps/nvidia-cap3"),))
+    without = replace(plain, gpus=(*plain.gpus[:2], missing, plain.gpus[3]))
+    node.node, node.desired = with_observed(node.node, without), desired(shared, without)
+    done = node.turn(fresh=True)
+    assert node.healthy(mig) == [False]
+    assert "nvidia-cap3 does not exist" in done.plan.unusable[MIG]
 
 
 def test_a_layout_that_is_not_live_is_offered_by_none_and_named_as_pending() -> None:

@@ -30,13 +30,14 @@ _OLD_TRUE = frozenset({"y", "yes", "on"})
 class Dialect(Frozen):
     """How strict a file format is.
 
-    fold_case:      keys match in any case, and an unquoted ``yes`` is a boolean (NVIDIA's format, as in Go).
+    as_in_go:       as Go's decoders read (NVIDIA's format): keys match in any case, an unquoted ``yes`` is a
+                    boolean, and 2.0 is a whole number, with a warning.
     unknown:        what an unknown key is; None: it is passed over.
     null_is_absent: ``key:`` without a value stands for no key.
     homes:          key to the place where it belongs, for keys that people put somewhere else.
     """
 
-    fold_case: bool = False
+    as_in_go: bool = False
     unknown: Severity | None = "error"
     null_is_absent: bool = False
     homes: Mapping[str, str] = field(default_factory=dict)
@@ -115,7 +116,7 @@ class Field(Frozen):
         """True or false."""
         if isinstance(self.value, bool):
             return self.value
-        if isinstance(self.value, OldBool) and self.notes.dialect.fold_case:
+        if isinstance(self.value, OldBool) and self.notes.dialect.as_in_go:
             return self.value.lower() in _OLD_TRUE
         quoted = isinstance(self.value, str) and self.value.lower() in ("true", "false")
         self.unfit("true or false", "remove the quotes" if quoted else "")
@@ -123,19 +124,27 @@ class Field(Frozen):
 
     def integer(self, at_least: int | None = None, at_most: int | None = None) -> int | None:
         """A whole number."""
-        if type(self.value) is not int:
+        number = self.whole_number()
+        if number is None:
             quoted = isinstance(self.value, str) and self.value.isdecimal()
             self.unfit("a whole number", "remove the quotes" if quoted else "")
             return None
-        too_small = at_least is not None and self.value < at_least
-        too_large = at_most is not None and self.value > at_most
+        too_small = at_least is not None and number < at_least
+        too_large = at_most is not None and number > at_most
         if too_small or too_large:
             bounds = (
                 f"{at_least} or more" if at_most is None else f"a whole number from {at_least} to {at_most}"
             )
-            self.error(f"has to be {bounds}, not {self.value}")
+            self.error(f"has to be {bounds}, not {number}")
             return None
-        return self.value
+        return number
+
+    def whole_number(self) -> int | None:
+        """A whole number, or None for anything else, of which nothing is noted."""
+        if isinstance(self.value, float) and self.notes.dialect.as_in_go and self.value.is_integer():
+            self.warn(f"{self.value} is read as {int(self.value)}", "write it without a fraction")
+            return int(self.value)
+        return self.value if type(self.value) is int else None
 
     def seconds(self) -> float | None:
         """A number of seconds, 0 or more."""
@@ -194,12 +203,17 @@ class Field(Frozen):
         self.unfit(wanted, f"did you mean {near!r}?" if near else "")
         return None
 
-    def table(self, keys: Sequence[str]) -> Table | None:
-        """A mapping in which ``keys`` may stand."""
+    def table(self, keys: Sequence[str], example: str = "", *, exact: bool = False) -> Table | None:
+        """A mapping in which ``keys`` may stand. example: for the hint, ``{replicas: 4}``. exact: the case of
+        keys counts, whatever the dialect says.
+        """
         if not isinstance(self.value, dict):
-            self.unfit("a mapping", "write {} for an empty one" if self.value is None else "")
+            empty = "write {} for an empty one" if self.value is None else ""
+            self.unfit(
+                "a mapping", f"write {self.place.path.rpartition('.')[2]}: {example}" if example else empty
+            )
             return None
-        return Table(self, self.value, keys)
+        return Table(self, self.value, keys, exact=exact)
 
     def mapping(self) -> dict[str, Field] | None:
         """A mapping with keys of the operator's choice."""
@@ -208,10 +222,10 @@ class Field(Frozen):
             return None
         return {key: self.member(key, value) for key, value in self.value.items()}
 
-    def items(self, at_most: int | None = None) -> list[Field] | None:
+    def items(self, at_most: int | None = None, hint: str = "") -> list[Field] | None:
         """The items of a list."""
         if not isinstance(self.value, list):
-            self.unfit("a list")
+            self.unfit("a list", hint)
             return None
         if at_most is not None and len(self.value) > at_most:
             self.error(f"has {len(self.value)} items, and at most {at_most} are read")
@@ -233,12 +247,15 @@ class Field(Frozen):
 class Table:
     """A mapping whose keys are known. Unknown ones are noted at once.
 
-    whole: the mapping as a field. keys: the known keys.
+    whole: the mapping as a field. keys: the known keys. exact: as in ``Field.table``.
     """
 
-    def __init__(self, whole: Field, value: dict[str, Value], keys: Sequence[str]) -> None:
+    def __init__(
+        self, whole: Field, value: dict[str, Value], keys: Sequence[str], *, exact: bool = False
+    ) -> None:
         self.whole = whole
         self.keys = keys
+        self._folds = whole.notes.dialect.as_in_go and not exact
         self._members: dict[str, Field] = {}
         known = {self._fold(key): key for key in keys}
         for written, inner in value.items():
@@ -247,12 +264,12 @@ class Table:
             if key is None:
                 self._unknown(written, member)
             elif key in self._members:
-                member.error(f"stands here twice, also as {self._members[key].place.path}")
+                self._members[key] = _spelled_twice(self._members[key], member)
             else:
                 self._members[key] = member
 
     def _fold(self, key: str) -> str:
-        return key.casefold() if self.whole.notes.dialect.fold_case else key
+        return key.casefold() if self._folds else key
 
     def _unknown(self, written: str, member: Field) -> None:
         notes = self.whole.notes
@@ -323,6 +340,17 @@ class Table:
     def text(self, key: str, default: str) -> str:
         """Text."""
         return self.value(key, Field.text, default)
+
+
+def _spelled_twice(first: Field, second: Field) -> Field:
+    """Which value of a key in two spellings counts: the last one in the order of code points, as in Go."""
+    said = f"stands here twice, also as {first.place.path}"
+    if isinstance(first.value, dict) or isinstance(second.value, dict):
+        second.error(said)  # Go would merge the two
+        return first
+    last = max(first, second, key=lambda one: one.place.path)
+    second.warn(f"{said}; {last.place.path} counts", "remove one of the two")
+    return last
 
 
 def _plain(key: str) -> str:

@@ -1,9 +1,9 @@
 """YAML and JSON that may come from anybody: plain values, within bounds, with the place of every fault.
 
 Strict where YAML surprises: ``12:30`` is text and not 750 (no base-60 integers), ``010`` is text, a
-duplicate key is an error, keys are text, NaN and infinities are refused. Bounded where YAML bites: size,
-depth, number of values with every alias counted in full. Nothing here recurses, so no input ends in a
-RecursionError.
+duplicate key is an error (for ``read_lenient`` it is only named), keys are text, NaN and infinities are
+refused. Bounded where YAML bites: size, depth, number of values with every alias counted in full. Nothing
+here recurses, so no input ends in a RecursionError.
 
 The events come from libyaml, which PyYAML's wheels carry; without it the same code runs on PyYAML's own
 parser, thirty times slower, and the bounds shrink accordingly.
@@ -32,6 +32,7 @@ __all__ = [
     "describe",
     "join_path",
     "read_document",
+    "read_lenient",
 ]
 
 LIMIT_BYTES = 1 << 20 if HAS_LIBYAML else 1 << 16
@@ -42,10 +43,12 @@ class Document(Frozen):
     """What a file says.
 
     lines: (id of the mapping or list, key or index) to the 1-based line of that value's key or item.
+    duplicates: keys that stand twice in one mapping, of which the last one counts, as errors.
     """
 
     value: Value
     lines: Mapping[tuple[int, str | int], int]
+    duplicates: tuple[Problem, ...] = ()
 
     def line(self, container: Value, key: str | int) -> int | None:
         """Where ``container[key]`` stands; None where that is not known."""
@@ -57,18 +60,27 @@ def read_document(data: bytes, name: str) -> Document:
 
     name: what problems call the file.
     """
+    document = read_lenient(data, name)
+    if document.duplicates:
+        raise InputError(document.duplicates)
+    return document
+
+
+def read_lenient(data: bytes, name: str) -> Document:
+    """As ``read_document``, for formats that take duplicate keys: the last one counts."""
     text = _decode(data, name)
     builder = TreeBuilder(name)
     try:
         for event in _events(text):
             builder.take(event)
     except yaml.YAMLError as error:
-        raise InputError([*builder.problems, _syntax_problem(error, name)]) from error
+        problems = [*builder.problems, *builder.duplicates, _syntax_problem(error, name)]
+        raise InputError(problems) from error
     if builder.problems:
-        raise InputError(builder.problems)
+        raise InputError([*builder.problems, *builder.duplicates])
     if builder.root is None:
         raise _refused(name, "empty file", "start it with 'version: partage/v1'")
-    return Document(builder.root, builder.lines)
+    return Document(builder.root, builder.lines, tuple(builder.duplicates))
 
 
 def check_size(size_bytes: int, name: str) -> None:

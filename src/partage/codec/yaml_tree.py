@@ -59,12 +59,16 @@ _BAD_KEY = "\0"
 
 
 class TreeBuilder:
-    """Turns parser events into values, and counts."""
+    """Turns parser events into values, and counts.
+
+    duplicates: keys that stand twice in one mapping, of which the last one counts.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.root: Value = None
         self.problems: list[Problem] = []
+        self.duplicates: list[Problem] = []
         self.lines: dict[tuple[int, str | int], int] = {}
         self._open: list[_Open] = []
         self._anchors: dict[str, _Anchored] = {}
@@ -151,10 +155,8 @@ class TreeBuilder:
             return _MERGE
         if value in frame.value:
             first = self.lines[id(frame.value), value]
-            self._wrong(
-                event, f"duplicate key {value[:64]!r}, first on line {first}", "remove one of the two"
-            )
-            return _BAD_KEY
+            said = f"duplicate key {value[:64]!r}, first on line {first}"
+            self._note(self.duplicates, event, said, "remove one of the two")
         self.lines[id(frame.value), value] = _line(event)
         return str(value)
 
@@ -200,8 +202,11 @@ class TreeBuilder:
             )
 
     def _wrong(self, event: yaml.Event, message: str, hint: str = "") -> None:
-        if len(self.problems) < LIMIT_PROBLEMS:
-            self.problems.append(self._problem(event, message, hint))
+        self._note(self.problems, event, message, hint)
+
+    def _note(self, problems: list[Problem], event: yaml.Event, message: str, hint: str) -> None:
+        if len(problems) < LIMIT_PROBLEMS:
+            problems.append(self._problem(event, message, hint))
 
     def _stop(self, event: yaml.Event, message: str, hint: str = "") -> NoReturn:
         raise InputError([*self.problems, self._problem(event, message, hint)])

@@ -85,12 +85,23 @@ def pids(proc: Path) -> list[int]:
         return []
 
 
+def pid_namespace(proc: Path) -> str:
+    """The pid namespace of this process, ``pid:[4026531836]``; empty if it cannot be read."""
+    try:
+        return str((proc / "self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
 def sees_all_pids(proc: Path) -> bool:
     """Whether this process is in the node's own pid namespace."""
-    try:
-        return str((proc / "self/ns/pid").readlink()) == INITIAL_PID_NAMESPACE
-    except OSError:
-        return False
+    return pid_namespace(proc) == INITIAL_PID_NAMESPACE
+
+
+def runs(proc: Path, pid: int) -> bool:
+    """Whether this process exists and has not ended; one that waits for its parent has."""
+    state = _read(proc, pid, "stat").rpartition(")")[2].split()[:1]
+    return exists(pid) and state not in (["Z"], ["X"])
 
 
 def exists(pid: int) -> bool:

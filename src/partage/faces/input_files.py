@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.codec.yaml_document import read_document
+from partage.codec.yaml_document import read_document, read_lenient
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
 from partage.faces.manifest import config_texts, is_manifest, objects_of
@@ -102,7 +102,7 @@ def configs_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, st
     """The entries of a ConfigMap that look like policies, with their paths."""
     for where, text in config_texts(document).items():
         try:
-            value = read_document(text.encode("utf-8", "surrogatepass"), where).value
+            value = read_lenient(text.encode("utf-8", "surrogatepass"), where).value
         except InputError:
             # Broken YAML in a ConfigMap of anything else is not ours; in one of policies it is.
             value = None if "sharing" in text or "mig-" in text or "partage/v1" in text else ""

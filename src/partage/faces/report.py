@@ -14,6 +14,7 @@ from partage.agent.status.readiness import Readiness, readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
 from partage.codec.values import encode_replacing
 from partage.edges.kubelet.port import EndpointState
+from partage.edges.procfs import pid_namespace
 from partage.faces.documents.document import row
 from partage.faces.documents.node import node_row
 from partage.faces.documents.report import (
@@ -42,7 +43,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
     time_of, policy, observation = _time_of(report), report.policy, status.watch_observation()
     return ReportDocument(
         at=time_of(report.made.clock_s),
-        agent=AgentProcess(__version__, os.getpid(), report.made.number),
+        agent=AgentProcess(__version__, os.getpid(), pid_namespace(Path("/proc")), report.made.number),
         healthy=not readiness.not_well,
         reasons=readiness.not_well,
         degraded=readiness.degraded,

@@ -20,7 +20,7 @@ def find_gpu(inventory: Inventory, wanted: str | None) -> Gpu:
         if wanted in (str(gpu.index), gpu.uuid):
             return gpu
     known = ", ".join(str(gpu.index) for gpu in inventory.gpus)
-    raise InputError(f"no GPU {wanted!r} answers on this node", f"there are {known}")
+    raise InputError(f"no GPU {wanted!r} answers on this node", f"GPUs that answer: {known}")
 
 
 def is_workload(use: GpuUse) -> bool:

@@ -85,6 +85,7 @@ class MigDevice(Frozen):
     placement:    memory slices of its GPU instance.
     memory_bytes: memory of its GPU instance.
     gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
+    missing_file: one of these files that does not exist on the node; empty: none is known to be missing.
     """
 
     uuid: MigUuid
@@ -96,12 +97,18 @@ class MigDevice(Frozen):
     memory_bytes: int
     gi_minor: int | None = None
     ci_minor: int | None = None
+    missing_file: str = ""
 
     @property
     def capability_files(self) -> tuple[str, ...]:
         """The files that give access to its GPU instance and to itself, as far as they are known."""
-        minors = (minor for minor in (self.gi_minor, self.ci_minor) if minor is not None)
-        return tuple(f"/dev/nvidia-caps/nvidia-cap{minor}" for minor in minors)
+        minors = (self.gi_minor, self.ci_minor)
+        return tuple(capability_file(minor) for minor in minors if minor is not None)
+
+
+def capability_file(minor: int) -> str:
+    """The device file of a MIG capability, as a path in a container."""
+    return f"/dev/nvidia-caps/nvidia-cap{minor}"
 
 
 class EmptyInstance(Frozen):
@@ -119,7 +126,8 @@ class Gpu(Frozen):
     product: name as NVML returns it. architecture: ``volta``, ``ampere``, ... or ``unknown``.
     pci_device_id: device and vendor id, ``0x233010de``, lower case.
     mig_mode: None for a GPU without MIG.
-    recovery: None if the driver does not report it.
+    mig_hidden: its MIG devices may not be read (root may); mig_devices is empty then.
+    recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     """
 
     index: int
@@ -137,6 +145,8 @@ class Gpu(Frozen):
     empty_instances: tuple[EmptyInstance, ...] = ()
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     recovery: RecoveryAction | None = None
+    persistence: bool | None = None
+    mig_hidden: bool = False
 
     @property
     def mig_enabled(self) -> bool:

@@ -36,6 +36,8 @@ class GpuCondition(Tagged):
     recovery: None if the driver has no such field.
     rows_pending: remapped memory rows wait for a reset. rows_failed: remapping a row failed.
     fabric_ok: None for GPUs without a fabric.
+    mig_mode: MIG mode is on. The driver then suspends the search for the fabric, reports it as in progress,
+    and uses the GPU without it (open driver, ``gpuFabricProbeSuspend``).
     resets: how often the GPU was reset since the node booted, as far as that is proven; None if not known.
     """
 
@@ -45,6 +47,7 @@ class GpuCondition(Tagged):
     rows_pending: bool = False
     rows_failed: bool = False
     fabric_ok: bool | None = None
+    mig_mode: bool = False
     resets: int | None = None
 
 
@@ -277,7 +280,7 @@ def _driver_finding(condition: GpuCondition, rules: XidRules) -> tuple[HealthFin
         )
     if condition.rows_failed:
         return HealthFinding.FAULT, "a memory row could not be remapped"
-    if condition.fabric_ok is False:
+    if condition.fabric_ok is False and not condition.mig_mode:
         return HealthFinding.FAULT, "the NVLink fabric is not ready"
     if condition.rows_pending:
         # "New workloads can be launched": NVIDIA, GPU memory error management, row-remapping pending flag.

@@ -17,6 +17,9 @@ from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.values import Frozen, Tagged
 
+PERSISTENCE_DAEMON = "nvidia-persiste"
+"""nvidia-persistenced, which implements persistence mode. The kernel keeps 15 characters of a name."""
+
 
 class UseKind(StrEnum):
     """What uses a GPU. monitor: DCGM, nvidia-persistenced, nvsm: no workload, but it can block a reset."""
@@ -46,6 +49,11 @@ class GpuUse(Frozen):
     def whole(self) -> bool:
         """Whether it uses the whole GPU."""
         return self.device is None and self.gi_id is None
+
+    @property
+    def gives_way(self) -> bool:
+        """It keeps the GPU open only while persistence mode is on, which a reset turns off."""
+        return self.kind is UseKind.MONITOR and self.name.startswith(PERSISTENCE_DAEMON)
 
     def is_of(self, gpu: GpuUuid, device: MigDevice) -> bool:
         """Whether it uses this MIG device of a GPU (UUID), or the GPU instance that the device is in."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import field
 from msgspec.structs import replace
 
+from partage.model.gpu import Gpu
 from partage.model.health import (
     Event,
     GpuCondition,
@@ -135,7 +136,7 @@ def _events(gpu: GpuUuid, seen: TurnInput) -> Iterator[Event]:
     """
     if seen.booted:
         yield NodeBooted()
-    yield from (xid for xid in seen.xids if xid.gpu in (gpu, None))
+    yield from (_located(xid, seen.node.known.get(gpu)) for xid in seen.xids if xid.gpu in (gpu, None))
     if seen.silent:
         yield Unresponsive(seen.silent)
         return
@@ -147,6 +148,11 @@ def _events(gpu: GpuUuid, seen: TurnInput) -> Iterator[Event]:
     elif seen.fresh and gpu in seen.node.lost:
         yield GpuCondition(gpu, lost=seen.node.lost[gpu])
     yield from (condition for condition in seen.conditions or () if condition.gpu == gpu)
+
+
+def _located(xid: Xid, gpu: Gpu | None) -> Xid:
+    """The XID, of the whole GPU where MIG mode is off: drivers may name instance 0 there."""
+    return xid if gpu is not None and gpu.mig_enabled else replace(xid, gi_id=None, ci_id=None)
 
 
 def _without_old_instances(gpu: GpuUuid, health: Health, seen: TurnInput) -> Health:

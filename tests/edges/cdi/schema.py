@@ -1,11 +1,10 @@
-"""The shape of a CDI spec, as the specification's versions 0.6 to 0.8 have it; what we use of it."""
+"""The shape of a CDI spec, as the specification's versions 0.3 to 0.8 have it; what we use of it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 _TEXTS = {"type": "array", "items": {"type": "string"}}
-_ANNOTATIONS = {"type": "object", "additionalProperties": {"type": "string"}}
 _NODE = {
     "type": "object",
     "required": ["path"],
@@ -61,9 +60,8 @@ CDI_SPEC: dict[str, Any] = {
     "required": ["cdiVersion", "kind", "devices"],
     "additionalProperties": False,
     "properties": {
-        "cdiVersion": {"enum": ["0.6.0", "0.7.0", "0.8.0"]},
+        "cdiVersion": {"enum": ["0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0"]},
         "kind": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z][A-Za-z0-9._-]*$"},
-        "annotations": _ANNOTATIONS,
         "containerEdits": _EDITS,
         "devices": {
             "type": "array",
@@ -74,7 +72,6 @@ CDI_SPEC: dict[str, Any] = {
                 "additionalProperties": False,
                 "properties": {
                     "name": {"type": "string", "pattern": r"^[A-Za-z0-9][A-Za-z0-9._:-]*$"},
-                    "annotations": _ANNOTATIONS,
                     "containerEdits": _EDITS,
                 },
             },

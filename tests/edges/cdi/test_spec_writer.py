@@ -14,7 +14,6 @@ import jsonschema
 import pytest
 from msgspec.structs import replace
 
-from partage.edges.cdi.spec import DIGEST_KEY
 from partage.edges.cdi.spec_writer import RETRY_S, CdiSpecWriter
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, Inventory
@@ -23,6 +22,7 @@ from tests.edges.cdi.schema import CDI_SPEC
 from tests.plan.offers import gpu, node
 
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
+DIGEST_FILE = "k8s.device-plugin.nvidia.com-gpu.digest"
 
 _CTK = """#!/bin/sh
 # Behaves as nvidia-ctk cdi generate does: one spec of that vendor and class, into that file.
@@ -38,7 +38,7 @@ done
 """
 _WRITE = """
 cat > "$output" <<END
-{{"cdiVersion": "0.5.0", "kind": "$vendor/$class",
+{{"cdiVersion": "{version}", "kind": "$vendor/$class",
  "devices": [{devices}],
  "containerEdits": {{"env": ["NVIDIA_VISIBLE_DEVICES=all", "X=1"],
    "mounts": [{{"hostPath": "/lib/libcuda.so.1", "containerPath": "/lib/libcuda.so.1", "options": ["ro"]}}],
@@ -61,12 +61,12 @@ class _Toolkit:
         return self._log.read_text().splitlines() if self._log.exists() else []
 
 
-def _writing(*names: str) -> str:
+def _writing(*names: str, version: str = "0.5.0") -> str:
     devices = ", ".join(
         json.dumps({"name": name, "containerEdits": {"deviceNodes": [{"path": f"/dev/of-ctk-{name}"}]}})
         for name in names
     )
-    return _WRITE.format(devices=devices)
+    return _WRITE.format(devices=devices, version=version)
 
 
 def _options(ctk: Path, **more: Any) -> Options:
@@ -93,19 +93,19 @@ def _keeper(directory: Path, deadline_s: float = 20.0) -> CdiSpecWriter:
 
 
 async def test_the_spec_is_what_nvidia_ctk_writes_and_our_edits(tmp_path: Path) -> None:
-    """Libraries and hooks stay; the runtime must not inject a second time; the version has annotations."""
+    """Libraries, hooks and version stay; the runtime must not inject a second time."""
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid, gpu(1).uuid, "all"))
     kept = await _keeper(tmp_path).update(node(gpu(0), gpu(1)), _options(ctk.path), now_s=0)
     assert (kept.path, kept.complete, kept.reason) == (tmp_path / "cdi" / GPU_FILE, True, "")
     spec = _spec(tmp_path / "cdi")
     assert spec["kind"] == "k8s.device-plugin.nvidia.com/gpu"
-    assert spec["cdiVersion"] == "0.6.0"
+    assert spec["cdiVersion"] == "0.5.0"
     assert [device["name"] for device in spec["devices"]] == [gpu(0).uuid, gpu(1).uuid, "all"]
     assert _nodes(spec, gpu(0).uuid) == [f"/dev/of-ctk-{gpu(0).uuid}"]
     assert spec["containerEdits"]["env"] == ["X=1", "NVIDIA_VISIBLE_DEVICES=void"]
     assert spec["containerEdits"]["mounts"][0]["hostPath"] == "/lib/libcuda.so.1"
     assert stat.S_IMODE(kept.path.stat().st_mode) == 0o644
-    assert [file.name for file in (tmp_path / "cdi").iterdir()] == [GPU_FILE]
+    assert {file.name for file in (tmp_path / "cdi").iterdir()} == {GPU_FILE, DIGEST_FILE}
 
 
 async def test_nvidia_ctk_is_asked_for_our_vendor_names_and_roots(tmp_path: Path) -> None:
@@ -135,6 +135,33 @@ async def test_a_device_that_nvidia_ctk_leaves_out_is_added(tmp_path: Path) -> N
     spec = _spec(tmp_path / "cdi")
     assert _nodes(spec, card.uuid) == ["/dev/nvidia10"]
     assert _nodes(spec, card.mig_devices[0].uuid) == [f"/dev/of-ctk-{card.mig_devices[0].uuid}"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "version"),
+    [
+        ({}, "0.3.0"),
+        ({"dev_root": "/driver"}, "0.5.0"),
+        ({"device_ids": DeviceIdStrategy.INDEX}, "0.5.0"),
+    ],
+    ids=["plain", "hostPath", "digit first"],
+)
+async def test_the_version_is_the_lowest_that_has_what_the_spec_uses(
+    tmp_path: Path, asked: dict[str, Any], version: str
+) -> None:
+    """A runtime refuses a spec of a version that it does not know."""
+    await _keeper(tmp_path).update(node(gpu(0)), _options(tmp_path / "none", **asked), now_s=0)
+    assert _spec(tmp_path / "cdi")["cdiVersion"] == version
+
+
+@pytest.mark.parametrize(("theirs", "whole"), [("0.3.0", "0.5.0"), ("0.7.0", "0.7.0")])
+async def test_a_device_of_ours_raises_the_version_where_it_needs_that(
+    tmp_path: Path, theirs: str, whole: str
+) -> None:
+    card = gpu(0, migs=1)
+    ctk = _Toolkit(tmp_path, _writing(card.mig_devices[0].uuid, version=theirs))
+    await _keeper(tmp_path).update(node(card), _options(ctk.path, dev_root="/driver"), now_s=0)
+    assert _spec(tmp_path / "cdi")["cdiVersion"] == whole
 
 
 async def test_other_classes_have_specs_of_their_own(tmp_path: Path) -> None:
@@ -167,13 +194,13 @@ async def test_a_spec_is_written_again_when_driver_or_mig_changes_and_only_then(
     ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid))
     keeper, inventory = _keeper(tmp_path), node(gpu(0))
     await keeper.update(inventory, _options(ctk.path), now_s=0)
-    digests = {_spec(tmp_path / "cdi")["annotations"][DIGEST_KEY]}
+    digests = {(tmp_path / "cdi" / DIGEST_FILE).read_text()}
     for number, changed in enumerate(_changes(inventory), start=1):
         await keeper.update(changed, _options(ctk.path), now_s=1)
         again = await keeper.update(replace(changed, boot_id="other"), _options(ctk.path), now_s=10 * RETRY_S)
         assert again.complete
         assert len(ctk.asked) == number + 1
-        digests.add(_spec(tmp_path / "cdi")["annotations"][DIGEST_KEY])
+        digests.add((tmp_path / "cdi" / DIGEST_FILE).read_text())
     assert len(digests) == 4
 
 
@@ -227,6 +254,18 @@ async def test_without_nvidia_ctk_a_spec_holds_device_nodes_and_is_called_incomp
     assert not kept.complete
     assert kept.reason.startswith(f"{tmp_path}/nvidia-ctk is not there")
     _assert_nodes_only(tmp_path / "cdi")
+
+
+async def test_a_spec_that_has_lost_its_libraries_is_not_taken_over(tmp_path: Path) -> None:
+    """The toolkit was gone for a while: the digest of the complete spec went with it."""
+    ctk = _Toolkit(tmp_path, _writing(gpu(0).uuid))
+    await _keeper(tmp_path).update(node(gpu(0)), _options(ctk.path), now_s=0)
+    ctk.path.rename(tmp_path / "away")
+    assert not (await _keeper(tmp_path).update(node(gpu(0)), _options(ctk.path), now_s=0)).complete
+    assert not (tmp_path / "cdi" / DIGEST_FILE).exists()
+    (tmp_path / "away").rename(ctk.path)
+    assert (await _keeper(tmp_path).update(node(gpu(0)), _options(ctk.path), now_s=0)).complete
+    assert len(ctk.asked) == 2
 
 
 async def test_an_nvidia_ctk_that_arrives_later_is_used(tmp_path: Path) -> None:

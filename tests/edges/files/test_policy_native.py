@@ -356,3 +356,20 @@ def test_too_many_entries_are_refused_before_they_are_compared() -> None:
     rows = ", ".join(f"{{select: {{index: {n}}}, exclusive: {{}}}}" for n in range(600))
     (problem,) = problems(f"version: partage/v1\ngpus: [{rows}]")
     assert "has 600 items, and at most 512" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("{select: 0, exclusive: {}}", "write select: {index: [0]}"),
+        ("{select: all, exclusive: true}", "write exclusive: {}"),
+        ("{select: all, exclusive: }", "write exclusive: {}"),
+        ("{select: all, time-slicing: 4}", "write time-slicing: {replicas: 4}"),
+        ("{select: all, mps: 4}", "write mps: {replicas: 4}"),
+        ("{select: all, mig: 3g.20gb}", "write mig: {layout: [3g.40gb, 2g.20gb]}"),
+        ("{select: all, mig: {layout: 3g.20gb}}", "write a list: [3g.20gb]"),
+        ("{select: all, mig: {layout: {3g.40gb: 2}}}", "one item for each MIG device: [3g.40gb, 3g.40gb]"),
+    ],
+)
+def test_shapes_that_people_try_get_the_right_one_as_a_hint(text: str, hint: str) -> None:
+    assert hint in only_problem(text).hint

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.edges.files.policy import parse_policy
+from partage.edges.files.policy import built_in, parse_policy
 from partage.errors import InputError, Problem
 from partage.model.ids import ResourceName
 from partage.model.policy import (
@@ -133,18 +133,95 @@ def test_a_request_for_several_shares_is_refused_by_default_under_mps_only() -> 
     assert (fails("timeSlicing"), fails("mps")) == (False, True)
 
 
-def test_keys_match_in_any_case() -> None:
+def test_keys_match_in_any_case_where_gos_decoder_matches_them() -> None:
     text = (
-        "VERSION: v1\nSharing: {timeslicing: {RENAMEBYDEFAULT: yes, Resources: [{Name: gpu, REPLICAS: 2}]}}"
+        "VERSION: v1\nFlags: {MIGSTRATEGY: mixed}\n"
+        "Sharing: {timeslicing: {renameByDefault: yes, resources: [{name: gpu, replicas: 2}]}}"
     )
     loaded = parse_policy(text, "n")
     (entry,) = loaded.policy.entries
     assert isinstance(entry, ResourceEntry)
     assert (entry.resource, entry.shared_suffix, loaded.warnings) == (GPU, True, ())
+    assert loaded.policy.options.mig_strategy is MigStrategy.MIXED
 
 
-def test_a_key_in_two_spellings_is_refused() -> None:
-    (problem,) = problems({"version": "v1", "Version": "v1"})
+@pytest.mark.parametrize("key", ["renamebydefault", "FailRequestsGreaterThanOne"])
+def test_a_switch_of_sharing_in_the_wrong_case_has_no_effect_and_is_named(key: str) -> None:
+    """NVIDIA's plugin looks these up by their exact names: honoured, they would change names and answers."""
+    document = sharing()
+    document["sharing"]["timeSlicing"][key] = True
+    loaded = parse_policy(json.dumps(document), "n")
+    (entry,) = loaded.policy.entries
+    assert isinstance(entry, ResourceEntry)
+    assert (entry.shared_suffix, entry.fail_requests_greater_than_one) == (False, False)
+    (warning,) = loaded.warnings
+    assert warning.path == f"sharing.timeSlicing.{key}"
+    assert warning.hint.casefold() == f"did you mean '{key}'?".casefold()
+
+
+@pytest.mark.parametrize(
+    ("document", "missing"),
+    [
+        (
+            {"sharing": {"timeSlicing": {"Resources": [{"name": "gpu", "replicas": 2}]}}},
+            "no resources specified",
+        ),
+        ({"sharing": {"mps": {"resources": [{"Name": "gpu", "replicas": 2}]}}}, "'name' is missing"),
+        ({"sharing": {"mps": {"resources": [{"name": "gpu", "REPLICAS": 2}]}}}, "'replicas' is missing"),
+        ({"resources": {"gpus": [{"Pattern": "*", "name": "gpu"}]}}, "'pattern' is missing"),
+    ],
+)
+def test_what_sharing_needs_is_missing_in_the_wrong_case(document: dict[str, Any], missing: str) -> None:
+    errors = [problem for problem in problems({"version": "v1", **document}) if problem.severity == "error"]
+    assert [problem.message.rpartition(": ")[2] for problem in errors] == [missing]
+
+
+def test_a_whole_number_may_have_a_point() -> None:
+    text = "version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 4.0, devices: [0.0, 1]}]}}"
+    loaded = parse_policy(text, "n")
+    (entry,) = loaded.policy.entries
+    assert isinstance(entry, ResourceEntry)
+    assert (entry.sharing, entry.devices) == (TimeSlicing(4), ListedDevices((0, 1)))
+    assert [warning.message.rpartition(": ")[2] for warning in loaded.warnings] == [
+        "4.0 is read as 4",
+        "0.0 is read as 0",
+    ]
+    (problem,) = problems(sharing(replicas=2.5))
+    assert "whole number" in problem.message
+
+
+def test_the_last_of_two_equal_keys_counts_with_a_warning() -> None:
+    loaded = parse_policy("version: v1\nflags:\n  migStrategy: single\n  migStrategy: mixed\n", "n")
+    assert loaded.policy.options.mig_strategy is MigStrategy.MIXED
+    (warning,) = loaded.warnings
+    assert (warning.severity, warning.path) == ("warning", "flags")
+    assert (
+        "line 4, column 3: duplicate key 'migStrategy', first on line 3; the last one counts"
+        in warning.message
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["version: partage/v1\nresources: {}\nresources: {}", "mig-configs: {a: [], a: []}"]
+)
+def test_other_formats_refuse_equal_keys(text: str) -> None:
+    with pytest.raises(InputError, match="duplicate key"):
+        parse_policy(text, "n")
+
+
+@pytest.mark.parametrize("flags", [("migStrategy", "MIGSTRATEGY"), ("MIGSTRATEGY", "migStrategy")])
+def test_of_a_key_in_two_spellings_the_last_in_the_alphabet_counts_with_a_warning(
+    flags: tuple[str, str],
+) -> None:
+    """Go's decoder reads keys in that order, whatever the order of the file."""
+    written = {key: "single" if key.isupper() else "mixed" for key in flags}
+    loaded = parse_policy(json.dumps({"Version": "v2", "version": "v1", "flags": written}), "n")
+    assert loaded.policy.options.mig_strategy is MigStrategy.MIXED
+    assert ["flags.migStrategy counts" in warning.message for warning in loaded.warnings] == [False, True]
+
+
+def test_a_mapping_in_two_spellings_is_refused() -> None:
+    (problem,) = problems({"version": "v1", "flags": {}, "Flags": {}})
     assert "stands here twice" in problem.message
 
 
@@ -207,6 +284,52 @@ def test_a_variable_outranks_the_file_and_the_file_the_default(
     without_mps = {**NVIDIA, "sharing": {}}
     options = parse_policy(json.dumps(without_mps), "n", env=env).policy.options
     assert getattr(options, option) == value
+
+
+@pytest.mark.parametrize("name", ["DEVICE_ID_STRATEGY", "GDS_ENABLED", "MPS_ROOT"])
+def test_an_empty_variable_counts_as_not_set_and_is_named(name: str) -> None:
+    loaded = parse_policy("version: v1", "n", env={name: ""})
+    assert loaded.policy.options == parse_policy("version: v1", "n").policy.options
+    (warning,) = loaded.warnings
+    assert (warning.file, warning.path) == ("environment", name)
+
+
+def test_without_a_file_variables_mean_what_they_mean_to_nvidias_plugin() -> None:
+    env = {"DEVICE_LIST_STRATEGY": "volume-mounts", "MIG_STRATEGY": "single", "PATH": "/bin"}
+    alone = built_in(env)
+    assert alone.policy.options == parse_policy("version: v1", "n", env=env).policy.options
+    assert alone.policy.options.device_list == (DeviceListStrategy.VOLUME_MOUNTS,)
+    assert (alone.policy.source, alone.text, alone.warnings) == ("environment", "", ())
+
+
+@pytest.mark.parametrize(
+    ("case", "env"),
+    [
+        ("none-volume", {"DEVICE_LIST_STRATEGY": "volume-mounts"}),
+        ("none-index", {"DEVICE_ID_STRATEGY": "index"}),
+        ("none-specs", {"PASS_DEVICE_SPECS": "true"}),
+        ("mig-mixed-nomig", {"MIG_STRATEGY": "mixed"}),
+    ],
+)
+def test_a_variable_without_a_file_is_the_flag_of_the_recorded_file(case: str, env: dict[str, str]) -> None:
+    (config,) = (found["config"] for name, found in recorded() if name == f"h100-{case}")
+    recorded_policy = parse_policy(json.dumps(config), "n").policy
+    assert built_in(env).policy.options == recorded_policy.options != Options()
+    assert built_in(env).policy.entries == recorded_policy.entries == ()
+
+
+def test_without_a_file_a_wrong_variable_is_an_error() -> None:
+    with pytest.raises(InputError, match="MIG_STRATEGY"):
+        built_in({"MIG_STRATEGY": "sometimes"})
+
+
+@pytest.mark.parametrize(
+    ("env", "path"), [({"PASS_DEVICE_SPECS": "true"}, ""), ({"CONFIG_FILE": "/config.yaml"}, "CONFIG_FILE")]
+)
+def test_without_a_file_what_is_easily_missed_is_named(env: dict[str, str], path: str) -> None:
+    """One variable brings NVIDIA's strategy for MIG; and no variable names a file."""
+    (warning,) = built_in(env).warnings
+    assert (warning.file, warning.path) == ("environment", path)
 
 
 def test_variables_do_not_reach_the_other_formats() -> None:
@@ -381,16 +504,36 @@ def test_time_slicing_and_mps_for_different_gpus_is_fine(time_slicing: object, m
     assert len(parse_policy(json.dumps(both(time_slicing, mps)), "n").policy.entries) == 2
 
 
-def test_two_items_for_one_device_are_an_error_and_for_two_resources_are_not() -> None:
-    one = {"name": "gpu", "replicas": 2}
+def items(*rows: object) -> dict[str, Any]:
+    return {"version": "v1", "sharing": {"timeSlicing": {"resources": list(rows)}}}
+
+
+@pytest.mark.parametrize("numbers", [(2, 4), (4, 2), (4, 4), (2, 4, 3)])
+def test_of_two_items_for_one_resource_the_larger_number_counts(numbers: tuple[int, ...]) -> None:
+    """NVIDIA's plugin makes the ids of both, and equal ones are one."""
+    loaded = parse_policy(json.dumps(items(*({"name": "gpu", "replicas": n} for n in numbers))), "n")
+    (entry,) = loaded.policy.entries
+    assert isinstance(entry, ResourceEntry)
+    assert entry.sharing == TimeSlicing(4)
+    assert [warning.path for warning in loaded.warnings] == [
+        f"sharing.timeSlicing.resources[{n}]" for n in range(1, len(numbers))
+    ]
+
+
+def test_two_items_for_one_listed_device_are_an_error_and_for_two_resources_are_not() -> None:
+    one = {"name": "gpu", "replicas": 2, "devices": [0]}
     other = {"name": "mig-1g.10gb", "replicas": 3}
-
-    def document(*items: object) -> dict[str, Any]:
-        return {"version": "v1", "sharing": {"timeSlicing": {"resources": list(items)}}}
-
-    (problem,) = problems(document(one, {**one, "replicas": 3}))
+    (problem,) = problems(items(one, {**one, "replicas": 3}))
     assert "one device has one sharing" in problem.message
-    assert len(parse_policy(json.dumps(document(one, other)), "n").policy.entries) == 2
+    assert len(parse_policy(json.dumps(items(one, other)), "n").policy.entries) == 2
+
+
+def test_mps_shares_for_one_container_come_from_one_gpu_and_that_is_said() -> None:
+    document = sharing("mps")
+    document["sharing"]["mps"]["failRequestsGreaterThanOne"] = False
+    (warning,) = parse_policy(json.dumps(document), "n", env={"MPS_ROOT": "/r"}).warnings
+    assert warning.path == "sharing.mps.failRequestsGreaterThanOne"
+    assert "MPS shares of one GPU only" in warning.message
 
 
 @pytest.mark.parametrize(
@@ -429,15 +572,17 @@ def _named(devices: Any) -> set[object]:
 
 @given(st.lists(_SELECTORS, min_size=2, max_size=5))
 def test_overlaps_are_found_without_a_node_exactly_where_they_are_certain(selectors: list[Any]) -> None:
+    """Items for all devices are taken together, so that only the first of them overlaps with others."""
     rows = [{"name": "gpu", "replicas": 2, "devices": devices} for devices in selectors]
+    repeated = [devices == "all" and "all" in selectors[:n] for n, devices in enumerate(selectors)]
     document = {"version": "v1", "sharing": {"timeSlicing": {"resources": rows}}}
     overlapping = {
         f"sharing.timeSlicing.resources[{n}]"
         for n, devices in enumerate(selectors)
-        if any(_named(devices) & _named(earlier) for earlier in selectors[:n])
+        if not repeated[n] and any(_named(devices) & _named(earlier) for earlier in selectors[:n])
     }
     if not overlapping:
-        assert len(parse_policy(json.dumps(document), "n").policy.entries) == len(rows)
+        assert len(parse_policy(json.dumps(document), "n").policy.entries) == repeated.count(False)
         return
     errors = [problem for problem in problems(document) if problem.severity == "error"]
     assert {problem.path for problem in errors} == overlapping

@@ -16,6 +16,7 @@
  *                                 that have it, of C (compute, default), G (graphics), M (client of MPS)
  *   gpu.I.used BYTES              memory that is given out; gpu.I.reserved: what older calls count as given out, too
  *   gpu.I.slice 0-3               that nvidia-smi lets its slice be set, and which it is at first
+ *   gpu.I.cold MILLISECONDS       how long it takes to initialise it, at its first use in a session
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
  */
@@ -54,6 +55,7 @@ typedef struct {
 typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gi_slices, ci_slices; u64 memory; } Attributes;
 typedef struct { void *device; unsigned id, profile, start, size; } GiInfo;
 typedef struct { unsigned id, p2p, slices, rest[7]; u64 memory; } Profile;
+typedef struct { unsigned version, id, p2p, slices, rest[7]; u64 memory; char name[96]; } NamedProfile;
 typedef struct { unsigned id, slices, rest[7]; } ComputeProfile;
 typedef struct { unsigned start, size; } Place;
 typedef struct { void *device, *instance; unsigned id, profile, start, size; } CiInfo;
@@ -69,6 +71,7 @@ typedef struct { unsigned version; uint8_t cluster[16]; int status; uint32_t cli
 static int sessions;   /* how often nvmlInit was called and not yet undone */
 static int next_event; /* the first event that was not delivered */
 static u64 registered; /* GPUs with events, one bit each */
+static u64 warm;       /* GPUs that were initialised in this session, one bit each */
 
 /* The path of a file beside the library. */
 static const char *beside(char *path, size_t size, const char *name) {
@@ -200,7 +203,7 @@ static int kind_of(const void *device, unsigned constant, Kind *to) {
 }
 
 static int kind_by_id(const void *device, unsigned id, Kind *to) {
-    for (unsigned constant = 0; constant < 18; constant++)
+    for (unsigned constant = 0; constant < 64; constant++)
         if (kind_of(device, constant, to) && to->id == id) return 1;
     return 0;
 }
@@ -260,7 +263,7 @@ int nvmlInitWithFlags(unsigned flags) {
 
 int nvmlShutdown(void) {
     if (!sessions) return UNINITIALIZED;
-    sessions--;
+    if (!--sessions) warm = 0;
     live()->sessions--;
     return OK;
 }
@@ -271,8 +274,14 @@ int nvmlSystemGetCudaDriverVersion_v2(int *to) { START(NULL); return number(look
 int nvmlDeviceGetCount_v2(unsigned *to) { START(NULL); *to = or_zero(lookup("count")); return OK; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **to) {
+    static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
     *to = HANDLE(GPU, (int)index, 0);
     START(*to);
+    pthread_mutex_lock(&one_at_a_time);
+    const char *found = text("gpu.%u.cold", index);
+    if (found && !(warm >> index & 1) && !(kept(*to) && kept(*to)->persistent)) pause_ms(atol(found));
+    warm |= 1ull << index;
+    pthread_mutex_unlock(&one_at_a_time);
     return OK;
 }
 
@@ -348,25 +357,32 @@ int nvmlDeviceGetFieldValues(void *device, int count, Field *fields) {
     return OK;
 }
 
-int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *to) {
-    START(device);
-    const char *found = text("gpu.%d.fabric", GPU_OF(device)); /* "STATE STATUS" */
-    int state = 0;
-    if (!found || sscanf(found, "%d %d", &state, &to->status) != 2) return NOT_SUPPORTED;
-    to->state = (uint8_t)state;
-    return OK;
-}
-
-int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
-    START(device);
+/* MIG mode, 0 where there is none. */
+static int mig_mode(void *device, unsigned *current, unsigned *pending) {
     const LiveGpu *one = kept(device);
     if (one) {
         *current = (unsigned)one->current;
         *pending = (unsigned)one->pending;
-        return OK;
+        return 1;
     }
     const char *found = text("gpu.%d.mig", GPU_OF(device)); /* "CURRENT PENDING" */
-    return found && sscanf(found, "%u %u", current, pending) == 2 ? OK : NOT_SUPPORTED;
+    return found && sscanf(found, "%u %u", current, pending) == 2;
+}
+
+int nvmlDeviceGetMigMode(void *device, unsigned *current, unsigned *pending) {
+    START(device);
+    return mig_mode(device, current, pending) ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *to) {
+    START(device);
+    const char *found = text("gpu.%d.fabric", GPU_OF(device)); /* "STATE STATUS" */
+    int state = 0;
+    unsigned current = 0, pending;
+    if (!found || sscanf(found, "%d %d", &state, &to->status) != 2) return NOT_SUPPORTED;
+    /* In MIG mode the search for the fabric is suspended: in progress for ever. */
+    to->state = (uint8_t)(state && mig_mode(device, &current, &pending) && current ? 2 : state);
+    return OK;
 }
 
 int nvmlDeviceSetMigMode(void *device, unsigned mode, unsigned *activation) {
@@ -444,9 +460,21 @@ int nvmlGpuInstanceGetInfo(void *instance, GiInfo *to) {
     return found && sscanf(found, "%u %u %u", &to->profile, &to->start, &to->size) == 3 ? OK : NOT_FOUND;
 }
 
+/* How many kinds of GPU instances the library knows: one of R525 knows 10. */
+static unsigned most_profiles(void) { const char *found = lookup("profiles"); return found ? (unsigned)atoi(found) : 10; }
+
+/* Version 2, with the name: key "gpu.I.profile.N.name". */
+int nvmlDeviceGetGpuInstanceProfileInfoV(void *device, unsigned constant, NamedProfile *to) {
+    START(device);
+    if (constant >= most_profiles()) return INVALID_ARGUMENT;
+    const char *name = text("gpu.%d.profile.%u.name", GPU_OF(device), constant);
+    if (!name) return VERSION_MISMATCH;
+    return copy(to->name, sizeof to->name, name);
+}
+
 int nvmlDeviceGetGpuInstanceProfileInfo(void *device, unsigned constant, Profile *to) {
     START(device);
-    if (constant > 9) return INVALID_ARGUMENT; /* a library of R525 knows no more */
+    if (constant >= most_profiles()) return INVALID_ARGUMENT;
     Kind kind;
     if (!kind_of(device, constant, &kind)) return NOT_SUPPORTED;
     to->id = kind.id;
@@ -585,8 +613,16 @@ int nvmlComputeInstanceDestroy(void *compute) {
     return said(__func__);
 }
 
+/* Bytes of a row in lists of version 3: drivers 535.43 to 535.86 have one more number in it. */
+static size_t wide_row(void) {
+    const char *driver = lookup("driver");
+    int major = 0, minor = 0;
+    if (driver) sscanf(driver, "%d.%d", &major, &minor);
+    return major == 535 && minor >= 43 && minor < 98 ? sizeof(Process) + sizeof(u64) : sizeof(Process);
+}
+
 /* Of a GPU all of its processes, of a MIG device its own. */
-static int processes(void *device, unsigned *count, Process *to, char kind) {
+static int processes(void *device, unsigned *count, void *to, size_t row, char kind) {
     unsigned room = *count, found = 0;
     const char *line;
     for (int n = 0; (line = text("gpu.%d.process.%d", GPU_OF(device), n)); n++) {
@@ -603,16 +639,22 @@ static int processes(void *device, unsigned *count, Process *to, char kind) {
             LiveCi *part = &kept(device)->ci[PART_OF(device)];
             if (part->gi != one.gi || part->ci != one.ci) continue;
         }
-        if (to && found < room) to[found] = one;
+        if (to && found < room) {
+            memset((char *)to + found * row, 0, row);
+            memcpy((char *)to + found * row, &one, sizeof one);
+        }
         found++;
     }
     *count = found;
     return found > room ? SMALL : OK;
 }
 
-int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'C'); }
-int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'G'); }
-int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, Process *to) { START(device); return processes(device, count, to, 'M'); }
+int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, wide_row(), 'C'); }
+int nvmlDeviceGetComputeRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'C'); }
+int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, wide_row(), 'G'); }
+int nvmlDeviceGetGraphicsRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'G'); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, wide_row(), 'M'); }
+int nvmlDeviceGetMPSComputeRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'M'); }
 
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
     START(device);

@@ -59,6 +59,23 @@ async def test_a_call_that_hangs_after_an_act_is_known_soon() -> None:
     assert time.monotonic() - began < LIMIT_S
 
 
+async def test_a_call_waits_for_an_act_that_may_take_longer_than_others() -> None:
+    deadlines, done = CallDeadlines(SHORT_S, SHORT_S), asyncio.Event()
+
+    async def reset() -> None:
+        async with deadlines.within(PERFORM, LONG_S):
+            await done.wait()
+
+    act = asyncio.create_task(reset())
+    await asyncio.sleep(0)
+    call = await begun(deadlines, "observe", done)
+    await asyncio.wait([act, call], timeout=5 * SHORT_S)
+    assert not act.done()
+    assert not call.done()
+    done.set()
+    await asyncio.gather(act, call)
+
+
 async def test_an_act_waits_for_the_act_before_it() -> None:
     deadlines, done = CallDeadlines(SHORT_S, 0.4), asyncio.Event()
     first = await begun(deadlines, PERFORM, asyncio.Event())

@@ -252,6 +252,9 @@ def test_the_drivers_word_on_each_gpu(node: StubNode) -> None:
     assert Discovery(nvml, node.host).conditions()[0].fabric_ok is False
     node.write(**{"gpu.0.fabric": "1 0"})
     assert Discovery(nvml, node.host).conditions()[0].fabric_ok is None
+    node.write(**{"gpu.0.fabric": "3 0", "gpu.0.mig": "1 1"})
+    (said, *_) = Discovery(nvml, node.host).conditions()
+    assert (said.fabric_ok, said.mig_mode) == (False, True)
     nvml.close()
 
 
@@ -301,6 +304,21 @@ def test_mig_devices_have_names_placements_and_device_files(node: StubNode) -> N
         MigDevice(MigUuid("MIG-b"), 1, 2, 1, "2c.3g.40gb", Placement(4, 4), 40448 * MIB, 561, 563),
         MigDevice(MigUuid("MIG-c"), 3, 9, 0, "1g.10gb+me", Placement(1, 1), 9984 * MIB),
     )
+
+
+def test_without_root_a_gpu_keeps_its_place_and_its_mig_devices_are_hidden(node: StubNode) -> None:
+    with_mig(node).write(**{"fail.nvmlDeviceGetGpuInstanceById": 4})
+    inventory = look(node)
+    (gpu,) = inventory.gpus
+    assert (gpu.mig_enabled, gpu.mig_devices, gpu.mig_hidden, inventory.lost) == (True, (), True, ())
+
+
+def test_profiles_are_asked_for_until_the_library_knows_no_more(node: StubNode) -> None:
+    """A constant that is newer than this version: its attribute is in the name that the driver says."""
+    with_mig(node).write(**{"profiles": 23, "gpu.0.profile.7": None, "gpu.0.profile.21": "20 1"})
+    assert "is not known" in look(node).lost[0].reason
+    node.write(**{"gpu.0.profile.21.name": "MIG 1g.10gb+new"})
+    assert look(node).gpus[0].mig_devices[2].profile == "1g.10gb+new"
 
 
 def test_instances_that_vanish_while_they_are_read_cost_a_second_look_at_most(node: StubNode) -> None:

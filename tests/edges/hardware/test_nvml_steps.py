@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import AsyncIterator
 
 import pytest
@@ -32,6 +34,7 @@ from partage.model.step import (
 from tests.edges.hardware.stub import StubNode
 
 GPU = StubNode.uuid(0)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device files")
 LOW, HIGH = Placement(0, 4), Placement(4, 4)
 THREE = CreateInstance(GPU, "3g.40gb", HIGH)
 
@@ -100,12 +103,33 @@ async def test_a_blocked_mode_change_names_the_process(node: StubNode, card: Nvm
     assert caught.value.uses == ("monitor nv-hostengine (pid 70)",)
 
 
+async def test_what_holds_a_gpu_without_a_process_is_guessed_at(node: StubNode, card: NvmlHardware) -> None:
+    node.write(**{"gpu.0.monitor": 1})
+    with pytest.raises(GpuInUse, match=r"used by no visible process$"):
+        await card.perform(SetMigMode(GPU, enabled=True))
+    node.file("sys/module/nvidia_drm/refcnt", "1\n")
+    with pytest.raises(GpuInUse, match=r"no visible process \(.*modprobe -r nvidia_drm"):
+        await card.perform(SetMigMode(GPU, enabled=True))
+
+
 async def test_a_mode_that_needs_a_reset_is_pending_although_the_gpu_is_in_use(
     node: StubNode, card: NvmlHardware
 ) -> None:
     node.with_live_mig(direct=False).write(**{"gpu.0.monitor": 1})
     await card.perform(SetMigMode(GPU, enabled=True))
     assert (await gpu_of(card)).mig_mode == MigMode(current=False, pending=True)
+
+
+async def test_a_gpu_that_should_need_no_reset_and_stays_pending_is_an_error_that_says_what_to_do(
+    node: StubNode, card: NvmlHardware
+) -> None:
+    """As a Hopper board that is passed through into a virtual machine."""
+    node.write(**{"gpu.0.live": "reset"})
+    with pytest.raises(Unsupported, match=r"asks for a reset.*it is pending.*virtual machine reboot it"):
+        await card.perform(SetMigMode(GPU, enabled=True))
+    node.write(**{"gpu.0.live": "direct"})
+    await card.perform(SetMigMode(GPU, enabled=True))
+    assert (await gpu_of(card)).mig_mode == MigMode(current=True, pending=True)
 
 
 async def test_a_mode_that_is_pending_from_before_does_not_hide_a_refusal(
@@ -190,6 +214,53 @@ async def test_a_made_device_has_the_uuid_that_is_listed_and_device_files_once_t
     assert (device.gi_minor, device.ci_minor) == (21, 22)
     assert (await gpu_of(mig)).empty_instances == ()
     await mig.perform(Verify(GPU, enabled=True, devices=("3g.40gb@4",)))
+
+
+MINORS = "gpu0/gi2/access 21\ngpu0/gi2/ci0/access 22\n"
+
+
+def knows_capabilities(node: StubNode, *, modify: int = 1) -> None:
+    """The kernel module's files about capabilities. modify: whether others may make their device files."""
+    node.file("proc/devices", "Character devices:\n195 nvidia\n237 nvidia-caps\n\nBlock devices:\n  8 sd\n")
+    node.file("proc/driver/nvidia-caps/mig-minors", MINORS)
+    for at, minor in (("gi2", 21), ("gi2/ci0", 22)):
+        text = f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: {modify}\n"
+        node.file(f"proc/driver/nvidia/capabilities/gpu0/mig/{at}/access", text)
+
+
+@needs_root
+async def test_the_device_files_of_a_made_device_are_made_too(node: StubNode, mig: NvmlHardware) -> None:
+    knows_capabilities(node)
+    await three(mig, "3g.40gb")
+    (device,) = (await gpu_of(mig)).mig_devices
+    assert device.missing_file == ""
+    for minor in (21, 22):
+        found = (node.root / f"dev/nvidia-caps/nvidia-cap{minor}").stat()
+        assert (found.st_rdev, found.st_mode) == (os.makedev(237, minor), stat.S_IFCHR | 0o444)
+
+
+@needs_root
+async def test_a_device_file_of_a_kernel_module_that_was_unloaded_is_replaced(
+    node: StubNode, mig: NvmlHardware
+) -> None:
+    knows_capabilities(node)
+    path = node.root / "dev/nvidia-caps/nvidia-cap22"
+    path.parent.mkdir(parents=True)
+    os.mknod(path, stat.S_IFCHR | 0o444, os.makedev(240, 22))
+    await three(mig, "3g.40gb")
+    assert (await gpu_of(mig)).mig_devices[0].missing_file == ""
+    assert path.stat().st_rdev == os.makedev(237, 22)
+
+
+async def test_device_files_that_may_not_be_made_are_missing(node: StubNode, mig: NvmlHardware) -> None:
+    knows_capabilities(node, modify=0)
+    await three(mig, "3g.40gb")
+    (device,) = (await gpu_of(mig)).mig_devices
+    assert device.missing_file == "/dev/nvidia-caps/nvidia-cap21"
+    assert not (node.root / "dev/nvidia-caps").exists()
+    for minor in (21, 22):  # any file counts: the administrator's own way of making them
+        node.file(f"dev/nvidia-caps/nvidia-cap{minor}", "")
+    assert (await gpu_of(mig)).mig_devices[0].missing_file == ""
 
 
 async def test_the_uuid_is_found_by_ids_where_the_driver_hands_out_the_parent(

@@ -54,7 +54,7 @@ def slow_reset(node: StubNode) -> tuple[Path, Path]:
     started, go = node.root / "started", node.root / "go"
     node.add_nvidia_smi(
         f"import os, time\nopen({str(started)!r}, 'w')\n"
-        f"while not os.path.exists({str(go)!r}): time.sleep(0.005)"
+        f"while os.path.exists({str(node.root)!r}) and not os.path.exists({str(go)!r}): time.sleep(0.005)"
     )
     return started, go
 
@@ -98,13 +98,14 @@ async def test_it_is_not_switched_on_during_the_reset_of_another_process(
 
 
 async def test_after_a_reset_that_was_given_up_it_is_on_again(node: StubNode, pair: NvmlHardware) -> None:
-    started, _ = slow_reset(node)
+    started, go = slow_reset(node)
     act = asyncio.create_task(pair.perform(STEP))
     await exists(started)
     act.cancel()
     with pytest.raises(asyncio.CancelledError):
         await act
     assert await persistent(pair) == [1, 1]
+    go.touch()
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"{}", b"[1]", b'["GPU-9"]', b"\xff"])

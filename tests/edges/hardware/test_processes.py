@@ -101,6 +101,17 @@ async def test_an_old_library_without_lists_or_the_new_memory_call_costs_only_wh
     assert (await hardware.processes()).memory[0] == GpuMemory(FIRST, None)
 
 
+@pytest.mark.parametrize("driver", ["535.54.03", "535.86.10", "535.98", "535.104.05", "550.163.01"])
+async def test_drivers_that_fill_the_list_in_another_size_are_read_right(
+    node: StubNode, hardware: NvmlHardware, driver: str
+) -> None:
+    node.write(driver=driver)
+    for pid in (4101, 4102, 4103):
+        node.works(pid, used=GIB)
+    rows = (await hardware.processes()).rows
+    assert [(row.pid, row.used_bytes) for row in rows] == [(pid, GIB) for pid in (4101, 4102, 4103)]
+
+
 async def test_who_has_gone_meanwhile_is_listed_without_what_proc_said(
     node: StubNode, hardware: NvmlHardware
 ) -> None:

@@ -53,6 +53,18 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_cold_gpus_cost_no_helper(node: StubNode, short_dir: Path) -> None:
+    """The first calls may take as long as all GPUs need, one after the other."""
+    node.add_h100s(4).write(**{f"gpu.{index}.cold": 400 for index in range(4)})
+    path = short_dir / "h.sock"
+    hardware = RemoteHardware(path, helper_argv(path, driver_root=node.root), deadline_s=0.5)
+    try:
+        observed, conditions = await asyncio.gather(hardware.observe(), hardware.conditions())
+        assert (len(observed.gpus), len(conditions), hardware.state.restarts) == (4, 4, 0)
+    finally:
+        await hardware.close()
+
+
 def pid_of(hardware: RemoteHardware) -> int:
     assert hardware.state.pid is not None
     return hardware.state.pid

@@ -84,7 +84,7 @@ async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_
             assert answer["error"]["type"] == "Unsupported"
         assert await peer.ask(id=2, verb="hello") == {
             "id": 2,
-            "result": {"protocol": PROTOCOL, "pid": os.getpid()},
+            "result": {"protocol": PROTOCOL, "pid": os.getpid(), "coldSeconds": 0.0},
         }
         await peer.leave()
 

@@ -197,6 +197,12 @@ async def test_verify_says_what_is_not_as_said(acting: Subject) -> None:
     await hardware.perform(Verify(gpu.uuid, True, ("3g.40gb@4",)))
 
 
+async def test_a_reset_for_modes_that_are_in_force_does_nothing(acting: Subject) -> None:
+    gpu, _ = await with_half(acting.hardware)
+    await acting.hardware.perform(Reset((gpu.uuid,), (gpu.uuid,)))
+    assert (await gpu_of(acting.hardware, gpu.index)).empty_instances == gpu.empty_instances
+
+
 async def test_an_idle_node_has_no_uses(acting: Subject) -> None:
     assert await acting.hardware.uses() == ()
 

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from partage.codec.values import decode, encode
-from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
 from partage.model.ids import GpuUuid
@@ -24,7 +25,7 @@ from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject
-from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, ending, until
+from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, Tenant, ending, until
 
 needs_root = pytest.mark.skipif(not ROOT, reason="mounts, cgroups, labels and systemd take root")
 
@@ -218,6 +219,82 @@ async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_fini
     finished = await keeper.start(simulated.spec(threads_percent=30))
     assert (finished.phase, finished.pid) == (DaemonPhase.SERVING, pid)
     assert json.loads(record.read_text())["identity"]["pid"] == pid
+
+
+@pytest.fixture
+async def late(short_dir: Path) -> AsyncIterator[Subject]:
+    """A control program that knows no limits before it is told some."""
+    node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), reads_limits=False)
+    async with ending(simulated_subject(short_dir, node)) as subject:
+        yield subject
+
+
+async def abandoned(subject: Subject) -> int | None:
+    """A daemon whose starter was ended before it had set the limits: its pid. Its first server has none."""
+    await subject.keeper().start(subject.spec(memory_bytes=None, threads_percent=None))
+    record = subject.home() / "daemon.json"
+    limits = {"memoryBytes": LIMIT, "threadsPercent": 25}
+    edited(record, identity=None, spec=json.loads(record.read_text())["spec"] | limits)
+    return (await only(subject)).pid
+
+
+async def test_a_daemon_that_took_a_client_before_its_limits_is_replaced_when_the_client_has_gone(
+    late: Subject,
+):
+    pid, greedy = await abandoned(late), await late.tenant()
+    assert await greedy.says(f"allocate {60 * GIB}") == "ok"
+    with pytest.raises(GpuInUse, match=str(greedy.pid)):
+        await late.keeper().start(late.spec())
+    state = await only(late)
+    assert (state.phase, state.pid, state.limits.memory_bytes) == (DaemonPhase.STARTING, pid, None)
+    assert "allows any memory" in state.reason
+    assert await greedy.says("launch") == "ok", "its work was not ended"
+    await greedy.leaves()
+    again = await late.keeper().start(late.spec())
+    assert (again.phase, again.limits.memory_bytes, again.pid == pid) == (DaemonPhase.SERVING, LIMIT, False)
+    assert await (await late.tenant()).says(f"allocate {LIMIT + 1}") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+async def test_a_server_with_a_limit_of_its_own_is_not_serving(simulated: Subject):
+    server = (await simulated.keeper().start(simulated.spec())).servers[0].pid
+    paths = DaemonPaths.of(simulated.run_dir, GPUS[0])
+    driver = DriverFiles(simulated.root)
+    control = ControlV2(driver.program, driver.environment(paths), 10.0)
+    await control.ask(f"set_device_pinned_mem_limit {server} 0 60G")
+    state = await only(simulated)
+    assert (state.phase, state.limits.memory_bytes) == (DaemonPhase.STARTING, 60 * GIB)
+
+
+async def test_a_daemon_has_its_limits_from_its_start(simulated: Subject):
+    pid = (await simulated.keeper().start(simulated.spec())).pid
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert f"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0={LIMIT // MIB}M".encode() in environ
+    assert b"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25" in environ
+
+
+async def test_a_tenant_that_tries_again_and_again_never_gets_more_than_the_limit(simulated: Subject):
+    """It comes in before the starter can set the limits."""
+    await simulated.keeper().start(simulated.spec())
+    killed = (await only(simulated)).pid
+    assert killed is not None
+    os.kill(killed, signal.SIGKILL)
+
+    async def is_dead() -> bool:
+        return (await only(simulated)).phase is DaemonPhase.DEAD
+
+    await until(is_dead)
+    tenants = [asyncio.create_task(first_let_in(simulated)) for _ in range(2)]
+    state = await simulated.keeper().start(simulated.spec())
+    assert state.phase is DaemonPhase.SERVING
+    for tenant in await asyncio.gather(*tenants):
+        assert await tenant.says(f"allocate {LIMIT + 1}") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+
+async def first_let_in(subject: Subject) -> Tenant:
+    while True:
+        tenant = await subject.begins()
+        if await tenant.hears() == "ok":
+            return tenant
 
 
 async def test_a_starter_that_was_ended_before_the_daemon_ran_leaves_a_dead_one(simulated: Subject):

@@ -145,6 +145,16 @@ def test_a_peer_in_use_keeps_the_set_from_its_reset_and_is_named():
     assert answer.transactions == ()
 
 
+def test_the_persistence_daemon_is_in_the_way_of_no_reset_and_other_monitors_are():
+    some = cards(A100, 2, mode=OFF)
+    persistenced = [GpuUse(GpuUuid(f"GPU-{gpu}"), UseKind.MONITOR, "nvidia-persiste", 70) for gpu in (0, 1)]
+    (unit,) = plan(some, {0: desired("7g.40gb")}, persistenced).transactions
+    assert Reset in kinds(unit.steps)
+    dcgm = GpuUse(GpuUuid("GPU-1"), UseKind.MONITOR, "nv-hostengine", 71)
+    (refused,) = plan(some, {0: desired("7g.40gb")}, [*persistenced, dcgm]).blocked
+    assert [str(use) for one in refused.blockers for use in one.users] == ["monitor nv-hostengine (pid 71)"]
+
+
 def test_a_peer_that_needs_no_reset_is_planned_by_itself_meanwhile():
     some = cards(A100, 3, mode=OFF)
     some[1].mode = (True, True)

@@ -14,7 +14,14 @@ from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory
 from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
-from partage.model.mps import ClientLimits, DaemonPhase, DaemonSpec, DaemonState
+from partage.model.mps import (
+    ClientLimits,
+    ConnectedClient,
+    DaemonPhase,
+    DaemonSpec,
+    DaemonState,
+    MpsServer,
+)
 from partage.model.policy import (
     AllDevices,
     DesiredMig,
@@ -31,6 +38,7 @@ from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
 from partage.plan.reconcile.mig_plan import plan_mig
 from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
+    clients_in_the_way,
     needed_originals,
     note_originals,
     settings_steps,
@@ -76,6 +84,16 @@ def test_the_mode_is_set_before_the_daemon_starts_and_given_back_after_it_has_en
     end = settings_steps(SET, NO_SETTINGS, [daemon()], OriginalSettings(DEFAULT))
     assert [type(step) for step in end.end] == [StopDaemon, SetComputeMode]
     assert not end.make
+
+
+def test_a_daemon_that_has_to_be_started_again_waits_for_its_clients() -> None:
+    unlimited = replace(daemon(DaemonPhase.STARTING), limits=ClientLimits(), reason="it has no limits")
+    busy = replace(unlimited, servers=(MpsServer(7, clients=(ConnectedClient(8, command="python"),)),))
+    (start,) = settings_steps(SET, WANT, [unlimited], OriginalSettings(DEFAULT)).make
+    assert start == StartDaemon(CARD.uuid, SPEC)
+    assert not clients_in_the_way([start], [unlimited])
+    assert "client python (pid 8): it has no limits" in clients_in_the_way([start], [busy])
+    assert not clients_in_the_way([], [busy])
 
 
 @pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.FAULT, DaemonPhase.SILENT])

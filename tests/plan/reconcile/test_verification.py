@@ -27,6 +27,9 @@ def test_a_guarded_share_is_verified_by_daemon_mode_and_watchdog_together() -> N
         ({"phase": DaemonPhase.DEAD}, None),
         ({"phase": DaemonPhase.FAULT}, None),
         ({"limits": ClientLimits()}, Guarantee.NONE),
+        ({"phase": DaemonPhase.STARTING, "limits": ClientLimits()}, Guarantee.NONE),
+        ({"phase": DaemonPhase.STARTING}, None),
+        ({"phase": DaemonPhase.STARTING, "pid": None, "limits": ClientLimits()}, None),
         ({"limits": ClientLimits(2**30, 50)}, Guarantee.NONE),
     ],
 )

@@ -102,7 +102,10 @@ def test_shares_per_gpu_follow_nvidias_rule(data: st.DataObject, replicas: list[
 
 def test_too_few_free_shares_are_refused_in_nvidias_words() -> None:
     card = offering(0, 4)
-    with pytest.raises(AllocationRefused, match=r"^not enough available devices to satisfy allocation$"):
+    began = "error getting list of preferred allocation devices: "
+    with pytest.raises(
+        AllocationRefused, match=f"^{began}not enough available devices to satisfy allocation$"
+    ):
         _chooser(card).prefer([share(0, 0)], [], 2)
 
 

@@ -15,6 +15,7 @@ from partage.sim.node.faults import (
     GpuReturns,
     HangCall,
     HealCall,
+    LoseCapabilityFiles,
     LoseGpu,
     RaiseXid,
     Reboot,
@@ -119,6 +120,13 @@ async def test_an_xid_is_delivered_once():
     assert (await hardware.events(0)).xids == ()
 
 
+async def test_without_mig_mode_an_xid_may_name_instance_0():
+    hardware = node()
+    await hardware.inject(RaiseXid(2, 43, gi=0, ci=0))
+    uuid = (await gpu(hardware, 2)).uuid
+    assert (await hardware.events(0)).xids == (Xid(uuid, 43, 0, 0),)
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -149,6 +157,32 @@ async def test_what_a_gpu_needs_stands_in_the_inventory_too():
     assert (await condition(hardware, 0)).fabric_ok is False
 
 
+async def test_the_device_files_of_mig_devices_can_be_missing():
+    hardware = node()
+    await hardware.inject(SetMig(1, BALANCED))
+    await hardware.inject(LoseCapabilityFiles(1))
+    assert [one.missing_file for one in (await gpu(hardware, 1)).mig_devices] == [
+        one.capability_files[0] for one in (await gpu(hardware, 1)).mig_devices
+    ]
+    await hardware.inject(LoseCapabilityFiles(1, missing=False))
+    assert {one.missing_file for one in (await gpu(hardware, 1)).mig_devices} == {""}
+
+
+async def test_a_gpu_on_nvswitches_joins_their_fabric_except_in_mig_mode():
+    hardware = node()
+    assert (await condition(hardware, 0)).fabric_ok is True
+    await hardware.inject(SetMig(0, BALANCED))
+    said = await condition(hardware, 0)
+    assert (said.fabric_ok, said.mig_mode) == (False, True)
+    await hardware.inject(SetMig(0, None))
+    assert (await condition(hardware, 0)).fabric_ok is True
+
+
+@pytest.mark.parametrize("name", ["4xa100-sxm4-80gb", "4xl40s", "1xh100-sxm5-80gb"])
+async def test_other_gpus_join_no_fabric(name: str):
+    assert {row.fabric_ok for row in await node(name).conditions()} == {None}
+
+
 async def test_a_reset_heals_the_gpu_counts_and_takes_its_mig_devices_along():
     hardware = node()
     await hardware.inject(SetMig(1, BALANCED))
@@ -158,7 +192,9 @@ async def test_a_reset_heals_the_gpu_counts_and_takes_its_mig_devices_along():
     healed = await gpu(hardware, 1)
     assert healed.mig_enabled
     assert healed.mig_devices == ()
-    assert await condition(hardware, 1) == GpuCondition(healed.uuid, recovery=RecoveryAction.NONE, resets=1)
+    assert await condition(hardware, 1) == GpuCondition(
+        healed.uuid, recovery=RecoveryAction.NONE, fabric_ok=False, mig_mode=True, resets=1
+    )
     assert (await condition(hardware, 0)).resets == 0
 
 

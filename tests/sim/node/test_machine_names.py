@@ -92,7 +92,10 @@ def test_the_largest_machine_has_distinct_addresses():
     ("name", "words"),
     [
         ("8xa100-40g", "a100-40gb"),
-        ("h100-sxm", "nearest"),
+        ("h100-sxmm", "nearest"),
+        ("2xh100", "choose one: h100-sxm5-80gb, h100-pcie-80gb, h100-nvl-94gb, h100-sxm5-94gb"),
+        ("8xA100", "choose one: a100-40gb, a100-80gb"),
+        ("q100", "write a machine file"),
         ("0xl40s", "no GPU"),
         ("65xl40s", "at most 64"),
         ("40xl40s+40xt4", "80 GPUs"),
@@ -103,7 +106,7 @@ def test_the_largest_machine_has_distinct_addresses():
         ("rtx-pro-5000-blackwell-48gb", "not plannable offline"),
         ("thor-igpu", "not plannable"),
         ("8xa100-40gb" + "+l4" * 1000, "too long"),
-        ("nowhere/machine.yaml", "No such file"),
+        ("nowhere/machine.yaml", "no such file"),
         ("/", "directory"),
     ],
 )

@@ -207,6 +207,17 @@ async def test_a_change_of_mode_under_a_client_waits_and_says_for_whom(name, kin
     assert (await first(hardware)).mig_enabled
 
 
+@pytest.mark.parametrize("name", [HOPPER, AMPERE])
+async def test_the_persistence_daemon_gives_way_and_comes_back(name):
+    hardware, gpu = await node(name)
+    await hardware.inject(Occupy(0, "nvidia-persistenced", UseKind.MONITOR, pid=7))
+    await hardware.perform(SetMigMode(gpu, enabled=True))
+    await hardware.perform(Reset((gpu,), (gpu,)))
+    assert (await first(hardware)).mig_enabled
+    await hardware.perform(CreateInstance(gpu, "3g.40gb", HALF))
+    assert [use.name for use in await hardware.uses()] == ["nvidia-persistenced"]
+
+
 async def test_the_first_gpu_instance_needs_an_idle_gpu_and_the_next_do_not():
     hardware, gpu = await in_mig_mode()
     await hardware.inject(Occupy(0, "dcgm", UseKind.MONITOR))

@@ -129,14 +129,17 @@ class PodResourcesPoller(Struct):
                 await self.ask_holders()
             except Unreachable:
                 self._pause_s = min(max(self._pause_s, 0.5) * 2, self.intervals.holders_longest_s)
-                continue
-            finally:
-                self.asked_once.set()
+            else:
+                self._pause_s = self._next_pause_s()
+            self.asked_once.set()
             await self._check(asked_s)
-            unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
-            longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
-            soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
-            self._pause_s = min(soon_s, longest_s) if unnamed else longest_s
+
+    def _next_pause_s(self) -> float:
+        """The pause after an answer: short while a pod is expected to be named soon."""
+        longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
+        unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
+        soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
+        return min(soon_s, longest_s) if unnamed else longest_s
 
     # --- the checkpoint ---
 
@@ -160,7 +163,10 @@ class PodResourcesPoller(Struct):
                 self.ledger.restored(resource, ids, now_s)
 
     async def _check(self, asked_s: float) -> None:
-        """Compare with a checkpoint that was written after the question of asked_s; less often each time."""
+        """Compare with a checkpoint that was written after the question of asked_s; less often each time.
+
+        Also if there was no answer: then ended pods may still be in it, but what is not in it is not held.
+        """
         wanted = self.ledger.must_check
         if not wanted:
             self._checked, self.unproven = wanted, ""

@@ -13,8 +13,10 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.kubelet.port import EndpointState
 from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase
+from partage.plan.reconcile.draft import without_files
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.report import DependencyProblems, Report
+from partage.text import gpus
 from partage.values import Frozen
 
 
@@ -99,6 +101,11 @@ def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
 def _degraded(report: Report) -> Iterator[ReadinessReason]:
     for problem in report.policy.problems:
         yield ReadinessReason("policy-refused", str(problem))
+    yield from _degraded_gpus(report)
+    yield from _dependencies(report.dependencies)
+
+
+def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
     for gpu in report.gpus:
         if gpu.plan is not None and gpu.plan.conflict:
             yield ReadinessReason("shares-conflict", f"GPU {gpu.index} ({gpu.uuid}): {gpu.plan.conflict}")
@@ -114,7 +121,12 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
                 yield ReadinessReason(
                     "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
                 )
-    yield from _dependencies(report.dependencies)
+    if cold := [gpu.index for gpu in report.node.inventory if gpu.persistence is False]:
+        yield ReadinessReason(
+            "persistence-off", f"{gpus(cold)}: initialised anew by each first client, 1 to 3 s each"
+        )
+    for reason in dict.fromkeys(without_files(report.node.inventory).values()):
+        yield ReadinessReason("device-file-missing", f"MIG devices cannot be used: {reason}")
 
 
 def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:

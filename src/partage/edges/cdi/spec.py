@@ -1,15 +1,14 @@
 """CDI specs as values: what Partage adds to the specs that ``nvidia-ctk`` writes.
 
 Only ``nvidia-ctk`` knows which libraries and hooks a driver needs. Its spec is kept. Partage adds devices
-that it leaves out (a GPU in MIG mode that is offered as a whole), an environment variable against a second
-injection, and a digest of what the spec was made from. Source of the format: the CDI specification, 0.3 to
-1.1.
+that it leaves out (a GPU in MIG mode that is offered as a whole) and an environment variable against a second
+injection. Source of the format, and of which version has what: the CDI specification, 0.3 to 1.1.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from partage.model.gpu import Gpu, Inventory
@@ -21,11 +20,12 @@ Spec = dict[str, Any]
 """One CDI spec, as JSON values."""
 
 GPU_KIND = f"{CDI_VENDOR}/gpu"
-DIGEST_KEY = "partage/inventory"
-"""Annotation of the spec: digest of what it was made from."""
 
-_VERSION = (0, 6, 0)
-"""The lowest CDI version with annotations, hostPath and names that begin with a digit."""
+_VERSION = "0.3.0"
+"""The lowest CDI version that runtimes still read."""
+
+_VERSION_WITH_HOST_PATHS = "0.5.0"
+"""The lowest CDI version with hostPath and with names that begin with a digit."""
 
 _NO_LEGACY = "NVIDIA_VISIBLE_DEVICES=void"
 """Keeps NVIDIA's runtime from injecting devices that CDI injects already."""
@@ -68,25 +68,18 @@ def imex_spec(options: Options) -> Spec:
 
 
 def with_missing_devices(theirs: Spec, ours: Spec) -> Spec:
-    """The spec of nvidia-ctk and the devices that it left out."""
+    """The spec of nvidia-ctk and the devices that it left out. The version is the lower one that has both."""
     known = {device["name"] for device in theirs["devices"]}
     missing = [device for device in ours["devices"] if device["name"] not in known]
-    return {**theirs, "devices": [*theirs["devices"], *missing]}
+    version = max(str(theirs["cdiVersion"]), _version(missing, {}), key=_numbers)
+    return {**theirs, "cdiVersion": version, "devices": [*theirs["devices"], *missing]}
 
 
-def with_digest(spec: Spec, inventory_digest: str) -> Spec:
-    """``spec`` with the variable against a second injection and the digest.
-
-    inventory_digest: empty for an incomplete spec, which is written again as soon as possible.
-    """
+def without_second_injection(spec: Spec) -> Spec:
+    """``spec`` with the variable that keeps NVIDIA's runtime from injecting the devices once more."""
     edits = dict(spec.get("containerEdits") or {})
     env = [line for line in edits.get("env") or [] if not line.startswith("NVIDIA_VISIBLE_DEVICES=")]
-    return {
-        **spec,
-        "cdiVersion": _at_least(str(spec["cdiVersion"])),
-        "annotations": {**(spec.get("annotations") or {}), DIGEST_KEY: inventory_digest or "incomplete"},
-        "containerEdits": {**edits, "env": [*env, _NO_LEGACY]},
-    }
+    return {**spec, "containerEdits": {**edits, "env": [*env, _NO_LEGACY]}}
 
 
 def spec_error(spec: object, kind: str) -> str:
@@ -126,7 +119,7 @@ def _names(gpu: Gpu, options: Options) -> Iterator[tuple[str, list[str]]]:
 
 def _spec(cdi_class: str, devices: list[Spec], edits: Spec) -> Spec:
     return {
-        "cdiVersion": ".".join(map(str, _VERSION)),
+        "cdiVersion": _version(devices, edits),
         "kind": f"{CDI_VENDOR}/{cdi_class}",
         "devices": devices,
         "containerEdits": edits,
@@ -143,16 +136,13 @@ def _nodes(paths: Iterable[str], options: Options) -> Spec:
     return {"deviceNodes": nodes} if nodes else {}
 
 
-def _at_least(version: str) -> str:
-    """The version, or _VERSION if that is higher: a spec must name a version that has all features it
-    uses.
-    """
-    numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split("."))
-    return version if numbers >= _VERSION else ".".join(map(str, _VERSION))
+def _version(devices: Sequence[Spec], edits: Spec) -> str:
+    """The lowest version that has what this uses: an older runtime refuses a spec of a newer version."""
+    digit_first = any(device["name"][0].isdecimal() for device in devices)
+    parts = [edits, *(device["containerEdits"] for device in devices)]
+    host_paths = any("hostPath" in file for part in parts for file in part.get("deviceNodes", ()))
+    return _VERSION_WITH_HOST_PATHS if digit_first or host_paths else _VERSION
 
 
-def digest_of(spec: object) -> str:
-    """The digest in a spec; empty if there is none."""
-    annotations = spec.get("annotations") if isinstance(spec, Mapping) else None
-    found = annotations.get(DIGEST_KEY) if isinstance(annotations, Mapping) else None
-    return found if isinstance(found, str) else ""
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) if part.isdecimal() else 0 for part in version.split("."))

@@ -1,7 +1,12 @@
-"""Writes the CDI specs of the node when driver, GPUs or MIG devices have changed."""
+"""Writes the CDI specs of the node when driver, GPUs or MIG devices have changed.
+
+Beside each complete spec lies a file ``.digest``: of the spec, and of what it was made from. An annotation
+would ask for CDI 0.6, which older runtimes refuse.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -10,11 +15,10 @@ from partage.edges.cdi import toolkit
 from partage.edges.cdi.spec import (
     Spec,
     device_files_spec,
-    digest_of,
     imex_spec,
     inventory_digest,
-    with_digest,
     with_missing_devices,
+    without_second_injection,
 )
 from partage.edges.read_file import read_regular
 from partage.errors import HardwareError
@@ -88,7 +92,7 @@ class CdiSpecWriter:
         if not ours["devices"]:
             return CdiSpec(self._path("gpu"), complete=False, reason="the node has no GPU that answers")
         if inventory.simulated:
-            self._save("gpu", with_digest(ours, ""))
+            self._save("gpu", ours)
             reason = "a simulated node: device nodes only"
         else:
             reason = await self._write_gpus(ours, options, ctk, wanted)
@@ -100,20 +104,20 @@ class CdiSpecWriter:
     async def _write_gpus(self, ours: Spec, options: Options, ctk: str, wanted: str) -> str:
         """Write the spec of the GPUs. Returns why it is incomplete; empty if it is complete."""
         if not ctk:
-            self._save("gpu", with_digest(ours, ""))
+            self._save("gpu", ours)
             return f"{options.nvidia_ctk} is not there: device nodes only, none of the driver's libraries"
         try:
             theirs = await toolkit.generate_spec(ctk, options, "gpu", self._deadline_s)
         except HardwareError as error:
-            self._save("gpu", with_digest(ours, ""))
+            self._save("gpu", ours)
             return f"device nodes only, none of the driver's libraries: {error}"
-        self._save("gpu", with_digest(with_missing_devices(theirs, ours), wanted))
+        self._save("gpu", with_missing_devices(theirs, ours), wanted)
         return ""
 
     async def _write_class(self, name: str, options: Options, ctk: str, wanted: str) -> bool:
         """Write the spec of another class. Returns whether there is one now."""
         if name == _IMEX:
-            self._save(name, with_digest(imex_spec(options), wanted))
+            self._save(name, imex_spec(options), wanted)
             return True
         if not ctk:
             return False
@@ -121,7 +125,7 @@ class CdiSpecWriter:
             spec = await toolkit.generate_spec(ctk, options, name, self._deadline_s)
         except HardwareError:
             return False
-        self._save(name, with_digest(spec, wanted))
+        self._save(name, spec, wanted)
         return True
 
     # --- files --------------------------------------------------------------------------------
@@ -131,25 +135,49 @@ class CdiSpecWriter:
 
     def _has_digest(self, name: str, wanted: str) -> bool:
         """Whether a complete spec exists that was made from the same inventory and options."""
-        try:
-            return digest_of(json.loads(read_regular(self._path(name), _LARGEST_BYTES))) == wanted
-        except (OSError, ValueError, RecursionError):
-            return False  # missing or incomplete: it is written again
-
-    def _save(self, name: str, spec: Spec) -> None:
-        """Replace the file atomically: a runtime reads the old spec or the new one."""
         path = self._path(name)
-        unfinished = path.with_suffix(".tmp")  # runtimes read .json and .yaml only
+        try:
+            spec, digest = (read_regular(file, _LARGEST_BYTES) for file in (path, _digest_file(path)))
+        except OSError:
+            return False  # missing or incomplete: it is written again
+        return digest.decode("ascii", "replace") == _digest(spec, wanted)
+
+    def _save(self, name: str, spec: Spec, wanted: str = "") -> None:
+        """Replace the spec: a runtime reads the old one or the new one.
+
+        wanted: digest of what it was made from; empty for an incomplete spec, which is written again as soon
+        as possible.
+        """
+        path = self._path(name)
+        content = json.dumps(without_second_injection(spec), indent=2).encode()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            with unfinished.open("w", encoding="utf-8") as file:
-                json.dump(spec, file, indent=2)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.chmod(0o644)
-            unfinished.replace(path)
+            _replace(path, content)
+            if wanted:
+                _replace(_digest_file(path), _digest(content, wanted).encode())
+            else:
+                _digest_file(path).unlink(missing_ok=True)
         except OSError as error:
             raise HardwareError(f"the CDI spec {path} cannot be written: {error}") from error
+
+
+def _digest_file(path: Path) -> Path:
+    return path.with_suffix(".digest")  # runtimes read .json and .yaml only
+
+
+def _digest(spec: bytes, wanted: str) -> str:
+    return hashlib.sha256(wanted.encode() + spec).hexdigest()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write the file atomically."""
+    unfinished = path.with_suffix(".tmp")
+    with unfinished.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.chmod(0o644)
+    unfinished.replace(path)
 
 
 def _classes(options: Options) -> tuple[str, ...]:

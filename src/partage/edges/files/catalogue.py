@@ -122,6 +122,14 @@ class Catalogue(Frozen):
         alike = difflib.get_close_matches(wanted, spelled, n=3, cutoff=0.4)
         return tuple(spelled[key] for key in list(dict.fromkeys([*prefixed, *alike]))[:3])
 
+    def variants(self, name: str) -> tuple[str, ...]:
+        """The ids of several models that ``name`` may mean, because each begins with it: ``h100``. Empty if
+        it is an id, or a product name with the vendor."""
+        if self.by_id(name) or name.lower().startswith("nvidia"):
+            return ()
+        found = [model.id for model in self.models if model.id.startswith(f"{_plain(name)}-")]
+        return tuple(found) if len(found) > 1 else ()
+
     def advice(self, name: str) -> str:
         """A hint in place of an unknown name."""
         nearest = self.nearest(name)

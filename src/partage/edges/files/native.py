@@ -177,7 +177,7 @@ def _select(field: Field | None) -> GpuSelector:
             return RemainingGpus()
         field.error(f"{field.value[:60]!r} is not a selector", "all, rest, or a mapping: {index: [0, 1]}")
         return GpuCriteria()
-    table = field.table(_CRITERIA)
+    table = field.table(_CRITERIA, "{index: [0]}")
     if table is None:
         return GpuCriteria()
     if not field.value:
@@ -236,7 +236,7 @@ def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
         case "mig":
             return read_mig(field)
         case _:
-            field.table(())
+            field.table((), "{}")
             return Exclusive(), None
 
 

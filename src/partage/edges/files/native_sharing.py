@@ -32,7 +32,7 @@ class MpsUsers(StrEnum):
 
 def read_time_slicing(field: Field) -> TimeSlicing:
     """The value of ``time-slicing``."""
-    table = field.table(_TIME_SLICING)
+    table = field.table(_TIME_SLICING, "{replicas: 4}")
     if table is None:
         return TimeSlicing(2)
     interval = table.value("interval", lambda found: found.choice(Interval), None)
@@ -47,7 +47,7 @@ def _replicas(field: Field) -> int | None:
 
 def read_mps(field: Field) -> Mps:
     """The value of ``mps``: equal shares, or clients."""
-    table = field.table(_MPS)
+    table = field.table(_MPS, "{replicas: 4}")
     if table is None:
         return Mps(2)
     alone = table.boolean("exclusive-process", default=True)
@@ -128,7 +128,7 @@ def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
 
 def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
     """The value of ``mig``: how each MIG device is shared, and the layout."""
-    table = field.table(_MIG)
+    table = field.table(_MIG, "{layout: [3g.40gb, 2g.20gb]}")
     if table is None:
         return Exclusive(), DesiredMig()
     what = "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]"
@@ -143,7 +143,7 @@ def _layout(field: Field) -> DesiredMig:
     """A list of MIG devices, or the name of a layout."""
     if isinstance(field.value, str):
         return _named_layout(field)
-    items = field.items(MOST_ITEMS)
+    items = field.items(MOST_ITEMS, "write one item for each MIG device: [3g.40gb, 3g.40gb]")
     if items is not None and not items:
         field.error("is empty", "for a GPU that is not shared write exclusive: {}")
     return DesiredMig(
@@ -152,7 +152,20 @@ def _layout(field: Field) -> DesiredMig:
 
 
 def _named_layout(field: Field) -> DesiredMig:
+    if _is_item(field.value):
+        field.error(
+            f"{field.value!r} is a MIG device, not the name of a layout", f"write a list: [{field.value}]"
+        )
+        return DesiredMig()
     name = field.parsed(parse_layout_name)
     if name == DISABLED:
         return DesiredMig(enabled=False)
     return DesiredMig(named=None if name == ENABLED else name)
+
+
+def _is_item(value: object) -> bool:
+    try:
+        LayoutItem.parse(str(value))
+    except ValueError:
+        return False
+    return True

@@ -1,8 +1,9 @@
 """The configuration file of NVIDIA's device plugin, ``version: v1``, with its environment variables.
 
-Read as NVIDIA's plugin reads it: keys match in any case, unknown keys are warnings, a variable overrides
-the file. Keys that NVIDIA parses but ignores have an effect here: ``resources`` patterns, and ``rename``
-and ``devices`` of an item. Flags are read in ``nvidia_flags``.
+Read as NVIDIA's plugin reads it: keys match in any case, except where NVIDIA looks them up by their exact
+name; unknown keys are warnings; a variable overrides the file. Keys that NVIDIA parses but ignores have an
+effect here: ``resources`` patterns, and ``rename`` and ``devices`` of an item. Flags are read in
+``nvidia_flags``.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _ITEM = ("name", "replicas", "rename", "devices")
 _SUFFIX = ".shared"
 
 DIALECT = Dialect(
-    fold_case=True,
+    as_in_go=True,
     unknown="warning",
     null_is_absent=True,
     homes={
@@ -65,12 +66,17 @@ DIALECT = Dialect(
 
 def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
     """The policy in a document, overridden by variables. Errors are noted."""
+    for twice in notes.document.duplicates:
+        notes.note(
+            Place(notes.file, twice.path), "warning", f"{twice.message}; the last one counts", twice.hint
+        )
     table = notes.top().table(_TOP)
     if table is None:
         return Policy(source=notes.file)
     options, mps_root = read_flags(table.get("flags"), table.get("imex"), notes, env)
     sharing = _table(table.get("sharing"), _SHARING)
-    entries = _time_slicing(sharing) + _mps(sharing) if sharing else ()
+    entries = (_time_slicing(sharing) + _mps(sharing)) if sharing else ()
+    entries = _without_repeated(notes, entries)
     if sharing and "mps" in sharing:
         _mps_flags(sharing.here("mps"), options, mps_root)
     _overlaps(notes, entries)
@@ -122,7 +128,7 @@ def _pattern_list(field: Field | None) -> tuple[NamePattern, ...]:
 
 
 def _pattern(field: Field) -> NamePattern | None:
-    table = field.table(_PATTERN)
+    table = field.table(_PATTERN, exact=True)
     if table is None:
         return None
     what = "which products or profiles are meant; * matches any text"
@@ -149,11 +155,16 @@ def _replicated(field: Field, *, fail_by_default: bool, mps: bool) -> tuple[Reso
     if field.value is None:
         field.error("no resources specified", "list them under 'resources', or remove the key")
         return ()
-    table = field.table(_REPLICATED)
+    table = field.table(_REPLICATED, exact=True)
     if table is None:
         return ()
     suffix = table.boolean("renameByDefault", default=False)
     fail = table.boolean("failRequestsGreaterThanOne", default=fail_by_default)
+    if mps and not fail:
+        table.here("failRequestsGreaterThanOne").warn(
+            "a container gets MPS shares of one GPU only, and is refused if they are of two",
+            "each GPU has an MPS daemon of its own here",
+        )
     listed = table.get("resources")
     items = listed.items(MOST_ITEMS) if listed else []
     if items == []:
@@ -165,7 +176,7 @@ def _replicated(field: Field, *, fail_by_default: bool, mps: bool) -> tuple[Reso
 
 
 def _item(field: Field, *, suffix: bool, fail: bool, mps: bool) -> ResourceEntry | None:
-    table = field.table(_ITEM)
+    table = field.table(_ITEM, exact=True)
     if table is None:
         return None
     resource = table.needed("name", _name, "the resource that is shared, nvidia.com/gpu")
@@ -193,16 +204,16 @@ def _item(field: Field, *, suffix: bool, fail: bool, mps: bool) -> ResourceEntry
 def _devices(field: Field | None) -> DeviceSelector:
     if field is None:
         return AllDevices()
-    value = field.value
-    if type(value) is int:
-        if value <= 0:
-            field.error(f"devices set as {value}, but a count of devices must be > 0")
-        return LowestIndexes(max(value, 1))
-    if isinstance(value, list):
+    count = field.whole_number()
+    if count is not None:
+        if count <= 0:
+            field.error(f"devices set as {count}, but a count of devices must be > 0")
+        return LowestIndexes(max(count, 1))
+    if isinstance(field.value, list):
         return _listed(field)
-    if value != "all":
+    if field.value != "all":
         field.error(
-            f"unrecognized devices: {describe(value)}",
+            f"unrecognized devices: {describe(field.value)}",
             'all, a count, or a list of indexes and UUIDs: [0, "0:1", "GPU-..."]',
         )
     return AllDevices()
@@ -213,7 +224,7 @@ def _listed(field: Field) -> ListedDevices:
     mig: list[tuple[int, int]] = []
     uuid: list[str] = []
     for item in field.items(MOST_ITEMS) or ():
-        match _device(item.value):
+        match _device(item):
             case int(number):
                 index.append(number)
             case (int(gpu), int(device)):
@@ -234,10 +245,11 @@ def _listed(field: Field) -> ListedDevices:
     return listed
 
 
-def _device(value: object) -> int | tuple[int, int] | str | None:
+def _device(field: Field) -> int | tuple[int, int] | str | None:
     """An index, a MIG index or a UUID; None for anything else."""
-    if type(value) is int:
-        return value if value >= 0 else None
+    number, value = field.whole_number(), field.value
+    if number is not None:
+        return number if number >= 0 else None
     if not isinstance(value, str) or len(value) > 128:
         return None
     if value.startswith(("GPU-", "MIG-")):
@@ -251,6 +263,25 @@ def _device(value: object) -> int | tuple[int, int] | str | None:
 
 
 # --- contradictions ------------------------------------------------------------------------------
+
+
+def _without_repeated(notes: Notes, entries: tuple[ResourceEntry, ...]) -> tuple[ResourceEntry, ...]:
+    """One entry for each name that is shared several times in one way, on all devices: NVIDIA's plugin makes
+    the replicas of each and counts equal ids once, so that the largest number counts.
+    """
+    kept: dict[object, ResourceEntry] = {}
+    for entry in entries:
+        same = (
+            (entry.resource, type(entry.sharing), entry.rename)
+            if entry.devices == AllDevices()
+            else entry.origin
+        )
+        earlier = kept.setdefault(same, entry)
+        if earlier is not entry:
+            said = f"{entry.resource} is shared twice, also in {earlier.origin}; the larger number counts"
+            notes.note(Place(notes.file, entry.origin), "warning", said, "remove one of the two")
+            kept[same] = max(earlier, entry, key=lambda one: one.sharing.replicas)
+    return tuple(kept.values())
 
 
 def _overlaps(notes: Notes, entries: tuple[ResourceEntry, ...]) -> None:

@@ -143,7 +143,11 @@ class _Settings:
         overrides it.
         """
         written = self._table.get(key) if self._table else None
-        name = next((name for name in ENVIRONMENT.get(key, ()) if self._env.get(name)), None)
+        names = ENVIRONMENT.get(key, ())
+        for empty in (name for name in names if self._env.get(name) == ""):
+            said, hint = "is empty, and counts as not set", "unset it: NVIDIA's plugin takes the empty value"
+            self._notes.note(Place("environment", empty), "warning", said, hint)
+        name = next((name for name in names if self._env.get(name)), None)
         if name is None:
             return written
         if written is not None:

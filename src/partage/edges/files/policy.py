@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from partage.codec.fields import Notes
-from partage.codec.yaml_document import Document, Value, describe, read_document
+from partage.codec.yaml_document import Document, Value, describe, read_lenient
 from partage.edges.files import migparted, native, nvidia, nvidia_flags
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
@@ -43,21 +43,33 @@ def parse_policy(
     import hashlib  # takes a millisecond
 
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    document = read_document(data, name)
+    document = read_lenient(data, name)
     policy, warnings = _policy(document, name, config, env or {})
     digest = hashlib.sha256(data).hexdigest()
     return LoadedPolicy(policy, warnings, data.decode("utf-8-sig"), digest)
 
 
 def built_in(env: Mapping[str, str]) -> LoadedPolicy:
-    """The policy without a file: every GPU exclusive. A warning names variables of NVIDIA's that are set."""
+    """The policy without a file: every GPU exclusive. Where variables of NVIDIA's are set, it is what a file
+    with ``version: v1`` alone means with them, as for NVIDIA's plugin. Raises InputError if one is wrong.
+    """
     known = dict.fromkeys(name for names in nvidia_flags.ENVIRONMENT.values() for name in names)
-    ignored = [name for name in known if env.get(name)]
-    if not ignored:
-        return LoadedPolicy(ALL_EXCLUSIVE, (), "", "")
-    said = f"without a policy file, {', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} no effect"
-    hint = "NVIDIA's variables count for a file that says 'version: v1'; name it with --policy"
-    return LoadedPolicy(ALL_EXCLUSIVE, (Problem("", "environment", "warning", said, hint),), "", "")
+    given = [name for name in known if env.get(name)]
+    policy, warnings = ALL_EXCLUSIVE, tuple(_not_read(env, given))
+    if given:
+        read = parse_policy("version: v1", "environment", env=env)
+        policy, warnings = read.policy, (*read.warnings, *warnings)
+    return LoadedPolicy(policy, warnings, "", "")
+
+
+def _not_read(env: Mapping[str, str], given: list[str]) -> Iterator[Problem]:
+    """Where the variables of NVIDIA's that are set, without a file, mean something that is easily missed."""
+    if env.get("CONFIG_FILE"):
+        said, hint = "has no effect", "name the policy file with --policy"
+        yield Problem("environment", "CONFIG_FILE", "warning", said, hint)
+    if given and "MIG_STRATEGY" not in given:
+        said = f"{', '.join(given)} without a policy file: read as by NVIDIA's plugin, with migStrategy none"
+        yield Problem("environment", "", "warning", said, "set MIG_STRATEGY, or name a file with --policy")
 
 
 def _policy(
@@ -67,6 +79,8 @@ def _policy(
     if config is not None and detected != migparted.FORMAT:
         message = f"there is no configuration {config[:60]!r}: only mig-parted's files hold several"
         raise InputError([Problem(name, "", "error", message, "leave --config away")])
+    if document.duplicates and detected != nvidia.FORMAT:
+        raise InputError(document.duplicates)
     match detected:
         case native.FORMAT:
             notes = Notes(document, name, native.DIALECT)
@@ -85,8 +99,8 @@ def _detect(value: Value, name: str) -> str:
     if not isinstance(value, dict):
         said = f"not a policy: it contains {describe(value)} instead of a mapping"
         raise InputError([Problem(name, "", "error", said, f"it begins with {_FORMATS}")])
-    versions = [value[key] for key in value if key.casefold() == "version"]
-    version = versions[0] if versions else None
+    versions = [value[key] for key in sorted(value) if key.casefold() == "version"]
+    version = versions[-1] if versions else None
     keys = {key.casefold() for key in value}
     if (isinstance(version, str) and version.startswith("partage")) or (not versions and "gpus" in value):
         return native.FORMAT

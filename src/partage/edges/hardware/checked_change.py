@@ -60,4 +60,5 @@ def step_error(
         return type(refusal)(message, refusal.problems[0].hint)
     gpu = getattr(step, "gpu", "")
     users = tuple(str(use) for use in uses(nvml, host) if use.gpu == gpu)
-    return GpuInUse(f"{message}; used by {', '.join(users) or 'no visible process'}", uses=users)
+    by = f"{message}; used by {', '.join(users) or 'no visible process'}"
+    return GpuInUse(by, "" if users else host.unseen_holder(), uses=users)

@@ -31,7 +31,7 @@ class CallDeadlines:
     def __init__(self, call_s: float = DEADLINE_S, step_s: float = STEP_DEADLINE_S) -> None:
         self._call_s = call_s
         self._step_s = step_s
-        self._steps = 0
+        self._steps_s = 0.0  # how long the steps under way may take, together
         self._waits: set[_Wait] = set()
 
     @contextlib.asynccontextmanager
@@ -41,9 +41,9 @@ class CallDeadlines:
         Raises HardwareTimeout.
         """
         allowance_s = extra_s + (self._step_s if verb == PERFORM else self._call_s)
-        allowed_s = allowance_s + self._step_s * self._steps
+        allowed_s = allowance_s + self._steps_s
         try:
-            with self._step() if verb == PERFORM else contextlib.nullcontext():
+            with self._step(allowance_s) if verb == PERFORM else contextlib.nullcontext():
                 async with asyncio.timeout(allowed_s) as timeout:
                     with self._known(_Wait(verb, timeout, allowance_s)):
                         yield
@@ -59,22 +59,22 @@ class CallDeadlines:
             self._waits.discard(wait)
 
     @contextlib.contextmanager
-    def _step(self) -> Iterator[None]:
+    def _step(self, step_s: float) -> Iterator[None]:
         """Extend the deadlines of waiting calls by the time of a step until it ends. Earlier steps need no
         extension.
         """
         for wait in self._waits:
             if wait.verb != PERFORM and not wait.timeout.expired():
-                wait.timeout.reschedule(_when(wait) + self._step_s)
-        self._steps += 1
+                wait.timeout.reschedule(_when(wait) + step_s)
+        self._steps_s += step_s
         try:
             yield
         finally:
-            self._steps -= 1
+            self._steps_s -= step_s
             now = asyncio.get_running_loop().time()
             for wait in self._waits:
                 if not wait.timeout.expired():
-                    due = now + wait.allowance_s + self._step_s * self._steps
+                    due = now + wait.allowance_s + self._steps_s
                     wait.timeout.reschedule(min(_when(wait), due))
 
 

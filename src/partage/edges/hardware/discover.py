@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partage.edges.hardware.capability_files import with_files
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices
 from partage.edges.hardware.nvml_queries import Handle, Nvml
 from partage.edges.hardware.topology import Topology
-from partage.errors import DriverUnavailable, GpuLost, HardwareError
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.health import GpuCondition
 from partage.model.ids import GpuUuid, PciBusId
@@ -118,13 +119,11 @@ class Discovery:
         minor = index if minor is None else minor
         memory_bytes = nvml.memory_bytes(handle)
         mig_mode = nvml.mig_mode(handle)
-        devices: tuple[MigDevice, ...] = ()
+        devices: tuple[MigDevice, ...] | None = ()
         empty: tuple[EmptyInstance, ...] = ()
         if mig_mode and mig_mode.current:
-            devices = read_mig_devices(
-                nvml, handle, gpu_minor=minor, gpu_memory_bytes=memory_bytes, minors=minors
-            )
-            used = frozenset(device.gi_id for device in devices)
+            devices = self._mig_devices(handle, minor, memory_bytes, minors)
+            used = frozenset(device.gi_id for device in devices or ())
             empty = empty_instances(nvml, handle, memory_bytes, used)
         self._seen[index] = GpuIdentity(uuid, pci.bus_id)
         gpu = Gpu(
@@ -139,12 +138,26 @@ class Discovery:
             pci_device_id=pci.device_id,
             numa_node=self._host.numa_node(pci.bus_id),
             mig_mode=mig_mode,
-            mig_devices=devices,
+            mig_devices=devices or (),
+            mig_hidden=devices is None,
             empty_instances=empty,
             compute_mode=nvml.compute_mode(handle),
             recovery=nvml.fields(handle).recovery,
+            persistence=nvml.persistence(handle),
         )
         return gpu, handle
+
+    def _mig_devices(
+        self, handle: Handle, gpu_minor: int, memory_bytes: int, minors: CapabilityMinors
+    ) -> tuple[MigDevice, ...] | None:
+        """None if only root may ask where the GPU instances are (``nvmlDeviceGetGpuInstanceById``)."""
+        try:
+            devices = read_mig_devices(
+                self._nvml, handle, gpu_minor=gpu_minor, gpu_memory_bytes=memory_bytes, minors=minors
+            )
+        except NotPermitted:
+            return None
+        return with_files(self._host, gpu_minor, devices)
 
     def _condition(self, index: int, count: int) -> GpuCondition | None:
         try:
@@ -153,12 +166,14 @@ class Discovery:
                 return None
             uuid = self._nvml.gpu_uuid(handle)
             fields = self._nvml.fields(handle)
+            mig_mode = self._nvml.mig_mode(handle)
             return GpuCondition(
                 gpu=uuid,
                 recovery=fields.recovery,
                 rows_pending=fields.rows_pending,
                 rows_failed=fields.rows_failed,
                 fabric_ok=self._nvml.fabric_ok(handle),
+                mig_mode=mig_mode is not None and mig_mode.current,
             )
         except DriverUnavailable:
             raise

@@ -44,10 +44,11 @@ class Answer(Frozen, omit_defaults=True, forbid_unknown_fields=True):
 
 
 class Greeting(Frozen):
-    """The result of the verb ``hello``."""
+    """The result of the verb ``hello``. cold_s: how much longer than usual a call may take."""
 
     protocol: int
     pid: int
+    cold_s: float = 0.0
 
 
 def pack_message(message: object) -> bytes:

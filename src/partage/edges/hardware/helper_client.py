@@ -12,7 +12,7 @@ from partage.codec.values import CodecError, decode
 from partage.edges.hardware.deadlines import PERFORM, CallDeadlines
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.helper_connection import HelperConnection
-from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events, longer_s
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
@@ -77,7 +77,7 @@ class RemoteHardware:
         return await self._ask("conditions", tuple[GpuCondition, ...])
 
     async def perform(self, step: Step) -> Created | None:
-        return await self._ask(PERFORM, cast("type[Created | None]", Created | None), step)
+        return await self._ask(PERFORM, cast("type[Created | None]", Created | None), step, longer_s(step))
 
     async def uses(self) -> tuple[GpuUse, ...]:
         return await self._ask("uses", tuple[GpuUse, ...])
@@ -106,9 +106,9 @@ class RemoteHardware:
             await asyncio.gather(self._pump, return_exceptions=True)
         await self._supervisor.close()
 
-    async def _ask(self, verb: str, kind: type[T], arguments: object = None) -> T:
+    async def _ask(self, verb: str, kind: type[T], arguments: object = None, extra_s: float = 0.0) -> T:
         connection = await self._supervisor.connection()
-        return await self._exchange(connection, verb, kind, arguments)
+        return await self._exchange(connection, verb, kind, arguments, extra_s)
 
     async def _exchange(
         self,
@@ -120,7 +120,7 @@ class RemoteHardware:
     ) -> T:
         """One request and its decoded answer. A helper that hangs or sends invalid data is replaced."""
         try:
-            async with self._deadlines.within(verb, extra_s):
+            async with self._deadlines.within(verb, extra_s + connection.cold_s):
                 answer = await connection.request(verb, None, arguments)
             return decode(kind, answer)
         except HardwareTimeout as error:

@@ -26,6 +26,7 @@ class HelperConnection:
         self._next_id = 1
         self._reading = asyncio.create_task(self._read(), name="hardware-answers")
         self.helper_pid: int | None = None
+        self.cold_s = 0.0
 
     @classmethod
     async def open(cls, path: Path, deadline_s: float) -> HelperConnection:
@@ -91,7 +92,7 @@ class HelperConnection:
             hello = frames.Greeting(0, 0)
         if hello.protocol != PROTOCOL:
             raise DriverUnavailable("the helper has another version of Partage", "restart the helper")
-        self.helper_pid = hello.pid
+        self.helper_pid, self.cold_s = hello.pid, hello.cold_s
 
     async def _read(self) -> HardwareError:
         """Give each answer to the request that waits for it, until the connection ends."""

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Annotated, TypeVar, cast
 
 from msgspec import Meta, Raw
+from msgspec.structs import replace
 
 from partage.codec.errors import from_error
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
-from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware
+from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
 from partage.model.paths import check_socket_path
 from partage.model.step import Step
@@ -64,8 +65,23 @@ async def _events(hardware: Hardware, arguments: bytes) -> object:
 
 
 async def _perform(hardware: Hardware, arguments: bytes) -> object:
+    return await hardware.perform(_step(arguments))
+
+
+def _step(arguments: bytes) -> Step:
     # mypy has no type for a union itself.
-    return await hardware.perform(_argument(cast("type[Step]", Step), arguments, "a valid step"))
+    return _argument(cast("type[Step]", Step), arguments, "a valid step")
+
+
+def _extra_s(verb: str, arguments: bytes) -> float:
+    """Seconds that a call may take beyond the usual ones."""
+    match verb:
+        case "events":
+            return LONGEST_WAIT_S
+        case "perform":
+            return longer_s(_step(arguments))
+        case _:
+            return 0.0
 
 
 def _argument(kind: type[T], arguments: bytes, what: str) -> T:
@@ -100,11 +116,17 @@ class HelperServer:
         allowed_uids: frozenset[int] = frozenset(),
         deadline_s: float = DEADLINE_S,
         step_deadline_s: float = STEP_DEADLINE_S,
+        cold_s: Callable[[], Awaitable[float]] | None = None,
     ) -> None:
-        """allowed_uids: users that may connect besides root and the user of this process."""
+        """allowed_uids: users that may connect besides root and the user of this process.
+
+        cold_s: asked at every greeting: how much longer than usual calls may take (``NvmlHardware.cold_s``).
+        """
         self._hardware = hardware
         self._allowed_uids = allowed_uids
         self._deadlines = CallDeadlines(deadline_s, step_deadline_s)
+        self._ask_cold_s = cold_s
+        self._cold_s = 0.0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._end: asyncio.Future[bool] | None = None
 
@@ -194,8 +216,14 @@ class HelperServer:
         function = VERBS.get(verb)
         if function is None:
             raise Unsupported(f"the helper has no verb {verb[:40]!r}")
-        async with self._deadlines.within(verb, LONGEST_WAIT_S if verb == "events" else 0.0):
-            return await function(self._hardware, arguments)
+        async with self._deadlines.within(verb, _extra_s(verb, arguments) + self._cold_s):
+            result = await function(self._hardware, arguments)
+        return await self._with_cold_s(result) if isinstance(result, frames.Greeting) else result
+
+    async def _with_cold_s(self, greeting: frames.Greeting) -> frames.Greeting:
+        if self._ask_cold_s is not None:
+            self._cold_s = await self._ask_cold_s()
+        return replace(greeting, cold_s=self._cold_s)
 
     def _settled(self, task: asyncio.Task[None]) -> None:
         """An unexpected exception ends the helper."""

@@ -15,6 +15,8 @@ from partage.model.paths import CONTROL_NODES
 from partage.values import Frozen
 
 _CAPABILITY = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)", re.ASCII)
+_CAPABILITY_MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE | re.ASCII)
+_CAPABILITY_KEY = re.compile(r"^(\w+): (\d+)$", re.MULTILINE | re.ASCII)
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.ASCII)
 _OPEN_TO_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
@@ -61,6 +63,18 @@ class Host(Frozen):
         found = _CAPABILITY.findall(_read(self.proc / "driver/nvidia-caps/mig-minors"))
         return {(int(gpu), int(gi), int(ci) if ci else None): int(minor) for gpu, gi, ci, minor in found}
 
+    def capability_major(self) -> int | None:
+        """Major number of the MIG capability files; None if the kernel module has none."""
+        match = _CAPABILITY_MAJOR.search(_read(self.proc / "devices"))
+        return int(match[1]) if match else None
+
+    def capability_rules(self, capability: str) -> Mapping[str, int]:
+        """What the kernel module says of the file of a capability, ``gpu0/mig/gi1``: ``DeviceFileMinor``,
+        ``DeviceFileMode``, ``DeviceFileModify``; empty if it says nothing.
+        """
+        text = _read(self.proc / "driver/nvidia/capabilities" / capability / "access")
+        return {key: int(value) for key, value in _CAPABILITY_KEY.findall(text)}
+
     def control_nodes(self) -> tuple[str, ...]:
         """The control device files that exist, as paths in a container."""
         return tuple(path for path in CONTROL_NODES if (self.dev / Path(path).name).exists())
@@ -73,6 +87,12 @@ class Host(Frozen):
         if _read(self.proc / "2/comm").strip() != _KERNEL_THREAD:
             return None
         return any(_read(comm).strip() == _FABRIC_MANAGER for comm in self.proc.glob("[0-9]*/comm"))
+
+    def unseen_holder(self) -> str:
+        """What may hold a GPU without any process; empty if nothing is known to."""
+        if not (self.sys / "module/nvidia_drm").exists():
+            return ""
+        return "the kernel module nvidia_drm may hold it for a display or console: modprobe -r nvidia_drm"
 
     def virtual(self) -> bool | None:
         """Whether the node is a virtual machine; None if neither processor nor firmware say.

@@ -8,12 +8,14 @@ from partage.edges.hardware.checked_change import step_error
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.instances import gpu_instances
 from partage.edges.hardware.nvml_queries import Handle, Nvml
-from partage.edges.hardware.translate import IN_USE, translate
+from partage.edges.hardware.translate import RESET_REQUIRED, translate
 from partage.errors import GpuInUse, HardwareError, Unsupported
 from partage.model.gpu import MigMode
 from partage.model.ids import GpuUuid
 from partage.model.step import SetMigMode
 from partage.values import Frozen
+
+_RESET_HINT = "in a virtual machine reboot it; elsewhere nvidia-smi --gpu-reset while nothing uses the GPU"
 
 
 class MigGpu(Frozen):
@@ -69,9 +71,11 @@ def set_mig_mode(nvml: Nvml, host: Host, reopen: Callable[[], None], step: SetMi
     now = mig_mode(nvml, step.gpu)
     if now == MigMode(wanted, wanted):
         return
-    if now.pending == wanted and not (without_reset and (refusal or activation == IN_USE)):
+    if now.pending == wanted and not without_reset:
         return  # pending until a reset, which the plan contains
-    if refusal is None and activation:
+    if refusal is None and activation == RESET_REQUIRED:
+        refusal = Unsupported("the driver asks for a reset, which this GPU should not need", _RESET_HINT)
+    elif refusal is None and activation:
         refusal = translate(activation, "nvmlDeviceSetMigMode, activation")
     state = "it is pending" if now.pending == wanted else "the mode is unchanged"
     raise step_error(nvml, host, step, refusal, state)

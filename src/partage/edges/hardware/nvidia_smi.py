@@ -5,8 +5,9 @@ deadline.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
+import subprocess
+import time
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
@@ -16,6 +17,10 @@ from partage.values import Frozen
 _DIRECTORIES = ("usr/bin", "usr/sbin", "bin", "sbin", "usr/local/bin", "opt/bin", "run/current-system/sw/bin")
 _LONGEST = 2000
 _KILL_S = 2.0
+_POLL_S = 0.01
+
+
+_going_on: list[subprocess.Popen[bytes]] = []
 
 
 class SmiOutput(Frozen):
@@ -42,28 +47,52 @@ def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
     )
 
 
-async def run_nvidia_smi(host: Host, purpose: str, *arguments: str, deadline_s: float) -> SmiOutput:
-    """Run it until it ends. Raises Unsupported if it is not installed, HardwareTimeout."""
-    process = await asyncio.create_subprocess_exec(
-        find_nvidia_smi(host.driver, purpose),
-        *arguments,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        env=_environment(host),
-    )
-    try:
-        async with asyncio.timeout(deadline_s):
-            output, _ = await process.communicate()
-    except TimeoutError as error:
-        raise HardwareTimeout(
-            f"nvidia-smi did not end {purpose} within {deadline_s:g} s",
-            "dmesg may say which GPU is in trouble",
-        ) from error
-    finally:
-        await _end(process)
-    text = " ".join(output.decode(errors="replace").split())[:_LONGEST]
-    return SmiOutput(process.returncode or 0, text)
+async def run_nvidia_smi(
+    host: Host, purpose: str, *arguments: str, deadline_s: float, may_kill: bool = True
+) -> SmiOutput:
+    """Run it until it ends. Raises Unsupported if it is not installed, HardwareTimeout.
+
+    may_kill: False: it goes on when the caller gives up or this process ends.
+    """
+    # Not asyncio's subprocess, which is killed with its loop; not a pipe, which ends with this process.
+    with os.fdopen(os.memfd_create("nvidia-smi"), "rb") as output:
+        process = subprocess.Popen(  # noqa: S603, ASYNC220 - the program of the driver, which only starts here
+            [find_nvidia_smi(host.driver, purpose), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=_environment(host),
+            start_new_session=True,
+        )
+        try:
+            code = await _exit_code(process, deadline_s)
+        finally:
+            if process.returncode is None:
+                await _leave(process, may_kill=may_kill)
+        if code is None:
+            raise HardwareTimeout(
+                f"nvidia-smi did not end {purpose} within {deadline_s:g} s",
+                "dmesg may say which GPU is in trouble",
+            )
+        output.seek(0)
+        text = " ".join(output.read().decode(errors="replace").split())[:_LONGEST]
+    return SmiOutput(code, text)
+
+
+async def _leave(process: subprocess.Popen[bytes], *, may_kill: bool) -> None:
+    """Give a process up that still runs. It is waited for at the next one, so that none stays a zombie."""
+    if may_kill:
+        process.kill()
+        await _exit_code(process, _KILL_S)
+    _going_on[:] = [one for one in (*_going_on, process) if one.poll() is None]
+
+
+async def _exit_code(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """None if it has not ended after that time: a process that hangs in the driver cannot be killed."""
+    ends_s = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < ends_s:  # noqa: ASYNC110 - nothing tells its end
+        await asyncio.sleep(_POLL_S)
+    return process.returncode
 
 
 def _environment(host: Host) -> dict[str, str]:
@@ -77,14 +106,3 @@ def _environment(host: Host) -> dict[str, str]:
     if library is not None and host.driver != Path("/"):
         environment["LD_LIBRARY_PATH"] = str(library.parent)
     return environment
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """Kill it if it still runs. A process that hangs in the driver cannot be killed, and is not waited
-    for.
-    """
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), _KILL_S)

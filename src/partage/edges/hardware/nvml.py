@@ -20,9 +20,15 @@ from partage.edges.hardware.mig_instances import InstanceStep, MigInstances
 from partage.edges.hardware.mig_mode import set_mig_mode
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
-from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
+from partage.edges.hardware.port import COLD_GPU_S, DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
-from partage.edges.hardware.reset import check_nvidia_smi, prepare_reset, reset_gpus, verify_reset
+from partage.edges.hardware.reset import (
+    check_nvidia_smi,
+    is_in_force,
+    prepare_reset,
+    reset_gpus,
+    verify_reset,
+)
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
@@ -65,6 +71,9 @@ _WATCH_S = 5.0
 
 _CLOSE_S = 2.0
 
+_COUNT_S = 2.0
+"""How long a greeting may wait to know how many GPUs there are. To count them initialises none."""
+
 
 class NvmlHardware:
     """A node's GPUs, read and changed with NVML in this process. See ``edges.hardware.port.Hardware``.
@@ -106,6 +115,9 @@ class NvmlHardware:
         self._some_lost = False
         self._publish: Callable[[Events], None] | None = None
         self._interrupted = False
+        # The following fields are set on the worker's thread, and read by callers, too.
+        self._listed = 0
+        self._is_warm = False
 
     async def observe(self) -> Inventory:
         return await self._on_thread(self._observe)
@@ -118,7 +130,7 @@ class NvmlHardware:
         self._publish = self._publisher(loop)
         ends_at = loop.time() + timeout_s
         while True:
-            missing = await self._on_thread(self._open)
+            missing = await self._opened()
             if missing is not None:
                 raise DriverUnavailable(missing.reason, missing.hint)
             remaining_s = max(0.0, ends_at - loop.time())
@@ -147,10 +159,10 @@ class NvmlHardware:
                     case Reset():
                         await self._reset(step)
                     case SetTimeSlice():
-                        await self._in_session(lambda: self._nvml.gpu_handle(step.gpu), self._deadline_s)
+                        await self._in_session(lambda: self._nvml.gpu_handle(step.gpu), self._allowed_s())
                         await set_time_slice(self._host, step)
                     case _:
-                        return await self._in_session(lambda: self._change(step), self._act_deadline_s)
+                        return await self._in_session(lambda: self._change(step), self._step_allowed_s())
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
@@ -177,11 +189,14 @@ class NvmlHardware:
 
     async def _reset(self, step: Reset) -> None:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""
+        if await self._in_session(lambda: is_in_force(self._nvml, step), self._allowed_s()):
+            return
         check_nvidia_smi(self._host)
-        pending = await self._worker.call(lambda: self._prepare(step), self._deadline_s)
+        pending = await self._worker.call(lambda: self._prepare(step), self._allowed_s())
         output = await reset_gpus(self._host, step.gpus)
         await self._in_session(
-            lambda: verify_reset(self._nvml, step, output, pending=pending), self._deadline_s
+            lambda: verify_reset(self._nvml, self._host, step, output, pending=pending),
+            self._step_allowed_s(),
         )
 
     async def _end(self, step: EndProcess) -> None:
@@ -191,12 +206,31 @@ class NvmlHardware:
         await end_process(self._host, step)
 
     async def _on_thread(self, function: Callable[[], T]) -> T:
-        """Make a call when no step is being performed: a session that opens during a reset would make it
-        fail.
+        """Make a call that asks all GPUs, in a session if one can be opened."""
+        await self._opened()
+        return await self._worker.call(lambda: self._warmed(function), self._allowed_s())
+
+    async def _opened(self) -> NoDriver | None:
+        """Open a session; None, or why that is not possible. Never while a step is performed: a session that
+        opens during a reset would make it fail.
         """
         while not self._idle.is_set():
             await self._idle.wait()
-        return await self._worker.call(function, self._deadline_s)
+        return await self._worker.call(self._open, self._allowed_s())
+
+    def _allowed_s(self) -> float:
+        """How long a call may take: longer while the GPUs may be cold, because the session is new."""
+        return self._deadline_s + (0.0 if self._is_warm else self._listed * COLD_GPU_S)
+
+    def _step_allowed_s(self) -> float:
+        """How long a step may take. It may open a session anew, with all GPUs cold."""
+        return self._act_deadline_s + self._listed * COLD_GPU_S
+
+    async def cold_s(self) -> float:
+        """How much longer than usual a call may take here if the GPUs are cold; 0 if there is no driver."""
+        with contextlib.suppress(HardwareError):
+            await self._worker.call(self._open, min(self._deadline_s, _COUNT_S))
+        return self._listed * COLD_GPU_S
 
     async def _query(self, function: Callable[[], T]) -> T:
         """As ``_on_thread``, in an open session. Raises DriverUnavailable."""
@@ -214,6 +248,12 @@ class NvmlHardware:
         return publish
 
     # --- on the worker's thread --------------------------------------------------------------------
+
+    def _warmed(self, function: Callable[[], T]) -> T:
+        """What the function returns; all GPUs are initialised then."""
+        result = function()
+        self._is_warm = self._nvml.is_open
+        return result
 
     def _observe(self) -> Inventory:
         missing = self._open()
@@ -284,6 +324,8 @@ class NvmlHardware:
             if missing is not None:
                 self._interrupted = True
                 return missing
+            with contextlib.suppress(HardwareError):  # the call that opens the session meets it, too
+                self._listed = self._nvml.count()
             self._persistence.restore(self._nvml)
         if self._watch is None and self._publish is not None:
             self._begin_watch(self._publish)
@@ -311,7 +353,8 @@ class NvmlHardware:
     def _end_session(self) -> None:
         """Close the session, the watch first: NVML must not be shut down while a thread waits in it."""
         if self._watch is not None:
-            if not self._watch.stop(_WATCH_S):
+            if not self._watch.stop(_WATCH_S + self._allowed_s() - self._deadline_s):
                 raise HardwareTimeout("the wait for the driver's events does not end")
             self._watch = None
+        self._is_warm = False
         self._nvml.close()

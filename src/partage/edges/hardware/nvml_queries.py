@@ -5,12 +5,13 @@ absent.
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Mapping
 from typing import Any, NewType
 
 from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound, Unsupported
 from partage.model.gpu import (
     ComputeMode,
     Driver,
@@ -33,15 +34,18 @@ _MEMORY_V2 = 0x02000028
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
-_GI_PROFILES = range(18)
+_MOST_GI_PROFILES = 64
+"""More than any library knows; it says itself where its list ends."""
+
 _ATTRIBUTES = {
+    **dict.fromkeys((0, 1, 2, 3, 4, 5, 6, 9), ""),
     **dict.fromkeys((7, 8), "+me"),
     **dict.fromkeys((10, 11, 12, 17), "+gfx"),
     **dict.fromkeys((13, 14), "-me"),
     **dict.fromkeys((15, 16), "+me.all"),
 }
-"""GI profile constants whose names carry an attribute. The others have none, also the one with double memory
-(9).
+"""Attributes in the names of GI profiles, by NVML's constant. The one with double memory (9) has none. The
+driver says the names of later ones.
 """
 
 _ANCESTORS = {
@@ -52,6 +56,9 @@ _ANCESTORS = {
     40: LinkPath.SAME_CPU,
     50: LinkPath.CROSS_CPU,
 }
+_NAMED_ATTRIBUTE = re.compile(r"\d+gb(\S*)$", re.ASCII)
+"""The ``+me`` of ``MIG 1g.10gb+me``, a name as the driver says it."""
+
 NOT_HERE = ABSENT | {INVALID_ARGUMENT}
 """Return codes for an index or constant that this GPU or library does not know."""
 
@@ -199,6 +206,11 @@ class Nvml(Binding):
             memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.used) if memory else None
 
+    def persistence(self, handle: Handle) -> bool | None:
+        """Whether persistence mode is on: without it a GPU is initialised anew by each first client."""
+        mode = self.optional("nvmlDeviceGetPersistenceMode", handle)
+        return None if mode is None else bool(mode)
+
     def compute_mode(self, handle: Handle) -> ComputeMode:
         mode = self.optional("nvmlDeviceGetComputeMode", handle)
         return ComputeMode.DEFAULT if mode is None else ComputeMode(mode)
@@ -273,13 +285,28 @@ class Nvml(Binding):
     def gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
         """Profile id to profile, for this GPU: the same id means other profiles on other models."""
         profiles: dict[int, GiProfile] = {}
-        for constant in _GI_PROFILES:
-            info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 1, absent=NOT_HERE)
-            if info is not None:
+        end = frozenset({INVALID_ARGUMENT})
+        for constant in range(_MOST_GI_PROFILES):
+            try:
+                info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 1, absent=end)
+            except Unsupported:
+                continue  # the GPU has no such profile
+            if info is None:
+                break
+            attribute = self._attribute(handle, constant)
+            if attribute is not None:
                 profiles[int(info.id)] = GiProfile(
-                    int(info.sliceCount), _ATTRIBUTES.get(constant, ""), int(info.memorySizeMB) * MIB
+                    int(info.sliceCount), attribute, int(info.memorySizeMB) * MIB
                 )
         return profiles
+
+    def _attribute(self, handle: Handle, constant: int) -> str | None:
+        """The attribute in a profile's name; None if it is not known: the profile cannot be named then."""
+        if constant in _ATTRIBUTES:
+            return _ATTRIBUTES[constant]
+        info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 2, absent=NOT_HERE)
+        match = _NAMED_ATTRIBUTE.search(_text(info.name)) if info is not None else None
+        return match[1] if match else None
 
     # --- links -----------------------------------------------------------------------------------
 
@@ -332,6 +359,10 @@ class Nvml(Binding):
 
     def free_event_set(self, event_set: EventSet) -> None:
         self.optional("nvmlEventSetFree", event_set, absent=NOT_HERE)
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def placement_of(gi_id: int, info: Any) -> Placement:  # noqa: ANN401 - a structure of pynvml

@@ -15,7 +15,7 @@ from partage.model.health import GpuCondition, Xid
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.process import Processes
-from partage.model.step import Created, GpuUse, Step, TimeSlice
+from partage.model.step import Created, GpuUse, Reset, Step, TimeSlice
 from partage.values import Frozen
 
 DEADLINE_S = 10.0
@@ -24,9 +24,23 @@ off the bus can block a call for seconds.
 """
 
 STEP_DEADLINE_S = 60.0
-"""Seconds that a caller waits for one step. Destroying a GPU instance takes about a second, a reset
-several.
+"""Seconds that a caller waits for a step that is no reset. Destroying a GPU instance takes about a second."""
+
+RESET_DEADLINE_S = 480.0
+"""Seconds that nvidia-smi may take for a reset: what mig-parted's service allows; eight SXM boards take
+minutes.
 """
+
+
+COLD_GPU_S = 5.0
+"""Seconds for each GPU that the first call of a session may take longer: without persistence mode the driver
+initialises a GPU when the first client opens it, which takes 1 to 3 s, one after the other.
+"""
+
+
+def longer_s(step: Step) -> float:
+    """Seconds that a caller waits for this step beyond STEP_DEADLINE_S."""
+    return RESET_DEADLINE_S if isinstance(step, Reset) else 0.0
 
 
 class Events(Frozen):
@@ -57,18 +71,19 @@ class Hardware(Protocol):
         ...
 
     async def perform(self, step: Step) -> Created | None:
-        """Perform one step. It is done when this returns, after at most STEP_DEADLINE_S. Returns the created
-        ids.
+        """Perform one step. It is done when this returns, after at most STEP_DEADLINE_S and ``longer_s``.
+        Returns the created ids.
 
         Other calls may have to wait; their deadlines begin when the step ends.
         A step is not rolled back here. After any error, and after the death of the helper, observe again:
         the state of the GPU counts, not the error. In particular:
         SetMigMode leaves the mode pending if a reset has to follow. Reset needs all GPUs that share it in
-        one step. A destruction uses gi_id and ci_id if given, and is refused unless profile, placement (and
-        uuid) are those of the step. Verify changes nothing. SetComputeMode and SetTimeSlice do nothing if
-        the value is set already. EndProcess ends a process that uses the GPU and is no client of MPS; never
-        process 1, the helper, or a process in the helper's container. StartDaemon returns when the daemon
-        serves and its limits are verified; StopDaemon when it is gone.
+        one step, and does nothing if the modes that it is for are in force. A destruction uses gi_id and
+        ci_id if given, and is refused unless profile, placement (and uuid) are those of the step. Verify
+        changes nothing. SetComputeMode and SetTimeSlice do nothing if the value is set already.
+        EndProcess ends a process that uses the GPU and is no client of MPS; never process 1, the helper,
+        or a process in the helper's container. StartDaemon returns when the daemon serves and its limits
+        are verified; StopDaemon when it is gone.
 
         Raises GpuInUse (a process in the instance, compute instances left in it, a monitor that holds a
         handle during a mode change or reset, contexts beside an exclusive compute mode, a process that does

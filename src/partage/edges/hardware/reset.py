@@ -8,6 +8,7 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run_nvidia_smi
 from partage.edges.hardware.nvml_queries import Handle, Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
+from partage.edges.hardware.port import RESET_DEADLINE_S
 from partage.errors import (
     GpuInUse,
     GpuLost,
@@ -18,10 +19,15 @@ from partage.errors import (
 from partage.model.ids import GpuUuid
 from partage.model.step import Reset
 
-DEADLINE_S = 45.0
-"""Seconds that a reset may take: less than STEP_DEADLINE_S, so that the caller receives the error."""
-
 _PURPOSE = "a GPU reset"
+
+
+def is_in_force(nvml: Nvml, step: Reset) -> bool:
+    """Whether nothing is left to do: the step is for MIG modes, and all of them are in force already. Some
+    drivers reset the GPU themselves when its mode is set. Raises HardwareError.
+    """
+    handles = {gpu: nvml.gpu_handle(gpu) for gpu in step.gpus}
+    return bool(step.pending) and not any(_is_pending(nvml, handles[gpu]) for gpu in step.pending)
 
 
 def prepare_reset(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> bool:
@@ -34,7 +40,7 @@ def prepare_reset(nvml: Nvml, persistence: PersistenceMode, step: Reset) -> bool
     return any(pending)
 
 
-def verify_reset(nvml: Nvml, step: Reset, output: str | None, *, pending: bool) -> None:
+def verify_reset(nvml: Nvml, host: Host, step: Reset, output: str | None, *, pending: bool) -> None:
     """Check the MIG modes after the reset. The session is a new one, in which persistence mode is on again.
 
     output: of nvidia-smi, if it failed. pending: as ``prepare_reset`` returned it. Raises HardwareError if
@@ -48,11 +54,10 @@ def verify_reset(nvml: Nvml, step: Reset, output: str | None, *, pending: bool) 
         )
     waiting = [gpu for gpu in step.gpus if _is_pending(nvml, handles[gpu])]
     if waiting:
-        raise reset_error(
-            waiting, output or "nvidia-smi reports success, but the MIG mode still waits for it"
-        )
+        silent = "nvidia-smi reports success, but the MIG mode still waits for it"
+        raise reset_error(waiting, output or silent, host.unseen_holder())
     if output is not None and not pending:
-        raise reset_error(step.gpus, output)
+        raise reset_error(step.gpus, output, host.unseen_holder())
 
 
 def _is_pending(nvml: Nvml, handle: Handle) -> bool:
@@ -65,23 +70,26 @@ def check_nvidia_smi(host: Host) -> None:
     find_nvidia_smi(host.driver, _PURPOSE)
 
 
-async def reset_gpus(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = DEADLINE_S) -> str | None:
+async def reset_gpus(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = RESET_DEADLINE_S) -> str | None:
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
+    Also if the caller gives up, nvidia-smi goes on: a reset that is ended in the middle can lose the GPU.
     Raises Unsupported, HardwareTimeout.
     """
-    said = await run_nvidia_smi(host, _PURPOSE, "--gpu-reset", "-i", ",".join(gpus), deadline_s=deadline_s)
+    arguments = ("--gpu-reset", "-i", ",".join(gpus))
+    said = await run_nvidia_smi(host, _PURPOSE, *arguments, deadline_s=deadline_s, may_kill=False)
     return str(said) if said.code else None
 
 
-def reset_error(gpus: Sequence[GpuUuid], output: str) -> HardwareError:
-    """The error for the output of nvidia-smi."""
+def reset_error(gpus: Sequence[GpuUuid], output: str, unseen_holder: str) -> HardwareError:
+    """The error for the output of nvidia-smi. unseen_holder: what may hold a GPU without any process."""
     message = f"the reset of {', '.join(gpus)} did not succeed: {output}"
     low = output.lower()
     if "permission" in low:
         return NotPermitted(message)
     if "in use" in low or "being used" in low:
-        return GpuInUse(message, "stop what holds the GPU: DCGM, persistenced, nvsm, a display")
+        holders = f"stop what holds the GPU: DCGM, nvsm, a display{unseen_holder and f'; {unseen_holder}'}"
+        return GpuInUse(message, holders)
     if "not supported" in low or "not allowed" in low or "nvlink" in low:
         return Unsupported(
             message,

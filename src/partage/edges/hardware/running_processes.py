@@ -28,6 +28,12 @@ _VERSIONS = ("_v3", "_v2")
 version treats an old library as an error.
 """
 
+_WIDE_ROWS = ((535, 43), (535, 98))
+"""From the first of these drivers until before the second one, v3 writes rows of 32 bytes where all others
+write 24: of three processes, two have made-up pids. v2 is right there. Source: XuehaiPan/nvitop, pull request
+79 and issue 88, which quote NVIDIA's nvidia-settings.
+"""
+
 
 class GpuPart(Frozen):
     """A GPU, or one of its GPU or compute instances; without gi_id the whole GPU."""
@@ -83,18 +89,25 @@ def read_devices(nvml: Nvml) -> NvmlDevices:
 
 def listed_processes(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
     """The processes that the driver lists. On a GPU in MIG mode it reports the instances of a process."""
+    versions = _versions(nvml.driver().version)
     for part, handle in handles.items():
         for kind, call in _LISTS.items():
-            for one in _processes(nvml, call, handle):
+            for one in _processes(nvml, call, versions, handle):
                 used = one.usedGpuMemory
                 yield RunningProcess(
                     int(one.pid), _named(part, one), kind, None if used is None else int(used)
                 )
 
 
-def _processes(nvml: Nvml, call: str, handle: Handle) -> Iterable[Any]:
+def _versions(driver: str) -> tuple[str, ...]:
+    """The versions of the list calls that can be read on this driver."""
+    numbers = tuple(int(part) for part in driver.split(".")[:2] if part.isdigit())
+    return ("_v2",) if _WIDE_ROWS[0] <= numbers < _WIDE_ROWS[1] else _VERSIONS
+
+
+def _processes(nvml: Nvml, call: str, versions: Iterable[str], handle: Handle) -> Iterable[Any]:
     with skip_failures():
-        for version in _VERSIONS:
+        for version in versions:
             processes: list[Any] | None = nvml.optional(call + version, handle)
             if processes is not None:
                 return processes

@@ -15,7 +15,7 @@ from partage.errors import (
 from partage.model.gpu import NoDriver
 
 INVALID_ARGUMENT, NOT_SUPPORTED, NOT_FOUND, TIMEOUT = 2, 3, 6, 10
-LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, VERSION_MISMATCH, IN_USE = 12, 13, 18, 19
+LIBRARY_NOT_FOUND, FUNCTION_NOT_FOUND, RESET_REQUIRED, VERSION_MISMATCH, IN_USE = 12, 13, 16, 18, 19
 
 ERRORS: dict[int, tuple[type[HardwareError], str]] = {
     1: (DriverUnavailable, "NVML is not initialised"),
@@ -33,7 +33,7 @@ ERRORS: dict[int, tuple[type[HardwareError], str]] = {
     FUNCTION_NOT_FOUND: (Unsupported, "the driver's library is too old for this"),
     14: (HardwareError, "the GPU's infoROM is corrupted"),
     15: (GpuLost, "the GPU has fallen off the bus or is inaccessible"),
-    16: (GpuLost, "the GPU needs a reset"),
+    RESET_REQUIRED: (GpuLost, "the GPU needs a reset"),
     17: (NotPermitted, "the operating system denies access to the GPU (device cgroup)"),
     VERSION_MISMATCH: (DriverUnavailable, "library and kernel module are of different driver versions"),
     IN_USE: (GpuInUse, "the GPU is in use"),

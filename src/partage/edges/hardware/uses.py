@@ -16,12 +16,12 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed_processes, read_devices
 from partage.edges.procfs import name_of, own_pids, pids
-from partage.model.step import GpuUse, UseKind
+from partage.model.step import PERSISTENCE_DAEMON, GpuUse, UseKind
 
 _NODE = re.compile(r"(?:.*/)?nvidia(\d+)", re.ASCII)
 _CAPABILITY = re.compile(r"(?:.*/)?nvidia-cap(\d+)", re.ASCII)
 _MONITORS = (
-    "nvidia-persiste", "nv-hostengine", "dcgm", "nvsm", "nv-fabricmanag", "nvidia-fabricma", "nvidia-smi",
+    PERSISTENCE_DAEMON, "nv-hostengine", "dcgm", "nvsm", "nv-fabricmanag", "nvidia-fabricma", "nvidia-smi",
     "nvidia-device-p", "gpu-feature-dis", "nvidia_gpu_expo", "nvidia-gpu-expo",
 )  # fmt: skip
 """Beginnings of the names of programs that only monitor. The kernel keeps 15 characters of a command's

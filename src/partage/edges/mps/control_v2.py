@@ -4,7 +4,7 @@ program.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from partage.edges.mps.program import ControlProgram, NoReply
 from partage.edges.mps.replies import (
@@ -22,6 +22,20 @@ ORDINAL = "0"
 """A daemon sees one device, so its ordinal is 0, whatever its index on the node. A limit that was set by UUID
 had no effect (seen with NVIDIA's device plugin, v0.15.0), so limits are set and read back by ordinal.
 """
+
+
+def limits_environment(spec: DaemonSpec) -> dict[str, str]:
+    """Environment of a daemon that has these limits from its start (NVIDIA's MPS guide, environment variables
+    "at the MPS control daemon level").
+
+    They are set and read back all the same; but until then a tenant that tries again and again can be faster.
+    """
+    found = {}
+    if spec.memory_bytes is not None:
+        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"{ORDINAL}={spec.memory_bytes // MIB}M"
+    if spec.threads_percent is not None:
+        found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(spec.threads_percent)
+    return found
 
 
 class ControlV2(ControlProgram):
@@ -44,14 +58,34 @@ class ControlV2(ControlProgram):
                 found.append(MpsServer(pid, None, status, clients.get(pid, ())))
         return tuple(found)
 
-    async def limits(self, spec: DaemonSpec) -> ClientLimits:
+    async def limits(self, spec: DaemonSpec, servers: Sequence[MpsServer] = ()) -> ClientLimits:
         """The limits of ``spec`` as the daemon reports them; limits that ``spec`` does not set are not
         read.
+
+        The memory is the default's, or that of a server with another limit: one that started before the
+        default was set.
         """
-        wanted_bytes = spec.memory_bytes
-        memory = None if wanted_bytes is None else await self.memory_limit(wanted_bytes)
+        memory = None if spec.memory_bytes is None else await self._memory(spec.memory_bytes, servers)
         threads = None if spec.threads_percent is None else await self.threads_limit()
         return ClientLimits(memory, threads)
+
+    async def _memory(self, wanted_bytes: int, servers: Sequence[MpsServer]) -> int | None:
+        limit_bytes = await self.memory_limit(wanted_bytes)
+        for server in servers:
+            if limit_bytes == wanted_bytes:
+                limit_bytes = await self._memory_of(server.pid, wanted_bytes)
+        return limit_bytes
+
+    async def _memory_of(self, server: int, wanted_bytes: int) -> int | None:
+        """The limit of one server; ``wanted_bytes`` if it has ended meanwhile."""
+        try:
+            return await self.server_memory_limit(server, wanted_bytes)
+        except NoReply:
+            raise
+        except DaemonError:
+            if server in await self.servers():
+                raise
+            return wanted_bytes
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
         """End the work of a client."""
@@ -114,7 +148,13 @@ class ControlV2(ControlProgram):
 
         The daemon prints rounded numbers: if they agree with wanted_bytes, wanted_bytes is returned.
         """
-        command = f"get_default_device_pinned_mem_limit {ORDINAL}"
+        return await self._limit(f"get_default_device_pinned_mem_limit {ORDINAL}", wanted_bytes)
+
+    async def server_memory_limit(self, server: int, wanted_bytes: int) -> int | None:
+        """Bytes that each client of this server may have; see ``memory_limit``."""
+        return await self._limit(f"get_device_pinned_mem_limit {server} {ORDINAL}", wanted_bytes)
+
+    async def _limit(self, command: str, wanted_bytes: int) -> int | None:
         amount = parse_memory(command, await self.ask(command))
         if amount is None:
             return None
@@ -132,11 +172,17 @@ class ControlV2(ControlProgram):
     # --- changes: the daemon reports no errors for them --------------------------------
 
     async def set_limits(self, spec: DaemonSpec) -> None:
-        """Set the limits of ``spec`` for servers that start later."""
+        """Set the limits of ``spec`` for servers that start later.
+
+        The percentage also for later clients of servers that run; their memory limit stays what it is, so
+        that it shows whether they ever took clients without.
+        """
         if spec.memory_bytes is not None:
             await self.set_memory_limit(spec.memory_bytes // MIB)
         if spec.threads_percent is not None:
             await self.set_threads_limit(spec.threads_percent)
+            for server in await self.servers():
+                await self.ask(f"set_active_thread_percentage {server} {spec.threads_percent}")
 
     async def set_memory_limit(self, limit_mib: int) -> None:
         """For clients of servers that start later."""

@@ -12,7 +12,7 @@ tested on a real GPU (docs/mps.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -49,10 +49,11 @@ class ControlV3(ControlProgram):
         clients = parse_client_rows(await self.tell("client", "list", "--all", _ROWS))
         return tuple(replace(server, clients=clients.get(server.name, ())) for server in servers)
 
-    async def limits(self, spec: DaemonSpec) -> ClientLimits:
+    async def limits(self, spec: DaemonSpec, servers: Sequence[MpsServer] = ()) -> ClientLimits:
         """The limits of our server and its namespaces as the daemon reports them; missing namespaces are left
-        out.
+        out. They are the server's from its start.
         """
+        del servers
         rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
         ours = {row.name: row for row in rows if row.server == SERVER}
         others = _as_found(MpsNamespace(DEFAULT_NAMESPACE, spec.memory_bytes, spec.threads_percent), ours)

@@ -67,7 +67,7 @@ async def observe_daemon(
     try:
         async with asyncio.timeout(deadline_s):
             servers = await list_servers(control, processes)
-            limits = await control.limits(found.record.spec) if found.record else ClientLimits()
+            limits = await control.limits(found.record.spec, servers) if found.record else ClientLimits()
     except TimeoutError:
         return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
     except (DaemonError, HardwareError) as error:

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.edges.mps import directories, record, starting
-from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v2 import ControlV2, limits_environment
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.daemon_state import (
     DaemonControl,
@@ -39,6 +39,7 @@ from partage.model.mps import (
     MULTI_USER_OPTIONS,
     SERVER,
     ClientLimits,
+    DaemonPhase,
     DaemonSpec,
     DaemonState,
     MpsServer,
@@ -46,6 +47,9 @@ from partage.model.mps import (
     is_device_uuid,
 )
 from partage.values import Frozen
+
+_STARTS = 2
+"""A daemon whose first server started before the limits were set, and is idle, is started once more."""
 
 _ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
 
@@ -91,12 +95,16 @@ class MpsKeeper:
             found = await self._find(paths)
             control = self._control(found)
             if found.identity is not None and await self._matches(found, spec, control):
-                return await self._set_and_verify(found, control)
-            if found.identity is not None:
-                await self._quit(found, control)
+                now = await self._set_and_verify(found, control)
+                if now.phase is not DaemonPhase.STARTING:
+                    return now
             end = self._empty if paths.home.is_dir() else self._clear
-            await end(found)
-            return await self._start_daemon(spec, paths, end)
+            for _ in range(_STARTS):
+                now = await self._replace(spec, found, end)
+                if now.phase is not DaemonPhase.STARTING:
+                    return now
+                found = await self._find(paths)
+            raise DaemonError(f"the MPS daemon of {spec.device} does not become ready: {now.reason}")
 
     async def stop(self, device: DeviceUuid, *, force: bool = False) -> None:
         paths = self._known(device)
@@ -169,6 +177,18 @@ class MpsKeeper:
 
     # --- starting -----------------------------------------------------------------------------
 
+    async def _replace(
+        self, spec: DaemonSpec, found: FoundDaemon, end: Callable[[FoundDaemon], Awaitable[None]]
+    ) -> DaemonState:
+        """Stop the daemon that was found, and start one in its place. Raises GpuInUse.
+
+        The new one is ``starting`` if it took clients before it had its limits.
+        """
+        if found.identity is not None:
+            await self._quit(found, self._control(found))
+        await end(found)
+        return await self._start_daemon(spec, found.paths, end)
+
     async def _start_daemon(
         self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[FoundDaemon], Awaitable[None]]
     ) -> DaemonState:
@@ -214,7 +234,9 @@ class MpsKeeper:
         return await self._run(written, paths, options)
 
     async def _run(self, written: DaemonRecord, paths: DaemonPaths, options: tuple[str, ...]) -> None:
-        environment = self._driver.environment(paths) | {"CUDA_VISIBLE_DEVICES": written.spec.device}
+        spec = written.spec
+        limits = {} if spec.namespaces else limits_environment(spec)
+        environment = self._driver.environment(paths) | limits | {"CUDA_VISIBLE_DEVICES": spec.device}
         await starting.start_daemon(
             [str(self._driver.program()), "-d", *options],
             environment,
@@ -236,8 +258,9 @@ class MpsKeeper:
     async def _set_and_verify(self, found: FoundDaemon, control: DaemonControl) -> DaemonState:
         """The state of a daemon after its limits were set, read back and compared. Raises DaemonError.
 
-        In version 2 the limits apply to servers that start later. In version 3 they are in the file that
-        the daemon was started with, and belong to its server.
+        In version 2 the limits apply to servers that start later; the state is ``starting`` if one has
+        started before. In version 3 they are in the file that the daemon was started with, and belong to
+        its server.
         """
         assert found.record is not None
         spec = found.record.spec
@@ -246,8 +269,9 @@ class MpsKeeper:
             limits = await _verified(control, spec)
         else:
             await control.set_limits(spec)
-            limits = await _verified(control, spec)
+            await _verified(control, spec)
             servers = await self._running_servers(found.paths, control)
+            limits = await control.limits(spec, servers)
         if found.record.identity != found.identity:
             await self._write(found.paths, replace(found.record, identity=found.identity))
         return await asyncio.to_thread(state_from_reply, found, self._processes, servers, limits)

@@ -139,7 +139,13 @@ def print_problems(problems: Iterable[Problem]) -> None:
 
 def console() -> Console:
     """The console for tables and pictures. At least 110 columns if stdout is not a terminal."""
-    from rich.console import Console
+    from rich import console as rich_console
+
+    class Console(rich_console.Console):
+        """A reader of stdout that ends early (``| head``) is noticed in ``main``; rich would exit with 1."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
 
     wide_enough = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
     return Console(highlight=False, width=wide_enough, soft_wrap=False)
@@ -278,11 +284,27 @@ def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | N
     """The last report of the agent on this node; a warning if it cannot be used."""
     from partage.faces.documents.report import Unreadable, read_report
 
-    found = read_report(_report_file(machine, run_dir))
-    if isinstance(found, Unreadable):
-        print_problems([Problem("", "", "warning", found.reason)])
+    path = _report_file(machine, run_dir)
+    found = read_report(path)
+    if found is None:
         return None
-    return found
+    if not isinstance(found, Unreadable):
+        why = _why_not_ours(found, machine)
+        if not why:
+            return found
+        found = Unreadable(f"{path} is not used: {why}")
+    print_problems([Problem("", "", "warning", found.reason)])
+    return None
+
+
+def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
+    """Why the report says nothing about this node now; empty if it does."""
+    from partage.edges.procfs import runs
+    from partage.faces.report_origin import this_node, why_not_ours
+    from partage.sim.node.files.load import load_machine
+
+    here = this_node(None if machine is None else load_machine(machine).inventory)
+    return why_not_ours(found.agent, found.node, here, agent_runs=runs(Path("/proc"), found.agent.pid))
 
 
 def ctk_found(policy: Policy, inventory: Inventory) -> bool:

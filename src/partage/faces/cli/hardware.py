@@ -108,7 +108,8 @@ async def _serve(options: argparse.Namespace) -> int:
     if options.until_eof:
         _stop_at_end_of_input(loop, stop)
     hardware = _hardware(options)
-    server = HelperServer(hardware, allowed_uids=frozenset(options.allow_uid))
+    cold_s = getattr(hardware, "cold_s", None)  # a simulated node has no GPU that could be cold
+    server = HelperServer(hardware, allowed_uids=frozenset(options.allow_uid), cold_s=cold_s)
     if not await server.run(options.socket, stop):
         return _HUNG  # the thread that hangs in the driver cannot be closed, only left
     await hardware.close()

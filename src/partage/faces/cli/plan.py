@@ -102,7 +102,8 @@ def command(
         raise click.UsageError("--machines and --time-limit go with --demand")
     loaded = common.read_policy(policy, config)
     common.print_problems(loaded.warnings)
-    planned = make_plan(loaded, machine, run_dir, state_dir, named=policy is not None)
+    report = common.agent_report(machine, run_dir)
+    planned = make_plan(loaded, machine, run_dir, state_dir, report=report, named=policy is not None)
     common.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
         _print(planned, common.console())
@@ -117,11 +118,13 @@ def make_plan(
     run_dir: str | None,
     state_dir: Path | None = None,
     *,
+    report: ReportDocument | None,
     named: bool = True,
 ) -> PolicyOnNode:
     """Resolve the policy on the node and plan. Raises whatever makes it impossible, with all problems.
 
-    Where an agent runs, the plan is made from what the agent has seen, as the agent does. named: the policy
+    Where an agent runs, the plan is made from what the agent has seen, as the agent does. report: of that
+    agent. named: the policy
     was named; otherwise it is that of the agent.
     """
     from partage.edges.files.catalogue import geometry_of
@@ -130,7 +133,7 @@ def make_plan(
     from partage.plan.offer.guarantees import promised
     from partage.plan.reconcile.planner import plan_node
 
-    report, policy = common.agent_report(machine, run_dir), loaded.policy
+    policy = loaded.policy
     seen = report.planner_input if report else None
     if seen is None:
         found = common.plan_input(machine, policy, run_dir=run_dir, state_dir=state_dir)

@@ -74,7 +74,7 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
     from partage.faces.cli.plan import make_plan
 
     loaded = common.read_policy(policy, config)
-    plan = make_plan(loaded, machine, run_dir)
+    plan = make_plan(loaded, machine, run_dir, report=report)
     common.print_problems(plan.warnings)
     source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"
     return ShownNode(plan.inventory, plan.offer, source, None)
@@ -103,6 +103,7 @@ def _print(node: ShownNode, console: Console) -> None:
     from partage.faces.render.rows import links_sentence, pending_lines, waiting_lines
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.model.gpu import Driver
+    from partage.plan.offer.caveats import mig_hidden
 
     inventory, report = node.inventory, node.report
     assert isinstance(inventory.driver, Driver), "checked by need_driver"
@@ -112,6 +113,8 @@ def _print(node: ShownNode, console: Console) -> None:
     )
     console.print()
     console.print(gpus_table(inventory, report.troubles if report else {}))
+    if hidden := mig_hidden(inventory):
+        console.print(f"! {hidden}.", style="yellow", markup=False)
     if links := links_sentence(inventory):
         console.print(f"\n{links}", style="dim")
     console.print()

@@ -31,10 +31,13 @@ _LARGEST_BYTES = 64 * 2**20
 
 
 class AgentProcess(Frozen):
-    """The agent that reports. turns: of its loop, since its start."""
+    """The agent that reports. pid: in its pid namespace, ``pid:[4026531836]``. turns: of its loop, since its
+    start.
+    """
 
     version: str
     pid: int
+    pid_namespace: str
     turns: int
 
 

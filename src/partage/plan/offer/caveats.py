@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from partage.model.gpu import Inventory
 from partage.model.policy import DeviceListStrategy, Policy, Strategy
 from partage.model.share import NodeOffer
+from partage.text import gpus
 from partage.values import Frozen
 
 
@@ -41,7 +42,20 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
             f"The CDI specification will be incomplete: {options.nvidia_ctk} does not exist, so it "
             "contains device files and no libraries of the driver."
         )
-    if any(o.shared is Strategy.MPS for gpu in offer.values() for o in gpu):
+    if cold := [gpu.index for gpu in inventory if gpu.persistence is False]:
+        yield Caveat(
+            f"Persistence mode is off on {gpus(cold)}: the driver initialises a GPU anew for each first "
+            "client, which takes 1 to 3 s. Run nvidia-persistenced."
+        )
+    if hidden := mig_hidden(inventory):
+        yield Caveat(f"{hidden}; this plan takes them for absent.", certain=False)
+    if any(o.shared is Strategy.MPS for some in offer.values() for o in some):
         yield Caveat(
             "Under MPS the limits apply to each process: two of one container can use its share twice."
         )
+
+
+def mig_hidden(inventory: Inventory) -> str:
+    """Which GPUs have MIG devices that may not be read, half a sentence; empty: none."""
+    hidden = [gpu.index for gpu in inventory if gpu.mig_hidden]
+    return f"The MIG devices of {gpus(hidden)} can be read by root only" if hidden else ""

@@ -68,9 +68,11 @@ def blocked_by_users(gpu: Gpu, what: str, blockers: Sequence[Blocker]) -> Blocke
 
 
 def reset_blockers(gpus: Sequence[Gpu], uses: Iterable[GpuUse]) -> tuple[Blocker, ...]:
-    """All users that must end before these GPUs can be reset together, monitors included."""
+    """All users that must end before these GPUs can be reset together, monitors included, except
+    nvidia-persistenced: the reset makes it let go.
+    """
     by_gpu: dict[GpuUuid, list[GpuUse]] = {gpu.uuid: [] for gpu in gpus}
-    for use in uses:
+    for use in (use for use in uses if not use.gives_way):
         by_gpu.get(use.gpu, []).append(use)
     per_gpu = Counter((use.kind, use.name, use.pid, use.gpu) for some in by_gpu.values() for use in some)
     gpus_used = Counter((kind, name, pid) for kind, name, pid, _ in per_gpu)

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from msgspec.structs import replace
 
-from partage.model.gpu import Gpu
+from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import GpuUse, PlannedStep, Step, Transaction
@@ -69,7 +69,7 @@ def draft_node(
     settings = SettingsDrafter(observed, served, original, uses)
     node = _NodeDrafter(desired, observed, mig, settings, geometry_of)
     drafts = {gpu.uuid: node.gpu(gpu) for gpu in desired.inventory}
-    return NodeDraft(drafts, mig, settings.unusable)
+    return NodeDraft(drafts, mig, {**without_files(desired.inventory), **settings.unusable})
 
 
 class _NodeDrafter:
@@ -179,10 +179,20 @@ class _NodeDrafter:
         offer = self._kept(gpu.uuid, layout.kept)
         steps, _ = self._settings.steps(gpu, self._wanted(gpu.uuid, layout.kept))
         draft = GpuDraft(offer, layout.reason, stuck, blocked=layout)
-        if steps.end or not steps.make:
+        if steps.end or not steps.make or self._settings.clients_in_the_way(gpu, steps):
             return draft
         transaction = Transaction((gpu.uuid,), steps.make)
         return replace(draft, transaction=transaction, at_once=self._settings.serves(gpu, offer))
+
+
+def without_files(inventory: Inventory) -> dict[DeviceUuid, str]:
+    """MIG devices that no container can use yet because a device file is missing, and which."""
+    return {
+        device.uuid: f"its device file {device.missing_file} does not exist"
+        for gpu in inventory
+        for device in gpu.mig_devices
+        if device.missing_file
+    }
 
 
 def _kept_by(layout: GpuMigPlan | Blocked | None) -> tuple[MigUuid, ...]:

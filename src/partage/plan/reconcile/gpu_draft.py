@@ -26,6 +26,7 @@ from partage.plan.reconcile.node_plan import Observed, Phase
 from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
     SettingsSteps,
+    clients_in_the_way,
     settings_steps,
     slice_steps,
     unusable_devices,
@@ -101,12 +102,18 @@ class SettingsDrafter:
         transaction = Transaction((gpu.uuid,), todo)
         reason = "; ".join(map(str, todo))
         if not steps.end and serves:
-            return GpuDraft(offer, reason, None, transaction, at_once=True, later=slices)
+            busy = self.clients_in_the_way(gpu, steps)
+            stuck = Phase.WAITING if busy else None
+            return GpuDraft(offer, busy or reason, stuck, transaction, at_once=not busy, later=slices)
         ready = () if steps.end else _ready_rows(offer, steps.make)
         blocked = self._pods_in_the_way(gpu) if steps.end or _sets_mode(steps.make) else None
         if blocked is not None:
             return GpuDraft(ready, blocked.reason, Phase.WAITING, transaction, later=slices, blocked=blocked)
         return GpuDraft(ready, reason, None, transaction, later=slices)
+
+    def clients_in_the_way(self, gpu: Gpu, steps: SettingsSteps) -> str:
+        """Clients of daemons that run and have to be started again, because their limits are not in force."""
+        return clients_in_the_way(steps.make, self._observed.daemons_of(gpu.uuid))
 
     def _pods_in_the_way(self, gpu: Gpu) -> Blocked | None:
         """Pods that hold shares of a GPU whose daemon or compute mode has to change."""

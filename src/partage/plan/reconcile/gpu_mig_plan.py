@@ -148,12 +148,15 @@ def gpu_mig_steps(
 
 
 def _mode(gpu: Gpu, enabled: bool) -> tuple[SetMigMode | None, bool]:
-    """The change of MIG mode, and whether a reset follows. Cancelling a pending change needs no reset."""
+    """The change of MIG mode, and whether a reset follows.
+
+    Cancelling a pending change needs no reset. Where the mode changes without one, it is pending because the
+    GPU was in use: it is set once more.
+    """
     assert gpu.mig_mode is not None
-    change = None if gpu.mig_mode.pending == enabled else SetMigMode(gpu.uuid, enabled)
-    if gpu.mig_mode.current == enabled:
-        return change, False
-    return change, change is None or needs_reset(gpu)
+    resets = gpu.mig_mode.current != enabled and needs_reset(gpu)
+    is_set = gpu.mig_mode.pending == enabled and (gpu.mig_mode.current == enabled or resets)
+    return None if is_set else SetMigMode(gpu.uuid, enabled), resets
 
 
 def _placement(

@@ -16,7 +16,7 @@ from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.conflicts import conflicts
-from partage.plan.reconcile.draft import NodeDraft, draft_node
+from partage.plan.reconcile.draft import NodeDraft, draft_node, without_files
 from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
@@ -112,9 +112,8 @@ def _draft(
     observed = now.observed
     if not (desired.layouts or desired.settings or observed.daemons or now.original or observed.node.lost):
         offer = existing_offer(desired.offer)
-        return NodeDraft(
-            {gpu.uuid: GpuDraft(offer.get(gpu.uuid, ())) for gpu in desired.inventory}, MigPlan(), {}
-        )
+        drafts = {gpu.uuid: GpuDraft(offer.get(gpu.uuid, ())) for gpu in desired.inventory}
+        return NodeDraft(drafts, MigPlan(), without_files(desired.inventory))
     return draft_node(
         desired, observed, now.served, geometry_of, uses=uses, original=now.original, renew=renew
     )

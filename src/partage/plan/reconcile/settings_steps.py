@@ -98,6 +98,17 @@ def _spec(gpu: GpuUuid, one: DaemonState) -> DaemonSpec | None:
     )
 
 
+def clients_in_the_way(steps: Iterable[Step], daemons: Iterable[DaemonState]) -> str:
+    """Which daemons cannot be started again yet, because they run and have clients; empty if all can."""
+    starting = {step.spec.device for step in steps if isinstance(step, StartDaemon)}
+    busy = [one for one in daemons if one.device in starting and one.clients]
+    return "; ".join(
+        f"the MPS daemon of {one.device} has to be started again, and has "
+        f"{', '.join(map(str, one.clients))}: {one.reason}"
+        for one in busy
+    )
+
+
 def unusable_devices(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[DeviceUuid, str]:
     """Devices whose daemon takes no clients now, and why."""
     running = {one.device: one for one in daemons}

@@ -31,12 +31,14 @@ def verified_guarantee(
         return share.guarantee
     daemons = observed.daemons or ()
     daemon = next((one for one in daemons if one.device == share.device), None)
-    if daemon is None or daemon.phase is not DaemonPhase.SERVING:
+    if daemon is None or daemon.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT) or daemon.pid is None:
+        return None
+    if share.guarantee is Guarantee.GUARDED and not _limits(daemon, share):
+        return Guarantee.NONE  # also if it takes no clients: those that it has are not limited
+    if daemon.phase is not DaemonPhase.SERVING:
         return None
     if share.guarantee is not Guarantee.GUARDED:
         return share.guarantee
-    if not _limits(daemon, share):
-        return Guarantee.NONE
     alone = gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS
     return Guarantee.GUARDED if alone and share.gpu in watched else Guarantee.ADVISORY
 

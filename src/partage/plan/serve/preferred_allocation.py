@@ -13,8 +13,6 @@ from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.linked_gpus import LinkedGpus
 from partage.values import Frozen
 
-_NOT_ENOUGH = "not enough available devices to satisfy allocation"
-
 
 class _Device(Frozen):
     """One GPU or MIG device of the resource, and its shares.
@@ -67,15 +65,15 @@ class PreferredAllocator:
         """
         unknown = [id_ for id_ in must_include if id_ not in self._places]
         if unknown:
-            raise AllocationRefused(f"device {unknown[0]!r} has to be included, but is unknown")
+            raise _refusal(f"device {unknown[0]!r} has to be included, but is unknown")
         if len(must_include) > size:
-            raise AllocationRefused(f"{len(must_include)} devices have to be included, but {size} are wanted")
+            raise _refusal(f"{len(must_include)} devices have to be included, but {size} are wanted")
         free = self._free(available, must_include)
         counts = [free.count(1, device.first, device.end) for device in self._devices]
         taken = [self._numbers[self._places[id_]] for id_ in must_include]
         missing = size - len(must_include)
         if sum(counts) < missing:
-            raise AllocationRefused(_NOT_ENOUGH)
+            raise _refusal("not enough available devices to satisfy allocation")
         if missing == 0:
             return list(must_include)
         involved = [number for number, count in enumerate(counts) if count or number in taken]
@@ -172,6 +170,11 @@ class _Ranking:
             if self._devices[other].gpu == gpu:
                 self._keys[other] = self._key(other)
         return number
+
+
+def _refusal(reason: str) -> AllocationRefused:
+    """With the words that NVIDIA's plugin puts in front."""
+    return AllocationRefused(f"error getting list of preferred allocation devices: {reason}")
 
 
 def _devices_of(resource: Resource) -> list[_Device]:

@@ -291,7 +291,10 @@ def _state(settings: DaemonSettings) -> MpsState:
     """Raises CommandError for a bad configuration."""
     uid, many = os.geteuid(), settings.multi_user
     if settings.protocol == 2:
-        return MpsState(settings.node, settings.devices, uid=uid, multi_user=many)
+        plain = MpsState(settings.node, settings.devices, uid=uid, multi_user=many)
+        if settings.node.reads_limits and not settings.node.ignores_limits:
+            plain.defaults = plain.defaults.with_environment(settings.environment)
+        return plain
     state = NamedState(settings.node, settings.devices, uid=uid, multi_user=many)
     if settings.configuration is not None:
         import tomllib

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from msgspec import field
 from msgspec.structs import replace
@@ -39,6 +39,13 @@ class DaemonLimits(Frozen):
         if not _PERCENT.fullmatch(value) or not 0 < float(value) <= ALL_THREADS:
             return self
         return replace(self, threads=float(value))
+
+    def with_environment(self, env: Mapping[str, str]) -> DaemonLimits:
+        """The same with the limits of a daemon's environment, its defaults from its start."""
+        found = self.with_threads(env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        for name, value in _entries(env.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")):
+            found = found.with_memory(name, value)
+        return found
 
     def device(self, name: str) -> str | None:
         """The UUID of the device with that ordinal or UUID; None where the daemon sees no such device."""
@@ -80,10 +87,16 @@ def client_limit(
     if not variable:
         return limit
     seen = DaemonLimits(devices)
-    for entry in variable.split(","):
-        name, _, value = entry.strip().partition("=")
+    for name, value in _entries(variable):
         if seen.device(name) is None:
             return None
         seen = seen.with_memory(name, value)
     own = seen.limit_in_force(device)
     return limit if own is None else own if limit is None else min(limit, own)
+
+
+def _entries(variable: str) -> Iterator[tuple[str, str]]:
+    """``0=1G,1=512MB``: device and limit."""
+    for entry in variable.split(","):
+        name, _, value = entry.strip().partition("=")
+        yield name, value

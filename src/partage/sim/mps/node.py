@@ -27,6 +27,8 @@ class MpsNode(Frozen):
     clients: the most clients of one server. multi_user: whether the program has that option.
     protocol: the newest version of the control interface that it has: 3 from driver branch 615 on.
     ignores_limits: it ignores valid limits too; a fault for tests.
+    reads_limits: it takes limits from its environment when it starts. Without, it serves without limits until
+    it is told some.
     """
 
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -34,6 +36,7 @@ class MpsNode(Frozen):
     multi_user: bool = True
     ignores_limits: bool = False
     protocol: int = 3
+    reads_limits: bool = True
 
     def visible(self, variable: str | None) -> tuple[str, ...]:
         """The devices that CUDA_VISIBLE_DEVICES leaves, in its order; unset: all.

@@ -10,6 +10,7 @@ from partage.errors import GpuInUse, NotFound, Unsupported
 from partage.model.ids import DeviceUuid
 from partage.model.mps import (
     SERVER,
+    ClientLimits,
     ConnectedClient,
     DaemonPhase,
     DaemonState,
@@ -25,6 +26,12 @@ _FIRST_PID = 900_000
 """Above the pids of most nodes: no process of this machine has the pid of a simulated daemon."""
 
 
+_REASONS = {
+    DaemonPhase.FAULT: "a fatal fault of a client: no new clients until all have gone",
+    DaemonPhase.STARTING: "its server started before the limits were set: its clients may have any memory",
+}
+
+
 def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
     """Raises GpuInUse, GpuLost, NotFound, Unsupported (the control program is too old for namespaces)."""
     spec = step.spec
@@ -35,7 +42,7 @@ def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
         raise Unsupported(f"cannot {step}: {too_old}")
     now = state.daemons.get(spec.device)
     if now is not None and now.phase is not DaemonPhase.DEAD:
-        if now.spec == spec:
+        if now.spec == spec and now.phase is not DaemonPhase.STARTING:
             return state
         _refuse_clients(state, spec.device)
     pid = _FIRST_PID + 10 * state.created
@@ -73,9 +80,10 @@ def _found(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
     status = ServerStatus.FAULT if faulty else ServerStatus.ACTIVE
     name = SERVER if spec.namespaces else ""
     server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)), name)
-    reason = "a fatal fault of a client: no new clients until all have gone" if faulty else ""
+    reason = _REASONS.get(one.phase, "")
+    limits = ClientLimits() if one.phase is DaemonPhase.STARTING else spec.limits
     multi_user = spec.multi_user is not False
-    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), spec.limits, multi_user, reason)
+    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), limits, multi_user, reason)
 
 
 def _clients(state: SimulatedNode, device: DeviceUuid) -> Iterable[ConnectedClient]:

@@ -24,6 +24,7 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     HideProcesses,
+    LoseCapabilityFiles,
     LoseGpu,
     Occupy,
     RaiseXid,
@@ -67,8 +68,8 @@ def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
         case DriverLoaded(version, cuda):
             last = state.last_driver
             return load_driver(state, Driver(version or last.version, cuda or last.cuda))
-        case SetMig():
-            return _set_mig(state, fault)
+        case SetMig() | LoseCapabilityFiles():
+            return _change_mig(state, fault)
         case Occupy() | Vacate() | HideProcesses() | SetDaemonPhase():
             return _change_processes(state, fault)
         case RaiseXid(index):
@@ -104,7 +105,9 @@ def _set_condition(state: SimulatedNode, fault: SetCondition) -> SimulatedNode:
 def _after_xid(state: SimulatedNode, xid: RaiseXid) -> SimulatedNode:
     """The node with what an XID brings besides its event."""
     assert xid.gpu is not None
-    _require_instance(gpu_at(state, xid.gpu), xid.gi)
+    gpu = gpu_at(state, xid.gpu)
+    if xid.gi or gpu.mig_enabled:  # without MIG mode, drivers may name instance 0 for the whole GPU
+        _require_instance(gpu, xid.gi)
     consequence = XID_CONSEQUENCES.get(xid.code)
     return apply_fault(state, consequence(xid.gpu)) if consequence else state
 
@@ -169,6 +172,13 @@ def _cgroup(fault: Occupy) -> str:
 
 
 # --- MIG -----------------------------------------------------------------------------------------
+
+
+def _change_mig(state: SimulatedNode, fault: SetMig | LoseCapabilityFiles) -> SimulatedNode:
+    if isinstance(fault, SetMig):
+        return _set_mig(state, fault)
+    others = state.without_files - {gpu_at(state, fault.gpu).index}
+    return replace(state, without_files=others | {fault.gpu} if fault.missing else others)
 
 
 def _set_mig(state: SimulatedNode, fault: SetMig) -> SimulatedNode:

@@ -41,7 +41,10 @@ class GpuReturns(Frozen):
 
 
 class RaiseXid(Frozen):
-    """The driver reports an XID, with its ``XID_CONSEQUENCES``. gpu None: the driver names no GPU."""
+    """The driver reports an XID, with its ``XID_CONSEQUENCES``. gpu None: the driver names no GPU.
+
+    gi, ci: on a GPU that is not in MIG mode only 0, which some drivers then say of the whole GPU.
+    """
 
     gpu: int | None
     code: int
@@ -196,7 +199,20 @@ _BECOMES = {
     DaemonPhase.FAULT: "has a fault",
     DaemonPhase.SILENT: "hangs",
     DaemonPhase.SERVING: "takes clients again",
+    DaemonPhase.STARTING: "has no limits in force",
 }
+
+
+class LoseCapabilityFiles(Frozen):
+    """Whether the capability device files of the GPU's MIG devices are missing, and cannot be made."""
+
+    gpu: int
+    missing: bool = True
+
+    def __str__(self) -> str:
+        return (
+            f"the device files of GPU {self.gpu}'s MIG devices {'are gone' if self.missing else 'are there'}"
+        )
 
 
 class SetDaemonPhase(Frozen):
@@ -225,6 +241,7 @@ Fault = (
     | Occupy
     | Vacate
     | HideProcesses
+    | LoseCapabilityFiles
     | SetDaemonPhase
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from msgspec.structs import replace
 
 from partage.errors import GpuInUse, HardwareError, StateMismatch, Unsupported
-from partage.model.gpu import MigMode
+from partage.model.gpu import Gpu, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
 from partage.model.step import Reset, SetMigMode, Verify
@@ -36,8 +36,7 @@ def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode,
         return with_gpu(state, pending), None
     if live := [*gpu.mig_devices, *gpu.empty_instances]:
         raise GpuInUse(f"GPU {gpu.index} still has {len(live)} MIG instances")
-    uses = [use for use in state.all_uses if use.gpu == gpu.uuid]
-    if uses:
+    if uses := state.holders(gpu.uuid):
         return with_gpu(state, pending), in_use_error(
             f"GPU {gpu.index} is in use; its MIG mode is pending", uses
         )
@@ -48,8 +47,13 @@ def set_mig_mode(state: SimulatedNode, step: SetMigMode) -> tuple[SimulatedNode,
 
 
 def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
-    """Raises GpuInUse; Unsupported in a virtual machine, or if a GPU that shares the reset is missing."""
+    """Nothing if all modes that it is for are in force.
+
+    Raises GpuInUse; Unsupported in a virtual machine, or if a GPU that shares the reset is missing.
+    """
     gpus = [answering_gpu(state, uuid) for uuid in step.gpus]
+    if step.pending and not any(gpu.uuid in step.pending and _is_pending(gpu) for gpu in gpus):
+        return state
     if state.virtual:
         raise Unsupported("a virtual machine may not reset its GPUs", _IN_A_VM)
     groups = reset_sets(inventory_of(state))
@@ -57,11 +61,15 @@ def reset_gpus(state: SimulatedNode, step: Reset) -> SimulatedNode:
     if missing:
         left_out = ", ".join(str(gpu.index) for _, gpu in sorted(state.gpus.items()) if gpu.uuid in missing)
         raise Unsupported(f"NVLinks join GPU {left_out} with those to be reset: they are reset together")
-    if uses := [use for use in state.all_uses if use.gpu in step.gpus]:
+    if uses := [use for uuid in step.gpus for use in state.holders(uuid)]:
         raise in_use_error("a GPU that is in use cannot be reset", uses)
     for gpu in gpus:
         state = reset_gpu(state, gpu)
     return state
+
+
+def _is_pending(gpu: Gpu) -> bool:
+    return gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending
 
 
 def verify(state: SimulatedNode, step: Verify) -> SimulatedNode:

@@ -36,7 +36,7 @@ def create_instance(state: SimulatedNode, step: CreateInstance) -> tuple[Simulat
     if spec.size != step.placement.size or step.placement.start not in spec.starts:
         raise Unsupported(f"{gpu.product} has no place {step.placement} for a {step.profile}")
     others = [(profile, placement) for _, profile, placement in _instances(gpu)]
-    if not others and (uses := [use for use in state.all_uses if use.gpu == gpu.uuid]):
+    if not others and (uses := state.holders(gpu.uuid)):
         raise in_use_error(f"GPU {gpu.index} has to be idle for its first GPU instance", uses)
     wanted = [*others, (spec.profile, step.placement)]
     try:

@@ -67,9 +67,14 @@ def _term(part: str, text: str) -> tuple[int, GpuModel, str]:
 
 
 def _model(name: str) -> tuple[GpuModel, str]:
+    if variants := load_catalogue().variants(name):
+        raise InputError(f"{name!r} is the name of several GPU models", f"choose one: {', '.join(variants)}")
     found = load_catalogue().find(name)
     if found is None:
-        raise InputError(f"no GPU model is called {name!r}", load_catalogue().advice(name))
+        advice = (
+            f"{load_catalogue().advice(name)}; for another GPU write a machine file, see docs/machines.md"
+        )
+        raise InputError(f"no GPU model is called {name!r}", advice)
     if found[0] not in load_catalogue().simulated_models():
         raise Unsatisfiable(f"{name!r} cannot be simulated: {found[0].no_geometry}")
     return found

@@ -21,7 +21,7 @@ def inventory_of(state: SimulatedNode) -> Inventory:
             simulated=True,
         )
     gpus = tuple(
-        replace(gpu, recovery=state.conditions[index].recovery)
+        replace(_with_files(state, gpu), recovery=state.conditions[index].recovery)
         for index, gpu in sorted(state.gpus.items())
         if index not in state.lost
     )
@@ -40,14 +40,28 @@ def inventory_of(state: SimulatedNode) -> Inventory:
     )
 
 
+def _with_files(state: SimulatedNode, gpu: Gpu) -> Gpu:
+    if gpu.index not in state.without_files:
+        return gpu
+    devices = (replace(one, missing_file=one.capability_files[0]) for one in gpu.mig_devices)
+    return replace(gpu, mig_devices=tuple(devices))
+
+
 def conditions_of(state: SimulatedNode) -> tuple[GpuCondition, ...]:
     """What the driver says of every GPU whose UUID is known, by index."""
-    rows = dict(state.conditions)
+    rows = {index: _in_mig_mode(row, state.gpus[index]) for index, row in state.conditions.items()}
     for index, lost in state.lost.items():
         rows.pop(index, None)
         if lost.uuid is not None:
             rows[index] = GpuCondition(lost.uuid, lost=lost.reason)
     return tuple(row for _, row in sorted(rows.items()))
+
+
+def _in_mig_mode(row: GpuCondition, gpu: Gpu) -> GpuCondition:
+    """In MIG mode a driver ends its search for the NVLink fabric, and says that it goes on for ever."""
+    if not gpu.mig_enabled:
+        return row
+    return replace(row, mig_mode=True, fabric_ok=None if row.fabric_ok is None else False)
 
 
 def describe_node(state: SimulatedNode) -> str:

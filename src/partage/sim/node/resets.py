@@ -23,7 +23,7 @@ def reset_gpu(state: SimulatedNode, gpu: Gpu) -> SimulatedNode:
     mode = MigMode(gpu.mig_mode.pending, gpu.mig_mode.pending) if gpu.mig_mode else None
     state = with_gpu(state, replace(gpu, mig_mode=mode, mig_devices=(), empty_instances=()))
     state = reset_condition(without_settings(state, gpu.index), gpu.index)
-    uses = tuple(use for use in state.uses if use.gpu != gpu.uuid)
+    uses = tuple(use for use in state.uses if use.gpu != gpu.uuid or use.gives_way)
     daemons = daemons_in_phase(state, gpu.uuid, DaemonPhase.DEAD)
     return replace(state, lost=without_lost(state.lost, gpu.index), uses=uses, daemons=daemons)
 

@@ -8,13 +8,14 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.model.gpu import Driver, Gpu, Link, LostGpu, NoDriver
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
 from partage.model.policy import Interval
 from partage.model.step import GpuUse, UseKind
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
+from partage.sim.node.topology import has_nvswitch
 from partage.values import Frozen
 
 
@@ -53,6 +54,7 @@ class SimulatedNode(Frozen):
     time_slices: time slices that are not the default; None: the GPU has no time slice to set.
     daemons: MPS daemons, by the UUID of their GPU or MIG device.
     processes_hidden: the driver lists no process, as in a pid namespace that is not the node's.
+    without_files: GPUs whose MIG devices have no capability device files.
     compute_starts: first compute slice, within its GPU instance, of MIG devices by UUID; those that are
             missing here follow each other in the order of their ids.
     """
@@ -75,6 +77,7 @@ class SimulatedNode(Frozen):
     time_slices: Mapping[int, Interval | None] = field(default_factory=dict)
     daemons: Mapping[DeviceUuid, SimulatedDaemon] = field(default_factory=dict)
     processes_hidden: bool = False
+    without_files: frozenset[int] = frozenset()
     compute_starts: Mapping[MigUuid, int] = field(default_factory=dict)
 
     @property
@@ -82,6 +85,10 @@ class SimulatedNode(Frozen):
         """Who has something open: ``uses``, and the servers of MPS daemons that run."""
         running = (one for one in self.daemons.values() if one.phase is not DaemonPhase.DEAD)
         return (*self.uses, *(one.server for one in running))
+
+    def holders(self, gpu: str) -> list[GpuUse]:
+        """Who has this GPU or a part of it open and does not give way to a change of it."""
+        return [use for use in self.all_uses if use.gpu == gpu and not use.gives_way]
 
     @property
     def boot_id(self) -> str:
@@ -98,7 +105,10 @@ def power_on(machine: Machine) -> SimulatedNode:
         last_driver=driver if isinstance(driver, Driver) else DRIVER,
         gpus={gpu.index: gpu for gpu in inventory.gpus},
         conditions={
-            gpu.index: GpuCondition(gpu.uuid, recovery=gpu.recovery, resets=0) for gpu in inventory.gpus
+            gpu.index: GpuCondition(
+                gpu.uuid, recovery=gpu.recovery, fabric_ok=_fabric_ok(gpu, inventory), resets=0
+            )
+            for gpu in inventory.gpus
         },
         lost={lost.index: lost for lost in inventory.lost},
         links=inventory.links,
@@ -109,6 +119,13 @@ def power_on(machine: Machine) -> SimulatedNode:
         virtual=inventory.virtual,
         time_slices=machine.time_slices,
     )
+
+
+def _fabric_ok(gpu: Gpu, inventory: Inventory) -> bool | None:
+    """Hopper and later join the fabric of their NVSwitches by themselves, if the fabric manager runs."""
+    same = [other for other in inventory if other.product == gpu.product]
+    joins = gpu.architecture != "ampere" and has_nvswitch(same)
+    return inventory.fabric_manager if joins else None
 
 
 def gpu_at(state: SimulatedNode, index: int) -> Gpu:

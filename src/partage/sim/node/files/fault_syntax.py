@@ -33,6 +33,7 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     HideProcesses,
+    LoseCapabilityFiles,
     LoseGpu,
     Occupy,
     RaiseXid,
@@ -63,6 +64,7 @@ _PHASES = {
     "faults": DaemonPhase.FAULT,
     "hangs": DaemonPhase.SILENT,
     "serves": DaemonPhase.SERVING,
+    "lacks-limits": DaemonPhase.STARTING,
 }
 _USE_KINDS = {kind.value: kind for kind in (UseKind.PROCESS, UseKind.MONITOR)}
 _CONTAINER = re.compile(r"(?:[0-9a-f]{64})?", re.ASCII)
@@ -91,9 +93,10 @@ def read_fault(place: Field) -> Fault | None:
     Of a GPU: ``{gpu: 2, lost: true | reason}``, ``{gpu: 2, returns: true}``, ``{gpu: 2, reset: true}``,
     ``{gpu: 2, xid: 79, gi: 1, ci: 0}``, ``{gpu: 2, recovery: gpu-reset}``; ``rows-pending``,
     ``rows-failed``, ``fabric``, each true or false; ``{gpu: 2, mig: [3g.40gb, 1g.10gb]}``, where ``off``
-    turns MIG mode off; ``{gpu: 2, used-by: python, gi: 1, ci: 0, kind: process | monitor, pid: 4711}``,
-    without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``, ``container: ID``, ``pod: UID`` and
-    ``mps: true``; ``{gpu: 2, left-by: python}``, where true means all programs.
+    turns MIG mode off; ``capability-files``, true or false; ``{gpu: 2, used-by: python, gi: 1, ci: 0,
+    kind: process | monitor, pid: 4711}``, without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``,
+    ``container: ID``, ``pod: UID`` and ``mps: true``; ``{gpu: 2, left-by: python}``, where true means all
+    programs.
     Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``,
     ``{processes-hidden: true}``.
     Of a call of the port (observe, conditions, events, perform, uses, processes, time-slices):
@@ -287,6 +290,10 @@ _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
     ),
     "fabric": (lambda words: SetCondition(_gpu(words), fabric_ok=_truth(words, "fabric")), ("gpu",)),
     "mig": (_mig, ("gpu",)),
+    "capability-files": (
+        lambda words: LoseCapabilityFiles(_gpu(words), not _truth(words, "capability-files")),
+        ("gpu",),
+    ),
     "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps")),
     "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),

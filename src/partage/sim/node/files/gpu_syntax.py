@@ -28,7 +28,7 @@ from partage.values import Frozen
 GPU_KEYS = (
     "index", "uuid", "minor", "name", "memory_bytes", "pci_bus_id", "pci_device_id", "compute_capability",
     "architecture", "brand", "numa_node", "mig_mode", "mig_devices", "empty_instances",
-    "compute_mode", "time_slice", "recovery",
+    "compute_mode", "time_slice", "recovery", "persistence",
 )  # fmt: skip
 
 
@@ -117,6 +117,7 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         numa_node=_numa(row, gpu.numa_node),
         compute_mode=row.value("compute_mode", _compute_mode, ComputeMode.DEFAULT),
         recovery=row.nullable("recovery", _recovery, gpu.recovery),
+        persistence=row.nullable("persistence", Field.boolean, gpu.persistence),
     )
 
 

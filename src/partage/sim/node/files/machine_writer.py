@@ -70,6 +70,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "empty_instances": [_empty_instance(one) for one in gpu.empty_instances],
         "compute_mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
+        "persistence": gpu.persistence,
     }
 
 
