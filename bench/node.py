@@ -74,8 +74,8 @@ class Starts:
 def starts(policy: str, count: int) -> Starts:
     """Start the agent that often on a fresh node; then restart the kubelet under it that often.
 
-    again: from the moment that a new kubelet begins to start until the agent has registered with it; stop: from
-    SIGTERM until the process has ended.
+    again: from the moment that a new kubelet begins to start until the agent has registered with it.
+    stop: from SIGTERM until the process has ended.
     """
     times = []
     with (
