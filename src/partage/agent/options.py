@@ -36,7 +36,8 @@ class Intervals(Frozen):
     holders_waited_s: PodResources while a GPU waits for pods to end before it changes.
     holders_longest_s: the longest pause after refusals; each pause is twice the one before.
     check_longest_s: the kubelet's checkpoint while ids in it are held whose holders PodResources does not
-        name; each pause is twice the one before. Each time the kubelet gets all lists and writes the file.
+        name; each pause is twice the one before, and at most holders_s while a GPU waits. Each time the
+        kubelet gets all lists and writes the file.
     withdraw_s: how long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at
         once; an Allocate that was under way when it arrived ends within milliseconds.
     turn_gap_s: turns are at least this far apart, so that fifty pods starting in a second cost twenty turns.

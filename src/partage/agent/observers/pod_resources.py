@@ -177,7 +177,8 @@ class PodResourcesPoller(Struct):
             return
         before = self.checkpoint.identity()
         if self.resend():
-            self._check_pause_s = min(max(self._check_pause_s * 2, 1.0), self.intervals.check_longest_s)
+            longest_s = self.intervals.holders_s if self._waited else self.intervals.check_longest_s
+            self._check_pause_s = min(max(self._check_pause_s * 2, 1.0), longest_s)
             self._check_s = asked_s + self._check_pause_s
             await self._compare(before, asked_s)
 
