@@ -21,7 +21,7 @@ from bench import bench_mig, bench_packing, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins
 from bench.client import Client, client, go_binary
 from bench.node import WHOLE, Starts, node, sliced, starts
-from bench.processes import Memory, RemainingGpus, at_rest, memory
+from bench.processes import AtRest, Memory, at_rest, memory
 from bench.storm import PODS_PER_S, Storm, storm
 from tests.agent.harness import MACHINE
 
@@ -89,7 +89,7 @@ class Costs:
     agent: Memory
     helper: Memory
     scraped: Memory
-    rest: RemainingGpus
+    rest: AtRest
 
 
 Cases = dict[str, list[Cell]]
@@ -214,6 +214,7 @@ def _print_costs(started: Starts, costs: Costs) -> None:
     _row("  processor time until then, ms", None, started.agent_cpu, started.helper_cpu)
     _row("first device list, ms", started.first_list, None, None, peer.FIRST_LIST_MS)
     _row("kubelet restart to Register, ms", started.again, None, None, peer.KUBELET_RESTART_MS)
+    _row("SIGTERM to the end, ms", started.stop, None, None, peer.STOP_MS)
     _row("PSS, MiB", costs.both.pss, costs.agent.pss, costs.helper.pss, peer.IDLE_PSS_MIB)
     _row("  with no other Python around", costs.both.alone)
     _row("  after a scrape of /metrics", costs.scraped.pss)
@@ -255,10 +256,13 @@ def _print_budgets(started: Starts, cases: Cases, costs: Costs, weather: Storm, 
         assert known is not None
         raw = both[size].p50 / known.p50
         _verdict(f"preferred + Allocate {size}, of NVIDIA's (raw {raw:.2f})", raw / slower, times)
-    _verdict("exec to Register, ms", started.register, 500)
+    _verdict("exec to Register, ms", started.register, 300)
+    _verdict("kubelet restart to Register, ms", started.again, 50)
+    _verdict("SIGTERM to the end, ms", started.stop, 50)
     _verdict("PSS of agent and helper, MiB", costs.both.pss, 55)
-    _verdict("  with no other Python around", costs.both.alone, 55)
+    _verdict("  with no other Python around", costs.both.alone, 48)
     _verdict("CPU at rest, ms per s", costs.rest.cpu_ms, 10)
+    _verdict("wake-ups per s", costs.rest.wake_ups, 5)
     _verdict("pods lost, ids given twice", weather.wanted - weather.admitted + weather.wrong, 0)
 
 

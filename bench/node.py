@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import statistics
 import time
 from collections.abc import Iterator
@@ -66,13 +67,15 @@ class Starts:
     helper_cpu: float
     first_list: float
     again: float
+    stop: float
     slowest: float
 
 
 def starts(policy: str, count: int) -> Starts:
     """Start the agent that often on a fresh node; then restart the kubelet under it that often.
 
-    again: from the moment that the new kubelet listens until the agent has registered with it.
+    again: from the moment that a new kubelet begins to start until the agent has registered with it.
+    stop: from SIGTERM until the process has ended.
     """
     times = []
     with (
@@ -87,18 +90,19 @@ def starts(policy: str, count: int) -> Starts:
         with running(agent):
             registered(kubelet, RESOURCE)
             again = [_registered_again(kubelet) for _ in range(count)]
-    register, first, agent_cpu, helper_cpu = (list(column) for column in zip(*times, strict=True))
+    register, first, agent_cpu, helper_cpu, stop = (list(column) for column in zip(*times, strict=True))
     return Starts(
         register=statistics.median(register),
         agent_cpu=statistics.median(agent_cpu),
         helper_cpu=statistics.median(helper_cpu),
         first_list=statistics.median(first),
         again=statistics.median(again),
+        stop=statistics.median(stop),
         slowest=max(register),
     )
 
 
-def _started(directories: Place, kubelet: ScriptedKubelet, policy: str) -> tuple[float, float, float, float]:
+def _started(directories: Place, kubelet: ScriptedKubelet, policy: str) -> tuple[float, ...]:
     kubelet.registered.clear()
     began = time.monotonic()
     agent = spawn(directories, policy=policy)
@@ -108,8 +112,19 @@ def _started(directories: Place, kubelet: ScriptedKubelet, policy: str) -> tuple
         assert found.watch is not None
         assert helper is not None
         cpu = cpu_ms(agent.pid), cpu_ms(helper)
-        agent.stop()
-    return (found.time - began) * 1000, (found.watch.times[0] - began) * 1000, *cpu
+        agent.wait(lambda: agent.health()[0] == 200, "healthy")
+        stop = _stopped(agent)
+    return (found.time - began) * 1000, (found.watch.times[0] - began) * 1000, *cpu, stop
+
+
+def _stopped(agent: AgentProcess) -> float:
+    """Milliseconds from SIGTERM to the end. Waited for without a limit, which Python would poll for."""
+    began = time.monotonic()
+    agent.process.send_signal(signal.SIGTERM)
+    agent.process.wait()
+    took_s = time.monotonic() - began
+    agent.finish()
+    return took_s * 1000
 
 
 def _registered_again(kubelet: ScriptedKubelet) -> float:

@@ -79,16 +79,16 @@ def _wake_ups(pid: int) -> int:
 
 
 @dataclass(frozen=True)
-class RemainingGpus:
+class AtRest:
     """Per second, of several processes together."""
 
     cpu_ms: float
     wake_ups: float
 
 
-def at_rest(pids: Sequence[int], seconds: float) -> RemainingGpus:
+def at_rest(pids: Sequence[int], seconds: float) -> AtRest:
     """Watch them do nothing."""
     began, cpu, woke = time.monotonic(), sum(map(cpu_ms, pids)), sum(map(_wake_ups, pids))
     time.sleep(seconds)
     took_s = time.monotonic() - began
-    return RemainingGpus((sum(map(cpu_ms, pids)) - cpu) / took_s, (sum(map(_wake_ups, pids)) - woke) / took_s)
+    return AtRest((sum(map(cpu_ms, pids)) - cpu) / took_s, (sum(map(_wake_ups, pids)) - woke) / took_s)

@@ -230,12 +230,13 @@ class ScriptedKubelet:
         self._servers.clear()
 
     def restart(self, away_s: float = 0.0) -> float:
-        """Stop, empty the directory as a kubelet that starts does, start. Returns when it started."""
+        """Stop, empty the directory as a kubelet that starts does, start. Returns when its start began."""
         self.stop()
         time.sleep(away_s)
         self.wipe()
+        began = time.monotonic()
         self.start()
-        return time.monotonic()
+        return began
 
     def wipe(self) -> None:
         """Remove every plugin's socket."""

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -391,3 +392,20 @@ def test_a_machine_that_nobody_knows_ends_the_agent_with_its_helpers_words(node:
 def test_two_machines_of_one_node_are_refused(node: Place) -> None:
     code, _ = run_to_end(node, "--hardware-socket=/tmp/none", machine=MACHINE)
     assert code == 2
+
+
+def test_agent_and_helper_load_openssl_for_the_metrics_only(node: Place, kubelet: ScriptedKubelet) -> None:
+    """TLS is 5 MiB on every node, for processes that have no use for it; prometheus-client needs it."""
+
+    def maps(pid: int) -> str:
+        return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+
+    with running(spawn(node)) as agent:
+        registered(kubelet, "nvidia.com/gpu")
+        agent.wait(lambda: agent.health()[0] == 200, "healthy")
+        helper = agent.helper_pid()
+        assert helper is not None
+        assert "python" in maps(agent.pid)
+        assert "libcrypto" not in maps(agent.pid) + maps(helper)
+        assert "lzma" not in maps(agent.pid) + maps(helper)
+        assert agent.get("/metrics")[0] == 200

@@ -63,3 +63,23 @@ def test_an_agent_that_is_killed_before_its_state_is_on_disk_mixes_no_strategies
 
     with one_gpu() as (runner, world):
         runner.run(live(world))
+
+
+def test_a_kubelet_that_starts_again_is_registered_with_at_once() -> None:
+    """The kernel tells that its socket is there; a check would come up to a second later."""
+
+    async def live(world: World) -> None:
+        world.write_policy([HALVES])
+        await world.start_kubelet()
+        world.start_agent()
+        await until(lambda: world.kubelet.allocatable() == {SHARED: 2})
+        for _ in range(5):
+            await world.stop_kubelet()
+            await asyncio.sleep(1.3)
+            began_s = world.loop.time()
+            await world.start_kubelet()
+            await until(lambda: world.kubelet.allocatable() == {SHARED: 2})
+            assert world.loop.time() - began_s < 0.1
+
+    with one_gpu() as (runner, world):
+        runner.run(live(world))

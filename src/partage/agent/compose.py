@@ -28,6 +28,7 @@ from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
+from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.hardware.port import Hardware
@@ -106,6 +107,7 @@ class _Agent:
         self._requests = TurnRequests()
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
+        self._changes = DirectoryChanges()
         self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -182,6 +184,7 @@ class _Agent:
             observation.cancel()
             stopped.cancel()
             self._kubelet.close()
+            self._changes.close()
         await asyncio.to_thread(self._state_writer.save)
 
     def _restore(self) -> SavedState:
@@ -263,7 +266,9 @@ class _Agent:
         """Serve and register one more resource."""
         assert self._group is not None
         try:
-            endpoint = ResourceEndpoint(plugin, self._options.kubelet_dir, clock=self._status.clock)
+            endpoint = ResourceEndpoint(
+                plugin, self._options.kubelet_dir, changes=self._changes, clock=self._status.clock
+            )
         except InputError as error:
             # Only a name from an earlier policy or another plugin; names of this policy were checked before.
             log.warning(

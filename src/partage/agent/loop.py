@@ -25,6 +25,7 @@ from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
+from partage.edges.ticks import until_tick
 from partage.model.gpu import NoDriver
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import Policy
@@ -112,7 +113,7 @@ class Loop(Struct):
         """Note regularly that the event loop is alive; the HTTP thread checks how old the note is."""
         while True:
             self.parts.status.pulse_s = self.parts.clock()
-            await asyncio.sleep(self.parts.options.intervals.policy_s)
+            await until_tick(self.parts.options.intervals.policy_s)
 
     async def turn(self) -> None:
         """One turn: observe, decide, save, publish, report.

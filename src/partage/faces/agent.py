@@ -17,7 +17,9 @@ from partage.agent.log import configure
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.helper_client import RemoteHardware
+from partage.edges.ticks import until_tick
 from partage.errors import InputError
+from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from partage.faces.http import HttpFace
@@ -110,7 +112,8 @@ async def _first_registration(status: AgentStatus) -> None:
 def _http(
     listening: socket.socket, status: AgentStatus, options: AgentOptions, hardware: RemoteHardware
 ) -> HttpFace:
-    from partage.faces.http import HttpFace, agent_pages
+    with lean_imports():
+        from partage.faces.http import HttpFace, agent_pages
 
     return HttpFace(listening, agent_pages(status, options.intervals, lambda: hardware.state))
 
@@ -130,8 +133,9 @@ async def _write_report_file(status: AgentStatus, options: AgentOptions) -> None
     file = ReportFile(status, options.intervals, options.report_file)
     trouble = ""
     while True:
-        problem = await asyncio.to_thread(file.renew)
-        if problem and problem != trouble:
-            log.warning("report cannot be written", extra={"reason": problem})
-        trouble = problem
-        await asyncio.sleep(options.intervals.report_s)
+        if file.is_outdated():
+            problem = await asyncio.to_thread(file.renew)
+            if problem and problem != trouble:
+                log.warning("report cannot be written", extra={"reason": problem})
+            trouble = problem
+        await until_tick(options.intervals.report_s)

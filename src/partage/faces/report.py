@@ -158,20 +158,18 @@ class ReportFile:
         self._path = path
         self._said: tuple[object, ...] | None = None
 
+    def is_outdated(self) -> bool:
+        """Whether there is something new to write."""
+        report = self._status.report
+        return report is not None and self._says(report, self._readiness()) != self._said
+
     def renew(self) -> str:
         """Write it if need be; why it cannot be written, else empty."""
         report = self._status.report
         if report is None:
             return ""
-        readiness = readiness_of(self._status, self._intervals)
-        endpoints = self._status.endpoints()
-        codes = [reason.code for reason in (*readiness.not_well, *readiness.degraded)]
-        says = (
-            report.without_moment(),
-            codes,
-            [(state.resource, state.registered, state.registrations) for state in endpoints],
-            _watched(self._status.watch_observation()),
-        )
+        readiness = self._readiness()
+        says = self._says(report, readiness)
         if says == self._said:
             return ""
         try:
@@ -180,6 +178,18 @@ class ReportFile:
             return f"{self._path}: {error.strerror or error}"
         self._said = says
         return ""
+
+    def _readiness(self) -> Readiness:
+        return readiness_of(self._status, self._intervals)
+
+    def _says(self, report: Report, readiness: Readiness) -> tuple[object, ...]:
+        """Everything in it that makes it new if it changes."""
+        return (
+            report.without_moment(),
+            [reason.code for reason in (*readiness.not_well, *readiness.degraded)],
+            [(state.resource, state.registered, state.registrations) for state in self._status.endpoints()],
+            _watched(self._status.watch_observation()),
+        )
 
 
 def _watched(observation: WatchObservation | None) -> object:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -87,10 +86,10 @@ def test_the_helper_is_small_and_imports_what_it_uses(short_dir: Path) -> None:
     """No click, no TLS, no simulation with the real driver, no pynvml with the simulation."""
     argv = helper_argv(short_dir / "s", machine=None, driver_root=short_dir)
     assert argv[1:4] == MODULE[1:]
-    code = f"import sys; sys.argv = {argv[3:]!r}; import runpy, json, atexit\n"
-    code += "atexit.register(lambda: print(json.dumps(sorted(sys.modules))))\n"
-    code += "runpy.run_module('partage.faces.cli.hardware', run_name='__main__')\n"
-    modules = set(json.loads(run([sys.executable, "-c", code]).stdout))
+    told = run([argv[0], "-X", "importtime", *argv[1:]]).stderr
+    modules = {
+        line.rpartition("|")[2].strip() for line in told.splitlines() if line.startswith("import time:")
+    }
     assert "partage.edges.hardware.nvml" in modules
     unwanted = {
         "click",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 
 import pytest
@@ -149,6 +150,18 @@ async def test_a_driver_that_comes_is_noticed_by_who_waits_for_events(node: Stub
     assert await _next_events(hardware) == Events(changed=True)
     assert isinstance((await hardware.observe()).driver, Driver)
     await hardware.close()
+
+
+async def test_the_end_waits_for_no_thread_that_waits_for_events(node: StubNode) -> None:
+    """That wait takes up to a second; the process that ends takes the thread along."""
+    node.add_h100s(1)
+    hardware = NvmlHardware(host=node.host)
+    assert await hardware.events(0.05) == Events()
+    await hardware.close()
+    waiting = [thread for thread in threading.enumerate() if thread.name == "nvml-events"]
+    assert waiting
+    for thread in waiting:
+        await asyncio.to_thread(thread.join)
 
 
 async def test_a_driver_that_was_replaced_is_read_with_its_own_library(node: StubNode) -> None:

@@ -16,6 +16,7 @@ from partage.edges.files.input_file import read_regular_input
 from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy
 from partage.edges.files.state import SavedPolicy
 from partage.edges.kubelet.sockets import check_plugin_sockets
+from partage.edges.ticks import until_tick
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.share import resources_of
@@ -113,7 +114,7 @@ class PolicyObserver(Struct):
     async def watch(self) -> None:
         """Check the file every policy_s. A wrong one changes nothing."""
         while True:
-            await asyncio.sleep(self.options.intervals.policy_s)
+            await until_tick(self.options.intervals.policy_s)
             if self._file is not None and self._file.changed():
                 await self._reload(self._file)
 

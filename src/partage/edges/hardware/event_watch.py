@@ -12,8 +12,8 @@ from partage.errors import GpuLost, HardwareError
 from partage.model.health import Xid
 from partage.model.ids import GpuUuid
 
-_SLICE_MS = 250
-"""Longest single wait in the driver, so that stopping is quick."""
+_SLICE_MS = 1000
+"""Longest single wait in the driver. A new session waits for its end, the end of the process does not."""
 
 _PAUSE_S = 0.2
 

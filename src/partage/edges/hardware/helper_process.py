@@ -10,7 +10,7 @@ import subprocess
 
 _TERMINATE_S, _TERMINATE_HANGING_S = 2.0, 0.2
 _KILL_S = 1.0
-_POLL_S = 0.01
+_FIRST_POLL_S, _LONGEST_POLL_S = 0.001, 0.02
 
 
 class HelperProcess:
@@ -45,8 +45,9 @@ class HelperProcess:
 
     async def _ended(self, timeout_s: float) -> bool:
         # Polled: a pidfd needs Linux 5.3, and a child watcher a thread.
-        for _ in range(int(timeout_s / _POLL_S)):
-            if self.exit_code is not None:
-                return True
-            await asyncio.sleep(_POLL_S)
+        pause_s, clock = _FIRST_POLL_S, asyncio.get_running_loop().time
+        until_s = clock() + timeout_s
+        while self.exit_code is None and clock() < until_s:
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
         return self.exit_code is not None

@@ -55,8 +55,8 @@ from partage.model.step import (
 
 T = TypeVar("T")
 
-_CHECK_S = 2.0
-"""A caller that waits for events checks session and watch this often."""
+_CHECK_S = 10.0
+"""A caller that waits for events checks session and watch this often. Every other call does so too."""
 
 _REST_S = 5.0
 """A session whose watch ended is replaced after this time at the earliest, in case the driver fails at
@@ -184,7 +184,7 @@ class NvmlHardware:
     async def close(self) -> None:
         self._publish = None
         with contextlib.suppress(HardwareTimeout):  # a thread that hangs in the driver ends with the process
-            await self._worker.call(self._end_session, min(self._deadline_s, _CLOSE_S))
+            await self._worker.call(self._leave, min(self._deadline_s, _CLOSE_S))
         self._worker.stop()
 
     async def _reset(self, step: Reset) -> None:
@@ -344,6 +344,11 @@ class NvmlHardware:
             # Events may have been missed: observe again.
             publish(Events(changed=True))
         self._interrupted = True
+
+    def _leave(self) -> None:
+        """Close the session. If a thread waits for events in it, the end of the process closes it, sooner."""
+        if self._watch is None or self._watch.stop(0.0):
+            self._nvml.close()
 
     def _end_session(self) -> None:
         """Close the session, the watch first: NVML must not be shut down while a thread waits in it."""

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
+from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.kubelet.port import EndpointState, PluginHandler
 from partage.edges.kubelet.registration import (
     KUBELET_SOCKET,
@@ -25,15 +27,16 @@ from partage.edges.kubelet.registration import (
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity
 from partage.edges.listening import is_listening
+from partage.edges.ticks import until_tick
 from partage.errors import ClusterError, Unreachable
 from partage.model.ids import plugin_socket_name
 from partage.values import Frozen
 
-POLL_S = 0.5
-"""The two sockets are checked this often, with two calls of stat, so a new kubelet is noticed within a
-second.
+CHECK_S, POLL_S = 1.0, 0.5
+"""The two sockets are checked this often, with two calls of stat: where the kernel tells of changes of their
+directory, and where it does not.
 """
-FIRST_PAUSE_S = 0.2
+FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 10.0
 HAND_OVER_S = 0.2
 """Seconds between the end of an old connection and a new registration. A kubelet that notices the end later
@@ -49,8 +52,8 @@ log = logging.getLogger(__name__)
 
 
 def pause_s(failures: int) -> float:
-    """Seconds to wait after this many failures in a row, at least one: 0.2 s, doubled each time up to 10
-    s.
+    """Seconds to wait after this many failures in a row, at least one: 0.02 s, doubled each time up to 10
+    s. A kubelet that has just made its socket listens a moment later.
     """
     return float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), LONGEST_PAUSE_S))
 
@@ -79,13 +82,19 @@ class ResourceEndpoint:
         handler: PluginHandler,
         kubelet_dir: Path,
         *,
+        changes: DirectoryChanges | None = None,
         clock: Callable[[], float] = time.monotonic,
         register_timeout_s: float = REGISTER_TIMEOUT_S,
     ) -> None:
-        """Raises InputError if the socket's path would be too long."""
+        """changes: watches the directory; None: it is only polled.
+
+        Raises InputError if the socket's path would be too long.
+        """
         self._resource = handler.resource
         self._kubelet_socket = kubelet_dir / KUBELET_SOCKET
         self._server = PluginServer(handler, kubelet_dir / plugin_socket_name(handler.resource))
+        self._changes = changes
+        self._changed = asyncio.Event()
         self._clock = clock
         self._register_timeout_s = register_timeout_s
         self._known_to: SocketIdentity | None = None
@@ -106,21 +115,35 @@ class ResourceEndpoint:
         """Keep the resource served and registered until cancelled; then remove the socket."""
         try:
             while True:
-                pause = await self.turn()
-                await asyncio.sleep(pause)
+                longest_s = self._watch()
+                await self._rest(await self.turn(), longest_s)
         finally:
             self._set_state(replace(self._state, serving=False, registered=False))
             await self._server.stop()
 
+    def _watch(self) -> float:
+        """Watch the directory. Returns after how many seconds the sockets have to be checked anyway."""
+        self._changed.clear()
+        told = self._changes is not None and self._changes.watch(self._kubelet_socket.parent, self._changed)
+        return CHECK_S if told else POLL_S
+
+    async def _rest(self, pause_s: float, longest_s: float) -> None:
+        """Pause until the directory changes, at most so long."""
+        if pause_s >= longest_s:
+            await until_tick(longest_s, self._changed)
+        else:
+            await asyncio.sleep(pause_s)
+
     async def turn(self) -> float:
-        """Check the sockets and do the one action that is needed. Returns the seconds until the next turn."""
+        """Check the sockets and do the one action that is needed. Returns the seconds until the next turn;
+        infinity if nothing is needed until something changes."""
         sockets = observe_sockets(self._kubelet_socket, self._server.socket_path)
         match self._next_action(sockets):
             case NextAction.NOTHING:
-                return POLL_S
+                return math.inf
             case NextAction.WAIT_FOR_KUBELET:
                 self._wait_for_kubelet()
-                return POLL_S
+                return math.inf
             case need:
                 return await self._try(need, sockets)
 
@@ -155,7 +178,7 @@ class ResourceEndpoint:
         if self._backoff is not None and self._backoff.concerns(need, sockets):
             left_s = self._backoff.until - self._clock()
             if left_s > 0:
-                return min(left_s, POLL_S)
+                return left_s
             failures = self._backoff.failures
         try:
             await self._act(need, sockets)
@@ -163,9 +186,9 @@ class ResourceEndpoint:
             self._not_registered(str(error))
             failures += 1
             self._backoff = Backoff(failures, self._clock() + pause_s(failures), need, sockets.kubelet)
-            return min(pause_s(failures), POLL_S)
+            return pause_s(failures)
         self._backoff = None
-        return POLL_S if need is NextAction.REGISTER else 0.0
+        return math.inf if need is NextAction.REGISTER else 0.0
 
     async def _act(self, need: NextAction, sockets: ObservedSockets) -> None:
         """Raises ClusterError."""

@@ -21,6 +21,7 @@ from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
 from partage.faces.cli.common import machine_option, policy_options
 from partage.faces.cli.hardware import helper_argv
+from partage.faces.lean_imports import lean_imports
 from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def command(
     helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
-        from partage.faces.agent import serve  # while the helper imports what it needs
+        with lean_imports():
+            from partage.faces.agent import serve  # while the helper imports what it needs
 
         serve(options, helper.hardware, http, log_level)
     finally:

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     import argparse
@@ -42,8 +42,12 @@ def helper_argv(
     return [sys.executable, "-P", "-m", "partage.faces.cli.hardware", *options, *simulated]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the helper; the exit code."""
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the helper, and end the process with its exit code.
+
+    At once: a thread may wait for events in the driver, which must not be unloaded below it, and the end of
+    the interpreter takes 50 ms.
+    """
     import argparse
 
     parser = argparse.ArgumentParser(
@@ -73,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="another user id that may connect; repeatable",
     )
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
-    return _run(parser.parse_args(arguments))
+    os._exit(_run(parser.parse_args(arguments)))
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -147,13 +151,14 @@ def __getattr__(name: str) -> click.Command:
 
     @click.command("hardware", add_help_option=False, context_settings={"ignore_unknown_options": True})
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-    def command(arguments: tuple[str, ...]) -> int:
-        return main(arguments)
+    def command(arguments: tuple[str, ...]) -> None:
+        main(arguments)
 
     return command
 
 
 if __name__ == "__main__":
-    # asyncio imports ssl if it can: 4 MiB and 10 ms, for a process without network.
-    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]
-    sys.exit(main())
+    from partage.faces.lean_imports import lean_imports
+
+    with lean_imports():
+        main()

@@ -1,0 +1,67 @@
+"""Notices at once that something in a directory was made, moved or removed, with inotify(7).
+
+No library: inotify_simple starts a process (ldconfig) when it is imported, watchdog and watchfiles bring
+threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+from pathlib import Path
+from weakref import WeakSet
+
+_MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _ONLYDIR = 0x40, 0x80, 0x100, 0x200, 0x01000000
+_MASK = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLYDIR
+_READ_BYTES = 16 * 1024
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class DirectoryChanges:
+    """Sets events when a watched directory changes. One for all directories: a user has 128 at most on a
+    node.
+
+    Some file systems tell nothing, and the kernel may refuse: look now and then all the same.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor: int | None = None
+        self._events: WeakSet[asyncio.Event] = WeakSet()
+
+    def watch(self, directory: Path, event: asyncio.Event) -> bool:
+        """Set ``event`` at every change from now on. False if the kernel refuses.
+
+        Call it before each look at the directory, in a running loop: another one may be in its place.
+        """
+        try:
+            if self._descriptor is None:
+                self._descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+                asyncio.get_running_loop().add_reader(self._descriptor, self._read, self._descriptor)
+            _checked(_libc.inotify_add_watch(self._descriptor, os.fsencode(directory), _MASK))
+        except OSError:
+            return False
+        self._events.add(event)
+        return True
+
+    def close(self) -> None:
+        """Watch nothing any more. Idempotent."""
+        if self._descriptor is not None:
+            asyncio.get_running_loop().remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _read(self, descriptor: int) -> None:
+        """Which directory has changed, and how, is not looked at: whoever is told looks anyway."""
+        os.read(descriptor, _READ_BYTES)
+        for event in self._events:
+            event.set()
+
+
+def _checked(answer: int) -> int:
+    """What a C function has returned. Raises OSError."""
+    if answer < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return answer

@@ -1,0 +1,30 @@
+"""Imports without optional parts of the standard library: 5 MiB and 10 ms less for agent and helper."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OPTIONAL = ("ssl", "_hashlib", "bz2", "lzma")
+"""asyncio, grpclib and http.client use TLS if it can be imported, shutil uses compression; hashlib has
+functions of its own in place of OpenSSL's. Agent and helper speak to unix sockets, and plain HTTP."""
+
+_HALF = "http.client"
+"""Without TLS it lacks what prometheus-client's imports need: it is imported anew when they come."""
+
+
+@contextmanager
+def lean_imports() -> Iterator[None]:
+    """What is imported in this block does without them. Afterwards they can be imported again."""
+    absent = [name for name in _OPTIONAL if name not in sys.modules]
+    had_half = _HALF in sys.modules
+    for name in absent:
+        sys.modules[name] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for name in absent:
+            del sys.modules[name]
+        if not had_half:
+            sys.modules.pop(_HALF, None)
