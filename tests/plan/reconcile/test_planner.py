@@ -271,7 +271,8 @@ def test_a_daemon_that_died_is_started_under_its_holders() -> None:
 
 
 def test_a_daemon_and_a_mode_that_a_reset_took_come_back_while_the_gpu_drains() -> None:
-    """The mode was seen first: for a moment the daemon, which seemed to run, had to be stopped."""
+    """The mode was seen first: for a moment the daemon, which seemed to run, had to be stopped. A rule for
+    new requests has changed, too, which touches no share that is held."""
     desired, now = with_mps(observe())
     gpu = now.observed.node.inventory.gpus[0]
     share = entry("nvidia.com/gpu.shared", share_id(gpu.uuid, 0))
@@ -281,7 +282,8 @@ def test_a_daemon_and_a_mode_that_a_reset_took_come_back_while_the_gpu_drains() 
     node = with_observed(None, inventory)
     (daemon,) = now.observed.daemons or ()
     dead = replace(daemon, phase=DaemonPhase.DEAD)
-    draining = GpuServing(desired.offer[gpu.uuid], draining=True, draining_since_s=0.0)
+    before = tuple(replace(one, single=not one.single) for one in desired.offer[gpu.uuid])
+    draining = GpuServing(before, draining=True, draining_since_s=0.0)
     late = replace(
         now,
         observed=replace(now.observed, node=node, daemons=(dead,)),

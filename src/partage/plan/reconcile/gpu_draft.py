@@ -31,7 +31,7 @@ from partage.plan.reconcile.settings_steps import (
     slice_steps,
     unusable_devices,
 )
-from partage.plan.reconcile.transition import GpuServing
+from partage.plan.reconcile.transition import GpuServing, terms_of
 from partage.values import Frozen
 
 
@@ -76,9 +76,10 @@ class SettingsDrafter:
         return self._original.get(gpu.uuid, OriginalSettings())
 
     def serves(self, gpu: Gpu, offer: GpuOffer) -> bool:
-        """Whether all that can be held on it is of this offer, also while its free shares are withdrawn."""
+        """Whether all shares that can be held on it are what this offer says, also while the free ones are
+        withdrawn."""
         served = self._served.get(gpu.uuid)
-        return served is not None and served.offer == offer and not served.leaving
+        return served is not None and not served.leaving and terms_of(served.offer) == terms_of(offer)
 
     def steps(self, gpu: Gpu, want: GpuSettings) -> tuple[SettingsSteps, str]:
         """The steps without time slices, or why they cannot be planned yet."""

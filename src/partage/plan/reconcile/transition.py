@@ -207,7 +207,7 @@ def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
     if now.offer == wanted and not now.leaving:
         return True
     offered = (*now.offer, *now.leaving)
-    old, new = _terms(offered), _terms(wanted)
+    old, new = terms_of(offered), terms_of(wanted)
     if any(old[device] != new[device] for device in old.keys() & new.keys()):
         return False
     everything = (*offered, *wanted)
@@ -215,7 +215,7 @@ def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
     return old.keys() == new.keys() or (isolated and len({one.strategy for one in everything}) <= 1)
 
 
-def _terms(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:
+def terms_of(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:
     """Per device, what a share of it is.
 
     Not among it: where the device is found (index, nodes, NUMA node), the length of time slices, which a GPU
