@@ -63,7 +63,12 @@ class Beside:
         def phases() -> list[str]:
             return [gpu["phase"] for gpu in self.agent.report()["gpus"]]
 
+        def in_the_file() -> bool:
+            report = json.loads((self.node.run_dir / "report.json").read_text())
+            return [gpu["phase"] for gpu in report["gpus"]] == phases()
+
         self.agent.wait(lambda: phases() == ["settled"] * 8, "everything settled")
+        wait_for(in_the_file, what="the report file, which is written once a second")
 
 
 @pytest.fixture
@@ -77,7 +82,6 @@ def beside() -> Iterator[Beside]:
         wait_for(lambda: len(healthy(kubelet, SHARED)) == 4, what="four shares")
         found = Beside(node, kubelet, agent)
         found.settled()
-        wait_for(lambda: found.plan()["agent"] is not None, what="the report file")
         yield found
 
 
