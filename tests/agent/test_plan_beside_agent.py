@@ -64,7 +64,8 @@ class Beside:
             return [gpu["phase"] for gpu in self.agent.report()["gpus"]]
 
         def in_the_file() -> bool:
-            report = json.loads((self.node.run_dir / "report.json").read_text())
+            path = self.node.run_dir / "report.json"
+            report = json.loads(path.read_text()) if path.exists() else {"gpus": []}
             return [gpu["phase"] for gpu in report["gpus"]] == phases()
 
         self.agent.wait(lambda: phases() == ["settled"] * 8, "everything settled")
