@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from msgspec import field
 
-from partage.codec.yaml_document import LIMIT_PROBLEMS, Document, OldBool, Value, describe, join_path
+from partage.codec.yaml_document import LIMIT_PROBLEMS, OldBool, Value, YamlDocument, describe, join_path
 from partage.errors import InputError, Problem, Severity
 from partage.values import Frozen
 
@@ -46,7 +46,7 @@ class Dialect(Frozen):
 class Notes:
     """What is wrong or doubtful in one file, so far. errors: how many errors."""
 
-    def __init__(self, document: Document, file: str, dialect: Dialect) -> None:
+    def __init__(self, document: YamlDocument, file: str, dialect: Dialect) -> None:
         self.document = document
         self.file = file
         self.dialect = dialect

@@ -25,9 +25,9 @@ __all__ = [
     "LIMIT_BYTES",
     "LIMIT_PROBLEMS",
     "LIMIT_VALUES",
-    "Document",
     "OldBool",
     "Value",
+    "YamlDocument",
     "check_size",
     "describe",
     "join_path",
@@ -39,7 +39,7 @@ LIMIT_BYTES = 1 << 20 if HAS_LIBYAML else 1 << 16
 _TAG_DIRECTIVE = re.compile(r"^%TAG", re.MULTILINE)
 
 
-class Document(Frozen):
+class YamlDocument(Frozen):
     """What a file says.
 
     lines: (id of the mapping or list, key or index) to the 1-based line of that value's key or item.
@@ -55,7 +55,7 @@ class Document(Frozen):
         return self.lines.get((id(container), key))
 
 
-def read_document(data: bytes, name: str) -> Document:
+def read_document(data: bytes, name: str) -> YamlDocument:
     """Everything that one YAML or JSON document says. Raises InputError with all that is wrong with it.
 
     name: what problems call the file.
@@ -66,7 +66,7 @@ def read_document(data: bytes, name: str) -> Document:
     return document
 
 
-def read_lenient(data: bytes, name: str) -> Document:
+def read_lenient(data: bytes, name: str) -> YamlDocument:
     """As ``read_document``, for formats that take duplicate keys: the last one counts."""
     text = _decode(data, name)
     builder = TreeBuilder(name)
@@ -80,7 +80,7 @@ def read_lenient(data: bytes, name: str) -> Document:
         raise InputError([*builder.problems, *builder.duplicates])
     if builder.root is None:
         raise _refused(name, "empty file", "start it with 'version: partage/v1'")
-    return Document(builder.root, builder.lines, tuple(builder.duplicates))
+    return YamlDocument(builder.root, builder.lines, tuple(builder.duplicates))
 
 
 def check_size(size_bytes: int, name: str) -> None:

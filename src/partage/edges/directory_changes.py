@@ -53,7 +53,7 @@ class DirectoryChanges:
             self._descriptor = None
 
     def _read(self, descriptor: int) -> None:
-        """Which directory has changed, and how, is not looked at: whoever is told looks anyway."""
+        """Which directory has changed, and how, is not read: the caller looks anyway."""
         os.read(descriptor, _READ_BYTES)
         for event in self._events:
             event.set()

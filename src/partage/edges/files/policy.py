@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from partage.codec.fields import Notes
-from partage.codec.yaml_document import Document, Value, describe, read_lenient
+from partage.codec.yaml_document import Value, YamlDocument, describe, read_lenient
 from partage.edges.files import migparted, native, nvidia, nvidia_flags
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
@@ -73,7 +73,7 @@ def _not_read(env: Mapping[str, str], given: list[str]) -> Iterator[Problem]:
 
 
 def _policy(
-    document: Document, name: str, config: str | None, env: Mapping[str, str]
+    document: YamlDocument, name: str, config: str | None, env: Mapping[str, str]
 ) -> tuple[Policy, tuple[Problem, ...]]:
     detected = _detect(document.value, name)
     if config is not None and detected != migparted.FORMAT:

@@ -20,7 +20,7 @@ from partage.values import Frozen
 _MOST_MACHINES = 3
 
 
-class ProofRow(Frozen, omit_defaults=True):
+class OptimalityRow(Frozen, omit_defaults=True):
     """Why fewer do not suffice. prices, worth, spared: as in ``PriceProof``, where the prices prove it."""
 
     sentences: tuple[str, ...]
@@ -74,7 +74,7 @@ class PackingDocument(Document, kw_only=True):
     disturbed: int
     disturbed_bound: int
     optimal: bool
-    proof: ProofRow
+    proof: OptimalityRow
     gpus_available: int
     assignments: tuple[AssignmentRow, ...]
     unavailable: tuple[UnavailableRow, ...]
@@ -111,13 +111,13 @@ def _assignment_row(one: PackedGpu) -> AssignmentRow:
     )
 
 
-def _proof_row(packing: Packing) -> ProofRow:
+def _proof_row(packing: Packing) -> OptimalityRow:
     sentences = (gpus_sentence(packing), disturbed_sentence(packing))
     proof = packing.proof
     if proof is None:
-        return ProofRow(sentences)
+        return OptimalityRow(sentences)
     prices = {str(profile): str(price) for profile, price in proof.prices}
-    return ProofRow(sentences, prices, str(proof.worth), str(proof.spared))
+    return OptimalityRow(sentences, prices, str(proof.worth), str(proof.spared))
 
 
 def served_counts(items: Iterable[LayoutItem]) -> dict[str, int]:

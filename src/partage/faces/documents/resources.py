@@ -16,7 +16,7 @@ Verify = Callable[[DeviceOffer], Guarantee | None]
 """The guarantee of a share that was seen in force; None where nothing could be seen."""
 
 
-class DeviceRow(Frozen, kw_only=True, omit_defaults=True):
+class ResourceDeviceRow(Frozen, kw_only=True, omit_defaults=True):
     """One GPU or MIG device. uuid: None for a device that has still to be made.
 
     Keys that do not apply are left out.
@@ -52,7 +52,7 @@ class ResourceGpuRow(Frozen):
     verified: Guarantee | None
     memory_bytes: int
     planned: bool
-    devices: tuple[DeviceRow, ...]
+    devices: tuple[ResourceDeviceRow, ...]
 
 
 class ResourceRow(Frozen):
@@ -105,9 +105,9 @@ def _gpu_row(offerings: Sequence[DeviceOffer], verify: Verify) -> ResourceGpuRow
     )
 
 
-def _device_row(offering: DeviceOffer, verify: Verify) -> DeviceRow:
+def _device_row(offering: DeviceOffer, verify: Verify) -> ResourceDeviceRow:
     return row(
-        DeviceRow,
+        ResourceDeviceRow,
         offering,
         uuid=None if offering.planned else offering.device,
         index=None if offering.planned else offering.index,

@@ -173,7 +173,7 @@ class Ledger:
         """The kubelet wrote this checkpoint after PodResources had answered the question of asked_s.
 
         With that question the kubelet forgets the pods that ended, if it knows its pods; otherwise the
-        checkpoint still has them. So an id that is not in it has ended, whoever is named with it.
+        checkpoint still has them. So an id that is not in it has ended, whichever pods are named with it.
         """
         for resource, share in self.must_check:
             entry, pods = self._rows[resource][share], checkpoint.get(resource, {}).get(share, frozenset())

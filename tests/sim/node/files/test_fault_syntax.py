@@ -3,7 +3,7 @@
 import pytest
 
 from partage.codec.fields import Dialect, Notes
-from partage.codec.yaml_document import Document, Value
+from partage.codec.yaml_document import Value, YamlDocument
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.ids import ContainerId, PodUid
@@ -15,7 +15,7 @@ from partage.units import GIB
 
 def fault_of(words: Value) -> Fault:
     """Raises InputError."""
-    notes = Notes(Document(words, {}), "story.yaml", Dialect())
+    notes = Notes(YamlDocument(words, {}), "story.yaml", Dialect())
     fault = read_fault(notes.top())
     notes.finish()
     assert fault is not None

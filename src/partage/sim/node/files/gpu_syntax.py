@@ -45,14 +45,14 @@ class _Slice(Frozen):
 _TIME_SLICES = {interval.value: _Slice(interval) for interval in Interval} | {"not-supported": _Slice(None)}
 
 
-class GpuRow(Frozen):
+class ReadGpu(Frozen):
     """What a row says of a GPU. time_slice: None if the GPU does not support one."""
 
     gpu: Gpu
     time_slice: Interval | None
 
 
-def read_gpu(place: Field, position: int, count: int) -> GpuRow | None:
+def read_gpu(place: Field, position: int, count: int) -> ReadGpu | None:
     """The ``position``-th GPU of ``count``; None where problems leave no GPU."""
     before = place.notes.errors
     row = place.table(GPU_KEYS)
@@ -69,7 +69,7 @@ def read_gpu(place: Field, position: int, count: int) -> GpuRow | None:
         key = "mig_devices" if devices else "empty_instances"
         row.here(key).error("MIG instances exist only while MIG mode is on", "mig_mode: [1, 1]")
     gpu = replace(gpu, mig_mode=mode, mig_devices=devices, empty_instances=empty)
-    return GpuRow(gpu, time_slice.interval)
+    return ReadGpu(gpu, time_slice.interval)
 
 
 def _of_model(row: Table, position: int, numa: int) -> Gpu | None:

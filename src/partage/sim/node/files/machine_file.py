@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from partage.codec.fields import Dialect, Field, Notes, Table
-from partage.codec.yaml_document import Document, describe, read_document
+from partage.codec.yaml_document import YamlDocument, describe, read_document
 from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver, cuda_version
 from partage.model.policy import Interval
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
-from partage.sim.node.files.gpu_syntax import GpuRow, read_gpu
+from partage.sim.node.files.gpu_syntax import ReadGpu, read_gpu
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node.state import power_on
@@ -46,7 +46,7 @@ def read_machine(data: bytes, name: str) -> Machine:
     return machine
 
 
-def _machine_field(document: Document, name: str) -> Field:
+def _machine_field(document: YamlDocument, name: str) -> Field:
     """The machine in a document. An unknown key is an error only in a file with a version."""
     value, key = document.value, "machine"
     wrapped = isinstance(value, dict) and key in value
@@ -121,7 +121,7 @@ def _device_nodes(top: Table) -> Iterator[str]:
             yield node
 
 
-def _gpus(top: Table) -> tuple[GpuRow, ...]:
+def _gpus(top: Table) -> tuple[ReadGpu, ...]:
     places = top.value("gpus", lambda field: field.items(at_most=MOST_GPUS), None)
     if not places and not ("lost" in top or "no_driver" in top):
         top.here("gpus").error("a machine needs at least one GPU")
