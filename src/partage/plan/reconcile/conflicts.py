@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import field
 
-from partage.model.gpu import Gpu
+from partage.model.gpu import Gpu, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid, device_of, parse_share_id
 from partage.plan.reconcile.transition import GpuServing, foreign_holds
 from partage.plan.serve.ledger import Certainty, HeldIds, Hold, LedgerEntry
@@ -41,7 +41,7 @@ def conflicts(
     left out, and holds that are not confirmed. checkpoint: False: there is none to confirm them, and what
     PodResources names counts."""
     gpu_of: dict[DeviceUuid, GpuUuid] = {uuid: uuid for uuid in known}
-    gpu_of |= {device.uuid: gpu.uuid for gpu in known.values() for device in gpu.mig_devices}
+    gpu_of |= gpu_of_mig_devices(known.values())
     by_gpu: dict[GpuUuid, list[LedgerEntry]] = defaultdict(list)
     for entry in entries:
         gpu = gpu_of.get(device_of(entry.id))
