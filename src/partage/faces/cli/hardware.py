@@ -89,6 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         help="where the kubelet links containers' logs by container id, for --allow-container "
         "(/var/log/containers)",
     )
+    parser.add_argument(
+        "--no-network", action="store_true", help="leave the network; only sockets with a path remain"
+    )
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
     os._exit(_run(parser.parse_args(arguments)))
 
@@ -101,6 +104,10 @@ def _run(options: argparse.Namespace) -> int:
 
     log.configure()
     try:
+        if options.no_network:
+            from partage.edges.hardware.no_network import leave_network
+
+            leave_network()
         return asyncio.run(_serve(options))
     except PartageError as error:
         for problem in error.problems:
