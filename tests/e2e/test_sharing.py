@@ -45,7 +45,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
 def _held(cluster: Cluster) -> dict[str, list[str]]:
     """Pod to the ids that the agent's ledger has for it."""
     held: dict[str, list[str]] = {}
-    for row in cluster.report()["ledger"]:
+    for row in cluster.report()["held"]:
         for holder in row["holders"]:
             held.setdefault(holder["pod"], []).append(row["id"])
     return held
