@@ -51,7 +51,7 @@ async def _reported(folder: Path, *, drain: bool) -> ReportDocument:
         assert await stage.eventually(lambda: sum(stage.kubelet.allocatable().values()) == 9)
         for pod in PODS:
             await stage.admit(pod, may_wait=False)
-        assert await stage.eventually(stage.holders_known)
+        assert await stage.eventually(stage.at_rest)
         if drain:
             stage.write_policy(PolicyText("p.yaml", b"version: partage/v1"))
             assert await stage.eventually(lambda: any(gpu.waits for gpu in _report(stage).gpus))

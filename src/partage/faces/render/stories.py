@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.text import Text
 
+from partage.faces.documents.simulation import host_path
 from partage.faces.wording import product_word
 from partage.lab.share_names import NamedShare, shares_of
 from partage.lab.stories.model import Story, short_key
@@ -129,7 +130,7 @@ def _in_full(
     for name, value in sorted(container.env.items()):
         yield Text.assemble(("  env    ", "dim"), f"{name:<{_ENV_WIDTH}} {value}")
     for mount in container.mounts:
-        host = mount.host_path.replace(run_dir, "<run-dir>")
+        host = host_path(mount.host_path, run_dir)
         yield Text.assemble(("  mount  ", "dim"), f"{mount.container_path:<{_ENV_WIDTH}} from {host}")
     for node in container.devices:
         yield Text.assemble(("  device ", "dim"), f"{node.container_path:<{_ENV_WIDTH}} {node.permissions}")
