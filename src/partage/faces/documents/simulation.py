@@ -11,9 +11,13 @@ from partage.faces.documents.document import Document, row
 from partage.faces.documents.node import NodeRow, node_row
 from partage.faces.documents.resources import ResourceRow, resource_rows
 from partage.faces.report import verify_of
+from partage.faces.wording import pod_name, standing
 from partage.lab.stories.model import Story
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.model.ids import GpuUuid, ShareId
+from partage.plan.reconcile.node_plan import GpuPlan
+from partage.plan.reconcile.transition import withdrawn
+from partage.plan.serve.ledger import Hold
 from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
 from partage.values import Frozen
 
@@ -101,3 +105,24 @@ def troubles_of(ending: StoryEnding) -> dict[GpuUuid, str]:
         for gpu in (report.gpus if report else ())
         if not gpu.health.state.offered
     }
+
+
+def standings_of(ending: StoryEnding) -> dict[GpuUuid, str]:
+    """GPU UUID to how it stands, for GPUs that are not settled."""
+    report = ending.snapshot.report
+    said = {
+        gpu.uuid: standing(gpu.index, gpu.plan.phase, gpu.plan.reason, _awaited(gpu.plan), gpu.plan.processes)
+        for gpu in (report.gpus if report else ())
+        if gpu.plan
+    }
+    return {uuid: text for uuid, text in said.items() if text}
+
+
+def _awaited(plan: GpuPlan) -> set[str]:
+    return {pod_name(holder) for entry in plan.waiting_for for holder in entry.holders}
+
+
+def withdrawn_of(ending: StoryEnding) -> frozenset[Hold]:
+    """Shares that are neither held nor free."""
+    snapshot = ending.snapshot.report.snapshot if ending.snapshot.report else None
+    return withdrawn(snapshot.served, snapshot.held) if snapshot else frozenset()

@@ -113,8 +113,9 @@ class StoryPlayer:
         self.policy_name = self.story.policy.name if self.story.policy else ""
 
     async def start(self) -> None:
-        """Done when everything is registered."""
+        """Done when everything is registered, and what the policy wants is made."""
         await self.stage.open()
+        await self.stage.rest()
         names = ", ".join(self.stage.kubelet.allocatable()) or "nothing"
         self._report("ready", f"the agent has registered {names}")
 
