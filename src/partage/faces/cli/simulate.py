@@ -112,8 +112,8 @@ def _print_ending(ending: StoryEnding, console: Console) -> None:
     console.print(picture(cards, console.width))
     console.print(legend(cards))
     console.print()
-    console.print(describe_node(ending.snapshot))
-    for line in container_lines(ending):
+    console.print(describe_node(ending.snapshot, console.width))
+    for line in container_lines(ending, console.width):
         console.print(line, soft_wrap=True)
     console.print()
     console.print(verdict(ending))
