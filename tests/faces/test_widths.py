@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -100,6 +100,7 @@ cells = st.text(alphabet="abcd ", max_size=30)
 
 
 @given(st.lists(st.tuples(cells, cells, cells), min_size=1, max_size=4), st.integers(12, 80))
+@example([("", " aaaaaa", "aaaaaaaaaaaa")], 30)
 def test_any_table_keeps_every_word_at_any_width(rows, width):
     table = plain_table("A heading of some words", "Resource", "Some words", "Count", right=("Count",))
     for row in rows:

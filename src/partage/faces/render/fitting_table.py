@@ -62,10 +62,8 @@ class FittingTable(Table):
         most = max(
             (line.cell_len for text in texts for line in text.split("\n", allow_blank=True)), default=0
         )
-        words = (
-            word for text in (str(column.header), *(one.plain for one in texts)) for word in text.split()
-        )
-        longest = max((Text(word).cell_len for word in words), default=0)
+        lines = [str(column.header), *(line for text in texts for line in text.plain.split("\n"))]
+        longest = max(map(_longest_word, lines))
         least = max(most, longest) if column.no_wrap else longest
         return least, max(least, most)  # headers get what is left
 
@@ -119,3 +117,9 @@ def shared_out(needs: Sequence[tuple[int, int]], room: int) -> list[int]:
         widths[number] += more
         spare -= more
     return widths
+
+
+def _longest_word(line: str) -> int:
+    """Its width, with the spaces before the line's first word: they are not folded away."""
+    indent = len(line) - len(line.lstrip())
+    return indent + max((Text(word).cell_len for word in line.split()), default=0)
