@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """render: write the manifests that come out of the chart, with helm.
 
-deploy/manifests/partage.yaml is for people without Helm. tests/deploy/rendered/ has the chart with other values,
-which `make check` tests without helm. Each file begins with a digest of what it was made from.
+deploy/manifests/partage.yaml is for people without Helm. tests/deploy/rendered/ has the chart with other
+values, which `make check` tests without helm. Each file begins with a digest of what it was made from.
 """
 
 import hashlib
@@ -19,7 +19,8 @@ NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: partage\n---\n"
 def outputs() -> dict[Path, Path | None]:
     """File to write, and the values it is rendered with."""
     rendered = {
-        ROOT / "tests" / "deploy" / "rendered" / values.name: values for values in sorted(VALUES.glob("*.yaml"))
+        ROOT / "tests" / "deploy" / "rendered" / values.name: values
+        for values in sorted(VALUES.glob("*.yaml"))
     }
     return {ROOT / "deploy" / "manifests" / "partage.yaml": None, **rendered}
 
@@ -38,6 +39,7 @@ def header(values: Path | None) -> str:
 
 
 def main() -> None:
+    """Write all of them."""
     for path, values in outputs().items():
         options = ["-f", str(values)] if values else []
         command = ["helm", "template", "partage", str(CHART), "--namespace", "partage", *options]

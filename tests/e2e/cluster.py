@@ -58,7 +58,15 @@ class Cluster:
     def install(self, *, wait: bool = True, **values: Any) -> None:
         """Install the chart, or upgrade it, with these values and none of an earlier call."""
         base = {"image": {"repository": self.image.rpartition(":")[0], "tag": self.image.rpartition(":")[2]}}
-        text = yaml.safe_dump(base | {"affinity": None, "cluster": {"enabled": False}, "agent": {"extraArgs": ["--policy=/etc/partage/policies/default"]}} | values)
+        text = yaml.safe_dump(
+            base
+            | {
+                "affinity": None,
+                "cluster": {"enabled": False},
+                "agent": {"extraArgs": ["--policy=/etc/partage/policies/default"]},
+            }
+            | values
+        )
         command = ("upgrade", "--install", "partage", str(CHART), "-n", NAMESPACE, "--create-namespace")
         waiting = ("--wait", "--timeout", "120s") if wait else ()
         self.run("helm", *command, "--reset-values", "-f", "-", *waiting, stdin=text)
@@ -113,7 +121,7 @@ class Cluster:
     # --- waiting ----------------------------------------------------------------------------------
 
     def until(self, what: str, question: Callable[[], T], timeout_s: float = 60) -> T:
-        """Ask until the answer is true, at most for ``timeout_s``. Raises AssertionError with the last one."""
+        """Ask until the answer is true, at most ``timeout_s``. Raises AssertionError with the last."""
         deadline = time.monotonic() + timeout_s
         answer: object = None
         while time.monotonic() < deadline:
@@ -164,5 +172,6 @@ def pod(name: str, *limits: Mapping[str, int], command: Sequence[str] = (), **sp
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {"name": name, "labels": {"partage-e2e": "tenant"}},
-        "spec": {"containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0} | spec,
+        "spec": {"containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+        | spec,
     }

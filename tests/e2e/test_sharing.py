@@ -110,9 +110,8 @@ def test_ten_equal_pods_at_once(cluster: Cluster, node: Cluster) -> None:
     running = node.until("four pods run and six wait", settled)
     shares = [node.environment(name)["PARTAGE_SHARES"] for name in running]
     assert len(set(shares)) == 4
-    node.until("the ledger agrees", lambda: {k: v for k, v in _held(node).items()} == {
-        name: [share] for name, share in zip(running, shares, strict=True)
-    })
+    expected = {name: [share] for name, share in zip(running, shares, strict=True)}
+    node.until("the ledger agrees", lambda: _held(node) == expected)
 
 
 def test_a_restarted_kubelet_gets_the_same_offer_and_the_same_holders(node: Cluster) -> None:
@@ -120,7 +119,7 @@ def test_a_restarted_kubelet_gets_the_same_offer_and_the_same_holders(node: Clus
         pytest.skip("only the kubelet of an own cluster may be restarted")
     node.apply(pod("stays", {"nvidia.com/gpu.shared": 2}))
     node.until_phase("stays", "Running")
-    before = node.until("the ledger names the pod", lambda: _held(node).get("stays"))
+    before = node.until("the ledger names the pod", lambda: _held(node).get("stays")) or []
     node.restart_kubelet()
     node.until_allocatable(OFFER)
     assert node.until("the ledger names it again", lambda: _held(node).get("stays")) == before
@@ -169,7 +168,7 @@ def test_the_agent_has_no_capability_and_the_helper_no_token_and_no_network(node
     agent, helper = (node.component(name)["metadata"]["name"] for name in ("agent", "hardware"))
     status = node.kubectl("exec", "-n", NAMESPACE, agent, "--", "cat", "/proc/self/status")
     assert "CapEff:\t0000000000000000" in status
-    token = "/var/run/secrets/kubernetes.io/serviceaccount"  # noqa: S105 - a path
+    token = "/var/run/secrets/kubernetes.io/serviceaccount"
     assert "No such file" in node.kubectl("exec", "-n", NAMESPACE, helper, "--", "ls", token, check=False)
     script = (
         "import glob, os\n"
