@@ -380,7 +380,7 @@ def test_a_value_of_any_type_at_any_key_never_ends_in_a_traceback(data):
 
 
 @pytest.mark.parametrize(
-    "name", ["8xa100-40gb", "4xh200-141gb+4xl40s", "8xv100", "16xt4", str(GOLDEN / "h100.json")]
+    "name", ["8xa100-40gb", "4xh200-141gb+4xl40s", "8xv100-sxm2-16gb", "16xt4", str(GOLDEN / "h100.json")]
 )
 def test_what_is_recorded_reads_back_the_same(name):
     inventory = load_machine(name).inventory

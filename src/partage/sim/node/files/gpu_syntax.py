@@ -7,7 +7,7 @@ import re
 from msgspec.structs import replace
 
 from partage.codec.fields import Field, Table
-from partage.edges.files.catalogue import GpuModel, load_catalogue
+from partage.edges.files.catalogue import GpuModel, choose_one, load_catalogue
 from partage.model.gpu import (
     ARCHITECTURES,
     UNKNOWN_ARCHITECTURE,
@@ -33,7 +33,6 @@ GPU_KEYS = (
 
 
 _PCI_DEVICE_ID = re.compile(r"0x[0-9A-Fa-f]{8}", re.ASCII)
-_UNKNOWN_DEVICE = "0x00000000"
 
 
 class _Slice(Frozen):
@@ -77,15 +76,19 @@ def _of_model(row: Table, position: int, numa: int) -> Gpu | None:
     name = row.needed("name", Field.some_text)
     if name is None:
         return None
-    found = load_catalogue().find(name)
+    catalogue = load_catalogue()
+    if variants := catalogue.variants(name):
+        row.here("name").error(f"{name!r} is the name of several GPU models", choose_one(variants))
+        return None
+    found = catalogue.find(name)
     if found and found[0].products:
         model, product = found
-        spelled = product if load_catalogue().by_id(name) else name
+        spelled = product if catalogue.by_id(name) or not catalogue.by_product(name) else name
         gpu = new_gpu(position, model, product, numa)
         return replace(gpu, product=spelled, recovery=None)
     if "memory_bytes" in row:
         return new_gpu(position, _unknown_model(name), name, numa)
-    advice = load_catalogue().advice(name)
+    advice = catalogue.advice(name)
     row.here("name").error(f"the catalogue has no {name!r}, and memory_bytes is not given", advice)
     return None
 
@@ -94,7 +97,7 @@ def _unknown_model(name: str) -> GpuModel:
     return GpuModel(
         id=name,
         products=(name,),
-        pci_device_ids=(_UNKNOWN_DEVICE,),
+        pci_device_ids=(),
         architecture=UNKNOWN_ARCHITECTURE,
         compute_capability=(0, 0),
         memory_bytes=0,
