@@ -15,8 +15,8 @@ MACHINE = ("--machine", "8xh100-sxm5-80gb")
 LIVE = """\
 gpus:
   - name: NVIDIA H100 80GB HBM3
-    mig_mode: [1, 1]
-    mig_devices:
+    mig-mode: [1, 1]
+    mig-devices:
       - {gi: 2, ci: 0, profile: 3g.40gb, start: 4, size: 4}
       - {gi: 7, ci: 0, profile: 1g.10gb, start: 0, size: 1}
 """

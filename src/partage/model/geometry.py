@@ -54,7 +54,10 @@ class MisprintedLayout(Frozen):
 
 
 class Geometry(Frozen):
-    """What one GPU model allows. model: id in the catalogue, ``h100-sxm5-80gb``."""
+    """What one GPU model allows. model: id in the catalogue, ``h100-sxm5-80gb``.
+
+    from_driver: the driver of the GPU said it (``model.driver_geometry``), and ``model`` is its product.
+    """
 
     model: str
     compute_slices: int
@@ -62,6 +65,7 @@ class Geometry(Frozen):
     max_instances: int
     profiles: tuple[ProfileSpec, ...]
     misnamed: tuple[MisprintedLayout, ...] = ()
+    from_driver: bool = False
 
     def spec(self, profile: MigProfile) -> ProfileSpec | None:
         """The GPU instance profile of ``profile`` (its ``gpu_instance``), or None."""

@@ -193,8 +193,10 @@ def open_hardware(
         return SimulatedHardware(load_machine(machine))
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.keeper import MpsKeeper
+    from partage.faces.unknown_models import lacks_geometry
 
-    return NvmlHardware(driver_root, keeper=MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root))
+    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root)
+    return NvmlHardware(driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 
 def ask(

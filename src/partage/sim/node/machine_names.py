@@ -79,6 +79,6 @@ def _model(name: str) -> tuple[GpuModel, str]:
     if found[0] not in load_catalogue().simulated_models():
         raise Unsatisfiable(
             f"{name!r} cannot be simulated: {found[0].no_geometry}",
-            "without MIG, a machine file is enough: docs/machines.md",
+            "without MIG, a machine file is enough: docs/reference/machines.md",
         )
     return found
