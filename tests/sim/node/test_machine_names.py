@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.edges.files.catalogue import load_catalogue
+from partage.edges.files.catalogue import geometry_of, load_catalogue
+from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Driver, Inventory, LinkPath
+from partage.plan.offer.desired import resolve
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import MOST_GPUS
 from partage.sim.node.machine_names import parse_machine
@@ -105,8 +107,7 @@ def test_the_largest_machine_has_distinct_addresses():
         ("8xl40s+", "8xa100-40gb"),
         ("", "8xa100-40gb"),
         ("8x", "8x"),
-        ("rtx-pro-5000-blackwell-48gb", "not plannable offline"),
-        ("thor-igpu", "not plannable"),
+        ("thor-igpu", "record a node that has one"),
         ("8xa100-40gb" + "+l4" * 1000, "too long"),
         ("nowhere/machine.yaml", "no such file"),
         ("/", "directory"),
@@ -116,9 +117,16 @@ def test_what_is_no_machine_is_refused_with_advice(name, words):
     assert words in refusal(name)
 
 
-def test_a_model_without_published_placements_is_understood_and_impossible():
-    with pytest.raises(Unsatisfiable, match="not plannable offline"):
-        parse_machine("8xrtx-pro-5000-blackwell-48gb")
+def test_a_model_without_published_placements_can_do_all_but_mig_layouts():
+    inventory = inventory_of("2xrtx-pro-5000-blackwell-48gb")
+    assert [gpu.mig_mode is not None for gpu in inventory] == [True, True]
+    for text, possible in (("time-slicing: {replicas: 4}", True), ("mig: {layout: [1g.24gb]}", False)):
+        policy = parse_policy(f"version: partage/v1\ngpus: [{{select: all, {text}}}]", "p").policy
+        if possible:
+            assert resolve(policy, inventory, geometry_of).offer
+            continue
+        with pytest.raises(Unsatisfiable, match="only its driver knows them"):
+            resolve(policy, inventory, geometry_of)
 
 
 @given(st.text(max_size=40))

@@ -119,9 +119,9 @@ class Catalogue(Frozen):
         return (model, (*model.products, model.id)[0]) if model else None
 
     def simulated_models(self) -> tuple[GpuModel, ...]:
-        """The models that can be simulated as a whole: with a product name, and with placements if they have
-        MIG."""
-        return tuple(model for model in self.models if model.products and (model.geometry or not model.mig))
+        """The models that can be simulated: those with a product name. MIG layouts of one without placements
+        cannot be planned; everything else can."""
+        return tuple(model for model in self.models if model.products)
 
     def nearest(self, name: str) -> tuple[str, ...]:
         """Up to three ids or product names that are most similar to ``name``; those that begin with it come

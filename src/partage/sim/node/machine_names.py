@@ -19,8 +19,7 @@ _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 def parse_machine(text: str) -> Machine:
     """The machine of that name. A model is an id of the catalogue or a product name.
 
-    Raises InputError with the nearest names, and Unsatisfiable for a model whose MIG placements are not
-    published.
+    Raises InputError with the nearest names, and Unsatisfiable for a model of which too little is published.
     """
     return Machine(text, simulated_inventory(named_gpus(text, MOST_GPUS)))
 
@@ -78,7 +77,7 @@ def _model(name: str) -> tuple[GpuModel, str]:
         raise InputError(f"no GPU model is called {name!r}", advice)
     if found[0] not in load_catalogue().simulated_models():
         raise Unsatisfiable(
-            f"{name!r} cannot be simulated: {found[0].no_geometry}",
-            "without MIG, a machine file is enough: docs/reference/machines.md",
+            f"{name!r} cannot be simulated: no name, memory or MIG placements are published for it",
+            "record a node that has one, with partage record",
         )
     return found
