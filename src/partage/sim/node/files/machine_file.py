@@ -29,6 +29,10 @@ _KEYS = (
     "version", "kind", "recorded", "driver", "cuda-driver", "no-driver", "gpus", "lost", "links",
     "device-nodes", "boot-id", "open-to-env", "fabric-manager", "virtual", "faults",
 )  # fmt: skip
+_DIALECT = Dialect(
+    any_spelling=True,
+    homes={"count": "--machine, as in 4xl4; in a file every GPU has a row of its own"},
+)
 _LINK_PATHS = {path.word: path for path in LinkPath}
 _MOST_NVLINKS = 64
 _LOST_KEYS = ("index", "uuid", "pci-bus-id", "reason")
@@ -51,7 +55,7 @@ def _machine_field(document: YamlDocument, name: str) -> Field:
     value, key = document.value, "machine"
     wrapped = isinstance(value, dict) and key in value
     inner = value[key] if isinstance(value, dict) and wrapped else value
-    whole = Notes(document, name, Dialect(any_spelling=True)).top()
+    whole = Notes(document, name, _DIALECT).top()
     return whole.member(key, inner) if wrapped else whole
 
 
