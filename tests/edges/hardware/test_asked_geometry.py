@@ -124,7 +124,7 @@ async def test_a_node_is_recorded_through_the_helper_and_planned_elsewhere(
     seen = await hardware.observe()
     await hardware.close()
     machine, policy = short_dir / "machine.yaml", short_dir / "policy.yaml"
-    machine.write_text(machine_text(seen, str(machine)))
+    machine.write_text(machine_text(seen, as_yaml=True))
     assert load_machine(str(machine)).inventory.gpus[0].geometry == geometry_in(seen)
     policy.write_text(
         "version: partage/v1\ngpus: [{select: {index: [0]}, mig: {layout: [2g.48gb, 1g.24gb, 1g.24gb]}}]\n"

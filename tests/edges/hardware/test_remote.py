@@ -296,7 +296,7 @@ async def test_options_that_were_right_once_do_not_end_the_agent(short_dir: Path
     """A machine file or a run directory that is gone when the helper has to be replaced may come back."""
     path, machine = short_dir / "h.sock", short_dir / "machine.yaml"
     simulated = SimulatedHardware(load_machine("2xa100-40gb"))
-    machine.write_text(machine_text(await simulated.observe()))
+    machine.write_text(machine_text(await simulated.observe(), as_yaml=False))
     hardware = RemoteHardware(path, helper_argv(path, machine=str(machine)))
     before = await hardware.observe()
     machine.rename(short_dir / "elsewhere.yaml")

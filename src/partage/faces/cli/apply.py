@@ -244,9 +244,9 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
-    from partage.sim.node.files.machine_writer import machine_text
+    from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
 
-    common.write_file(path, machine_text(await hardware.observe(), path))
+    common.write_file(path, machine_text(await hardware.observe(), as_yaml=is_yaml_name(path)))
 
 
 def _tell(sentence: str) -> None:

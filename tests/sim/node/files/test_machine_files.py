@@ -40,7 +40,7 @@ def read(document):
 
 
 def written(inventory: Inventory) -> bytes:
-    return machine_text(inventory, "m.json", "2025-11-21").encode()
+    return machine_text(inventory, "2025-11-21", as_yaml=False).encode()
 
 
 def problems(document):
@@ -337,9 +337,9 @@ def test_a_key_in_two_spellings_is_an_error():
     assert "twice, also as gpus[0].memory-bytes" in found["gpus[0].memory_bytes"]
 
 
-def test_the_end_of_the_name_says_how_a_machine_is_written():
+def test_a_machine_is_written_in_the_spelling_of_its_format():
     inventory = load_machine("examples/07-mixed-node/machine.json").inventory
-    as_yaml, as_json = machine_text(inventory, "a/m.yaml"), machine_text(inventory, "m.json")
+    as_yaml, as_json = machine_text(inventory, as_yaml=True), machine_text(inventory, as_yaml=False)
     assert "\n  memory-bytes: " in as_yaml
     assert '"memoryBytes": ' in as_json
     assert "_" not in "".join(set(_keys(yaml.safe_load(as_yaml))) | set(_keys(json.loads(as_json))))
@@ -378,9 +378,9 @@ def test_a_geometry_of_the_file_is_that_of_the_gpu_and_survives_a_recording():
     assert (geometry.model, geometry.compute_slices, geometry.memory_slices) == ("NVIDIA X900", 4, 12)
     assert geometry.profiles[1].starts == (0, 6)
     assert gpu.mig_mode is not None
-    for name in ("m.yaml", "m.json"):
-        text = machine_text(machine.inventory, name)
-        assert read_machine(text.encode(), name).inventory == machine.inventory
+    for as_yaml in (True, False):
+        text = machine_text(machine.inventory, as_yaml=as_yaml)
+        assert read_machine(text.encode(), "m").inventory == machine.inventory
 
 
 def test_what_the_driver_said_counts_before_the_catalogue():

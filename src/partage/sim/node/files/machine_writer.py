@@ -14,18 +14,22 @@ from partage.sim.node.files.machine_file import KIND, VERSION
 _YAML = frozenset({".yaml", ".yml"})
 
 
-def machine_text(inventory: Inventory, name: str | None = None, recorded: str = "") -> str:
-    """The text of a machine file. name: of the file; YAML where it ends so, else JSON.
+def is_yaml_name(name: str | None) -> bool:
+    """Whether a machine file of that name is written as YAML."""
+    return name is not None and Path(name).suffix.lower() in _YAML
 
-    Read back, it is the same inventory except for ``simulated``. recorded: date of the recording,
-    ``2025-11-21``; empty leaves it out.
+
+def machine_text(inventory: Inventory, recorded: str = "", *, as_yaml: bool) -> str:
+    """The text of a machine file: YAML or JSON. Read back, it is the same inventory except for ``simulated``.
+
+    recorded: date of the recording, ``2025-11-21``; empty leaves it out.
     """
-    if name is not None and Path(name).suffix.lower() in _YAML:
-        import yaml
+    rows = machine_rows(inventory, recorded)
+    if not as_yaml:
+        return json.dumps(_in_camel_case(rows), indent=2) + "\n"
+    import yaml
 
-        rows = machine_rows(inventory, recorded)
-        return str(yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110))
-    return json.dumps(_in_camel_case(machine_rows(inventory, recorded)), indent=2) + "\n"
+    return str(yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110))
 
 
 def machine_rows(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
