@@ -66,6 +66,15 @@ def test_what_only_this_machine_cannot_do_ends_with_3(capsys, file):
     assert problems
 
 
+def test_a_machine_with_a_key_that_means_nothing_is_wrong_as_it_is_for_the_other_verbs(capsys, file):
+    machine = file("gpus: [{name: l4, count: 4, memory-byte: 1}]", "machine.yaml")
+    code, problems = _check(capsys, machine)
+    assert code == 2
+    assert [problem["path"] for problem in problems] == ["gpus[0].count", "gpus[0].memory-byte"]
+    assert problems[1]["hint"] == "did you mean 'memory-bytes'?"
+    assert run(["plan", "--machine", machine]) == 2
+
+
 @pytest.mark.parametrize("wrap", [lambda machine: machine, lambda machine: {"machine": machine, "cases": []}])
 def test_a_machine_needs_no_header_and_may_stand_in_a_recording(capsys, file, wrap):
     assert _check(capsys, file(json.dumps(wrap({"gpus": [{"name": "NVIDIA L4"}]})))) == (0, [])

@@ -43,9 +43,8 @@ def test_a_driver_that_says_no_places_says_nothing():
 
 def test_places_that_the_order_of_starts_misses_are_searched():
     """Here largest first takes the only place of another profile."""
-    geometry = driver_geometry(
-        "x", [spec("3g.30gb", 4, (0, 2), 2), spec("2g.20gb", 3, (0, 5)), spec("1g.10gb", 2, (3, 6))], 7
-    )
+    parts = [spec("2g.20gb", 4, (0, 4), 2), spec("1g.10gb", 1, (0,)), spec("1g.10gb+me", 1, (4, 5, 6, 7))]
+    geometry = driver_geometry("x", [*parts, spec("4g.40gb", 8, (0,))], 7)
     assert geometry is not None
     for chosen in product(*([None, one] for one in geometry.profiles)):
         specs = [one for one in chosen if one]
