@@ -208,12 +208,14 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
 def _story(file: str) -> Iterator[CheckedProblem]:
     from pathlib import Path
 
+    from partage.lab.stories.possible import check_policy
     from partage.lab.stories.read import read_story
 
     try:
-        read_story(Path(file))
-    except InputError as error:
-        yield from (CheckedProblem(problem) for problem in error.problems)
+        check_policy(read_story(Path(file)))
+    except (InputError, Unsatisfiable) as error:
+        here = isinstance(error, Unsatisfiable)
+        yield from (CheckedProblem(problem, here=here) for problem in error.problems)
 
 
 def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:
