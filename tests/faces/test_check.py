@@ -133,7 +133,7 @@ def test_every_policy_in_a_config_map_is_checked(capsys, file):
     }
     code, problems = _check(capsys, file(json.dumps(config_map)))
     assert code == 2
-    assert {problem["file"].rpartition(": ")[2] for problem in problems} == {"data.bad"}
+    assert {problem["path"] for problem in problems} == {"data.bad.gpus[0].time-slicing.replicas"}
 
 
 CONFIGS = """\

@@ -128,7 +128,7 @@ def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[Checke
     A file of many configurations is for many kinds of nodes: configurations that do not fit the machine are
     no errors, as long as one fits.
     """
-    from partage.faces.input_files import configurations
+    from partage.edges.files.policy import configurations
 
     named = configurations(content, file) if context.config is None else []
     names: list[str | None] = list(named) if named else [context.config]
@@ -196,13 +196,14 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
 
 
 def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
-    from partage.faces.input_files import configs_of, objects
+    from partage.edges.files.policy import configurations
+    from partage.faces.input_files import objects
     from partage.faces.manifest import findings
 
-    for path, document in objects(paper):
-        yield from findings(document, paper.file, path, context.offered)
-        for where, text in configs_of(document, path):
-            yield from _policy(text.encode(), f"{paper.file}: {where}", context)
+    for path, document, line_of in objects(paper):
+        yield from findings(document, paper.file, path, context.offered, line_of)
+    if configurations(paper.content, paper.file):
+        yield from _policy(paper.content, paper.file, context)
 
 
 def _story(file: str) -> Iterator[CheckedProblem]:
