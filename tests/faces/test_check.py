@@ -116,6 +116,11 @@ def test_several_documents_are_judged_one_by_one(capsys, file):
     ]
 
 
+def test_a_problem_of_a_manifest_has_its_line(capsys, file):
+    _, (problem,) = _check(capsys, file(f"{POD % 1}---\n{POD % 'many'}"))
+    assert problem["message"].startswith("line 15: Pod/p, container main: ")
+
+
 def test_a_manifest_is_judged_by_what_the_policy_offers(capsys, file):
     policy = file(GOOD, "policy.yaml")
     judge = ("--policy", policy, "--machine", "1xl4")
