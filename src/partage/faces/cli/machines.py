@@ -49,23 +49,13 @@ def command(model: str | None, output: str) -> None:
 
 def _print_all(models: tuple[CatalogueRow, ...], console: Console) -> None:
     from partage.faces.render.tables import plain_table
+    from partage.faces.wording import product_word
     from partage.units import format_bytes
 
-    table = plain_table(
-        "GPU models", "Name", "Memory", "Architecture", "CC", "MIG", "Product", right=("Memory",)
-    )
-    for column in table.columns[:-1]:
-        column.no_wrap = True  # names are copied out of the table
+    table = plain_table("GPU models", "Name", "Memory", "Architecture", "MIG", "Product", right=("Memory",))
     for one in models:
-        product = one.products[0] if one.products else "-"
-        table.add_row(
-            one.id,
-            format_bytes(one.memory_bytes),
-            one.architecture,
-            one.compute_capability,
-            _mig(one),
-            product,
-        )
+        product = product_word(one.products[0]) if one.products else "-"
+        table.add_row(one.id, format_bytes(one.memory_bytes), one.architecture, _mig(one), product)
     console.print(table)
     console.print()
     console.print(
@@ -76,7 +66,7 @@ def _print_all(models: tuple[CatalogueRow, ...], console: Console) -> None:
 def _mig(model: CatalogueRow) -> str:
     if not model.mig:
         return "no"
-    return "yes" if model.mig_profiles else "yes, placements not known"
+    return "yes" if model.mig_profiles else "yes, placements unknown"
 
 
 def _print_one(model: CatalogueRow, console: Console) -> None:

@@ -16,6 +16,7 @@ from partage.faces.render.packing_table import compact_layout
 from partage.faces.render.slices import slices_of
 from partage.faces.render.tables import plain_table
 from partage.faces.wording import product_word
+from partage.model.geometry import ENGINE_KINDS
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.policy import ALL_EXCLUSIVE, Strategy
@@ -26,7 +27,8 @@ from partage.sim.node.mig import create_layout
 from partage.text import count_of, counted, gpus, numbers
 from partage.units import format_bytes
 
-_ENGINES = {"copy": "Copy", "decoder": "Dec", "encoder": "Enc", "jpeg": "JPEG", "ofa": "OFA"}
+_ENGINES = "Copy/ Dec/ Enc/ JPEG/ OFA"
+"""Heading of the engines, in the order of ``ENGINE_KINDS``."""
 
 
 def fits_lines(model: FitsModelRow, *, several: bool) -> Iterator[RenderableType]:
@@ -41,7 +43,7 @@ def fits_lines(model: FitsModelRow, *, several: bool) -> Iterator[RenderableType
         return
     yield Text(
         f"{model.mig.compute_slices} compute slices, {model.mig.memory_slices} memory slices, "
-        f"at most {count_of(model.mig.max_instances, 'GPU instance')}"
+        f"at most {count_of(model.mig.max_instances, 'GPU instance')}; starts and sizes are in memory slices"
     )
     yield Text()
     yield profiles_table(model.mig)
@@ -54,13 +56,19 @@ def fits_lines(model: FitsModelRow, *, several: bool) -> Iterator[RenderableType
 
 def profiles_table(mig: MigRow) -> Table:
     """The profiles, as ``nvidia-smi mig -lgip`` and ``-lgipp`` list them."""
-    engines = [word for key, word in _ENGINES.items() if _any_engines(mig, key)]
-    right = ("ID", "At most", "Memory", "SMs", *engines)
+    right = ("ID", "At most", "Memory", "SMs", "Compute")
     table = plain_table(
-        "Profiles", "Profile", "ID", "At most", "Memory", "SMs", "Compute", "Starts", "Size", *engines,
-        right=(*right, "Compute", "Size"),
-    )  # fmt: skip
-    table.columns[0].no_wrap = True  # names are copied out of the table
+        "Profiles",
+        "Profile",
+        "ID",
+        "At most",
+        "Memory",
+        "SMs",
+        "Compute",
+        "Starts: size",
+        _ENGINES,
+        right=right,
+    )
     for one in mig.profiles:
         table.add_row(
             one.profile,
@@ -69,19 +77,16 @@ def profiles_table(mig: MigRow) -> Table:
             format_bytes(one.memory_bytes),
             _or_dash(one.multiprocessors),
             str(one.compute_slices),
-            numbers(one.placements.starts),
-            str(one.placements.size),
-            *(_engine(one, key) for key in _ENGINES if _any_engines(mig, key)),
+            f"{numbers(one.placements.starts)}: {one.placements.size}",
+            _engines(one),
         )
     return table
 
 
-def _any_engines(mig: MigRow, key: str) -> bool:
-    return any(getattr(one.engines, key, None) is not None for one in mig.profiles)
-
-
-def _engine(one: ProfileRow, key: str) -> str:
-    return _or_dash(getattr(one.engines, key, None))
+def _engines(one: ProfileRow) -> str:
+    if one.engines is None:
+        return "-"
+    return "/".join(_or_dash(getattr(one.engines, kind)) for kind in ENGINE_KINDS)
 
 
 def _or_dash(number: int | None) -> str:
