@@ -285,4 +285,6 @@ def _spec(name: str, row: Mapping[str, Any], preferred: list[int]) -> ProfileSpe
         max_count=row["max_count"],
         memory_bytes=memory_mib * MIB if memory_mib else None,
         engines=Engines(**engines) if engines else None,
+        multiprocessors=row["sm"],
+        smi_id=row["smi_id"],
     )

@@ -78,8 +78,8 @@ def policy_options(command: Command) -> Command:
     return click.option(
         "--policy",
         metavar="FILE",
-        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
-        "input. Default: every GPU is exclusive.",
+        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's, or a ConfigMap "
+        "of such files; - is standard input. Default: every GPU is exclusive.",
     )(command)
 
 
