@@ -113,6 +113,23 @@ def test_a_closed_stdout_is_no_bug():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "verb", [["plan"], ["show"], ["assert"], ["export"], ["apply", "--dry-run", "--policy", "-"]]
+)
+def test_a_verb_that_only_reads_imports_neither_the_agents_status_nor_tls(verb):
+    """What makes the ratios of ``python -m bench.bench_verbs``, counted and not timed."""
+    program = (
+        "import sys; from partage.faces.cli import main; main.run(sys.argv[1:]);"
+        "names = ('ssl', '_hashlib', 'rich._emoji_codes', 'partage.agent.status.status', 'grpclib');"
+        "print([name for name in names if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *verb, "--machine", "8xh100-sxm5-80gb"],
+        input="version: partage/v1", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
 def test_the_verbs_that_need_no_tables_import_none():
     program = (
         "import sys; from partage.faces.cli import main; main.run(['--version']); main.run(['-h']);"

@@ -35,12 +35,13 @@ def command(
     Exit code 0: all GPUs are as the policy wants them; 1: some are not, and what differs is printed; 2: the
     policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
+    loaded = common.read_policy(policy, config)
+    found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir)
+
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.documents.assertion import AssertionDocument, difference_rows
     from partage.plan.reconcile.planner import plan_node
 
-    loaded = common.read_policy(policy, config)
-    found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir)
     common.print_problems([*loaded.warnings, *found.desired.warnings])
     rows = difference_rows(found, plan_node(found.desired, found.now, geometry_of))
     if output == "table":

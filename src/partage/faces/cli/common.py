@@ -17,6 +17,7 @@ import click
 from partage.agent.options import RUN_DIR, STATE_DIR
 from partage.codec.values import to_plain
 from partage.errors import Problem
+from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,7 +149,8 @@ def console() -> Console:
             raise BrokenPipeError
 
     wide_enough = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
-    return Console(highlight=False, width=wide_enough, soft_wrap=False)
+    # Without emoji their names are not imported: 4 ms.
+    return Console(highlight=False, emoji=False, width=wide_enough, soft_wrap=False)
 
 
 # --- the node ----------------------------------------------------------------------------------
@@ -204,7 +206,8 @@ def ask(
     run_dir: str | None = None,
 ) -> T:
     """Open the node, ask it once, close it. Raises InputError for a machine that does not exist."""
-    import asyncio
+    with lean_imports():
+        import asyncio
 
     async def once() -> T:
         hardware = open_hardware(machine, socket, run_dir=run_dir)
@@ -223,7 +226,8 @@ def observe(machine: str | None, socket: Path | None = None) -> Inventory:
 
 def observe_with_uses(machine: str | None) -> tuple[Inventory, tuple[GpuUse, ...]]:
     """Observe the node and the uses of its GPUs once; no uses without a driver."""
-    from partage.agent.reconciler.apply_once import NodeAccess
+    with lean_imports():
+        from partage.agent.reconciler.apply_once import NodeAccess
 
     return ask(lambda hardware: NodeAccess(hardware).observe(), machine)
 
@@ -240,7 +244,8 @@ def plan_input(
 
     state_dir: has the settings that GPUs had before Partage changed them.
     """
-    from partage.agent.reconciler.apply_once import observe_input
+    with lean_imports():
+        from partage.agent.reconciler.apply_once import observe_input
     from partage.edges.files.catalogue import geometry_of
     from partage.edges.files.state import read_state
     from partage.plan.offer.desired import resolve
@@ -282,9 +287,11 @@ def _report_file(machine: str | None, run_dir: str | None) -> Path | None:
 
 def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | None:
     """The last report of the agent on this node; a warning if it cannot be used."""
-    from partage.faces.documents.report import Unreadable, read_report
-
     path = _report_file(machine, run_dir)
+    if path is None or _is_absent(path):
+        return None
+    from partage.faces.documents.report import Unreadable, read_report  # imports all of the agent's status
+
     found = read_report(path)
     if found is None:
         return None
@@ -295,6 +302,16 @@ def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | N
         found = Unreadable(f"{path} is not used: {why}")
     print_problems([Problem("", "", "warning", found.reason)])
     return None
+
+
+def _is_absent(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # why it cannot be read is said by who reads it
+    return False
 
 
 def _why_not_ours(found: ReportDocument, machine: str | None) -> str:

@@ -98,7 +98,6 @@ def _draw(node: ShownNode, path: str) -> None:
 
 
 def _print(node: ShownNode, console: Console) -> None:
-    from partage.faces.documents.show import shown_shares
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.rows import links_sentence, pending_lines, waiting_lines
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
@@ -126,6 +125,8 @@ def _print(node: ShownNode, console: Console) -> None:
     console.print(resources_table(node.offer))
     console.print(guarantees_used(node.offer))
     if report is not None:
+        from partage.faces.documents.show import shown_shares
+
         if report.held:
             console.print()
             console.print(holders_table(shown_shares(report), node.offer))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from partage.faces.documents.report import ReportedGpuRow
-from partage.faces.documents.show import ShownShare
 from partage.faces.wording import pod_name, product_word, sharing_text
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu
@@ -15,6 +14,10 @@ from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.text import listed, numbers
 from partage.units import format_bytes
 from partage.values import Frozen
+
+if TYPE_CHECKING:  # the report imports all of the agent's status
+    from partage.faces.documents.report import ReportedGpuRow
+    from partage.faces.documents.show import ShownShare
 
 
 class OfferLine(Frozen):
