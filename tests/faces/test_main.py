@@ -86,6 +86,47 @@ def test_no_driver_is_explained_with_what_to_do(capsys, tmp_path):
     assert "load it" in said
 
 
+READS_THE_NODE = [
+    ["show"],
+    ["plan"],
+    ["plan", "--demand", "1g.10gb"],
+    ["apply", "--policy", "policy.yaml", "--state-dir", "state"],
+    ["assert", "--policy", "policy.yaml"],
+    ["export"],
+    ["record"],
+    ["check", "policy.yaml", "--policy", "policy.yaml"],
+    ["prove", "--alone"],
+    ["bench"],
+]
+
+
+@pytest.mark.parametrize("verb", READS_THE_NODE, ids=" ".join)
+def test_every_verb_that_reads_the_real_node_finds_the_driver_where_it_is_said(
+    verb, capsys, tmp_path, monkeypatch
+):
+    """The hint about --driver-root is the same everywhere, and everywhere it can be followed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.yaml").write_text("version: partage/v1")
+    said = {}
+
+    class Seen(Exception):
+        pass
+
+    def opened(root, **_named):
+        said["root"] = root
+        raise Seen
+
+    monkeypatch.setattr("partage.edges.hardware.nvml.NvmlHardware", opened)
+    with pytest.raises(Seen):
+        _partage(*verb, "--driver-root", "/run/nvidia/driver")
+    assert str(said["root"]) == "/run/nvidia/driver"
+
+
+def test_a_simulated_node_has_no_driver_root(capsys):
+    assert _partage("show", "--machine", "1xl4", "--driver-root", "/x") == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_with_130(monkeypatch):
     def interrupted(*_arguments, **_named):
         raise KeyboardInterrupt

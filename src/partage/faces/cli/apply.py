@@ -51,6 +51,7 @@ class ApplyOptions(Frozen):
 @click.command(name="apply")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @common.hardware_socket_option
 @click.option(
     "--pod-resources",

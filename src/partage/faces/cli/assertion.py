@@ -14,6 +14,7 @@ _FALSE = 1
 @click.command(name="assert")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @common.hardware_socket_option
 @common.run_dir_option
 @common.state_dir_option

@@ -89,6 +89,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     metavar="DIR",
     help="Run directory of the agent.",
 )
+@common.driver_root_option
 @click.option("--guard", is_flag=True, help="Also measure what the guard costs.")
 @click.option("--python", metavar="PATH", help="The interpreter that has PyTorch.")
 @click.option(
@@ -201,6 +202,8 @@ def _settings(asked: dict[str, object]) -> BenchSettings:
 
 
 def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachine, TenantPlace]:
+    from msgspec.structs import replace
+
     from partage.errors import DriverUnavailable
     from partage.lab.bench import node
     from partage.lab.daemon import find_pipe
@@ -218,7 +221,10 @@ def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachi
     gpu = find_gpu(inventory, _text(asked["gpu"]))
     device = gpu.mig_devices[0].uuid if gpu.mig_devices else gpu.uuid
     pipe = find_pipe(device, Path(str(asked["run_dir"])), asked["mps_pipe"])  # type: ignore[arg-type]
-    return node.gpu_machine(inventory, gpu, uses), node.gpu_place(gpu, settings, pipe)
+    place = node.gpu_place(gpu, settings, pipe)
+    if root := common.driver_root():
+        place = replace(place, driver_root=root)
+    return node.gpu_machine(inventory, gpu, uses), place
 
 
 def _text(value: object) -> str | None:

@@ -36,6 +36,7 @@ class CheckContext(Frozen):
 @click.option("--policy", metavar="FILE", help="Check the manifests against what this policy offers.")
 @click.option("--config", metavar="NAME", help="Which named configuration of a policy file.")
 @common.machine_option
+@common.driver_root_option
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     files: tuple[str, ...],

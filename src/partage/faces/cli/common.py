@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
 
+_DRIVER_ROOT_KEY = "partage.driver-root"
+
 DEFAULT_RUN_DIR = str(RUN_DIR)
 
 T = TypeVar("T")
@@ -69,6 +71,29 @@ def machine_option(command: Command) -> Command:
         metavar="NAME|FILE",
         help="Use a simulated node instead of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
     )(command)
+
+
+def driver_root_option(command: Command) -> Command:
+    """``--driver-root``, which ``open_hardware`` finds by itself."""
+    return click.option(
+        "--driver-root",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        expose_value=False,
+        callback=_remember_driver_root,
+        help="Directory where the NVIDIA driver is installed (/).",
+    )(command)
+
+
+def _remember_driver_root(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+    del parameter
+    ctx.meta[_DRIVER_ROOT_KEY] = value
+
+
+def driver_root() -> Path | None:
+    """``--driver-root`` of the verb that runs; None where it was not given."""
+    ctx = click.get_current_context(silent=True)
+    return None if ctx is None else ctx.meta.get(_DRIVER_ROOT_KEY)
 
 
 def policy_options(command: Command) -> Command:
@@ -173,10 +198,9 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
 def open_hardware(
     machine: str | None,
     socket: Path | None = None,
-    driver_root: Path = Path("/"),
     run_dir: str | None = None,
 ) -> Hardware:
-    """The real node, by its driver below a root or by a helper at ``socket``, or the simulated one.
+    """The real node, by its driver (``--driver-root``) or by a helper at ``socket``, or the simulated one.
 
     run_dir: MPS daemons have their directories below it.
     """
@@ -184,6 +208,11 @@ def open_hardware(
 
     if machine is not None and socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
+    root = driver_root()
+    if root is not None and (machine is not None or socket is not None):
+        other = "--machine" if machine is not None else "--hardware-socket"
+        raise InputError(f"{other} and --driver-root exclude each other", "only the real driver has a root")
+    root = root or Path("/")
     if socket is not None:
         from partage.edges.hardware.helper_client import RemoteHardware
 
@@ -196,7 +225,7 @@ def open_hardware(
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.keeper import MpsKeeper
 
-    return NvmlHardware(driver_root, keeper=MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root))
+    return NvmlHardware(root, keeper=MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), root))
 
 
 def ask(

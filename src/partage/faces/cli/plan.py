@@ -44,6 +44,7 @@ class PolicyOnNode(Frozen):
 @click.command(name="plan")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @click.option(
     "--demand",
     metavar="3g.40gb=2,1g.10gb=9",

@@ -79,8 +79,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 )
 @lab.mps_pipe_option
 @common.run_dir_option
-@click.option("--driver-root", type=lab.DIRECTORY, default="/", show_default=True, metavar="DIR",
-              help="Directory where the driver is installed.")  # fmt: skip
+@common.driver_root_option
 @click.option("--pod-resources", metavar="PATH",
               help="The kubelet's PodResources socket (if it exists); none: do not ask.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
@@ -124,7 +123,8 @@ def command(
 
 
 def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOptions:
-    named = {"deadline_s": asked.pop("deadline"), **asked}
+    root = common.driver_root() or Path("/")
+    named = {"deadline_s": asked.pop("deadline"), "driver_root": root, **asked}
     return ProveOptions(loaded=loaded, **named)  # type: ignore[arg-type]
 
 
@@ -174,7 +174,7 @@ async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
 
     socket = pod_resources_socket(options.pod_resources, options.machine)
     pods = None if socket is None else PodResourcesClient(socket)
-    hardware = common.open_hardware(options.machine, driver_root=options.driver_root)
+    hardware = common.open_hardware(options.machine)
     try:
         yield NodeAccess(hardware, pods)
     finally:

@@ -12,6 +12,7 @@ from partage.faces.cli import common
 
 @click.command(name="record")
 @common.machine_option
+@common.driver_root_option
 @click.option("-o", "--output", metavar="FILE", help="Output file (default: standard output).")
 def command(machine: str | None, output: str | None) -> None:
     """Write this node to a machine file for the simulation.

@@ -30,6 +30,7 @@ class ShownNode(Frozen):
 @click.command(name="show")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @common.run_dir_option
 @click.option("--picture", metavar="FILE", help="Also draw the GPUs to a file: .svg or .png.")
 @common.output_option("table", "json", "yaml")
