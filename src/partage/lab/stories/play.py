@@ -85,15 +85,9 @@ async def play(
     with tempfile.TemporaryDirectory(prefix="partage-", dir=_short_folder()) as folder:
         player = StoryPlayer(story, Path(folder), seed, on_scene)
         try:
-            try:
-                await player.start()
-            except (InputError, Unsatisfiable) as error:
-                raise type(error)(player.named(error.problems)) from error
-            for step in story.steps:
-                await player.perform(step)
-            return await player.ending()
-        finally:
-            await player.stage.close()
+            return await player.play()
+        except (InputError, Unsatisfiable) as error:
+            raise type(error)(player.named(error.problems)) from error
 
 
 def _short_folder() -> str | None:
@@ -115,6 +109,16 @@ class StoryPlayer:
         self._began_s: float = time.monotonic()
         self.stage = StoryStage(self.story, self.folder, self.seed, self._report_late_pod)
         self.policy_name = self.story.policy.name if self.story.policy else ""
+
+    async def play(self) -> StoryEnding:
+        """From the start of the agent to the end of the last step. Leaves no process behind."""
+        try:
+            await self.start()
+            for step in self.story.steps:
+                await self.perform(step)
+            return await self.ending()
+        finally:
+            await self.stage.close()  # raises what the agent has raised
 
     async def start(self) -> None:
         """Done when everything is registered."""
