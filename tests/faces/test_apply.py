@@ -43,7 +43,7 @@ class Node:
         self.stderr = ""
 
     def start(self, name):
-        assert run(["record", "--machine", name, "-o", str(self.file)]) == 0
+        assert run(["record", "--machine", name, "--to", str(self.file)]) == 0
         self.capsys.readouterr()
 
     def suffer(self, *faults):
@@ -301,7 +301,7 @@ def _listens(path):
 def helper(short_dir):
     """The helper of a simulated node, which survives whoever asks it. Each act takes a moment."""
     machine = short_dir / "node.json"
-    assert run(["record", "--machine", "2xh100-sxm5-80gb", "-o", str(machine)]) == 0
+    assert run(["record", "--machine", "2xh100-sxm5-80gb", "--to", str(machine)]) == 0
     plain = json.loads(machine.read_text())
     slow = {"after-calls": 0, "call": "perform", "hang": 0.02, "times": 10_000}
     machine.write_text(json.dumps({**plain, "faults": [slow]}))

@@ -48,7 +48,10 @@ def test_a_mistyped_verb_is_a_usage_error_that_suggests_the_right_one(capsys):
 )
 def test_wrong_usage_ends_with_2_and_no_traceback(capsys, arguments):
     assert _partage(*arguments) == 2
-    assert "Usage:" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert f"partage {arguments[0]} --help" in said
 
 
 def test_an_error_is_one_line_on_stderr_with_the_exit_code_of_its_class(capsys):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage import __version__
-from partage.faces.cli import common, lab
+from partage.faces.cli import common, completion, lab
 
 if TYPE_CHECKING:
     from partage.lab.bench.model import BenchMachine, BenchReport, BenchSettings
@@ -50,9 +50,21 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 @click.command(name="bench")
-@click.option("--read", metavar="FILE", help="Show a recorded run; nothing is measured.")
-@click.option("--save", metavar="FILE", help="Save the run with every sample (JSON).")
-@click.option("--plot", metavar="FILE", help="Plot the run: .png or .svg (needs matplotlib).")
+@click.option(
+    "--read",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Show a recorded run; nothing is measured.",
+)
+@click.option(
+    "--save", metavar="FILE", shell_complete=completion.files, help="Save the run with every sample (JSON)."
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Plot the run: .png or .svg (needs matplotlib).",
+)
 @click.option("--quick", is_flag=True, help="Three repeats of half a second in one pass, for a first look.")
 @click.option("--gpu", metavar="INDEX|UUID", help="Which GPU (default: the first).")
 @click.option(

@@ -17,6 +17,7 @@ import click
 from partage.agent.options import RUN_DIR, STATE_DIR
 from partage.codec.values import to_plain
 from partage.errors import Problem
+from partage.faces.cli import completion
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def machine_option(command: Command) -> Command:
     return click.option(
         "--machine",
         metavar="NAME|FILE",
+        shell_complete=completion.machines,
         help="Use a simulated node instead of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
     )(command)
 
@@ -97,15 +99,29 @@ def driver_root() -> Path | None:
 
 
 def policy_options(command: Command) -> Command:
-    """``--policy`` and ``--config``."""
-    command = click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")(
-        command
-    )
+    """``--policy``, which may be left out, and ``--config``."""
+    return policy_option("Default: every GPU is exclusive.")(config_option(command))
+
+
+def policy_option(without: str) -> Callable[[Command], Command]:
+    """``--policy``. without: what holds where it is left out, a sentence."""
     return click.option(
+        "-f",
         "--policy",
         metavar="FILE",
+        shell_complete=completion.files,
         help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
-        "input. Default: every GPU is exclusive.",
+        f"input. {without}",
+    )
+
+
+def config_option(command: Command) -> Command:
+    """``--config``."""
+    return click.option(
+        "--config",
+        metavar="NAME",
+        shell_complete=completion.configurations,
+        help="Which named configuration of the policy file.",
     )(command)
 
 

@@ -50,7 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     import argparse
 
-    parser = argparse.ArgumentParser(
+    class Parser(argparse.ArgumentParser):
+        """Says what is wrong as all verbs do."""
+
+        def error(self, message: str) -> NoReturn:
+            self.exit(2, f"error: {message} ({self.prog} --help shows how to use it)\n")
+
+    parser = Parser(
         prog="partage hardware",
         description="Serve the node's GPUs on a unix socket, to root and to the user that runs it.",
     )

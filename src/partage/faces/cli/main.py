@@ -38,6 +38,8 @@ VERBS = {
     "record": "Write this node to a machine file for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",
+    "completion": "Print the script with which a shell completes partage.",
+    "help": "Show the help of a verb.",
 }
 
 _MODULES = {"assert": "assertion"}
@@ -45,6 +47,9 @@ _MODULES = {"assert": "assertion"}
 
 _SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "record"})
 """Verbs that are over in a moment. Most of their work is to import modules, and then to free them."""
+
+COMPLETE = "_PARTAGE_COMPLETE"
+"""Variable with which a completion script asks what could come next."""
 
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
@@ -73,7 +78,7 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            raise click.UsageError(f"there is no verb {name!r}{_nearest(name)}", ctx)
+            raise unknown_verb(name, ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,6 +86,11 @@ class VerbGroup(click.Group):
         del ctx
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def unknown_verb(name: str, ctx: click.Context) -> click.UsageError:
+    """The error for a verb that does not exist."""
+    return click.UsageError(f"there is no verb {name!r}{_nearest(name)}", ctx)
 
 
 def _nearest(name: str) -> str:
@@ -94,10 +104,10 @@ def _nearest(name: str) -> str:
     cls=VerbGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="VERB [OPTIONS]",
-    epilog="--machine uses a simulated node instead of the real one, for every verb: "
-    "partage show --machine 8xh100-sxm5-80gb",
+    epilog="Without a GPU: partage show --machine 8xh100-sxm5-80gb. Every verb that looks at a node takes "
+    "--machine and uses a simulated node then, except bench, which needs a real GPU.",
 )
-@click.version_option(__version__, prog_name="partage", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", prog_name="partage", message="%(prog)s %(version)s")
 def partage() -> None:
     """Share the NVIDIA GPUs of a node, each GPU in its own way.
 
@@ -115,6 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(partage, {}, "partage", COMPLETE, os.environ[COMPLETE]))
     if not _SHORT.intersection(given[:1]):
         sys.exit(run(given))
     gc.set_threshold(50_000)  # imports make no garbage: 10 ms
@@ -152,16 +166,29 @@ def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
         return leaving.exit_code
     except SystemExit as leaving:  # the helper reads its options without click
         return leaving.code if isinstance(leaving.code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as help_:
+        click.echo(help_.format_message())
+        return 0
     except click.ClickException as error:
-        error.show()
+        problems = [_usage_problem(error)]
+        print_problems(problems)
         # The parser stops at the first wrong option, before it has noted the others.
         meta.setdefault(OUTPUT_KEY, _output_in(arguments))
-        _answer_in_kind([Problem("", "", "error", error.format_message())], meta)
+        _answer_in_kind(problems, meta)
         return InputError.exit_code
     except PartageError as error:
         print_problems(error.problems)
         _answer_in_kind(error.problems, meta)
         return error.exit_code
+
+
+def _usage_problem(error: click.ClickException) -> Problem:
+    """A wrong use of the command line, said as every other problem."""
+    said = error.format_message().strip().rstrip(".").replace(". Did you mean", "; did you mean")
+    said = said[:1].lower() + said[1:]
+    ctx = getattr(error, "ctx", None)
+    hint = "" if ctx is None else f"{ctx.command_path} --help shows how to use it"
+    return Problem("", "", "error", said, hint)
 
 
 def _output_in(arguments: Sequence[str]) -> str:

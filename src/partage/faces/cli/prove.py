@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage import __version__
-from partage.faces.cli import common, lab
+from partage.faces.cli import common, completion, lab
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 @click.command(name="prove")
-@click.option("--policy", metavar="FILE", help="The promises, instead of those in the agent's report.")
-@click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")
+@common.policy_option("Default: what the agent's report promises, or the MPS daemons that run.")
+@common.config_option
 @common.machine_option
 @click.option("--gpu", metavar="INDEX|UUID", help="Only this GPU (default: all).")
 @click.option("--only", metavar="ATTACK,...", callback=_names, help="Only these attacks.")
@@ -71,7 +71,9 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option(
     "--report", type=lab.DIRECTORY, metavar="DIR", help="Write prove.json and prove.md to this directory."
 )
-@click.option("--read", metavar="FILE", help="Show a saved report; nothing is tried.")
+@click.option(
+    "--read", metavar="FILE", shell_complete=completion.files, help="Show a saved report; nothing is tried."
+)
 @click.option("--engine", type=click.Choice(("torch", "cuda")), default="torch", show_default=True,
               help="How tenants use the GPU: through PyTorch, or the driver's library alone.")  # fmt: skip
 @click.option(

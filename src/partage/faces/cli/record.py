@@ -4,17 +4,39 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import sys
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
+
+FORMATS = ("json", "yaml")
+
+
+def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    del ctx, parameter
+    if value not in (None, *FORMATS):
+        raise click.BadParameter(f"{value!r} is no format (json, yaml); to write a file: --to {value}")
+    return value
 
 
 @click.command(name="record")
 @common.machine_option
 @common.driver_root_option
-@click.option("-o", "--output", metavar="FILE", help="Output file (default: standard output).")
-def command(machine: str | None, output: str | None) -> None:
+@click.option(
+    "--to",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Write to this file; - is standard output (the default).",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="[json|yaml]",
+    callback=_format,
+    help="Output format. Default: as the file's name ends, else json.",
+)
+def command(machine: str | None, to: str | None, output: str | None) -> None:
     """Write this node to a machine file for the simulation.
 
     The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
@@ -25,9 +47,18 @@ def command(machine: str | None, output: str | None) -> None:
 
     inventory = common.need_driver(common.observe(machine))
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
-    text = json.dumps(machine_to_json(inventory, recorded), indent=2) + "\n"
-    if output is None or output == "-":
-        click.echo(text, nl=False)
+    is_yaml = (output or "") == "yaml" or (output is None and (to or "").endswith((".yaml", ".yml")))
+    text = _text(machine_to_json(inventory, recorded), is_yaml=is_yaml)
+    if to is None or to == "-":
+        sys.stdout.write(text)
     else:
-        common.write_file(output, text)
-        click.echo(f"{output}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)
+        common.write_file(to, text)
+        click.echo(f"{to}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)
+
+
+def _text(machine: object, *, is_yaml: bool) -> str:
+    if not is_yaml:
+        return json.dumps(machine, indent=2) + "\n"
+    import yaml
+
+    return yaml.safe_dump(machine, sort_keys=False, allow_unicode=True, width=110)

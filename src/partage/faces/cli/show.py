@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -32,7 +32,12 @@ class ShownNode(Frozen):
 @common.machine_option
 @common.driver_root_option
 @common.run_dir_option
-@click.option("--picture", metavar="FILE", help="Also draw the GPUs to a file: .svg or .png.")
+@click.option(
+    "--picture",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Also draw the GPUs to a file: .svg or .png.",
+)
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     policy: str | None,
