@@ -40,7 +40,12 @@ def command(
     found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir)
 
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.documents.assertion import AssertionDocument, difference_rows
+    from partage.faces.documents.assertion import (
+        AssertionDocument,
+        compared_row,
+        compared_sentence,
+        difference_rows,
+    )
     from partage.plan.reconcile.planner import plan_node
 
     common.print_problems([*loaded.warnings, *found.desired.warnings])
@@ -48,9 +53,17 @@ def command(
     if output == "table":
         for row in rows:
             click.echo(f"GPU {row.index}: {row.detail}")
+        if not rows:
+            click.echo(compared_sentence(found.desired))
     else:
         problems = (*loaded.warnings, *found.desired.warnings)
         common.print_document(
-            AssertionDocument(as_wanted=not rows, differences=rows, problems=problems), output
+            AssertionDocument(
+                as_wanted=not rows,
+                compared=compared_row(found.desired),
+                differences=rows,
+                problems=problems,
+            ),
+            output,
         )
     return _FALSE if rows else 0

@@ -150,7 +150,13 @@ def make_plan(
         offer=offer,
         plan=plan_node(desired, now, geometry_of),
         warnings=(*loaded.warnings, *desired.warnings),
-        caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
+        caveats=caveats(
+            policy,
+            inventory,
+            offer,
+            ctk_found=common.ctk_found(policy, inventory),
+            layouts=desired.layouts,
+        ),
         report=report if seen is not None else None,
     )
 

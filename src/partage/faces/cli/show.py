@@ -38,13 +38,25 @@ class ShownNode(Frozen):
     shell_complete=completion.files,
     help="Also draw the GPUs to a file: .svg or .png.",
 )
+@click.option("-w", "--watch", is_flag=True, help="Show the node again and again, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 86400),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch: time between two looks at the node.",
+)
 @common.output_option("table", "json", "yaml")
-def command(  # noqa: PLR0917 - click calls it by keyword
+def command(
+    *,
     policy: str | None,
     config: str | None,
     machine: str | None,
     run_dir: str | None,
     picture: str | None,
+    watch: bool,
+    interval: float,
     output: str,
 ) -> None:
     """Show the node: its GPUs, what they offer, who holds the shares, and a picture.
@@ -52,15 +64,33 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     If an agent runs, offers and holders come from its report. With --policy: what that policy would offer.
     Without either: what the node offers if all GPUs are exclusive.
 
+    With --watch a terminal is drawn anew each time; elsewhere the answers follow each other, tables with
+    an empty line between them, YAML with ---.
+
     Exit code 4: no usable driver; the message says what to do.
     """
     if picture is not None:
         from partage.faces.render.picture_files import check_picture_name
 
         check_picture_name(picture)
-    node = _look(policy, config, machine, run_dir)
-    if picture is not None:
-        _draw(node, picture)
+    if watch and "-" in (policy, machine):
+        raise click.UsageError("--watch reads its files again and again; standard input can be read once")
+
+    def show_once() -> None:
+        node = _look(policy, config, machine, run_dir)
+        if picture is not None:
+            _draw(node, picture)
+        _answer(node, output)
+
+    if watch:
+        from partage.faces.cli.watch import repeat
+
+        repeat(show_once, interval, between={"table": "\n", "yaml": "---\n"}.get(output, ""))
+    else:
+        show_once()
+
+
+def _answer(node: ShownNode, output: str) -> None:
     if output == "table":
         _print(node, common.console())
     else:
