@@ -72,17 +72,27 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     default="1,2,4,8",
     show_default=True,
     callback=_numbers,
+    metavar="COUNT,...",
     help="Numbers of processes to measure.",
 )
 @click.option(
-    "--only", default=",".join(_EXPERIMENTS), show_default=True, callback=_chosen, help="Experiments."
+    "--only",
+    default=",".join(_EXPERIMENTS),
+    show_default=True,
+    callback=_chosen,
+    metavar="NAME,...",
+    help="Experiments.",
 )
 @click.option(
-    "--repeats", type=click.IntRange(1, 1000), help="Repeats of every measurement (6; 3 with --quick)."
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    metavar="COUNT",
+    help="Repeats of every measurement (6; 3 with --quick).",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0.01, 600),
+    metavar="SECONDS",
     help="Duration for one process alone (2; 0.5 with --quick).",
 )
 @click.option("--small", type=click.IntRange(1), metavar="POINTS", help="Points of a small kernel.")

@@ -83,7 +83,7 @@ def driver_root_option(command: Command) -> Command:
         metavar="DIR",
         expose_value=False,
         callback=_remember_driver_root,
-        help="Directory where the NVIDIA driver is installed (/).",
+        help="Root directory of the NVIDIA driver (/).",
     )(command)
 
 
@@ -103,15 +103,16 @@ def policy_options(command: Command) -> Command:
     return policy_option("Default: every GPU is exclusive.")(config_option(command))
 
 
-def policy_option(without: str) -> Callable[[Command], Command]:
+def policy_option(without: str, *, standard_input: bool = True) -> Callable[[Command], Command]:
     """``--policy``. without: what holds where it is left out, a sentence."""
+    stdin = " Use - for standard input." if standard_input else ""
     return click.option(
         "-f",
         "--policy",
         metavar="FILE",
         shell_complete=completion.files,
-        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
-        f"input. {without}",
+        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's."
+        f"{stdin} {without}",
     )
 
 
@@ -121,7 +122,7 @@ def config_option(command: Command) -> Command:
         "--config",
         metavar="NAME",
         shell_complete=completion.configurations,
-        help="Which named configuration of the policy file.",
+        help="Name of a configuration, where the policy file has several.",
     )(command)
 
 
@@ -155,7 +156,8 @@ def run_dir_option(command: Command) -> Command:
     return click.option(
         "--run-dir",
         metavar="DIR",
-        help=f"Where a running agent writes its report ({DEFAULT_RUN_DIR}; with --machine: none).",
+        help="Run directory of the agent, with its report and its MPS daemons "
+        f"({DEFAULT_RUN_DIR}; with --machine: none).",
     )(command)
 
 
@@ -375,9 +377,13 @@ def ctk_found(policy: Policy, inventory: Inventory) -> bool:
 
 
 def write_file(path: str, content: str | bytes) -> None:
-    """Write a file. Raises InputError if that fails."""
+    """Write a file, standard output for ``-``. Raises InputError if that fails."""
     from partage.errors import InputError
 
+    if path == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content.encode() if isinstance(content, str) else content)
+        return
     try:
         Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:

@@ -64,8 +64,8 @@ def command(
     If an agent runs, offers and holders come from its report. With --policy: what that policy would offer.
     Without either: what the node offers if all GPUs are exclusive.
 
-    With --watch a terminal is drawn anew each time; elsewhere the answers follow each other, tables with
-    an empty line between them, YAML with ---.
+    With --watch the terminal is drawn again each time. In a file or a pipe the answers follow each other:
+    tables with an empty line between them, YAML documents with ---.
 
     Exit code 4: no usable driver; the message says what to do.
     """

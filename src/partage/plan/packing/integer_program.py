@@ -1,7 +1,7 @@
 """Integer programs over choices: how many GPUs of each group take which choice. Solved by HiGHS through
 scipy.
 
-scipy is an extra (``partage[planner]``): nothing here imports it before a program is solved.
+scipy is an extra: nothing here imports it before a program is solved.
 
 The number of GPUs is mostly found by prices instead of search. The linear relaxation gives every
 demanded profile a price at which hardly any GPU is worth more than one; the price of the demand is then
