@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -149,6 +150,24 @@ def test_a_reader_that_ends_early_ends_the_command_with_141(output):
     os.close(write)
     assert done.stderr == ""
     assert done.returncode == 141
+
+
+@pytest.mark.parametrize("output", ["json", "table"])
+def test_a_full_disk_is_an_error_and_not_a_false_answer(output):
+    command = [sys.executable, "-m", "partage", "show", "--machine", "1xl4", "-o", output]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
+def test_a_minus_as_file_is_standard_output(capfdbinary, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: partage/v1")
+    assert _partage("apply", "--machine", "1xl4", "-f", policy, "--write", "-") == 0
+    assert b'"kind": "Machine"' in capfdbinary.readouterr().out
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.yaml"]
 
 
 def test_a_closed_stdout_is_no_bug():

@@ -8,6 +8,7 @@ caught: they print a traceback.
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import itertools
@@ -50,6 +51,9 @@ _SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "recor
 
 COMPLETE = "_PARTAGE_COMPLETE"
 """Variable with which a completion script asks what could come next."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a write to a full or broken disk fails with."""
 
 _INTERRUPTED = 130
 _PIPE_CLOSED = 141
@@ -147,12 +151,22 @@ def run(arguments: list[str]) -> int:
         code = _invoke(arguments, meta)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of stdout has ended (``| head``). Python would report it again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()  # the reader has ended (``| head``)
         return _PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _drop_output()
+        print_problems([Problem("", "", "error", f"standard output cannot be written: {error.strerror}")])
+        return InputError.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
     return code
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere. Python would fail with it again when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
