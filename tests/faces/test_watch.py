@@ -25,11 +25,14 @@ def _read_until(descriptor, wanted, times=1):
 
 def test_a_terminal_is_drawn_anew_until_ctrl_c_and_then_as_it_was():
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*SHOW, "1xl4"], stdin=theirs, stdout=theirs, stderr=theirs)
+    process = subprocess.Popen(
+        [*SHOW, "1xl4"], env={**os.environ, "LC_ALL": "C.UTF-8"}, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     try:
         text = _read_until(ours, b"\x1b[H", times=3)
         assert text.startswith(b"\x1b[?1049h")
+        assert "░".encode() in text
         process.send_signal(signal.SIGINT)
         assert _read_until(ours, b"\x1b[?1049l")
         assert process.wait(20) == 130

@@ -54,7 +54,15 @@ def _redraw(answer: Callable[[], None], interval_s: float) -> None:
 
 
 class _Frame(io.StringIO):
-    """A text that is drawn in a terminal: width and colours are those of the terminal."""
+    """A text that is drawn in a terminal: with its width, its colours and its signs."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # in typeshed it is an attribute
+        return self._encoding
 
     def isatty(self) -> bool:
         return True
@@ -62,7 +70,7 @@ class _Frame(io.StringIO):
 
 def _drawn(answer: Callable[[], None]) -> str:
     """What it prints; its warnings, too."""
-    with redirect_stdout(_Frame()) as frame, redirect_stderr(frame):
+    with redirect_stdout(_Frame(sys.stdout.encoding)) as frame, redirect_stderr(frame):
         answer()
     return frame.getvalue()
 
