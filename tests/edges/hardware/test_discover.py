@@ -306,8 +306,24 @@ def test_mig_devices_have_names_placements_and_device_files(node: StubNode) -> N
     )
 
 
-def test_without_root_a_gpu_keeps_its_place_and_its_mig_devices_are_hidden(node: StubNode) -> None:
-    with_mig(node).write(**{"fail.nvmlDeviceGetGpuInstanceById": 4})
+def test_without_root_mig_devices_are_listed_and_their_places_are_not_known(node: StubNode) -> None:
+    names = {0: "1c.3g.40gb", 1: "2c.3g.40gb", 3: "1g.10gb+me"}
+    product = "NVIDIA H100 80GB HBM3 MIG"
+    with_mig(node).write(
+        unprivileged=1, **{f"gpu.0.mig.{at}.name": f"{product} {name}" for at, name in names.items()}
+    )
+    inventory = look(node)
+    (gpu,) = inventory.gpus
+    assert (gpu.mig_enabled, gpu.mig_hidden, gpu.mig_unplaced, inventory.lost) == (True, True, True, ())
+    assert gpu.mig_devices == (
+        MigDevice(MigUuid("MIG-a"), 0, 2, 0, "1c.3g.40gb", None, 40448 * MIB, 561, 562),
+        MigDevice(MigUuid("MIG-b"), 1, 2, 1, "2c.3g.40gb", None, 40448 * MIB, 561, 563),
+        MigDevice(MigUuid("MIG-c"), 3, 9, 0, "1g.10gb+me", None, 9984 * MIB),
+    )
+
+
+def test_without_root_and_names_a_gpu_keeps_its_place_and_its_mig_devices_are_hidden(node: StubNode) -> None:
+    with_mig(node).write(unprivileged=1)
     inventory = look(node)
     (gpu,) = inventory.gpus
     assert (gpu.mig_enabled, gpu.mig_devices, gpu.mig_hidden, inventory.lost) == (True, (), True, ())

@@ -166,6 +166,7 @@ class NvmlHardware:
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
+                    self._nvml.something_changed()
                     self._mailbox.put(Events(changed=True))  # not every driver raises an event for it
         return None
 
@@ -242,6 +243,8 @@ class NvmlHardware:
 
     def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
         def publish(events: Events) -> None:
+            if events.changed:
+                self._nvml.something_changed()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._mailbox.put, events)
 

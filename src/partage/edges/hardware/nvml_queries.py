@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from typing import Any, NewType
 
 from partage.edges.hardware.binding import Binding
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.session_memory import MigInstance, SessionMemory
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound, Unsupported
 from partage.model.gpu import (
@@ -17,6 +19,7 @@ from partage.model.gpu import (
     Driver,
     LinkPath,
     MigMode,
+    NoDriver,
     RecoveryAction,
     architecture_name,
     cuda_version,
@@ -127,6 +130,27 @@ class NvmlEvent(Frozen):
 
 class Nvml(Binding):
     """Reads a node through an open session. Every method may raise a HardwareError."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._memory = SessionMemory()
+
+    def open(self) -> NoDriver | None:
+        """As in ``Binding``. A new session remembers nothing."""
+        if not self.is_open:
+            self._memory = SessionMemory()
+        return super().open()
+
+    @property
+    def memory(self) -> SessionMemory:
+        """What is remembered in this session. For one thread."""
+        if self._memory.is_stale:
+            self._memory.forget()
+        return self._memory
+
+    def something_changed(self) -> None:
+        """What is remembered may be wrong: forget it before the next use. From any thread."""
+        self._memory.is_stale = True
 
     # --- the node --------------------------------------------------------------------------------
 
@@ -266,10 +290,11 @@ class Nvml(Binding):
         }
         return {index: Handle(mig) for index, mig in found.items() if mig is not None}
 
-    def mig_attributes(self, mig: Handle) -> MigAttributes:
+    def mig_attributes(self, mig: Handle, uuid: MigUuid) -> MigAttributes:
+        """uuid: its own."""
         attributes = self.call("nvmlDeviceGetAttributes", mig)
         return MigAttributes(
-            uuid=MigUuid(self.uuid(mig)),
+            uuid=uuid,
             gi_id=int(self.call("nvmlDeviceGetGpuInstanceId", mig)),
             ci_id=int(self.call("nvmlDeviceGetComputeInstanceId", mig)),
             compute_slices=int(attributes.computeInstanceSliceCount),
@@ -277,13 +302,22 @@ class Nvml(Binding):
             memory_bytes=int(attributes.memorySizeMB) * MIB,
         )
 
-    def gpu_instance(self, handle: Handle, gi_id: int) -> tuple[int, Placement]:
-        """Profile id (nvidia-smi's, not NVML's constant) and placement of a GPU instance."""
+    def gpu_instance(self, handle: Handle, gi_id: int) -> MigInstance:
+        """Profile (nvidia-smi's id, not NVML's constant) and placement of a GPU instance. For root only."""
         info = self.call("nvmlGpuInstanceGetInfo", self.call("nvmlDeviceGetGpuInstanceById", handle, gi_id))
-        return int(info.profileId), placement_of(gi_id, info)
+        return MigInstance(int(info.profileId), placement_of(gi_id, info))
 
     def gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
-        """Profile id to profile, for this GPU: the same id means other profiles on other models."""
+        """Profile id to profile, for this GPU: the same id means other profiles on other models.
+
+        Remembered, unless there are none: older drivers know them only in MIG mode.
+        """
+        known, address = self.memory.profiles, self.address(handle)
+        if not known.get(address):
+            known[address] = self._gi_profiles(handle)
+        return known[address]
+
+    def _gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
         profiles: dict[int, GiProfile] = {}
         end = frozenset({INVALID_ARGUMENT})
         for constant in range(_MOST_GI_PROFILES):
