@@ -19,10 +19,14 @@ def command(machine: str | None, output: str | None) -> None:
     The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
     what runs on the GPUs. With --machine the simulated node is written, as a start for your own file.
     """
+    from partage.errors import NotPermitted
+    from partage.plan.offer.caveats import mig_hidden
     from partage.sim.node.files.machine_writer import machine_to_json
     from partage.text import count_of
 
     inventory = common.need_driver(common.observe(machine))
+    if hidden := mig_hidden(inventory):
+        raise NotPermitted(f"the node cannot be recorded: {hidden[0].lower()}{hidden[1:]}", "run it as root")
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
     text = json.dumps(machine_to_json(inventory, recorded), indent=2) + "\n"
     if output is None or output == "-":

@@ -143,8 +143,7 @@ def gpu_mig_steps(
     try:
         found = _placement(gpu, desired, geometry, () if all_go else live)
     except DoesNotFit as misfit:
-        reason = f"GPU {gpu.index}: {misfit}"
-        return Blocked(gpu.uuid, BlockKind.DOES_NOT_FIT, reason, misfit=misfit.kind)
+        return _misfit(gpu, misfit)
     if found is None:
         reason = f"GPU {gpu.index}: not plannable: no MIG placements are known for {gpu.product}"
         return Blocked(gpu.uuid, BlockKind.UNKNOWN_GEOMETRY, reason)
@@ -161,12 +160,19 @@ def gpu_mig_steps(
     )
 
 
+def _misfit(gpu: Gpu, misfit: DoesNotFit) -> Blocked:
+    return Blocked(gpu.uuid, BlockKind.DOES_NOT_FIT, f"GPU {gpu.index}: {misfit}", misfit=misfit.kind)
+
+
 def _unplaced(
     gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, *, reset_with_others: bool
 ) -> GpuMigSteps | Blocked:
     """Nothing to do if the profiles are those that are wanted; only root can plan anything else."""
-    wanted = resolve_layout(geometry, desired.items, desired.named).items if geometry else desired.items
     modes_are_right = gpu.mig_mode == MigMode(desired.enabled, desired.enabled) and not reset_with_others
+    try:
+        wanted = resolve_layout(geometry, desired.items, desired.named).items if geometry else desired.items
+    except DoesNotFit as misfit:
+        return _misfit(gpu, misfit)
     if modes_are_right and (geometry or not desired.named) and matches(gpu.mig_devices, wanted):
         return GpuMigSteps(gpu, ())
     reason = f"GPU {gpu.index}: only root may read where its MIG devices are, and change them: run it as root"
