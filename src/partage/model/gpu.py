@@ -204,7 +204,8 @@ class Driver(Tagged):
 class NoDriver(Tagged):
     """Why no GPU can be seen: a state with an explanation, not an exception.
 
-    kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``failed``.
+    kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``resetting``,
+    ``failed``.
     """
 
     kind: str
