@@ -288,7 +288,12 @@ int nvmlInitWithFlags(unsigned flags) {
 int nvmlShutdown(void) {
     if (!sessions) return UNINITIALIZED;
     if (!--sessions) warm = 0;
-    live()->sessions--;
+    /* Without persistence mode a GPU forgets its settings with its last client. */
+    if (!--live()->sessions)
+        for (int gpu = 0; gpu < 8; gpu++) {
+            LiveGpu *one = kept(HANDLE(GPU, gpu, 0));
+            if (one && !one->persistent && !is_held(HANDLE(GPU, gpu, 0))) one->mode = one->slice = 0;
+        }
     return OK;
 }
 
