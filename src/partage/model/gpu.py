@@ -137,6 +137,7 @@ class Gpu(Frozen):
     pci_device_id: device and vendor id, ``0x233010de``, lower case.
     mig_mode: None for a GPU without MIG.
     mig_hidden: only root may read where its MIG devices are, and which GPU instances are empty.
+    serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer cards.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     """
 
@@ -157,6 +158,9 @@ class Gpu(Frozen):
     recovery: RecoveryAction | None = None
     persistence: bool | None = None
     mig_hidden: bool = False
+    serial: str | None = None
+    board_part_number: str | None = None
+    vbios_version: str | None = None
 
     @property
     def mig_enabled(self) -> bool:

@@ -347,6 +347,21 @@ int nvmlDeviceGetName(void *device, char *to, unsigned size) {
     return OK;
 }
 
+int nvmlDeviceGetSerial(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.serial", GPU_OF(device))); }
+int nvmlDeviceGetBoardPartNumber(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.part", GPU_OF(device))); }
+int nvmlDeviceGetVbiosVersion(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.vbios", GPU_OF(device))); }
+
+/* NUMA nodes, one bit each: "MASK" in the first word. */
+int nvmlDeviceGetMemoryAffinity(void *device, unsigned words, unsigned long *to, unsigned scope) {
+    START(device);
+    const char *found = text("gpu.%d.nodes", GPU_OF(device));
+    if (scope || !words) return INVALID_ARGUMENT;
+    if (!found) return NOT_SUPPORTED;
+    memset(to, 0, words * sizeof *to);
+    *to = strtoul(found, NULL, 0);
+    return OK;
+}
+
 int nvmlDeviceGetMinorNumber(void *device, unsigned *to) { START(device); return number(text("gpu.%d.minor", GPU_OF(device)), to); }
 int nvmlDeviceGetArchitecture(void *device, unsigned *to) { START(device); return number(text("gpu.%d.arch", GPU_OF(device)), to); }
 int nvmlDeviceGetComputeMode(void *device, unsigned *to) {

@@ -39,6 +39,7 @@ def look(node: StubNode) -> Inventory:
 def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node: StubNode) -> None:
     node.add_h100s(1)
     node.write(**{"gpu.0.mode": 3, "gpu.0.field.230": 1, "gpu.0.minor": 5, "gpu.0.mig": "0 1"})
+    node.write(**{"gpu.0.serial": 1321, "gpu.0.part": "692-2G520-0200-000", "gpu.0.vbios": "96.00.74.00.1A"})
     node.file("sys/bus/pci/devices/0000:1a:00.0/numa_node", "1\n")
     node.file("dev/nvidiactl", "")
     node.file("proc/sys/kernel/random/boot_id", "5bd3d8a0-0000-4000-8000-000000000001\n")
@@ -60,12 +61,43 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
                 mig_mode=MigMode(current=False, pending=True),
                 compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
                 recovery=RecoveryAction.GPU_RESET,
+                serial="1321",
+                board_part_number="692-2G520-0200-000",
+                vbios_version="96.00.74.00.1A",
             ),
         ),
         control_nodes=("/dev/nvidiactl",),
         boot_id="5bd3d8a0-0000-4000-8000-000000000001",
         open_to_env=True,
     )
+
+
+def test_a_corrupt_inforom_costs_the_serial_number_and_not_the_gpu(node: StubNode) -> None:
+    node.add_h100s(1).write(**{"fail.nvmlDeviceGetSerial": 14, "gpu.0.vbios": "96.00.74.00.1A"})
+    (gpu,) = look(node).gpus
+    assert (gpu.serial, gpu.vbios_version) == (None, "96.00.74.00.1A")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "nodes", "answer"),
+    [
+        ("1", "0x1", 1),
+        ("-1", "0x2", 1),
+        ("-1", "0x1", 0),
+        (None, "0x10", 4),
+        ("-1", "0x3", None),
+        ("-1", "0x0", None),
+        ("-1", None, None),
+    ],
+)
+def test_where_the_kernel_knows_no_numa_node_the_driver_is_asked(
+    node: StubNode, kernel: str | None, nodes: str | None, answer: int | None
+) -> None:
+    """-1: the kernel's word for none. Several nodes are no answer."""
+    node.add_h100s(1).write(**{"gpu.0.nodes": nodes})
+    if kernel is not None:
+        node.file("sys/bus/pci/devices/0000:1a:00.0/numa_node", kernel + "\n")
+    assert look(node).gpus[0].numa_node == answer
 
 
 @pytest.mark.parametrize(("arch", "count", "answer"), [(7, 2, True), (7, 1, None), (9, 2, None)])

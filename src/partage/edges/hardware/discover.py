@@ -132,7 +132,7 @@ class Discovery:
             memory_bytes=facts.memory_bytes,
             pci_bus_id=facts.pci_bus_id,
             pci_device_id=facts.pci_device_id,
-            numa_node=self._host.numa_node(facts.pci_bus_id),
+            numa_node=facts.numa_node,
             mig_mode=facts.mig_mode,
             mig_devices=devices,
             mig_hidden=empty is None or any(device.placement is None for device in devices),
@@ -140,6 +140,9 @@ class Discovery:
             compute_mode=nvml.compute_mode(handle),
             recovery=nvml.fields(handle).recovery,
             persistence=nvml.persistence(handle),
+            serial=facts.serial,
+            board_part_number=facts.board_part_number,
+            vbios_version=facts.vbios_version,
         )
         return gpu, handle
 
@@ -163,8 +166,17 @@ class Discovery:
             architecture=nvml.architecture(handle),
             compute_capability=nvml.compute_capability(handle),
             memory_bytes=nvml.memory_bytes(handle),
+            numa_node=self._numa_node(handle, pci.bus_id),
+            serial=nvml.board_text("nvmlDeviceGetSerial", handle),
+            board_part_number=nvml.board_text("nvmlDeviceGetBoardPartNumber", handle),
+            vbios_version=nvml.board_text("nvmlDeviceGetVbiosVersion", handle),
         )
         return facts
+
+    def _numa_node(self, handle: Handle, pci_bus_id: PciBusId) -> int | None:
+        """As the kernel says; where it says none, as in many virtual machines, as the driver does."""
+        node = self._host.numa_node(pci_bus_id)
+        return self._nvml.nearest_node(handle) if node is None else node
 
     def _mig_devices(
         self, handle: Handle, gpu_minor: int, memory_bytes: int, minors: CapabilityMinors

@@ -13,7 +13,7 @@ from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.session_memory import MigInstance, SessionMemory
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound, Unsupported
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound, Unsupported
 from partage.model.gpu import (
     ComputeMode,
     Driver,
@@ -36,6 +36,9 @@ _MEMORY_V2 = 0x02000028
 
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
+_NODE_WORDS, _SCOPE_NODE = 16, 0
+"""NUMA nodes are asked for in words of 64; scope 0: NVML_AFFINITY_SCOPE_NODE."""
+
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
 _MOST_GI_PROFILES = 64
 """More than any library knows; it says itself where its list ends."""
@@ -229,6 +232,31 @@ class Nvml(Binding):
         if memory is None:  # before R510: includes the reserve
             memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.used) if memory else None
+
+    def board_text(self, call: str, handle: Handle) -> str | None:
+        """What is written on the board; None if it cannot be read, which makes a GPU no worse."""
+        try:
+            return str(self.optional(call, handle) or "") or None
+        except (DriverUnavailable, GpuLost, HardwareTimeout):
+            raise
+        except HardwareError:
+            return None
+
+    def nearest_node(self, handle: Handle) -> int | None:
+        """The NUMA node whose memory is nearest; None if there are several, or the driver does not say.
+
+        Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory is, on a Grace Hopper.
+        """
+        try:
+            words = self.optional(
+                "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE, absent=NOT_HERE
+            )
+        except (DriverUnavailable, GpuLost, HardwareTimeout):
+            raise
+        except HardwareError:
+            return None
+        mask = sum(int(word) << 64 * at for at, word in enumerate(words or ()))
+        return mask.bit_length() - 1 if mask.bit_count() == 1 else None
 
     def persistence(self, handle: Handle) -> bool | None:
         """Whether persistence mode is on: without it a GPU is initialised anew by each first client."""

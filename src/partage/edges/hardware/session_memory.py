@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 
 class GpuFacts(Frozen):
-    """What stays as it is on one GPU as long as its MIG mode does. minor: None under WSL."""
+    """What stays as it is on one GPU as long as its MIG mode does. minor: None under WSL. The others as in
+    ``Gpu``.
+    """
 
     mig_mode: MigMode | None
     pci_bus_id: PciBusId
@@ -30,6 +32,10 @@ class GpuFacts(Frozen):
     architecture: str
     compute_capability: tuple[int, int]
     memory_bytes: int
+    numa_node: int | None
+    serial: str | None
+    board_part_number: str | None
+    vbios_version: str | None
 
 
 class MigInstance(Frozen):

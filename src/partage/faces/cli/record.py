@@ -16,8 +16,9 @@ from partage.faces.cli import common
 def command(machine: str | None, output: str | None) -> None:
     """Write this node to a machine file for the simulation.
 
-    The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
-    what runs on the GPUs. With --machine the simulated node is written, as a start for your own file.
+    The file can be used with --machine on any computer. It has UUIDs, PCI addresses and serial numbers, but
+    nothing about what runs on the GPUs. With --machine the simulated node is written, as a start for your own
+    file.
     """
     from partage.errors import NotPermitted
     from partage.plan.offer.caveats import mig_hidden

@@ -50,6 +50,9 @@ class GpuRow(Frozen):
     mig_mode: MigMode | None
     mig_devices: tuple[MigDeviceRow, ...]
     recovery_action: str | None
+    serial: str | None
+    board_part_number: str | None
+    vbios_version: str | None
 
 
 class LinkRow(Frozen):

@@ -309,8 +309,27 @@ def test_a_file_that_is_no_machine_says_where(document, path):
 
 
 def test_an_unknown_key_is_an_error_only_where_the_file_is_ours():
-    assert read({"gpus": [{"name": "t4", "serial": 7}], "peer": "someone"}).inventory.gpus
-    assert "gpus[0].serial" in problems({"version": "partage/v1", "gpus": [{"name": "t4", "serial": 7}]})
+    assert read({"gpus": [{"name": "t4", "fan": 7}], "peer": "someone"}).inventory.gpus
+    assert "gpus[0].fan" in problems({"version": "partage/v1", "gpus": [{"name": "t4", "fan": 7}]})
+
+
+@pytest.mark.parametrize("serial", ["1321020008373", 1321020008373])
+def test_what_is_written_on_the_board_is_read_and_written(serial):
+    row = {
+        "name": "t4",
+        "serial": serial,
+        "board_part_number": "900-2G183",
+        "vbios_version": "90.04.38.00.03",
+    }
+    machine = read({"gpus": [row]})
+    (gpu,) = machine.inventory.gpus
+    assert (gpu.serial, gpu.board_part_number, gpu.vbios_version) == (
+        "1321020008373",
+        "900-2G183",
+        "90.04.38.00.03",
+    )
+    assert read(machine_to_json(machine.inventory)).inventory == machine.inventory
+    assert "gpus[0].serial" in problems({"gpus": [{"name": "t4", "serial": True}]})
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,8 @@ from partage.values import Frozen
 GPU_KEYS = (
     "index", "uuid", "minor", "name", "memory_bytes", "pci_bus_id", "pci_device_id", "compute_capability",
     "architecture", "brand", "numa_node", "mig_mode", "mig_devices", "empty_instances",
-    "compute_mode", "time_slice", "recovery", "persistence",
+    "compute_mode", "time_slice", "recovery", "persistence", "serial", "board_part_number",
+    "vbios_version",
 )  # fmt: skip
 
 
@@ -118,6 +119,9 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         compute_mode=row.value("compute_mode", _compute_mode, ComputeMode.DEFAULT),
         recovery=row.nullable("recovery", _recovery, gpu.recovery),
         persistence=row.nullable("persistence", Field.boolean, gpu.persistence),
+        serial=row.nullable("serial", _serial, gpu.serial),
+        board_part_number=row.nullable("board_part_number", Field.some_text, gpu.board_part_number),
+        vbios_version=row.nullable("vbios_version", Field.some_text, gpu.vbios_version),
     )
 
 
@@ -149,6 +153,11 @@ def _architecture(field: Field) -> str | None:
         return field.word({name: name for name in (*ARCHITECTURES.values(), UNKNOWN_ARCHITECTURE)})
     number = field.integer(0)
     return None if number is None else architecture_name(number)
+
+
+def _serial(field: Field) -> str | None:
+    """Serial numbers look like numbers."""
+    return str(field.value) if type(field.value) is int else field.some_text()
 
 
 def _capability(field: Field) -> tuple[int, int] | None:

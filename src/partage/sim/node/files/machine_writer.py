@@ -71,6 +71,9 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "compute_mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
         "persistence": gpu.persistence,
+        "serial": gpu.serial,
+        "board_part_number": gpu.board_part_number,
+        "vbios_version": gpu.vbios_version,
     }
 
 
