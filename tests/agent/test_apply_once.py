@@ -122,7 +122,9 @@ async def _scattered(*profiles, keep):
     devices = sorted((await hardware.observe()).gpus[0].mig_devices, key=lambda one: one.ci_id)
     for number, one in enumerate(devices):
         if number != keep:
-            await hardware.perform(DestroyCompute(uuid, "3g.40gb", one.placement, one.profile, uuid=one.uuid))
+            await hardware.perform(
+                DestroyCompute(uuid, "3g.40gb", one.known_placement, one.profile, uuid=one.uuid)
+            )
     return hardware, uuid, devices[keep]
 
 
