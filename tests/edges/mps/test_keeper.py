@@ -17,9 +17,10 @@ import pytest
 
 from partage.codec.values import decode, encode
 from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
-from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
+from partage.model.daemon_home import HomeKind
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
@@ -395,20 +396,17 @@ async def test_where_there_is_selinux_containers_are_let_in(simulated: Subject):
 
 
 def whole_cgroup_tree() -> bool:
-    paths = DaemonPaths(Path("/GPU-of-a-test"))
-    made = DaemonHost().make_cgroup(paths)
-    DaemonHost().remove_cgroup(paths)
-    return bool(made)
+    return DaemonHost().home().kind is HomeKind.CGROUP
 
 
 @pytest.mark.skipif(not whole_cgroup_tree(), reason="the cgroup v2 tree of this machine cannot be written")
 async def test_a_daemon_has_a_session_and_a_cgroup_of_its_own(simulated: Subject):
     pid = (await simulated.keeper().start(simulated.spec())).pid
     assert pid is not None
-    cgroup = DaemonHost().cgroup(DaemonPaths(simulated.home()))
+    host = DaemonHost()
+    cgroup = Path(host.make_cgroups(host.home(), DaemonPaths(simulated.home()))[0])
 
     assert os.getsid(pid) not in (os.getsid(0), 0)
-    assert cgroup is not None
     assert str(pid) in (cgroup / "cgroup.procs").read_text().split()
     await simulated.keeper().stop(GPUS[0])
     assert not cgroup.exists()

@@ -90,7 +90,10 @@ def state_from_reply(
 
 def _silent(found: FoundDaemon, reason: str) -> DaemonState:
     pid = found.identity.pid if found.identity else None
-    return DaemonState(found.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason)
+    bound_to = found.record.bound_to if found.record else ""
+    return DaemonState(
+        found.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason, bound_to=bound_to
+    )
 
 
 async def list_servers(control: DaemonControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
