@@ -122,6 +122,53 @@ async def test_a_full_run_directory_is_refused_with_the_reason(simulated: Subjec
         subprocess.run(["umount", simulated.run_dir], check=True)
 
 
+# --- work in flight ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_client_that_is_terminated_in_the_middle_of_its_work_hits_nobody(
+    simulated: Subject, protocol: int
+):
+    simulated.protocol = protocol
+    await simulated.keeper().start(simulated.spec())
+    working, neighbour = await simulated.tenant(), await simulated.tenant()
+    assert await working.says("work") == "ok"
+    (server,) = (await only(simulated)).servers
+    await simulated.keeper().terminate(GPUS[0], server.pid, working.pid)
+    await working.leaves()
+    assert await neighbour.says("launch") == "ok"
+    assert (await only(simulated)).phase is DaemonPhase.SERVING
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_daemon_that_a_killed_client_has_wedged_is_replaced_once_it_is_idle(
+    simulated: Subject, protocol: int
+):
+    simulated.protocol = protocol
+    first = await simulated.keeper().start(simulated.spec())
+    working, neighbour = await simulated.tenant(), await simulated.tenant()
+    assert await working.says("work") == "ok"
+    await working.leaves()  # killed
+
+    async def is_hit() -> bool:
+        return await neighbour.says("launch") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+    await until(is_hit)
+    assert (await only(simulated)).phase is DaemonPhase.FAULT
+    await neighbour.leaves()
+
+    async def is_idle() -> bool:
+        return not (await only(simulated)).clients
+
+    await until(is_idle)
+    assert "although it has no clients" in (await only(simulated)).reason
+    assert await (await simulated.begins()).hears() == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    again = await simulated.keeper().start(simulated.spec())
+    assert (again.phase, again.reason) == (DaemonPhase.SERVING, "")
+    assert again.pid != first.pid
+    assert await (await simulated.tenant()).says("launch") == "ok"
+
+
 # --- whose process is it ----------------------------------------------------------------------------
 
 
