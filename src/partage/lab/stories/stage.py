@@ -18,8 +18,8 @@ from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
 from partage.sim.node.hardware import SimulatedHardware
 
 INTERVALS = Intervals(
-    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, withdraw_s=0.2,
-    turn_gap_s=0.02,
+    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, holders_waited_s=0.1,
+    withdraw_s=0.2, turn_gap_s=0.02,
 )  # fmt: skip
 """A story is played in seconds: the agent looks more often than on a real node, and does the same."""
 
