@@ -235,7 +235,7 @@ async def test_an_instance_that_appears_at_our_place_is_not_ours_to_take_back(tm
     assert node.content()["GPU-0"][1] == sorted([*kept, "1g.10gb@6"])
     (left,) = outcome.left_alone
     assert left.startswith("1g.10gb at 6:")
-    assert "did not make it" in outcome.reason
+    assert "not known to have made it" in outcome.reason
     assert read_journal(tmp_path) is None
 
 

@@ -82,9 +82,14 @@ class TransactionOutcome(Frozen):
         found = f"{where}{self.error}"
         if self.rollback_failure:
             found += f"; it could not be rolled back: {self.rollback_failure}"
-        if self.left_alone:
-            found += f"; left alone, because this change did not make it: {', '.join(self.left_alone)}"
-        return found
+        return f"{found}; {self.left_alone_words}" if self.left_alone else found
+
+    @property
+    def left_alone_words(self) -> str:
+        """What a rollback found and left alone, a clause; empty: nothing."""
+        if not self.left_alone:
+            return ""
+        return f"left alone, as this change is not known to have made it: {', '.join(self.left_alone)}"
 
 
 class JournalFailed(PartageError):

@@ -84,7 +84,7 @@ class Rollback(Struct):
         for step in steps:
             try:
                 if part := hit_by(step, self.foreign):
-                    raise StateMismatch(f"cannot {step}: {part} was not made by this change")
+                    raise StateMismatch(f"cannot {step}: {part} is not known to be made by this change")
                 self.done.append((step, await self.perform(step)))
             except HardwareError as error:
                 return step, error
