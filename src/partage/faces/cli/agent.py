@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
-from partage.edges.files.state_lock import check_unlocked
+from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
@@ -100,6 +100,7 @@ def command(
         driver_root=str(driver_root) if driver_root is not None else None,
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
+    check_unlocked(options.run_dir, RUN_LOCK)
     helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
