@@ -38,13 +38,13 @@ _UNCERTAIN = (HardwareTimeout, DriverUnavailable)
 class ForeignPart(Frozen):
     """A MIG device, or a GPU instance without one, that is not of the change.
 
-    profile: of the device or the GPU instance. placement: of the GPU instance. device: None: it has none.
+    profile: of the device or the GPU instance. placement: of the GPU instance; None: only root may read it. device: None: it has none.
     """
 
     gpu: GpuUuid
     gi_id: int
     profile: str
-    placement: Placement
+    placement: Placement | None
     device: MigUuid | None = None
 
     def __str__(self) -> str:
