@@ -38,7 +38,8 @@ _UNCERTAIN = (HardwareTimeout, DriverUnavailable)
 class ForeignPart(Frozen):
     """A MIG device, or a GPU instance without one, that is not of the change.
 
-    profile: of the device or the GPU instance. placement: of the GPU instance; None: only root may read it. device: None: it has none.
+    profile: of the device or the GPU instance. placement: of the GPU instance; None: only root may read it.
+    device: None: it has none.
     """
 
     gpu: GpuUuid
@@ -87,7 +88,7 @@ def layouts_beside(
     found = dict(was)
     for part in foreign:
         layout = found.get(part.gpu)
-        if layout is not None and layout.enabled and part.device:
+        if layout is not None and layout.enabled and part.device and part.placement:
             item = LayoutItem(MigProfile.parse(part.profile), part.placement.start)
             found[part.gpu] = replace(layout, items=(*layout.items, item))
     return found
