@@ -30,6 +30,7 @@ def read_mig_devices(
             memory_bytes=attributes.memory_bytes,
             gi_minor=minors.get((gpu_minor, attributes.gi_id, None)),
             ci_minor=minors.get((gpu_minor, attributes.gi_id, attributes.ci_id)),
+            multiprocessors=attributes.multiprocessors or None,
         )
         devices.append(device)
     return tuple(devices)

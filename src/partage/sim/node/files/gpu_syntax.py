@@ -28,7 +28,7 @@ from partage.values import Frozen
 GPU_KEYS = (
     "index", "uuid", "minor", "name", "memory_bytes", "pci_bus_id", "pci_device_id", "compute_capability",
     "architecture", "brand", "numa_node", "mig_mode", "mig_devices", "empty_instances",
-    "compute_mode", "time_slice", "recovery", "persistence",
+    "compute_mode", "time_slice", "recovery", "persistence", "pci_class", "clique",
 )  # fmt: skip
 
 
@@ -118,6 +118,8 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         compute_mode=row.value("compute_mode", _compute_mode, ComputeMode.DEFAULT),
         recovery=row.nullable("recovery", _recovery, gpu.recovery),
         persistence=row.nullable("persistence", Field.boolean, gpu.persistence),
+        pci_class=row.nullable("pci_class", lambda field: field.integer(0, 0xFFFFFF), None),
+        clique=row.nullable("clique", Field.some_text, None),
     )
 
 

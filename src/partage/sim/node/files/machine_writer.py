@@ -15,6 +15,7 @@ def machine_to_json(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
     recorded: date of the recording, ``2025-11-21``; empty leaves it out.
     """
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
+    vgpu = inventory.vgpu
     return {
         "version": VERSION,
         "kind": KIND,
@@ -24,6 +25,8 @@ def machine_to_json(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
         "open_to_env": inventory.open_to_env,
         "fabric_manager": inventory.fabric_manager,
         "virtual": inventory.virtual,
+        "machine_type": inventory.machine_type,
+        "vgpu": vgpu and {"version": vgpu.version, "branch": vgpu.branch},
         "device_nodes": list(inventory.control_nodes),
         "gpus": [_gpu(gpu) for gpu in inventory.gpus],
         "lost": [
@@ -71,6 +74,8 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "compute_mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
         "persistence": gpu.persistence,
+        "pci_class": gpu.pci_class,
+        "clique": gpu.clique,
     }
 
 
@@ -90,4 +95,5 @@ def _mig_device(device: MigDevice) -> dict[str, Any]:
         "memory_bytes": device.memory_bytes,
         "gi_minor": device.gi_minor,
         "ci_minor": device.ci_minor,
+        "multiprocessors": device.multiprocessors,
     }
