@@ -13,7 +13,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts soak guard-torch bench proto lock clean
+.PHONY: help setup demo test check format lint types contracts docs soak guard-torch bench proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -36,7 +36,7 @@ demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
 test: $(READY)  ## all tests
 	$(PYTEST)
 
-check: format lint types contracts test  ## what continuous integration runs
+check: format lint types contracts docs test  ## what continuous integration runs
 
 format: $(READY)
 	$(BIN)/ruff format --check .
@@ -49,6 +49,9 @@ types: $(READY)
 
 contracts: $(READY)
 	$(BIN)/lint-imports --no-logo
+
+docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
+	$(BIN)/mkdocs build --strict
 
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
@@ -67,4 +70,4 @@ lock: $(READY)  ## pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable --exclude pip > constraints.txt
 
 clean:  ## remove what setup and tests left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site

@@ -1,4 +1,4 @@
-"""NVIDIA's figures, to stand next to ours: docs/performance.md says how they were taken.
+"""NVIDIA's figures, to stand next to ours: docs/evidence/performance.md says how they were taken.
 
 k8s-device-plugin v0.20.0 (Go 1.26) on a stub of NVML with 8 x H100; a Go client on the unix socket, 2,000
 calls a cell, medians of three runs; a virtual machine with 2 shared cores, November 2026. Microseconds,

@@ -1,4 +1,4 @@
-"""The agent's report as a document, and the file that has it (docs/agent.md)."""
+"""The agent's report as a document, and the file that has it (docs/reference/agent.md)."""
 
 from __future__ import annotations
 

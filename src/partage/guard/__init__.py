@@ -2,7 +2,7 @@
 
 It stands alone: only the standard library, no other part of Partage, Python 3.6 and newer. The directory
 ``SITE`` is mounted into containers and put on PYTHONPATH; nothing else is needed. ``partage.guard.limit``
-can be imported from there too. It is not a security boundary (docs/guard.md).
+can be imported from there too. It is not a security boundary (docs/explanation/guard.md).
 """
 
 import os

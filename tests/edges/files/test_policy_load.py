@@ -112,7 +112,9 @@ def test_an_unknown_format_names_the_three(text: str) -> None:
     assert all(name in problem.hint for name in ("partage/v1", "NVIDIA", "mig-configs"))
 
 
-DOCUMENTED = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "policy.md").read_text(), re.DOTALL)
+DOCUMENTED = re.findall(
+    r"```yaml\n(.*?)```", (ROOT / "docs" / "reference" / "policy.md").read_text(), re.DOTALL
+)
 
 
 @pytest.mark.parametrize("text", DOCUMENTED, ids=range(len(DOCUMENTED)))

@@ -42,8 +42,10 @@ def by_reader(document: Any) -> bool:
 
 
 def documented() -> list[tuple[str, str]]:
-    """The policies of docs/policy.md and of the examples, by name."""
-    blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "policy.md").read_text(), re.DOTALL)
+    """The policies of docs/reference/policy.md and of the examples, by name."""
+    blocks = re.findall(
+        r"```yaml\n(.*?)```", (ROOT / "docs" / "reference" / "policy.md").read_text(), re.DOTALL
+    )
     named = [(f"docs-{n}", block) for n, block in enumerate(blocks)]
     named += [(str(file.relative_to(ROOT)), file.read_text()) for file in ROOT.glob("examples/*/*.yaml")]
     return [(name, text) for name, text in named if "version: partage/v1" in text and "broken" not in name]

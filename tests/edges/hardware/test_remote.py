@@ -19,6 +19,7 @@ from partage.edges.hardware import frames
 from partage.edges.hardware import helper_connection as connection_module
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.helper_server import PROTOCOL
+from partage.edges.hardware.peer import Peer
 from partage.edges.hardware.port import Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
 from partage.faces.cli.hardware import helper_argv
@@ -435,7 +436,7 @@ async def test_a_socket_served_by_a_stranger_is_not_trusted(
 ) -> None:
     # The kernel tells who listens; only its answer is replaced here, since no stranger can be had everywhere.
     server = await answering(short_dir / "s", HELLO)
-    monkeypatch.setattr(connection_module, "peer_uid", lambda writer: 65534)
+    monkeypatch.setattr(connection_module, "peer_of", lambda writer: Peer(1, 65534))
     hardware = RemoteHardware(short_dir / "s")
     with pytest.raises(DriverUnavailable, match="65534"):
         await hardware.observe()

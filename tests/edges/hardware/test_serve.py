@@ -254,6 +254,29 @@ async def test_another_user_is_refused_and_told_so(simulation: SimulatedHardware
     assert "65534" in answer["error"]["problems"][0]["message"]
 
 
+async def test_a_process_that_the_rule_does_not_allow_is_refused_and_told_why(
+    simulation: SimulatedHardware, short_dir: Path
+) -> None:
+    asked: list[int] = []
+
+    def why_not(pid: int) -> str:
+        asked.append(pid)
+        return "" if pid == os.getpid() else f"process {pid} is in another container"
+
+    async with serving(simulation, short_dir / "s", why_not_allowed=why_not):
+        stranger = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CONNECT, str(short_dir / "s"), stdout=-1
+        )
+        output, _ = await stranger.communicate()
+        peer = await Peer.at(short_dir / "s")
+        answer = await peer.ask(id=1, verb="hello")
+        await peer.leave()
+    assert answer is not None
+    assert answer["result"]["protocol"] == PROTOCOL
+    assert "another container" in json.loads(output)["error"]["problems"][0]["message"]
+    assert asked == [stranger.pid, os.getpid()]
+
+
 def _system_python() -> str:
     """An interpreter that a stranger can execute: ours may lie in a home directory."""
     for candidate in ("/usr/bin/python3", sys.executable):

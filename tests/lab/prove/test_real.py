@@ -30,7 +30,7 @@ def test_a_guarded_share_keeps_what_it_promises(real):
     code, document, said = real.proves("--faults", *real.policy(MPS))
     found = verdicts(document)
     assert code == 0
-    # What a simulated daemon lets pass, as a real one was seen to (docs/prove.md).
+    # What a simulated daemon lets pass, as a real one was seen to (docs/reference/prove.md).
     assert found.pop("mps-unseen-gpu") == "weaker-than-promised"
     assert found.pop("mps-two-users") == ("kept" if ROOT else "not-tried")
     assert set(found.values()) == {"kept"}

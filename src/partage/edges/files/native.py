@@ -1,4 +1,4 @@
-"""Partage's own policy format, ``version: partage/v1``. Documented in docs/policy.md and as JSON Schema.
+"""Partage's own policy format, ``version: partage/v1``: docs/reference/policy.md, and a JSON Schema.
 
 Strict: exact types, and unknown keys are errors. Contradictions in the file are found here; contradictions
 to a node are found by ``plan.offer.assign``.

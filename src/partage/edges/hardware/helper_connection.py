@@ -12,7 +12,8 @@ from msgspec import Raw
 from partage.codec.errors import to_error
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
-from partage.edges.hardware.helper_server import PROTOCOL, peer_uid
+from partage.edges.hardware.helper_server import PROTOCOL
+from partage.edges.hardware.peer import peer_of
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, NotPermitted
 
 
@@ -80,7 +81,7 @@ class HelperConnection:
             await self._writer.wait_closed()
 
     async def _greet(self, deadline_s: float) -> None:
-        uid = peer_uid(self._writer)
+        uid = peer_of(self._writer).uid
         if uid not in (0, os.geteuid()):
             raise NotPermitted(
                 f"the socket is served by user {uid}, neither root nor the user of this process"

@@ -1,4 +1,4 @@
-"""The helper's side of its socket: a closed list of verbs, for root, the helper's user and allowed users.
+"""The helper's side of its socket: a closed list of verbs, for peers that are permitted.
 
 Each request has one answer with the same id. Requests of a connection run concurrently, so a long wait for
 events blocks nothing. Invalid bytes end the connection they came from.
@@ -11,7 +11,6 @@ import contextlib
 import logging
 import os
 import socket
-import struct
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Annotated, TypeVar, cast
@@ -23,6 +22,7 @@ from partage.codec.errors import from_error
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
+from partage.edges.hardware.peer import peer_of
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
 from partage.model.paths import check_socket_path
@@ -33,7 +33,6 @@ PROTOCOL = 6
 
 LONGEST_WAIT_S = 60.0
 _MOST_REQUESTS = 32
-_UCRED = struct.Struct("3i")
 
 log = logging.getLogger(__name__)
 
@@ -114,16 +113,20 @@ class HelperServer:
         hardware: Hardware,
         *,
         allowed_uids: frozenset[int] = frozenset(),
+        why_not_allowed: Callable[[int], str] = lambda _: "",
         deadline_s: float = DEADLINE_S,
         step_deadline_s: float = STEP_DEADLINE_S,
         cold_s: Callable[[], Awaitable[float]] | None = None,
     ) -> None:
         """allowed_uids: users that may connect besides root and the user of this process.
 
+        why_not_allowed: given the pid of a process of such a user, why it may not connect all the same;
+        empty if it may. Called once for each connection.
         cold_s: asked at every greeting: how much longer than usual calls may take (``NvmlHardware.cold_s``).
         """
         self._hardware = hardware
         self._allowed_uids = allowed_uids
+        self._why_not_allowed = why_not_allowed
         self._deadlines = CallDeadlines(deadline_s, step_deadline_s)
         self._ask_cold_s = cold_s
         self._cold_s = 0.0
@@ -176,13 +179,15 @@ class HelperServer:
             del self._connections[task]
 
     def _welcome(self, writer: asyncio.StreamWriter) -> bool:
-        uid = peer_uid(writer)
-        if not self.permits(uid):
-            log.warning("peer refused", extra={"uid": uid})
-            refusal = NotPermitted(f"user {uid} may not use this helper", "see --allow-uid")
-            writer.write(frames.pack_message(frames.Answer(None, error=from_error(refusal))))
-            return False
-        return True
+        peer = peer_of(writer)
+        reason, hint = f"user {peer.uid} may not use this helper", "see --allow-uid"
+        if self.permits(peer.uid):
+            reason, hint = self._why_not_allowed(peer.pid), "see --allow-container"
+        if not reason:
+            return True
+        log.warning("peer refused", extra={"uid": peer.uid, "pid": peer.pid, "reason": reason})
+        writer.write(frames.pack_message(frames.Answer(None, error=from_error(NotPermitted(reason, hint)))))
+        return False
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]
@@ -254,14 +259,6 @@ def listen(path: Path, *, open_to_all: bool) -> tuple[socket.socket, int]:
         ) from error
     finally:
         os.umask(mask)
-
-
-def peer_uid(writer: asyncio.StreamWriter) -> int:
-    """The user at the other end, from the kernel (SO_PEERCRED)."""
-    connection: socket.socket = writer.get_extra_info("socket")
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-    _, uid, _ = _UCRED.unpack(credentials)
-    return int(uid)
 
 
 def _refusal(number: int, error: PartageError) -> bytes:

@@ -7,7 +7,7 @@ command, and a client that connects in between keeps running without one.
 Sources: NVIDIA's MPS guide, release 615 (commands, columns, the file); NVIDIA's Dynamo project, which shows
 output of a real daemon (driver 615.71: ``20G`` for a limit, ``30.00`` for a percentage, ``Ready`` for a
 server). Other texts for a server's status, and for a limit that was never set, are not documented. Not yet
-tested on a real GPU (docs/mps.md).
+tested on a real GPU (docs/explanation/mps.md).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Parses the output of the control program. Unknown output is an error, never a guess.
 
 Sources: NVIDIA's MPS guide (``ps``, names of the states), and output that users have published: ``25.0``
-for a percentage, ``3G`` for a memory limit. Not yet tested on a real GPU (docs/mps.md).
+for a percentage, ``3G`` for a memory limit. Not yet tested on a real GPU (docs/explanation/mps.md).
 """
 
 from __future__ import annotations

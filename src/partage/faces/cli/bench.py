@@ -118,7 +118,7 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
     Processes compute pi by Monte Carlo with small and with saturating kernels: alone, one after the other,
     time-sliced, under MPS if a daemon serves the GPU, and on MIG devices if there are any. Others allocate
     tensors up to and over the limit of a share, or serve a small model, alone and with neighbours. No setting
-    of the GPU is changed. docs/bench.md explains every figure.
+    of the GPU is changed. docs/reference/bench.md explains every figure.
 
     Exit code 4: no GPU, or no PyTorch for it; partage bench --read FILE shows a recorded run.
     """

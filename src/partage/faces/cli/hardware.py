@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -76,6 +76,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         metavar="UID",
         help="another user id that may connect; repeatable",
     )
+    parser.add_argument(
+        "--allow-container",
+        metavar="NAMESPACE/POD*/CONTAINER",
+        help="serve only this container of pods whose names begin like this; needs the node's process ids",
+    )
+    parser.add_argument(
+        "--container-logs",
+        type=Path,
+        default=Path("/var/log/containers"),
+        metavar="DIR",
+        help="where the kubelet links containers' logs by container id, for --allow-container "
+        "(/var/log/containers)",
+    )
     parser.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
     os._exit(_run(parser.parse_args(arguments)))
 
@@ -101,6 +114,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
     from partage.edges.hardware.helper_server import HelperServer
 
+    why_not_allowed = _peer_check(options)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -109,11 +123,28 @@ async def _serve(options: argparse.Namespace) -> int:
         _stop_at_end_of_input(loop, stop)
     hardware = _hardware(options)
     cold_s = getattr(hardware, "cold_s", None)  # a simulated node has no GPU that could be cold
-    server = HelperServer(hardware, allowed_uids=frozenset(options.allow_uid), cold_s=cold_s)
+    server = HelperServer(
+        hardware,
+        allowed_uids=frozenset(options.allow_uid),
+        why_not_allowed=why_not_allowed,
+        cold_s=cold_s,
+    )
     if not await server.run(options.socket, stop):
         return _HUNG  # the thread that hangs in the driver cannot be closed, only left
     await hardware.close()
     return 0
+
+
+def _peer_check(options: argparse.Namespace) -> Callable[[int], str]:
+    """Why a peer's process is refused, as ``--allow-container`` says. Raises InputError for a wrong value."""
+    if options.allow_container is None:
+        return lambda _: ""
+    from functools import partial
+
+    from partage.edges.kubelet.allowed_container import parse_allowed_container, why_not_allowed
+
+    allowed = parse_allowed_container(options.allow_container)
+    return partial(why_not_allowed, allowed, proc=Path("/proc"), logs=options.container_logs)
 
 
 def _hardware(options: argparse.Namespace) -> Hardware:

@@ -99,7 +99,7 @@ def command(
     Tenants allocate over their limits, cause faults next to a neighbour, bypass the MPS daemon and change
     their environment variables, on GPUs of this node that nothing else uses. No setting of a GPU is
     changed, no daemon is started or stopped. The promises come from --policy, else from the report of the
-    agent on this node, else from the running MPS daemon. docs/prove.md explains every attack.
+    agent on this node, else from the running MPS daemon. docs/reference/prove.md explains every attack.
 
     With --machine the attacks run against a simulated MPS control daemon (without a policy: four shares);
     attacks that need real hardware are not tried.

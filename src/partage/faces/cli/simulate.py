@@ -46,9 +46,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 ) -> int:
     """Play a story of pods against the agent, on a simulated node.
 
-    STORY is a YAML file (docs/stories.md): which machine, which policy, which pods come and go, what breaks,
-    and what is expected. The agent is the one that runs on real nodes; it talks to an embedded kubelet over
-    real sockets. --machine, --policy and --config override those of the story.
+    STORY is a YAML file (docs/reference/stories.md): which machine, which policy, which pods come and go,
+    what breaks, and what is expected. The agent is the one that runs on real nodes; it talks to an embedded
+    kubelet over real sockets. --machine, --policy and --config override those of the story.
 
     Exit code 0: every expectation was met; 1: one was not; 2: story or policy is wrong; 3: impossible.
     """

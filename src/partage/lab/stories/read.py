@@ -1,4 +1,4 @@
-"""Read a story file (docs/stories.md). All problems at once, each with its path and line."""
+"""Read a story file (docs/reference/stories.md). All problems at once, each with its path and line."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class AllocateResponder:
             envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
 
     def _add_guard(self, offerings: Sequence[DeviceOffer], envs: dict[str, str], mounts: list[Mount]) -> None:
-        """PYTHONPATH replaces that of the image, and a pod's own replaces this one (docs/guard.md)."""
+        """PYTHONPATH replaces the image's, and a pod's own replaces this one: docs/explanation/guard.md."""
         mounts.append(Mount(GUARD_MOUNT, self._guard_dir, read_only=True))
         envs["PYTHONPATH"] = GUARD_MOUNT
         envs["PARTAGE_TOTAL_BYTES"] = _one_or_each(self._totals(offerings))

@@ -72,7 +72,8 @@ def _model(name: str) -> tuple[GpuModel, str]:
     found = load_catalogue().find(name)
     if found is None:
         advice = (
-            f"{load_catalogue().advice(name)}; for another GPU write a machine file, see docs/machines.md"
+            f"{load_catalogue().advice(name)}; for another GPU write a machine file, "
+            "see docs/reference/machines.md"
         )
         raise InputError(f"no GPU model is called {name!r}", advice)
     if found[0] not in load_catalogue().simulated_models():

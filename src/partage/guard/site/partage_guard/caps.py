@@ -20,7 +20,7 @@ LARGE_CONTEXT_BYTES = 1024 * MIB
 MANY_MULTIPROCESSORS = 140
 """A CUDA context and its libraries use memory besides the framework's allocator, more on GPUs with more
 multiprocessors. Reports range from 300 to 816 MiB for each process; these numbers are estimates
-(docs/guard.md).
+(docs/explanation/guard.md).
 """
 
 
