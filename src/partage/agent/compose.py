@@ -272,10 +272,7 @@ class _Agent:
         await self._status.until(lambda report: bool(report.made.number))
         await asyncio.sleep(FIRST_ANSWER_S)
         labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
-        try:
-            await labels.run()
-        finally:
-            await labels.cluster.close()
+        await labels.run()
 
     def _cluster_trouble(self) -> str:
         return self._node_labels.trouble if self._node_labels else ""

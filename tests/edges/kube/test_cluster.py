@@ -31,10 +31,7 @@ async def cluster(*answers, **config):
         left = list(answers)
         server.answer = lambda request: left.pop(0) if len(left) > 1 else left[0]
         found = ApiCluster(server.config(**config), "n1", wall=lambda: 1_800_000_000.5, backoff=quick)
-        try:
-            yield server, found
-        finally:
-            await found.close()
+        yield server, found
 
 
 async def test_labels_are_owned_by_server_side_apply():

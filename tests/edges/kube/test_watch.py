@@ -33,7 +33,6 @@ class Follower:
     async def end(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
-        await self.connection.close()
 
 
 @asynccontextmanager

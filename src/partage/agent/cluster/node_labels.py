@@ -54,7 +54,7 @@ class NodeLabels:
         ask: Callable[[], None],
         intervals: ClusterIntervals | None = None,
     ) -> None:
-        self.cluster, self._name, self._status, self._ask = cluster, name, status, ask
+        self._cluster, self._name, self._status, self._ask = cluster, name, status, ask
         intervals = intervals or ClusterIntervals()
         self._intervals = intervals
         self._retry = Backoff(intervals.retry_s, intervals.retry_longest_s)
@@ -70,7 +70,7 @@ class NodeLabels:
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.cluster.watch_node(self._name, self._seen), name="watch node")
+            group.create_task(self._cluster.watch_node(self._name, self._seen), name="watch node")
             group.create_task(self._read_reports(), name="labels of reports")
             group.create_task(self._apply_forever(), name="apply labels")
 
@@ -115,7 +115,7 @@ class NodeLabels:
         contested = self._is_contested(state.node, wanted)
         if contested and time.monotonic() < self._again_s:
             return self._again_s - time.monotonic()
-        node = await self.cluster.apply_node(state.node, wanted, {})
+        node = await self._cluster.apply_node(state.node, wanted, {})
         log.info("labels applied", extra={"node": self._name, "labels": len(wanted), "contested": contested})
         self._applied, self._applied_to, self._applied_s = wanted, node.uid, time.monotonic()
         self._again_s = self._applied_s + self._contest.pause_s()

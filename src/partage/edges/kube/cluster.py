@@ -139,9 +139,6 @@ class ApiCluster:
     async def watch_node(self, name: str, seen: Callable[[WatchState], None]) -> None:
         await NodeWatch(self._connection, name, seen).run()
 
-    async def close(self) -> None:
-        await self._connection.close()
-
 
 def _node(name: str) -> str:
     return f"/api/v1/nodes/{name}"

@@ -67,7 +67,6 @@ class ClusterConfig(Frozen):
     server_name: str = ""
     insecure: bool = False
     namespace: str = "default"
-    proxy: str = ""
 
     def tls(self) -> ssl.SSLContext:
         """What connections are made with, from the files as they are now. Raises InputError."""
@@ -216,6 +215,8 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
             f"{what} is not supported",
             "use a token: kubectl create token ACCOUNT, or a client certificate",
         )
+    if server.proxy_url:
+        raise _wrong(name, f"clusters[{chosen.cluster}].proxy-url", "a proxy is not supported")
     place = _FilePlace(name, path.parent)
     return ClusterConfig(
         url=server.server.rstrip("/"),
@@ -230,7 +231,6 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
         server_name=server.tls_server_name,
         insecure=server.insecure_skip_tls_verify,
         namespace=chosen.namespace,
-        proxy=server.proxy_url,
     )
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from partage import __version__
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
-from partage.edges.kube.lean_httpx import httpx
+from partage.edges.kube.exchange import Exchange, ProtocolError, Request, connect
 from partage.edges.kube.objects import Details, Json, Status
 from partage.errors import Absent, ClusterError, Conflict, Rejected, Unreachable
-from partage.values import Frozen
 
 if TYPE_CHECKING:
     import ssl
@@ -31,14 +28,6 @@ TRIES = 3
 
 LONGEST_RETRY_AFTER_S = 30.0
 
-_KEEP_ALIVE = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-]
-"""A peer that has vanished without a word is noticed within a minute, also by a watch that says nothing."""
-
 _BUSY, _GONE = 429, 410
 
 
@@ -50,30 +39,14 @@ class Refused(ClusterError):
         self.code, self.said, self.retry_after_s = code, said, retry_after_s
 
 
-class _Call(Frozen):
-    """What is asked. content: JSON."""
-
-    method: str
-    path: str
-    parameters: Parameters | None = None
-    content: bytes | None = None
-    media_type: str = ""
-
-
 class Connection:
-    """An HTTP connection pool to one API server, made anew when certificates are replaced."""
+    """The way to one API server. Each request has a connection of its own: they are minutes apart."""
 
     def __init__(self, config: ClusterConfig, backoff: Callable[[], Backoff] = Backoff) -> None:
         self.config = config
         self.backoff = backoff
-        self._client: httpx.AsyncClient | None = None
-        self._made_of: object = None
-
-    async def close(self) -> None:
-        """Close all connections."""
-        client, self._client = self._client, None
-        if client is not None:
-            await client.aclose()
+        self._tls: ssl.SSLContext | None = None
+        self._tls_of: object = None
 
     async def call(
         self,
@@ -90,7 +63,8 @@ class Connection:
         Raises Unreachable, Conflict, Absent or Rejected; Refused for a 429 that is the answer to this very
         request (a PodDisruptionBudget). InputError if the credentials cannot be read.
         """
-        asked = _Call(method, path, parameters, None if body is None else encode(body), media_type)
+        content = None if body is None else encode(body)
+        asked = Request(method, path, parameters or {}, content, media_type)
         backoff = self.backoff()
         for left in reversed(range(TRIES)):
             try:
@@ -107,90 +81,58 @@ class Connection:
                 await asyncio.sleep(backoff.pause_s())
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, asked: _Call) -> bytes:
-        try:
+    async def _once(self, asked: Request) -> bytes:
+        async with self._sent(asked, CALL_S) as exchange:
             async with asyncio.timeout(CALL_S):
-                answer = await (await self._ready()).send(self._request(asked, CALL_S))
-        except TimeoutError as error:
-            why = f"no answer within {CALL_S:.0f} s"
-            raise Unreachable(f"the API server {self.config.url} cannot be reached: {why}") from error
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
-            raise self._unreachable(error) from error
-        if not answer.is_success:
-            raise refusal(answer.status_code, answer.content, answer.headers.get("retry-after", ""))
-        return answer.content
+                return await exchange.content()
 
     @asynccontextmanager
     async def lines(
         self, path: str, parameters: Parameters, idle_s: float
-    ) -> AsyncIterator[AsyncIterator[str]]:
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The lines of an answer that goes on. idle_s: how long nothing may come.
 
         Raises Unreachable (also in the block, when the connection ends), Refused, InputError.
         """
+        async with self._sent(Request("GET", path, parameters), idle_s) as exchange:
+            yield exchange.lines()
+
+    @asynccontextmanager
+    async def _sent(self, asked: Request, idle_s: float) -> AsyncIterator[Exchange]:
+        """A request, and the beginning of its answer. Raises Refused for one that is not 2xx."""
+        config, token, tls = self.config, self._token(), self._context()
         try:
-            client = await self._ready()
-            request = self._request(_Call("GET", path, parameters), idle_s)
-            answer = await client.send(request, stream=True)
+            async with asyncio.timeout(CONNECT_S):
+                exchange = await connect(config.url, tls, config.server_name)
             try:
-                if not answer.is_success:
-                    content = await answer.aread()
-                    raise refusal(answer.status_code, content, answer.headers.get("retry-after", ""))
-                yield answer.aiter_lines()
+                async with asyncio.timeout(CALL_S):
+                    await exchange.send(asked, token)
+                    if not exchange.code // 100 == 2:
+                        raise refusal(exchange.code, await exchange.content(), exchange.retry_after)
+                exchange.idle_s = idle_s
+                yield exchange
             finally:
-                with suppress(httpx.HTTPError, OSError):
-                    await answer.aclose()
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError) as error:
-            raise self._unreachable(error) from error
+                exchange.close()
+        except (OSError, ProtocolError) as error:  # TimeoutError is an OSError
+            why = (
+                "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            )
+            raise Unreachable(f"the API server {config.url} cannot be reached: {why}") from error
 
-    async def _ready(self) -> httpx.AsyncClient:
-        """The client, with the certificates of now. Raises InputError."""
+    def _token(self) -> str:
+        """The token of now: the kubelet replaces the file before the token expires."""
+        if self.config.token is None:
+            return ""
+        return self.config.token.read().decode("ascii", "replace").strip()
+
+    def _context(self) -> ssl.SSLContext | None:
+        """With the certificates of now. Raises InputError."""
+        if self.config.url.startswith("http://"):
+            return None
         version = self.config.version()
-        if self._client is None or version != self._made_of:
-            await self.close()
-            self._client, self._made_of = self._new(self.config.tls()), version
-        return self._client
-
-    def _new(self, context: ssl.SSLContext) -> httpx.AsyncClient:
-        limits = httpx.Limits(max_connections=4, max_keepalive_connections=2, keepalive_expiry=60)
-        transport = httpx.AsyncHTTPTransport(
-            verify=context,
-            trust_env=False,
-            limits=limits,
-            proxy=self.config.proxy or None,
-            socket_options=_KEEP_ALIVE,
-        )
-        return httpx.AsyncClient(
-            transport=transport,
-            base_url=self.config.url,
-            trust_env=False,
-            headers={"User-Agent": f"partage/{__version__}", "Accept": "application/json"},
-        )
-
-    def _request(self, asked: _Call, idle_s: float) -> httpx.Request:
-        """A request with the token of now: the kubelet replaces the file before the token expires."""
-        assert self._client is not None
-        headers = {} if asked.content is None else {"Content-Type": asked.media_type}
-        if self.config.token is not None:
-            token = self.config.token.read().decode("ascii", "replace").strip()
-            headers["Authorization"] = f"Bearer {token}"
-        extensions: dict[str, object] = {
-            "timeout": {"connect": CONNECT_S, "read": idle_s, "write": CALL_S, "pool": CALL_S}
-        }
-        if self.config.server_name:
-            extensions["sni_hostname"] = self.config.server_name
-        return self._client.build_request(
-            asked.method,
-            asked.path,
-            params=asked.parameters,
-            content=asked.content,
-            headers=headers,
-            extensions=extensions,
-        )
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        why = str(error) or type(error).__name__
-        return Unreachable(f"the API server {self.config.url} cannot be reached: {why}")
+        if self._tls is None or version != self._tls_of:
+            self._tls, self._tls_of = self.config.tls(), version
+        return self._tls
 
 
 def refusal(code: int, content: bytes, retry_after: str = "") -> Refused:

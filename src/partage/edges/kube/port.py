@@ -175,7 +175,3 @@ class Cluster(Protocol):
     async def watch_node(self, name: str, seen: Callable[[WatchState], None]) -> None:
         """Follow a Node for ever: ``seen`` is called at every change, of the Node or of the trouble."""
         ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...

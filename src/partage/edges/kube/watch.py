@@ -117,7 +117,7 @@ class NodeWatch:
             self._tell(replace(self._state, trouble="", since=self._clock()))
             async for line in lines:
                 if line:
-                    self._line(line.encode())
+                    self._line(line)
 
     def _line(self, line: bytes) -> None:
         try:
