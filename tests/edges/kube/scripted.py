@@ -82,6 +82,8 @@ class ScriptedServer:
     port: int = 0
     _server: asyncio.Server | None = None
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+    _open: set[Stream] = field(default_factory=set)
+    _hanging: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def url(self) -> str:
@@ -102,8 +104,14 @@ class ScriptedServer:
     async def stop(self) -> None:
         assert self._server is not None
         self._server.close()
+        self._hanging.set()
         for writer in self._writers:
             writer.transport.abort()
+        for stream in tuple(self._open):
+            stream.ended.set()
+        async with asyncio.timeout(5):
+            while self._writers:
+                await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -128,14 +136,16 @@ class ScriptedServer:
         found = self.answer(request)
         answer = found if isinstance(found, Answer) else await found
         if answer.hang:
-            await asyncio.Event().wait()
+            await self._hanging.wait()
         if answer.drop:
             return False
         if request.watches and answer.code == 200:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             stream = Stream(writer)
             self.streams.put_nowait(stream)
+            self._open.add(stream)
             await stream.ended.wait()
+            self._open.discard(stream)
             return True
         content = b"" if answer.body is None else json.dumps(answer.body).encode()
         lines = "".join(f"{key}: {value}\r\n" for key, value in answer.headers.items())
