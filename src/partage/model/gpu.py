@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
+from partage.model.geometry import Geometry
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
@@ -132,6 +133,7 @@ class Gpu(Frozen):
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     pci_class: class code of the PCI device, ``0x030200`` for a GPU without display; None if not known.
     clique: cluster UUID and clique of the NVLink fabric that it has joined, ``<uuid>.<number>``; None: none.
+    geometry: what its driver says that MIG allows; None where nobody asked, as for models of the catalogue.
     """
 
     index: int
@@ -153,6 +155,7 @@ class Gpu(Frozen):
     mig_hidden: bool = False
     pci_class: int | None = None
     clique: str | None = None
+    geometry: Geometry | None = None
 
     @property
     def mig_enabled(self) -> bool:

@@ -78,8 +78,8 @@ def policy_options(command: Command) -> Command:
     return click.option(
         "--policy",
         metavar="FILE",
-        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
-        "input. Default: every GPU is exclusive.",
+        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's, or a ConfigMap "
+        "of such files; - is standard input. Default: every GPU is exclusive.",
     )(command)
 
 
@@ -139,16 +139,9 @@ def print_problems(problems: Iterable[Problem]) -> None:
 
 def console() -> Console:
     """The console for tables and pictures. At least 110 columns if stdout is not a terminal."""
-    from rich import console as rich_console
+    from partage.faces.render.terminal import open_console
 
-    class Console(rich_console.Console):
-        """A reader of stdout that ends early (``| head``) is noticed in ``main``; rich would exit with 1."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    wide_enough = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
-    return Console(highlight=False, width=wide_enough, soft_wrap=False)
+    return open_console()
 
 
 # --- the node ----------------------------------------------------------------------------------
@@ -193,8 +186,10 @@ def open_hardware(
         return SimulatedHardware(load_machine(machine))
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.keeper import MpsKeeper
+    from partage.faces.unknown_models import lacks_geometry
 
-    return NvmlHardware(driver_root, keeper=MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root))
+    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root)
+    return NvmlHardware(driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 
 def ask(
