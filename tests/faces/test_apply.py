@@ -276,6 +276,12 @@ def test_a_step_that_fails_is_taken_back(node, done):
         fault = {"call": "perform", "fail": "no-room", "done": done}
         node.suffer({"after-calls": 1 + number, **fault})
         code, answer = node.apply({0: ["7g.80gb"]})
+        if done and answer["gpus"][0]["outcome"] == "partial":
+            # A creation that was done and said to have failed: it may be somebody else's, and is named.
+            assert code == 4
+            assert "left alone, as this change is not known to have made it: " in node.stderr
+            assert node.apply({0: ["3g.40gb", "1g.10gb"]})[0] == 0
+            continue
         assert (code, answer["gpus"][0]["outcome"]) == (4, "rolled-back"), number
         assert "all of it was rolled back" in node.stderr
         assert sorted(node.devices().values()) == old

@@ -21,7 +21,7 @@ def test_mig_devices_that_only_root_may_read_are_named():
     inventory = observed()
     hidden = tuple(replace(gpu, mig_hidden=gpu.index == 2) for gpu in inventory)
     (found,) = [one for one in sentences(replace(inventory, gpus=hidden)) if "root only" in one]
-    assert found.startswith("The MIG devices of GPU 2 can be read")
+    assert found.startswith("Where the MIG devices of GPU 2 are can be read")
 
 
 def test_gpus_without_persistence_mode_are_named():

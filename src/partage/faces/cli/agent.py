@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
-from partage.edges.files.state_lock import check_unlocked
+from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
@@ -120,6 +120,7 @@ def command(
         node_name=node_name,
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
+    check_unlocked(options.run_dir, RUN_LOCK)
     helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:

@@ -136,7 +136,7 @@ def command(
 
 def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOptions) -> None:
     """Raises Unsatisfiable where an agent runs: it owns the node. Says what the agent would do."""
-    from partage.edges.files.state_lock import is_locked
+    from partage.edges.files.directory_lock import is_locked
     from partage.errors import Unsatisfiable
     from partage.faces.cli.plan import make_plan
 

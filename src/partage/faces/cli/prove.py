@@ -105,8 +105,10 @@ def command(
     With --machine the attacks run against a simulated MPS control daemon (without a policy: four shares);
     attacks that need real hardware are not tried.
 
-    Exit code 1: a promise is broken; 3: a GPU is in use; 4: no driver, or no PyTorch.
+    Exit code 1: a promise is broken; 3: a GPU is in use, or nothing could be tried; 4: no driver, no
+    libcuda.so.1, or no PyTorch.
     """
+    from partage.errors import Problem
     from partage.faces.render.proof_tables import proof_lines
     from partage.lab.prove.document import PROOF
 
@@ -121,6 +123,8 @@ def command(
     if report is not None:
         _write(found, report)
     lab.print_report(found, PROOF, output, proof_lines)
+    if found.untried:
+        common.print_problems([Problem("", "", "error", f"nothing was tried: {'; '.join(found.untried)}")])
     return found.exit_code
 
 

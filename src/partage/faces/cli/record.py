@@ -38,13 +38,18 @@ def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 def command(machine: str | None, to: str | None, output: str | None) -> None:
     """Write this node to a machine file for the simulation.
 
-    The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
-    what runs on the GPUs. With --machine the simulated node is written, as a start for your own file.
+    The file can be used with --machine on any computer. It has UUIDs, PCI addresses and serial numbers, but
+    nothing about what runs on the GPUs. With --machine the simulated node is written, as a start for your own
+    file.
     """
+    from partage.errors import NotPermitted
+    from partage.plan.offer.caveats import mig_hidden
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
     from partage.text import count_of
 
     inventory = common.need_driver(common.observe(machine))
+    if hidden := mig_hidden(inventory):
+        raise NotPermitted(f"the node cannot be recorded: {hidden[0].lower()}{hidden[1:]}", "run it as root")
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
     as_yaml = output == "yaml" or (output is None and is_yaml_name(to))
     text = machine_text(inventory, recorded, as_yaml=as_yaml)

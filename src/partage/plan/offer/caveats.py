@@ -60,7 +60,7 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
             "client, which takes 1 to 3 s. Run nvidia-persistenced."
         )
     if hidden := mig_hidden(inventory):
-        yield Caveat(f"{hidden}; this plan takes them for absent.", certain=False)
+        yield Caveat(f"{hidden}; a plan of other MIG devices needs root.", certain=False)
     if any(o.shared is Strategy.MPS for some in offer.values() for o in some):
         yield Caveat(
             "Under MPS the limits apply to each process: two of one container can use its share twice."
@@ -89,6 +89,8 @@ def _layouts_kept(
 
 
 def mig_hidden(inventory: Inventory) -> str:
-    """Which GPUs have MIG devices that may not be read, half a sentence; empty: none."""
+    """Which GPUs do not say where their MIG devices are, half a sentence; empty: none."""
     hidden = [gpu.index for gpu in inventory if gpu.mig_hidden]
-    return f"The MIG devices of {gpus(hidden)} can be read by root only" if hidden else ""
+    if not hidden:
+        return ""
+    return f"Where the MIG devices of {gpus(hidden)} are can be read by root only"

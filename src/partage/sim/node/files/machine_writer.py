@@ -112,6 +112,9 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "persistence": gpu.persistence,
         "pci-class": gpu.pci_class,
         "clique": gpu.clique,
+        "serial": gpu.serial,
+        "board-part-number": gpu.board_part_number,
+        "vbios-version": gpu.vbios_version,
         **({"mig-geometry": _geometry(gpu.geometry)} if gpu.geometry else {}),
     }
 
@@ -145,8 +148,8 @@ def _mig_device(device: MigDevice) -> dict[str, Any]:
         "gi": device.gi_id,
         "ci": device.ci_id,
         "profile": device.profile,
-        "start": device.placement.start,
-        "size": device.placement.size,
+        "start": device.known_placement.start,
+        "size": device.known_placement.size,
         "uuid": device.uuid,
         "memory-bytes": device.memory_bytes,
         "gi-minor": device.gi_minor,
