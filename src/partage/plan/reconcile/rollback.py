@@ -88,8 +88,9 @@ def layouts_beside(
     found = dict(was)
     for part in foreign:
         layout = found.get(part.gpu)
-        if layout is not None and layout.enabled and part.device and part.placement:
-            item = LayoutItem(MigProfile.parse(part.profile), part.placement.start)
+        if layout is not None and layout.enabled and part.device:
+            start = part.placement.start if part.placement else None
+            item = LayoutItem(MigProfile.parse(part.profile), start)
             found[part.gpu] = replace(layout, items=(*layout.items, item))
     return found
 
