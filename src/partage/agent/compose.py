@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
@@ -30,6 +31,7 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.directory_lock import RUN_LOCK, take_lock
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
@@ -46,6 +48,10 @@ from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
+
+if TYPE_CHECKING:
+    from partage.agent.cluster.node_labels import NodeLabels
+    from partage.edges.kube.config import ClusterConfig
 
 log = logging.getLogger(__name__)
 
@@ -77,16 +83,33 @@ async def run(
 
     Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
     is no last good one; InputError for a socket path that is too long, if another agent has locked the
-    state directory, or if the helper refuses its options.
+    state or the run directory, or if the helper refuses its options.
     """
     status = status or AgentStatus(time.monotonic)
     _check_paths(options)
     state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
-        agent = _Agent(options, hardware, status, state_writer)
-        await agent.run(stop, beside)
+        with _locked(options.run_dir):
+            agent = _Agent(options, hardware, status, state_writer)
+            await agent.run(stop, beside)
     finally:
         state_writer.directory.close()
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory. Raises InputError where another agent has it; one that cannot be locked at all
+    is reported by what cannot be written there.
+    """
+    lock = None
+    with contextlib.suppress(OSError):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(run_dir, RUN_LOCK)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _check_paths(options: AgentOptions) -> None:
@@ -112,6 +135,7 @@ class _Agent:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[DeviceUuid] = set()
+        self._node_labels: NodeLabels | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -224,6 +248,7 @@ class _Agent:
             serve=self._serve,
             retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
+            cluster_trouble=self._cluster_trouble,
         )
         return Loop(parts)
 
@@ -242,6 +267,8 @@ class _Agent:
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
         }
+        if self._options.cluster is not None:
+            tasks["cluster"] = self._in_cluster(self._options.cluster)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
@@ -258,6 +285,24 @@ class _Agent:
             finally:
                 for task in (*self._tasks, *(task for _, task in self._endpoints.values())):
                     task.cancel()
+
+    async def _in_cluster(self, config: ClusterConfig) -> None:
+        """Keep the own Node up to date, after the first registration, which must not wait for it."""
+        await self._status.until(lambda report: bool(report.made.number))
+        await asyncio.sleep(FIRST_ANSWER_S)
+        labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
+        await labels.run()
+
+    def _cluster_trouble(self) -> str:
+        return self._node_labels.trouble if self._node_labels else ""
+
+    def _new_node_labels(self, config: ClusterConfig) -> NodeLabels:
+        """Importing the client takes a tenth of a second: pods are served meanwhile."""
+        from partage.agent.cluster.node_labels import NodeLabels
+        from partage.edges.kube.cluster import ApiCluster
+
+        name = self._options.node_name
+        return NodeLabels(ApiCluster(config, name), name, self._status, self._requests.ask)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()
