@@ -58,15 +58,7 @@ class Cluster:
     def install(self, *, wait: bool = True, **values: Any) -> None:
         """Install the chart, or upgrade it, with these values and none of an earlier call."""
         base = {"image": {"repository": self.image.rpartition(":")[0], "tag": self.image.rpartition(":")[2]}}
-        text = yaml.safe_dump(
-            base
-            | {
-                "affinity": None,
-                "cluster": {"enabled": False},
-                "agent": {"extraArgs": ["--policy=/etc/partage/policies/default"]},
-            }
-            | values
-        )
+        text = yaml.safe_dump(base | {"affinity": None} | values)
         command = ("upgrade", "--install", "partage", str(CHART), "-n", NAMESPACE, "--create-namespace")
         waiting = ("--wait", "--timeout", "120s") if wait else ()
         self.run("helm", *command, "--reset-values", "-f", "-", *waiting, stdin=text)

@@ -172,7 +172,8 @@ def test_the_agent_has_no_capability_and_the_helper_no_token_and_no_network(node
     assert "No such file" in node.kubectl("exec", "-n", NAMESPACE, helper, "--", "ls", token, check=False)
     # A program that is started in a container enters the namespaces of its first process.
     devices = {
-        pod: node.kubectl("exec", "-n", NAMESPACE, pod, "--", "cat", "/proc/net/dev") for pod in (agent, helper)
+        pod: node.kubectl("exec", "-n", NAMESPACE, pod, "--", "cat", "/proc/net/dev")
+        for pod in (agent, helper)
     }
     assert ["eth0" in devices[pod] for pod in (agent, helper)] == [True, False]
 
