@@ -140,3 +140,9 @@ def test_daemons_of_a_pod_outlive_an_upgrade_because_their_pod_is_not_replaced()
         for path in (DEFAULT, ALL)
     }
     assert strategies == {DEFAULT: "OnDelete", ALL: "RollingUpdate"}
+
+
+def test_every_value_is_documented() -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "partage" / "values.yaml").read_text())
+    page = (ROOT / "docs" / "reference" / "chart.md").read_text()
+    assert [key for key in values if f"`{key}" not in page] == []
