@@ -110,16 +110,6 @@ def configs_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, st
             yield f"{path}.{where}".lstrip("."), text
 
 
-def configurations(content: bytes, file: str) -> list[str]:
-    """The names of a mig-parted file's configurations; nothing for any other file."""
-    try:
-        document = read_document(content, file).value
-    except InputError:
-        return []
-    configs = document.get("mig-configs") if isinstance(document, dict) else None
-    return list(configs) if isinstance(configs, dict) else []
-
-
 def named(problem: Problem, file: str) -> Problem:
     """The problem, of that file where it names none."""
     return problem if problem.file else replace(problem, file=file)

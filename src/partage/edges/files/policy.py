@@ -49,6 +49,16 @@ def parse_policy(
     return LoadedPolicy(policy, warnings, data.decode("utf-8-sig"), digest)
 
 
+def configurations(content: bytes, name: str) -> list[str]:
+    """The names of a mig-parted file's configurations; nothing for any other file."""
+    try:
+        document = read_lenient(content, name).value
+    except InputError:
+        return []
+    configs = document.get("mig-configs") if isinstance(document, dict) else None
+    return list(configs) if isinstance(configs, dict) else []
+
+
 def built_in(env: Mapping[str, str]) -> LoadedPolicy:
     """The policy without a file: every GPU exclusive. Where variables of NVIDIA's are set, it is what a file
     with ``version: v1`` alone means with them, as for NVIDIA's plugin. Raises InputError if one is wrong.

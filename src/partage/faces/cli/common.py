@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +22,7 @@ from partage.errors import Problem
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.agent.node_policy import NodeChoice
     from partage.agent.reconciler.apply_once import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
@@ -28,9 +30,13 @@ if TYPE_CHECKING:
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
     from partage.model.step import GpuUse
+    from partage.plan.offer.policy_choice import ChoiceRules
 
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
+
+CHOICE_KEY = "partage.policy-choice"
+"""Key of ``--node-labels`` and ``--fallback`` in click's context: they go with ``--policy`` everywhere."""
 
 DEFAULT_RUN_DIR = str(RUN_DIR)
 
@@ -71,16 +77,77 @@ def machine_option(command: Command) -> Command:
 
 
 def policy_options(command: Command) -> Command:
-    """``--policy`` and ``--config``."""
-    command = click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")(
-        command
-    )
-    return click.option(
-        "--policy",
-        metavar="FILE",
-        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
-        "input. Default: every GPU is exclusive.",
+    """``--policy``, ``--config``, ``--fallback`` and ``--node-labels``; the last two are read by
+    ``choice_options``.
+    """
+    command = click.option(
+        "--config",
+        metavar="NAME",
+        help="Which named configuration of the policy file; of a directory, the policy of nodes that have no "
+        "label.",
     )(command)
+    command = click.option(
+        "--policy",
+        metavar="FILE|DIR",
+        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
+        "input. Of a directory of policies the node's labels choose one. Default: every GPU is exclusive.",
+    )(command)
+    command = click.option(
+        "--fallback",
+        metavar="LIST",
+        expose_value=False,
+        callback=partial(_remember_choice, "fallback"),
+        help="With a directory, for nodes without a label and without --config: named, single, empty, in "
+        "the order in which they are tried (named,single).",
+    )(command)
+    return node_labels_option(command)
+
+
+def node_labels_option(command: Command) -> Command:
+    """``--node-labels``, read by ``choice_options``."""
+    return click.option(
+        "--node-labels",
+        metavar="KEY=VALUE,...|FILE",
+        expose_value=False,
+        callback=partial(_remember_choice, "labels"),
+        help="The labels of the node, or a file that kubectl get node -o yaml has written; '' is a node "
+        "without labels.",
+    )(command)
+
+
+def _remember_choice(what: str, ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    del parameter
+    ctx.meta.setdefault(CHOICE_KEY, {})[what] = value
+
+
+def choice_options(config: str | None) -> NodeChoice:
+    """What a policy is chosen by on this command line. Raises InputError."""
+    from partage.agent.node_policy import NodeChoice
+    from partage.edges.files.node_labels import read_node_labels
+
+    context = click.get_current_context(silent=True)
+    said: dict[str, str | None] = context.meta.get(CHOICE_KEY, {}) if context else {}
+    labels = said.get("labels")
+    return NodeChoice(
+        labels=None if labels is None else read_node_labels(labels),
+        rules=choice_rules(config, said.get("fallback")),
+        environ=os.environ,
+    )
+
+
+def choice_rules(config: str | None, fallback: str | None) -> ChoiceRules:
+    """The rules for a directory. Raises InputError for a fallback that is not known."""
+    from partage.errors import InputError
+    from partage.plan.offer.policy_choice import ChoiceRules, Fallback
+
+    if fallback is None:
+        return ChoiceRules(config)
+    words = [word.strip() for word in fallback.split(",") if word.strip()]
+    known = [one.value for one in Fallback]
+    for word in words:
+        if word not in known:
+            raise InputError(f"--fallback {word[:40]!r} is not known", f"a list of {', '.join(known)}")
+    return ChoiceRules(config, tuple(map(Fallback, words)))
 
 
 def state_dir_option(command: Command) -> Command:
@@ -155,17 +222,26 @@ def console() -> Console:
 
 
 def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
-    """The policy of ``--policy``, or every GPU exclusive. Raises InputError with all problems."""
-    from partage.edges.files.policy import built_in, load_policy
+    """The policy of ``--policy`` on a node with the labels of ``--node-labels``, or every GPU exclusive.
+
+    Raises InputError with all problems.
+    """
+    from msgspec.structs import replace
+
+    from partage.agent.node_policy import PolicyRefusal, node_policy
+    from partage.edges.files.policy_directory import read_policies
     from partage.errors import InputError
 
-    if policy is not None:
-        return load_policy(policy, config, os.environ)
-    if config is not None:
+    if policy is None and config is not None:
         raise InputError(
             "--config names a configuration of a policy file", "name the file with --policy FILE"
         )
-    return built_in(os.environ)
+    chosen = node_policy(None if policy is None else read_policies(policy), choice_options(config))
+    if isinstance(chosen, PolicyRefusal):
+        raise InputError(chosen.problems)
+    if chosen.layouts_problems:
+        raise InputError(chosen.layouts_problems)
+    return replace(chosen.loaded, policy=chosen.policy(chosen.layouts))
 
 
 def open_hardware(
