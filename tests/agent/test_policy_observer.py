@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.observers.policy import UNSETTLED_S, PolicyFile, PolicyObserver
+from partage.agent.observers.policy import PolicyObserver
 from partage.agent.options import AgentOptions, Intervals
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy_directory import UNSETTLED_S, PolicyFiles
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
@@ -58,13 +59,13 @@ def write(path: Path, text: str, mtime: float = LONG_AGO) -> None:
 
 def test_a_file_at_rest_is_not_read_again(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     assert [file.changed() for _ in range(4)] == [True, False, False, False]
 
 
 def test_a_file_that_was_just_written_is_read_again_until_it_has_settled(path: Path) -> None:
     write(path, GOOD, time.time())
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     assert [file.changed() for _ in range(3)] == [True, True, True]
     os.utime(path, (LONG_AGO, LONG_AGO))
     assert [file.changed() for _ in range(3)] == [True, False, False]
@@ -72,7 +73,7 @@ def test_a_file_that_was_just_written_is_read_again_until_it_has_settled(path: P
 
 def test_a_new_file_of_the_same_size_and_time_is_noticed(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     file.changed()
     beside = path.with_name("beside")
     write(beside, GOOD.replace("4", "5"))
@@ -82,7 +83,7 @@ def test_a_new_file_of_the_same_size_and_time_is_noticed(path: Path) -> None:
 
 def test_a_file_that_goes_and_comes_is_noticed_both_times(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     file.changed()
     path.unlink()
     assert [file.changed(), file.changed()] == [True, False]
@@ -90,16 +91,11 @@ def test_a_file_that_goes_and_comes_is_noticed_both_times(path: Path) -> None:
     assert file.changed()
 
 
-def test_a_directory_or_a_pipe_in_the_files_place_is_refused(path: Path) -> None:
+def test_a_pipe_in_the_files_place_is_refused(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     file.changed()
     path.unlink()
-    path.mkdir()
-    assert file.changed()
-    with pytest.raises(InputError, match="directory"):
-        file.read()
-    path.rmdir()
     os.mkfifo(path)
     assert file.changed()
     with pytest.raises(InputError, match="not a regular file"):

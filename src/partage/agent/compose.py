@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
@@ -39,6 +41,7 @@ from partage.edges.kubelet.sockets import socket_identity
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, ResourceName
+from partage.model.node_labels import NodeLabels
 from partage.model.paths import check_socket_path
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -59,7 +62,14 @@ FIRST_OBSERVATION_S = 5.0
 agent. A helper that takes longer hangs; then the agent starts, reports it, and offers GPUs once it observes
 them."""
 
+FIRST_LABELS_S = 3.0
+"""How long the start waits for the labels of the node, in seconds, where no earlier agent has left a policy.
+The kubelet gets its pods from the same server: while that does not answer, no pod comes."""
+
 Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
+
+WatchLabels = Callable[[Callable[[NodeLabels], None]], Coroutine[Any, Any, None]]
+"""A task that tells the labels of the node, at first and at every change, and never ends."""
 
 
 async def run(
@@ -69,11 +79,12 @@ async def run(
     stop: asyncio.Event,
     status: AgentStatus | None = None,
     beside: Beside | None = None,
+    labels: WatchLabels | None = None,
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
     status: where reports are published. beside: a task of the caller that runs with the agent and ends with
-    it. The caller closes the hardware.
+    it. labels: tells the labels of the node, where a cluster knows them. The caller closes the hardware.
 
     Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
     is no last good one; InputError for a socket path that is too long, if another agent has locked the
@@ -83,10 +94,16 @@ async def run(
     _check_paths(options)
     state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
+        options = replace(options, awaits_labels=labels is not None)
         agent = _Agent(options, hardware, status, state_writer)
-        await agent.run(stop, beside)
+        await agent.run(stop, beside, labels)
     finally:
         state_writer.directory.close()
+
+
+async def _end_of(task: asyncio.Task[None]) -> None:
+    """A task that began before the others ends them if it fails, too."""
+    await task
 
 
 def _check_paths(options: AgentOptions) -> None:
@@ -111,6 +128,7 @@ class _Agent:
         self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._labels: asyncio.Task[None] | None = None
         self._served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
@@ -128,7 +146,7 @@ class _Agent:
         )
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
-        self._policies = PolicyObserver(options, geometry_of, ask)
+        self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
@@ -162,10 +180,13 @@ class _Agent:
         status.counts.xids = self._hardware.xid_counts
         status.counts.changes = self._reconciler.endings
 
-    async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
+    async def run(self, stop: asyncio.Event, beside: Beside | None, labels: WatchLabels | None) -> None:
         """Start, run, stop."""
         observation = asyncio.create_task(self._hardware.observe(), name="first observation")
         stopped = asyncio.create_task(stop.wait(), name="stop")
+        first_labels = asyncio.create_task(self._policies.labels_known.wait(), name="first labels")
+        if labels is not None:
+            self._labels = asyncio.create_task(labels(self._policies.know_labels), name="labels")
         try:
             saved = self._restore()
             self._policies.start()
@@ -174,6 +195,10 @@ class _Agent:
             )
             if observation.done():
                 observation.result()
+            if labels is not None and saved.policy is None:
+                await asyncio.wait(
+                    {first_labels, stopped}, timeout=FIRST_LABELS_S, return_when=FIRST_COMPLETED
+                )
             self._policies.resolve_on(self._hardware.node)
             self._policies.check_in_force()
             self._watchdog.update(self._policies.desired, answerable_offer(saved.serving))
@@ -181,8 +206,9 @@ class _Agent:
                 await stopped
             log.info("stopped")
         finally:
-            observation.cancel()
-            stopped.cancel()
+            for task in (observation, stopped, first_labels, self._labels):
+                if task is not None:
+                    task.cancel()
             self._kubelet.close()
             self._changes.close()
         await asyncio.to_thread(self._state_writer.save)
@@ -242,6 +268,8 @@ class _Agent:
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
         }
+        if self._labels is not None:
+            tasks["labels"] = _end_of(self._labels)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]

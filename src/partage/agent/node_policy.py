@@ -6,7 +6,6 @@ The agent and the one-shot verbs ask here, so that ``plan --node-labels`` says w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 
 from msgspec import field
 from msgspec.structs import replace
@@ -15,12 +14,12 @@ from partage.edges.files.policy import LoadedPolicy, built_in, configurations, p
 from partage.edges.files.policy_directory import PolicyTexts
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Problem
+from partage.model.choice_rules import ChoiceRules
 from partage.model.named_layouts import DISABLED, parse_layout_name
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy
 from partage.plan.offer.conditions import asked_labels, for_node
 from partage.plan.offer.policy_choice import (
-    ChoiceRules,
     LabelsUnknown,
     NothingChosen,
     TakeNone,
@@ -28,29 +27,17 @@ from partage.plan.offer.policy_choice import (
     UnknownName,
     choose_policy,
 )
+from partage.plan.report import PolicyReason
 from partage.text import listed
 from partage.values import Frozen
 
 _NO_FILE = PolicyTexts("")
 
 
-class Unchosen(StrEnum):
-    """Why a node has no policy.
-
-    unknown: its label, or the default, names one that is not there. none-chosen: no label, no default, no
-    fallback. labels-unknown: the labels decide and are not known yet. wrong: the file is wrong.
-    """
-
-    UNKNOWN = "unknown-name"
-    NONE_CHOSEN = "none-chosen"
-    LABELS_UNKNOWN = "labels-unknown"
-    WRONG = "wrong"
-
-
 class PolicyRefusal(Frozen):
     """The node has no policy, and why."""
 
-    reason: Unchosen
+    reason: PolicyReason
     problems: tuple[Problem, ...]
 
 
@@ -113,20 +100,24 @@ def node_policy(found: PolicyTexts | None, choice: NodeChoice) -> NodePolicy | P
     try:
         return _node_policy(found, choice)
     except InputError as error:
-        return PolicyRefusal(Unchosen.WRONG, error.problems)
+        return PolicyRefusal(PolicyReason.WRONG, error.problems)
 
 
 def restored(saved: SavedPolicy, environ: Mapping[str, str]) -> NodePolicy:
     """The policy that an agent has remembered. Raises InputError if it can no longer be read."""
-    texts = {saved.source: saved.text.encode()} if saved.text else {}
+    texts = {saved.source: _bytes(saved.text)} if saved.text else {}
     found = PolicyTexts(saved.source, texts) if saved.text else None
     rules = ChoiceRules(saved.config)
     choice = NodeChoice(saved.labels, rules=rules, environ=environ)
-    layouts = PolicyTexts(saved.layouts_source, {saved.layouts_source: saved.layouts.encode()})
+    layouts = PolicyTexts(saved.layouts_source, {saved.layouts_source: _bytes(saved.layouts)})
     made = _node_policy(found, choice, layouts if saved.layouts else None)
     if isinstance(made, PolicyRefusal):
         raise InputError(made.problems)
     return made
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _node_policy(
@@ -163,11 +154,11 @@ def _chosen(
         case TakeNone(by=by):
             return NodePolicy(built_in(choice.environ), by=by)
         case UnknownName(message=message, hint=hint):
-            return _refusal(Unchosen.UNKNOWN, found, message, hint)
+            return _refusal(PolicyReason.UNKNOWN_NAME, found, message, hint)
         case NothingChosen(message=message, hint=hint):
-            return _refusal(Unchosen.NONE_CHOSEN, found, message, hint)
+            return _refusal(PolicyReason.NONE_CHOSEN, found, message, hint)
         case LabelsUnknown():
-            return _refusal(Unchosen.LABELS_UNKNOWN, found, *_LABELS_UNKNOWN)
+            return _refusal(PolicyReason.LABELS_UNKNOWN, found, *_LABELS_UNKNOWN)
 
 
 _LABELS_UNKNOWN = (
@@ -176,7 +167,7 @@ _LABELS_UNKNOWN = (
 )
 
 
-def _refusal(reason: Unchosen, found: PolicyTexts, message: str, hint: str) -> PolicyRefusal:
+def _refusal(reason: PolicyReason, found: PolicyTexts, message: str, hint: str) -> PolicyRefusal:
     return PolicyRefusal(reason, (Problem(found.path, "", "error", message, hint),))
 
 
@@ -195,7 +186,7 @@ def _read(
         loaded = parse_policy(content, file, config, choice.environ)
     asked = asked_labels(loaded.policy)
     if asked and choice.labels is None and choice.awaited:
-        return _refusal(Unchosen.LABELS_UNKNOWN, found, *_LABELS_UNKNOWN)
+        return _refusal(PolicyReason.LABELS_UNKNOWN, found, *_LABELS_UNKNOWN)
     policy = for_node(loaded.policy, choice.labels)
     relevant = {key: value for key, value in (choice.labels or {}).items() if key in asked}
     return NodePolicy(

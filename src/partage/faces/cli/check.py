@@ -83,7 +83,7 @@ def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
 def _context(policy: str | None, config: str | None, machine: str | None) -> CheckContext:
     from partage.model.share import resources_of
 
-    labels = common.choice_options(None).labels
+    labels = common.node_labels()
     inventory = None
     if machine is not None or policy is not None:
         inventory = common.need_driver(common.observe(machine))

@@ -18,6 +18,7 @@ import click
 from partage.agent.options import RUN_DIR, STATE_DIR
 from partage.codec.values import to_plain
 from partage.errors import Problem
+from partage.model.choice_rules import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
     from partage.model.step import GpuUse
-    from partage.plan.offer.policy_choice import ChoiceRules
 
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
@@ -123,23 +123,31 @@ def _remember_choice(what: str, ctx: click.Context, parameter: click.Parameter, 
 def choice_options(config: str | None) -> NodeChoice:
     """What a policy is chosen by on this command line. Raises InputError."""
     from partage.agent.node_policy import NodeChoice
+
+    return NodeChoice(labels=node_labels(), rules=choice_rules(config), environ=os.environ)
+
+
+def node_labels() -> dict[str, str] | None:
+    """``--node-labels``; None where they are not given. Raises InputError."""
+    said = _said("labels")
+    if said is None:
+        return None
     from partage.edges.files.node_labels import read_node_labels
 
+    return read_node_labels(said)
+
+
+def _said(what: str) -> str | None:
     context = click.get_current_context(silent=True)
     said: dict[str, str | None] = context.meta.get(CHOICE_KEY, {}) if context else {}
-    labels = said.get("labels")
-    return NodeChoice(
-        labels=None if labels is None else read_node_labels(labels),
-        rules=choice_rules(config, said.get("fallback")),
-        environ=os.environ,
-    )
+    return said.get(what)
 
 
-def choice_rules(config: str | None, fallback: str | None) -> ChoiceRules:
+def choice_rules(config: str | None) -> ChoiceRules:
     """The rules for a directory. Raises InputError for a fallback that is not known."""
     from partage.errors import InputError
-    from partage.plan.offer.policy_choice import ChoiceRules, Fallback
 
+    fallback = _said("fallback")
     if fallback is None:
         return ChoiceRules(config)
     words = [word.strip() for word in fallback.split(",") if word.strip()]
