@@ -11,9 +11,10 @@ from PIL import Image
 
 from partage.edges.files.catalogue import geometry_of
 from partage.faces.cli.main import run
-from partage.faces.render.cards import cards_of
+from partage.faces.render.cards import NodeUse, cards_of
 from partage.faces.render.drawing import Box, Label, draw
 from partage.faces.render.picture_files import png, svg
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, node, offering
 
 _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
@@ -21,7 +22,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawing(inventory, offer, holders=None, troubles=None, caption="as it is"):
-    return draw(cards_of(inventory, offer, holders or {}, troubles or {}, geometry_of), caption)
+    return draw(cards_of(inventory, offer, NodeUse(holders or {}, troubles or {}), geometry_of), caption)
 
 
 def mig(n, profile, way=EXCLUSIVE, replicas=1):
@@ -104,6 +105,19 @@ def test_a_sick_card_and_a_lost_one_say_so():
     assert "unhealthy: XID 48" in found
     assert "GPU 1  lost" in found
     assert "gone" in found
+
+
+def test_a_withdrawn_share_is_hatched_and_its_card_says_what_it_waits_for():
+    uuid, last = GpuUuid("GPU-0"), ShareId("GPU-0::3")
+    holders = {ShareId("GPU-0::0"): "a/nb"}
+    withdrawn = frozenset({(ResourceName("nvidia.com/gpu"), last)})
+    use = NodeUse(holders, {}, withdrawn, {uuid: "waiting for pod a/nb"})
+    offer = {uuid: (offering(0, SLICED, 4, NONE),)}
+    drawn = draw(cards_of(node(gpu(0)), offer, use, geometry_of), "")
+    assert [box.hatched for box in bars(drawn, "memory")] == [False, False, False, True]
+    assert {"waiting for pod a/nb", "withdrawn"} <= set(texts(drawn))
+    assert svg(drawn).count("<path") == 2
+    assert png(drawn) != png(draw(cards_of(node(gpu(0)), offer, NodeUse(holders), geometry_of), ""))
 
 
 def test_the_legend_names_what_occurs():

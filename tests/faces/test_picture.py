@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from partage.edges.files.catalogue import geometry_of
-from partage.faces.render.cards import cards_of
+from partage.faces.render.cards import NodeUse, cards_of
 from partage.faces.render.picture import CARD_WIDTH, legend, picture
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, node, offering
 
 _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
@@ -16,7 +16,7 @@ _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
 
 def _drawn(inventory, offer, holders=None, troubles=None, width=CARD_WIDTH):
     text = io.StringIO()
-    cards = cards_of(inventory, offer, holders or {}, troubles or {}, geometry_of)
+    cards = cards_of(inventory, offer, NodeUse(holders or {}, troubles or {}), geometry_of)
     Console(file=text, width=width, color_system=None).print(picture(cards, width))
     return text.getvalue()
 
@@ -113,9 +113,36 @@ def test_a_device_that_is_not_offered_is_no_gap():
 
 def test_the_legend_says_more_where_there_is_more():
     whole = cards_of(
-        node(gpu(0)), {GpuUuid("GPU-0"): (offering(0, EXCLUSIVE, 1, HARD),)}, {}, {}, geometry_of
+        node(gpu(0)), {GpuUuid("GPU-0"): (offering(0, EXCLUSIVE, 1, HARD),)}, NodeUse(), geometry_of
     )
-    cut = cards_of(node(gpu(0, *_MIGS)), {GpuUuid("GPU-0"): ()}, {}, {}, geometry_of)
+    cut = cards_of(node(gpu(0, *_MIGS)), {GpuUuid("GPU-0"): ()}, NodeUse(), geometry_of)
     assert "compute" not in legend(whole).plain
     assert "compute slices" in legend(cut).plain
     assert "not offered" in legend(cut).plain
+
+
+WITHDRAWN = frozenset((ResourceName("nvidia.com/gpu"), ShareId(f"GPU-0::{n}")) for n in (2, 3))
+
+
+def _waiting(replicas, withdrawn=WITHDRAWN):
+    offer = {GpuUuid("GPU-0"): (offering(0, SLICED, replicas, NONE),)}
+    use = NodeUse({ShareId("GPU-0::0"): "a/nb"}, {}, withdrawn, {GpuUuid("GPU-0"): "waiting for pod a/nb"})
+    return cards_of(node(gpu(0), gpu(1)), offer, use, geometry_of)
+
+
+def test_withdrawn_shares_are_not_drawn_as_free_and_the_card_says_what_it_waits_for():
+    text = io.StringIO()
+    Console(file=text, width=100, color_system=None).print(picture(_waiting(4), 100))
+    drawn = text.getvalue()
+    assert [set(cell) for cell in _bar(drawn).split()[:4]] == [{"█"}, {"░"}, {"/"}, {"/"}]
+    assert "waiting for pod a/nb" in drawn
+    assert "none: a neighbour" in drawn
+    assert "/ withdrawn" in legend(_waiting(4)).plain
+    assert "withdrawn" not in legend(_waiting(4, frozenset())).plain
+
+
+def test_withdrawn_shares_show_in_a_bar_of_many_too():
+    shares = frozenset((ResourceName("nvidia.com/gpu"), ShareId(f"GPU-0::{n}")) for n in range(1, 48))
+    text = io.StringIO()
+    Console(file=text, width=100, color_system=None).print(picture(_waiting(48, shares), 100))
+    assert set(_bar(text.getvalue()).split("│")[0].strip()) == {"█", "/"}

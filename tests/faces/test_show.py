@@ -51,7 +51,7 @@ async def _reported(folder: Path, *, drain: bool) -> ReportDocument:
         assert await stage.eventually(lambda: sum(stage.kubelet.allocatable().values()) == 9)
         for pod in PODS:
             await stage.admit(pod, may_wait=False)
-        assert await stage.eventually(stage.holders_known)
+        assert await stage.eventually(stage.at_rest)
         if drain:
             stage.write_policy(PolicyText("p.yaml", b"version: partage/v1"))
             assert await stage.eventually(lambda: any(gpu.waits for gpu in _report(stage).gpus))
@@ -119,7 +119,11 @@ def test_the_table_has_gpus_links_cards_resources_and_holders(capsys, run_dir):
 
 def test_a_gpu_that_waits_is_said_to_wait_for_whom(capsys, run_dir):
     directory = run_dir(drain=True)
-    assert "GPU 0 changes to exclusive when a/service has ended" in _show(capsys, "--run-dir", directory)
+    text = _show(capsys, "--run-dir", directory)
+    assert "GPU 0 changes to exclusive when a/service has ended" in text
+    assert "waiting for pod a/service" in text
+    assert "/ withdrawn" in text
+    assert "! 3 shares of nvidia.com/gpu.shared withdrawn" in text
     assert run(["plan", "--machine", "4xh100-sxm5-80gb", "--run-dir", directory, "-o", "json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     row = plan["gpus"][0]

@@ -105,6 +105,7 @@ def _gpu_row(gpu: GpuReport, time_of: TimeOf) -> ReportedGpuRow:
         waiting_for=tuple(_entry_row(entry, time_of) for entry in plan.waiting_for),
         retry_at=None if plan.again_s is None else time_of(plan.again_s),
         mps_daemons=tuple(_daemon_row(one) for one in gpu.daemons),
+        processes=plan.processes,
     )
 
 

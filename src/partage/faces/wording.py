@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.plan.reconcile.node_plan import Phase
 from partage.plan.serve.ledger import Holder
+from partage.text import listed
 
 GUARANTEES = {
     Guarantee.HARD: "the hardware holds it",
@@ -20,6 +24,14 @@ _STRATEGIES = {
     Strategy.MPS: "MPS",
     Strategy.MIG: "MIG",
 }
+
+_PLAIN_PHASES = {
+    Phase.WITHDRAWING: "withdrawing its shares before it changes",
+    Phase.READY: "about to change",
+    Phase.CHANGING: "changing",
+    Phase.VERIFYING: "changed, and being read back",
+}
+"""Phases that need no reason."""
 
 
 def strategy_word(strategy: Strategy) -> str:
@@ -48,6 +60,27 @@ def pod_name(holder: Holder) -> str:
 def container_name(holder: Holder) -> str:
     """``namespace/pod/container``."""
     return f"{pod_name(holder)}/{holder.container}"
+
+
+def standing(
+    gpu_index: int, phase: Phase | None, reason: str, pods: Iterable[str], processes: Iterable[str]
+) -> str:
+    """How a GPU stands that is not settled: ``waiting for pod a/train``; empty if it is.
+
+    reason: of its plan. pods, processes: what it waits for.
+    """
+    if phase is None or phase is Phase.SETTLED:
+        return ""
+    names = sorted(set(pods))
+    awaited = [f"{'pod' if len(names) == 1 else 'pods'} {listed(names, 3)}"] if names else []
+    awaited += processes
+    if phase is Phase.WAITING and awaited:
+        return f"waiting for {listed(awaited, 3)}"
+    if phase in _PLAIN_PHASES:
+        return _PLAIN_PHASES[phase]
+    said = reason.removeprefix(f"GPU {gpu_index} ").removeprefix(f"GPU {gpu_index}: ")
+    word = "not known yet" if phase is Phase.UNKNOWN else str(phase)
+    return f"{word}: {said}" if said else word
 
 
 def shorten(text: str, width: int) -> str:

@@ -192,7 +192,7 @@ def test_where_somebody_is_on_a_gpu_another_one_has_to_be_named(real):
 
 
 def test_who_comes_meanwhile_ends_the_trying(real):
-    after_the_first_look = real.hardware._calls + 4
+    after_the_first_look = real.hardware.calls.total() + 4
     real.hardware._timed.append(TimedFault(Occupy(0), after_calls=after_the_first_look))
     code, document, _ = real.proves(*real.policy("time-slicing: {replicas: 4}"))
     assert code == 0
@@ -200,7 +200,7 @@ def test_who_comes_meanwhile_ends_the_trying(real):
 
 
 def test_when_nobody_can_say_who_else_is_there_nothing_is_tried(real):
-    after_the_first_look = real.hardware._calls + 4
+    after_the_first_look = real.hardware.calls.total() + 4
     gone = DriverGone("failed", "the driver was unloaded")
     real.hardware._timed.append(TimedFault(gone, after_calls=after_the_first_look))
     code, document, _ = real.proves(*real.policy("time-slicing: {replicas: 4}"))

@@ -19,6 +19,7 @@ from partage.plan.reconcile.transition import (
     listed_shares,
     next_due_s,
     transition,
+    withdrawn,
 )
 from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
 
@@ -426,6 +427,14 @@ class Changes(RuleBasedStateMachine):
         ids = [row.id for row in rows]
         assert len(ids) == len(set(ids))
         assert {share for _, share in self.held} <= set(ids)
+
+    @invariant()
+    def what_is_withdrawn_is_served_and_neither_listed_nor_held(self) -> None:
+        rows = [row for some in listed_shares(self.serving, self.held_now()).values() for row in some]
+        listed = {(row.resource, row.id) for row in rows if row.offering}
+        offers = answerable_offer(self.serving).values()
+        served = {(one.resource, share) for offer in offers for one in offer for share in one.share_ids}
+        assert withdrawn(self.serving, self.held_now()) == served - listed
 
     @invariant()
     def what_is_listed_on_one_gpu_has_one_strategy(self) -> None:

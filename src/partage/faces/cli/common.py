@@ -214,16 +214,9 @@ def print_problems(problems: Iterable[Problem]) -> None:
 
 def console() -> Console:
     """The console for tables and pictures. At least 110 columns if stdout is not a terminal."""
-    from rich import console as rich_console
+    from partage.faces.render.terminal import open_console
 
-    class Console(rich_console.Console):
-        """A reader of stdout that ends early (``| head``) is noticed in ``main``; rich would exit with 1."""
-
-        def on_broken_pipe(self) -> None:
-            raise BrokenPipeError
-
-    wide_enough = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 110
-    return Console(highlight=False, width=wide_enough, soft_wrap=False)
+    return open_console()
 
 
 # --- the node ----------------------------------------------------------------------------------

@@ -82,12 +82,13 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
 
 def _cards(node: ShownNode) -> list[GpuCard]:
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.render.cards import cards_of
+    from partage.faces.render.cards import NodeUse, cards_of
 
     report = node.report
-    holders = report.holders if report else {}
-    troubles = report.troubles if report else {}
-    return cards_of(node.inventory, node.offer, holders, troubles, geometry_of)
+    use = (
+        NodeUse(report.holders, report.troubles, report.withdrawn, report.standings) if report else NodeUse()
+    )
+    return cards_of(node.inventory, node.offer, use, geometry_of)
 
 
 def _draw(node: ShownNode, path: str) -> None:
@@ -100,7 +101,12 @@ def _draw(node: ShownNode, path: str) -> None:
 def _print(node: ShownNode, console: Console) -> None:
     from partage.faces.documents.show import shown_shares
     from partage.faces.render.picture import legend, picture
-    from partage.faces.render.rows import links_sentence, pending_lines, waiting_lines
+    from partage.faces.render.rows import (
+        links_sentence,
+        pending_lines,
+        waiting_lines,
+        withdrawn_lines,
+    )
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.model.gpu import Driver
     from partage.plan.offer.caveats import mig_hidden
@@ -126,6 +132,8 @@ def _print(node: ShownNode, console: Console) -> None:
     console.print(resources_table(node.offer))
     console.print(guarantees_used(node.offer))
     if report is not None:
+        for line in withdrawn_lines(report.withdrawn):
+            console.print(f"! {line}", style="yellow", markup=False)
         if report.held:
             console.print()
             console.print(holders_table(shown_shares(report), node.offer))

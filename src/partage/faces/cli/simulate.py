@@ -99,20 +99,21 @@ def _print_play(story: Story, seed: int) -> StoryEnding:
 
 def _print_ending(ending: StoryEnding, console: Console) -> None:
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.documents.simulation import holders_of, troubles_of
-    from partage.faces.render.cards import cards_of
+    from partage.faces.documents.simulation import holders_of, standings_of, troubles_of, withdrawn_of
+    from partage.faces.render.cards import NodeUse, cards_of
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.stories import container_lines, describe_node, verdict
 
     report = ending.snapshot.report
     offer = report.offer if report else {}
-    cards = cards_of(ending.inventory, offer, holders_of(ending), troubles_of(ending), geometry_of)
+    use = NodeUse(holders_of(ending), troubles_of(ending), withdrawn_of(ending), standings_of(ending))
+    cards = cards_of(ending.inventory, offer, use, geometry_of)
     console.print()
     console.print(picture(cards, console.width))
     console.print(legend(cards))
     console.print()
-    console.print(describe_node(ending.snapshot))
-    for line in container_lines(ending):
+    console.print(describe_node(ending.snapshot, console.width))
+    for line in container_lines(ending, console.width):
         console.print(line, soft_wrap=True)
     console.print()
     console.print(verdict(ending))

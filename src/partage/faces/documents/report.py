@@ -16,15 +16,16 @@ from partage.faces.documents.document import Document
 from partage.faces.documents.node import NodeRow
 from partage.faces.documents.resources import ResourceRow
 from partage.faces.documents.watch import WatchRow
-from partage.faces.wording import pod_name
+from partage.faces.wording import pod_name, standing
 from partage.model.health import HealthState
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Policy, Strategy
 from partage.model.share import NodeOffer
 from partage.plan.reconcile.node_plan import Phase, Snapshot
+from partage.plan.reconcile.transition import withdrawn
 from partage.plan.report import MigConfigState, PolicyReason, PolicyState
-from partage.plan.serve.ledger import Certainty, Holder
+from partage.plan.serve.ledger import Certainty, Hold, Holder
 from partage.values import Frozen
 
 _LARGEST_BYTES = 64 * 2**20
@@ -103,7 +104,7 @@ class ReportedGpuRow(Frozen):
     """One GPU. instances: by id of the GPU instance. lost: why it does not answer.
 
     phase: None: there is no plan. reason: why it is not settled. waiting_for: shares that must be released
-    first. retry_at: when a failed attempt is tried again.
+    first; processes: what else has to end. retry_at: when a failed attempt is tried again.
     """
 
     index: int
@@ -121,6 +122,7 @@ class ReportedGpuRow(Frozen):
     retry_at: str | None
     mps_daemons: tuple[DaemonRow, ...]
     held: int
+    processes: tuple[str, ...] = ()
 
     @property
     def trouble(self) -> str:
@@ -200,6 +202,27 @@ class ReportDocument(Document, kw_only=True):
     def waiting(self) -> tuple[ReportedGpuRow, ...]:
         """GPUs that wait for their holders, or for the kubelet."""
         return tuple(gpu for gpu in self.gpus if gpu.phase in (Phase.WAITING, Phase.WITHDRAWING))
+
+    @property
+    def standings(self) -> dict[GpuUuid, str]:
+        """GPU UUID to how it stands, for GPUs that are not settled."""
+        said = {
+            gpu.uuid: standing(
+                gpu.index,
+                gpu.phase,
+                gpu.reason or "",
+                {one.pods or "?" for one in gpu.waiting_for},
+                gpu.processes,
+            )
+            for gpu in self.gpus
+        }
+        return {uuid: text for uuid, text in said.items() if text}
+
+    @property
+    def withdrawn(self) -> frozenset[Hold]:
+        """Shares that are neither held nor free; none known of an agent of another version."""
+        planned = self.planner_input
+        return frozenset() if planned is None else withdrawn(planned.snapshot.served, planned.snapshot.held)
 
     @property
     def gpu_of_share(self) -> dict[ShareId, int]:

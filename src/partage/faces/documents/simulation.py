@@ -11,9 +11,13 @@ from partage.faces.documents.document import Document, row
 from partage.faces.documents.node import NodeRow, node_row
 from partage.faces.documents.resources import ResourceRow, resource_rows
 from partage.faces.report import verify_of
+from partage.faces.wording import pod_name, standing
 from partage.lab.stories.model import Story
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.model.ids import GpuUuid, ShareId
+from partage.plan.reconcile.node_plan import GpuPlan
+from partage.plan.reconcile.transition import withdrawn
+from partage.plan.serve.ledger import Hold
 from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
 from partage.values import Frozen
 
@@ -54,25 +58,31 @@ def simulation_document(story: Story, ending: StoryEnding) -> SimulationDocument
         machine=story.machine.name,
         policy=story.policy.name if story.policy else None,
         passed=ending.good,
-        scenes=tuple(replace(scene, at_s=round(scene.at_s, 3)) for scene in ending.scenes),
+        scenes=ending.scenes,
         protocol_errors=ending.protocol_errors,
         capacity=ending.snapshot.capacity,
         allocatable=ending.snapshot.allocatable,
         resources=resource_rows(report.offer, verify_of(report)) if report else (),
         node=node_row(ending.inventory),
-        pods=tuple(_pod_row(status) for status in ending.snapshot.pods),
+        pods=tuple(_pod_row(status, ending.run_dir) for status in ending.snapshot.pods),
     )
 
 
-def _pod_row(status: PodStatus) -> PodRow:
-    containers = tuple(_in_order(container) for container in status.containers)
+def host_path(path: str, run_dir: str) -> str:
+    """A path on the node; the run directory of a story has another name each time."""
+    return path.replace(run_dir, "<run-dir>")
+
+
+def _pod_row(status: PodStatus, run_dir: str) -> PodRow:
+    containers = tuple(_repeatable(container, run_dir) for container in status.containers)
     return row(PodRow, status, namespace=status.pod.namespace, name=status.pod.name, containers=containers)
 
 
-def _in_order(container: ContainerStatus) -> ContainerStatus:
-    """The same with ids and variables in an order that does not depend on chance."""
+def _repeatable(container: ContainerStatus, run_dir: str) -> ContainerStatus:
+    """The same without what depends on chance: the order of ids and variables, the run directory."""
     ids = {resource: tuple(sorted(ids)) for resource, ids in container.ids.items()}
-    return replace(container, ids=ids, env=dict(sorted(container.env.items())))
+    mounts = tuple(replace(one, host_path=host_path(one.host_path, run_dir)) for one in container.mounts)
+    return replace(container, ids=ids, env=dict(sorted(container.env.items())), mounts=mounts)
 
 
 def holders_of(ending: StoryEnding) -> dict[ShareId, str]:
@@ -95,3 +105,24 @@ def troubles_of(ending: StoryEnding) -> dict[GpuUuid, str]:
         for gpu in (report.gpus if report else ())
         if not gpu.health.state.offered
     }
+
+
+def standings_of(ending: StoryEnding) -> dict[GpuUuid, str]:
+    """GPU UUID to how it stands, for GPUs that are not settled."""
+    report = ending.snapshot.report
+    said = {
+        gpu.uuid: standing(gpu.index, gpu.plan.phase, gpu.plan.reason, _awaited(gpu.plan), gpu.plan.processes)
+        for gpu in (report.gpus if report else ())
+        if gpu.plan
+    }
+    return {uuid: text for uuid, text in said.items() if text}
+
+
+def _awaited(plan: GpuPlan) -> set[str]:
+    return {pod_name(holder) for entry in plan.waiting_for for holder in entry.holders}
+
+
+def withdrawn_of(ending: StoryEnding) -> frozenset[Hold]:
+    """Shares that are neither held nor free."""
+    snapshot = ending.snapshot.report.snapshot if ending.snapshot.report else None
+    return withdrawn(snapshot.served, snapshot.held) if snapshot else frozenset()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec import field
+
 from partage.faces.render.slices import GpuSlices, slices_of
 from partage.faces.wording import guarantee_words, product_word, sharing_text
 from partage.model.geometry import Geometry
@@ -12,16 +14,19 @@ from partage.model.ids import GpuUuid, ShareId
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
 from partage.plan.offer.select import GeometryOf
+from partage.plan.serve.ledger import Hold
 from partage.text import count_of
 from partage.units import format_bytes
 from partage.values import Frozen
 
 
 class ShareCell(Frozen):
-    """One share. holder: the pod that holds it; None: it is free. weight: its width, relative to others."""
+    """One share. holder: the pod that holds it; None: it is free, or withdrawn, which no container gets.
+    weight: its width, relative to others."""
 
     holder: str | None
     weight: int
+    withdrawn: bool = False
 
 
 class DeviceBlock(Frozen):
@@ -36,11 +41,22 @@ class DeviceBlock(Frozen):
     cells: tuple[ShareCell, ...]
     planned: bool = False
 
+    @property
+    def held(self) -> int:
+        """How many of its shares are held."""
+        return sum(cell.holder is not None for cell in self.cells)
+
+    @property
+    def withdrawn(self) -> bool:
+        """All its shares are withdrawn."""
+        return bool(self.cells) and all(cell.withdrawn for cell in self.cells)
+
 
 class GpuCard(Frozen):
     """One GPU.
 
     trouble: what is wrong with it; may be empty. slices: of a GPU under MIG; None for other GPUs.
+    standing: why it is not settled, ``waiting for pod a/train``; empty if it is, or nobody plans for it.
     """
 
     index: int
@@ -52,30 +68,29 @@ class GpuCard(Frozen):
     guarantee: str
     trouble: str = ""
     slices: GpuSlices | None = None
+    standing: str = ""
 
 
-def cards_of(
-    inventory: Inventory,
-    offer: NodeOffer,
-    holders: Mapping[ShareId, str],
-    troubles: Mapping[GpuUuid, str],
-    geometry_of: GeometryOf,
-) -> list[GpuCard]:
-    """One card per GPU, lost GPUs too, ordered by index.
-
-    holders: share id to the pod that holds it. troubles: GPU UUID to what is wrong with it.
+class NodeUse(Frozen):
+    """What happens on a node. holders: share id to the pod that holds it. withdrawn: shares that are neither
+    held nor free. troubles, standings: GPU UUID to what is wrong with it, and to why it is not settled.
     """
-    cards = [
-        _card(gpu, offer.get(gpu.uuid, ()), holders, troubles.get(gpu.uuid, ""), geometry_of(gpu))
-        for gpu in inventory
-    ]
+
+    holders: Mapping[ShareId, str] = field(default_factory=dict)
+    troubles: Mapping[GpuUuid, str] = field(default_factory=dict)
+    withdrawn: frozenset[Hold] = frozenset()
+    standings: Mapping[GpuUuid, str] = field(default_factory=dict)
+
+
+def cards_of(inventory: Inventory, offer: NodeOffer, use: NodeUse, geometry_of: GeometryOf) -> list[GpuCard]:
+    """One card per GPU, lost GPUs too, ordered by index."""
+    cards = [_card(gpu, offer.get(gpu.uuid, ()), use, geometry_of(gpu)) for gpu in inventory]
     cards += [_lost_card(gpu) for gpu in inventory.lost]
     return sorted(cards, key=lambda card: card.index)
 
 
-def _card(
-    gpu: Gpu, offer: GpuOffer, holders: Mapping[ShareId, str], trouble: str, geometry: Geometry | None
-) -> GpuCard:
+def _card(gpu: Gpu, offer: GpuOffer, use: NodeUse, geometry: Geometry | None) -> GpuCard:
+    trouble, standing = use.troubles.get(gpu.uuid, ""), use.standings.get(gpu.uuid, "")
     product = product_word(gpu.product)
     slices = slices_of(gpu, offer, geometry)
     if not offer:
@@ -84,22 +99,24 @@ def _card(
             product=product,
             sharing_text=_nothing(gpu),
             strategy=None,
-            blocks=_mig_blocks(slices, {}) if slices else (DeviceBlock("", 1, ()),),
+            blocks=_mig_blocks(slices, use) if slices else (DeviceBlock("", 1, ()),),
             shares="",
             guarantee="",
             trouble=trouble,
             slices=slices,
+            standing=standing,
         )
     return GpuCard(
         index=gpu.index,
         product=product,
         sharing_text=_sharing_text(offer),
         strategy=offer[0].strategy,
-        blocks=_blocks(gpu, offer, holders, slices),
+        blocks=_blocks(gpu, offer, use, slices),
         shares=_shares_text(offer),
         guarantee=guarantee_words(weakest(offering.guarantee for offering in offer)),
         trouble=trouble,
         slices=slices,
+        standing=standing,
     )
 
 
@@ -132,40 +149,40 @@ def _shares_text(offer: GpuOffer) -> str:
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
 
 
-def _whole_block(offer: GpuOffer, holders: Mapping[ShareId, str]) -> DeviceBlock:
-    return DeviceBlock("", 1, tuple(cell for offering in offer for cell in _cells(offering, holders)))
+def _whole_block(offer: GpuOffer, use: NodeUse) -> DeviceBlock:
+    return DeviceBlock("", 1, tuple(cell for offering in offer for cell in _cells(offering, use)))
 
 
-def _cells(offering: DeviceOffer, holders: Mapping[ShareId, str]) -> list[ShareCell]:
+def _cells(offering: DeviceOffer, use: NodeUse) -> list[ShareCell]:
     weight = max(1, offering.memory_bytes >> 20)
-    return [ShareCell(holders.get(share), weight) for share in offering.share_ids]
+    cells = []
+    for share in offering.share_ids:
+        holder = use.holders.get(share)
+        cells.append(
+            ShareCell(holder, weight, holder is None and (offering.resource, share) in use.withdrawn)
+        )
+    return cells
 
 
-def _blocks(
-    gpu: Gpu, offer: GpuOffer, holders: Mapping[ShareId, str], slices: GpuSlices | None
-) -> tuple[DeviceBlock, ...]:
+def _blocks(gpu: Gpu, offer: GpuOffer, use: NodeUse, slices: GpuSlices | None) -> tuple[DeviceBlock, ...]:
     if slices is not None:
-        return _mig_blocks(slices, holders)
+        return _mig_blocks(slices, use)
     if any(offering.profile for offering in offer):
         # Their placement is not known, so their memory gives their width.
-        return tuple(_mig_block(o.profile or "", [o], _width(o, gpu), holders) for o in offer)
-    return (_whole_block(offer, holders),)
+        return tuple(_mig_block(o.profile or "", [o], _width(o, gpu), use) for o in offer)
+    return (_whole_block(offer, use),)
 
 
-def _mig_blocks(slices: GpuSlices, holders: Mapping[ShareId, str]) -> tuple[DeviceBlock, ...]:
+def _mig_blocks(slices: GpuSlices, use: NodeUse) -> tuple[DeviceBlock, ...]:
     """The GPU's memory slices from left to right. Devices of one GPU instance share its slices."""
     return tuple(
-        _mig_block(instance.label, instance.offerings, width, holders)
-        if instance
-        else DeviceBlock("", width, ())
+        _mig_block(instance.label, instance.offerings, width, use) if instance else DeviceBlock("", width, ())
         for width, instance in slices.memory_row
     )
 
 
-def _mig_block(
-    label: str, offerings: Sequence[DeviceOffer], weight: int, holders: Mapping[ShareId, str]
-) -> DeviceBlock:
-    cells = tuple(cell for offering in offerings for cell in _cells(offering, holders))
+def _mig_block(label: str, offerings: Sequence[DeviceOffer], weight: int, use: NodeUse) -> DeviceBlock:
+    cells = tuple(cell for offering in offerings for cell in _cells(offering, use))
     return DeviceBlock(label, weight, cells, planned=any(offering.planned for offering in offerings))
 
 

@@ -21,12 +21,15 @@ _MARGIN, _CARD, _GAP = 20, 560, 16
 _LEFT, _BAR = 78, 468
 """Left end and width of the bars of a card."""
 _HEAD, _RULER, _MEMORY, _COMPUTE, _FOOT, _LEGEND = 42, 14, 46, 24, 34, 62
+_LINE = 18
+"""Height of a second line at the foot of a card."""
 _LETTER, _BOLD = 0.57, 0.66
 """Width of a letter as a part of its size, plain and bold. Rather too large: text stays in its box."""
 _NARROWEST, _FEWEST = 12, 4
 """Smallest width of a share that is drawn by itself; smallest number of letters of a holder's name."""
 
-INK, DIM, PAPER, LINE, UNCUT, TROUBLE = "#1f2933", "#66727f", "#ffffff", "#cbd2d9", "#eef1f4", "#c62828"
+INK, DIM, PAPER, LINE, UNCUT = "#1f2933", "#66727f", "#ffffff", "#cbd2d9", "#eef1f4"
+TROUBLE, UNSETTLED = "#c62828", "#8a5a00"
 _COLOURS = {
     Strategy.EXCLUSIVE: ("#2e7d32", "#e0f0e1"),
     Strategy.TIME_SLICING: ("#a86200", "#fbecd3"),
@@ -38,7 +41,7 @@ _NO_COLOURS = (DIM, UNCUT)
 
 
 class Box(Frozen):
-    """A rectangle. stroke: colour of its edge, empty for none. dashed, crossed: how it is drawn."""
+    """A rectangle. stroke: colour of its edge, empty for none. dashed, crossed, hatched: how it is drawn."""
 
     x: float
     y: float
@@ -48,6 +51,7 @@ class Box(Frozen):
     stroke: str = ""
     dashed: bool = False
     crossed: bool = False
+    hatched: bool = False
 
 
 class Label(Frozen):
@@ -93,7 +97,7 @@ def draw(cards: Sequence[GpuCard], caption: str) -> Drawing:
 
 def _height(card: GpuCard) -> int:
     under_mig = _RULER + 4 + _COMPUTE if card.slices else 0
-    return _HEAD + under_mig + _MEMORY + _FOOT
+    return _HEAD + under_mig + _MEMORY + _FOOT + (_LINE if card.standing else 0)
 
 
 # --- one card ----------------------------------------------------------------------------------
@@ -116,6 +120,9 @@ def _card(card: GpuCard, x: int, y: int, height: int) -> Iterator[Shape]:
     yield from _memory(card, bars, top)
     if card.slices:
         yield from _compute(card, card.slices, bars, top + _MEMORY + 4)
+    if card.standing:
+        line = y + height - 12 - _LINE
+        yield Label(x + 14, line, _fitting(card.standing, _CARD - 28, 12), 12, UNSETTLED, bold=True)
     said, colour = (card.trouble, TROUBLE) if card.trouble else (_foot(card), DIM)
     yield Label(x + 14, y + height - 12, _fitting(said, _CARD - 28, 12), 12, colour)
 
@@ -152,10 +159,14 @@ def _block(block: DeviceBlock, x: float, y: int, width: float, colours: tuple[st
     for cell, (left, span) in zip(block.cells, spans, strict=True):
         fill = full if cell.holder is not None else PAPER if block.planned else tint
         at = place.x + left + bool(left)
-        yield replace(place, x=at, width=span - bool(left), fill=fill, dashed=block.planned)
+        box = replace(place, x=at, width=span - bool(left), fill=fill, dashed=block.planned)
+        yield replace(box, fill=PAPER, hatched=True) if cell.withdrawn else box
         yield from _holder(cell, x + left, y + (36 if block.label else 28), span)
-    held = block.cells[0].holder is not None
-    yield from _profile(block.label, x, y, spans[0][1], PAPER if held else full)
+    first = block.cells[0]
+    if first.withdrawn and block.label:
+        behind = min(spans[0][1] - 6, _width(block.label, 12, _BOLD) + 6)
+        yield Box(x + 4, y + 6, behind, 16, PAPER)
+    yield from _profile(block.label, x, y, spans[0][1], PAPER if first.holder is not None else full)
 
 
 def _holder(cell: ShareCell, x: float, y: float, width: float) -> Iterator[Shape]:
@@ -166,12 +177,16 @@ def _holder(cell: ShareCell, x: float, y: float, width: float) -> Iterator[Shape
 
 def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
     """More shares than can be drawn: a stripe that shows how many are held."""
-    held, count = sum(cell.holder is not None for cell in block.cells), len(block.cells)
+    held, count = block.held, len(block.cells)
+    gone = sum(cell.withdrawn for cell in block.cells)
     stripe = Box(place.x, place.y + _MEMORY - 10, place.width * held / count, 10, place.stroke)
     yield place
     if held:
         yield stripe
-    said = f"{held} of {count} held"
+    if gone:
+        left, width = stripe.x + stripe.width, place.width * gone / count
+        yield replace(stripe, x=left, width=width, fill=PAPER, stroke=place.stroke, hatched=True)
+    said = f"{held} of {count} held" + (f", {gone} withdrawn" if gone else "")
     said = said if _width(said, 11) <= place.width - 8 else f"{held}/{count}"
     yield Label(place.x + 5, place.y + (32 if block.label else 24), said, 11, INK)
 
@@ -189,23 +204,26 @@ def _compute(card: GpuCard, slices: GpuSlices, x: int, y: int) -> Iterator[Shape
     if not row:
         return
     yield Label(x - 10, y + _COMPUTE / 2 + 4, "compute", 11, DIM, at_end=True)
-    held = {
-        instance.placement
+    drawn = {
+        instance.placement: block
         for (_, instance), block in zip(slices.memory_row, card.blocks, strict=True)
-        if instance is not None and any(cell.holder is not None for cell in block.cells)
+        if instance is not None
     }
     for one, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
-        taken = one.instance is not None and one.instance.placement in held
-        yield from _compute_slice(one, Box(x + left, y, width, _COMPUTE, PAPER), _colours(card), held=taken)
+        block = drawn[one.instance.placement] if one.instance is not None else None
+        yield from _compute_slice(one, Box(x + left, y, width, _COMPUTE, PAPER), _colours(card), block)
 
 
-def _compute_slice(one: ComputeSlice, place: Box, colours: tuple[str, str], *, held: bool) -> Iterator[Shape]:
+def _compute_slice(
+    one: ComputeSlice, place: Box, colours: tuple[str, str], block: DeviceBlock | None
+) -> Iterator[Shape]:
     full, tint = colours
     at = (place.x + 2, place.y, place.width - 4, place.height)
     match one.use:
-        case SliceUse.RUNS if one.instance is not None and one.instance.offerings:
-            planned = one.instance.planned
-            yield Box(*at, full if held else PAPER if planned else tint, full, dashed=planned)
+        case SliceUse.RUNS if block is not None and block.cells:
+            planned, gone = block.planned, block.withdrawn
+            fill = full if block.held else PAPER if planned or gone else tint
+            yield Box(*at, fill, full, dashed=planned, hatched=gone)
         case SliceUse.RUNS:
             yield Box(*at, PAPER, LINE)
         case SliceUse.IDLE:
@@ -225,6 +243,8 @@ def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
     marks = [(Box(0, 0, 0, 0, full, full), "held"), (Box(0, 0, 0, 0, tint, full), "free")]
     blocks = [block for card in cards for block in card.blocks]
     rows = [one for card in cards if card.slices for one in card.slices.compute_row]
+    if any(cell.withdrawn for block in blocks for cell in block.cells):
+        marks.append((Box(0, 0, 0, 0, PAPER, full, hatched=True), "withdrawn"))
     if any(block.planned for block in blocks):
         marks.append((Box(0, 0, 0, 0, PAPER, full, dashed=True), "planned"))
     if any(not block.cells and not block.label for block in blocks):
@@ -235,7 +255,7 @@ def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
         marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "idle: taken along with its memory"))
     x: float = _MARGIN
     for mark, word in marks:
-        yield Box(x, y + 8, 22, 14, mark.fill, mark.stroke, mark.dashed, mark.crossed)
+        yield replace(mark, x=x, y=y + 8, width=22, height=14)
         yield Label(x + 28, y + 20, word, 12, DIM)
         x += 28 + _width(word, 12) + 18
 

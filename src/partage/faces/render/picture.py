@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Sequence
 
 from rich import box
@@ -10,17 +11,18 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.render.cards import DeviceBlock, GpuCard
+from partage.faces.render.cards import DeviceBlock, GpuCard, ShareCell
 from partage.faces.render.slices import ComputeSlice, GpuSlices, SliceUse
 from partage.faces.wording import abridge, shorten
 from partage.model.policy import Strategy
 
 CARD_WIDTH = 43
-"""Two fit in 100 columns. 39 columns inside and a gap make 2, 4, 5, 8 or 10 equal shares."""
+"""Two fit in 100 columns. 39 columns inside and a gap make 2, 4, 5, 8 or 10 equal shares. In a terminal that
+is narrower, the cards are."""
 
-_INNER = CARD_WIDTH - 4
+_EDGES = 4
 _HEIGHT = 6
-_HELD, _FREE, _GAP, _PLANNED, _IDLE, _UNOFFERED = "█", "░", "·", "▒", "x", "-"
+_HELD, _FREE, _GAP, _PLANNED, _IDLE, _UNOFFERED, _WITHDRAWN = "█", "░", "·", "▒", "x", "-", "/"
 _COLOURS = {
     Strategy.EXCLUSIVE: "green",
     Strategy.TIME_SLICING: "yellow",
@@ -34,59 +36,73 @@ _NARROWEST = 2
 def picture(cards: Sequence[GpuCard], width: int) -> Table:
     """All cards, as many in a row as fit in ``width`` columns."""
     beside = max(1, (width + 1) // (CARD_WIDTH + 1))
+    card_width = min(width, CARD_WIDTH)
     grid = Table.grid(*[""] * beside, padding=(0, 1, 0, 0), pad_edge=False)
     for first in range(0, len(cards), beside):
         row = cards[first : first + beside]
         height = _HEIGHT + any(_computes(card) for card in row)
-        grid.add_row(*(_panel(card, height) for card in row))
+        height += max(len(_standing(card, card_width - _EDGES)) for card in row)
+        grid.add_row(*(_panel(card, card_width, height) for card in row))
     return grid
 
 
 def legend(cards: Sequence[GpuCard] = ()) -> Text:
     """What the marks mean. cards: those that are drawn."""
-    marks = f"{_HELD} held  {_FREE} free  {_PLANNED} planned  {_GAP} not cut"
-    if any(block.label and not block.cells for card in cards for block in card.blocks):
-        marks += f"  {_UNOFFERED} cut, not offered"
+    blocks = [block for card in cards for block in card.blocks]
+    marks = [f"{_HELD} held", f"{_FREE} free"]
+    if any(cell.withdrawn for block in blocks for cell in block.cells):
+        marks.append(f"{_WITHDRAWN} withdrawn: no container gets it before the GPU has changed")
+    marks += [f"{_PLANNED} planned", f"{_GAP} not cut"]
+    if any(block.label and not block.cells for block in blocks):
+        marks.append(f"{_UNOFFERED} cut, not offered")
     if any(_computes(card) for card in cards):
-        marks += f"  {_IDLE} idle; under MIG the upper bar is memory, the lower one compute slices"
-    return Text(marks, style="dim")
+        marks.append(f"{_IDLE} idle; under MIG the upper bar is memory, the lower one compute slices")
+    return Text("  ".join(marks), style="dim")
 
 
-def _panel(card: GpuCard, height: int) -> Panel:
+def _panel(card: GpuCard, width: int, height: int) -> Panel:
     colour = "red" if card.trouble else _COLOURS[card.strategy] if card.strategy else "bright_black"
     title = f"GPU {card.index}  {card.product}"
     return Panel(
-        _lines(card, colour),
+        _lines(card, width - _EDGES, colour),
         box=box.ROUNDED,
-        title=Text.assemble((shorten(title, _INNER - 2), "bold")),
+        title=Text.assemble((shorten(title, width - _EDGES - 2), "bold")),
         title_align="left",
-        subtitle=Text(card.sharing_text, style=f"bold {colour}") if card.sharing_text else None,
+        subtitle=Text(shorten(card.sharing_text, width - _EDGES - 2), style=f"bold {colour}")
+        if card.sharing_text
+        else None,
         subtitle_align="right",
         border_style=colour,
-        width=CARD_WIDTH,
+        width=width,
         height=height,
     )
 
 
-def _lines(card: GpuCard, colour: str) -> Text:
+def _lines(card: GpuCard, inner: int, colour: str) -> Text:
     # Every share ends with a gap; the gap of the last share is outside the card.
-    spans = _spans([block.weight for block in card.blocks], _INNER + 1)
+    spans = _spans([block.weight for block in card.blocks], inner + 1)
     labels, bar, names = Text(), Text(), Text()
     for block, width in zip(card.blocks, spans, strict=True):
         labels.append(_block_label(block, width).ljust(width))
         bar.append_text(_block_bar(block, width, colour))
         names.append(_block_names(block, width).ljust(width), style="dim")
-    compute = _compute_bar(card.slices, card.blocks, colour) if card.slices else Text()
+    compute = _compute_bar(card.slices, card.blocks, inner, colour) if card.slices else Text()
     for line in (labels, bar, compute, names):
-        line.truncate(_INNER)
-    first = labels if labels.plain.strip() else Text(shorten(card.shares, _INNER))
+        line.truncate(inner)
+    first = labels if labels.plain.strip() else Text(shorten(card.shares, inner))
+    last = [Text(line, style="yellow") for line in _standing(card, inner)]
     if card.trouble:
-        last = Text(shorten(card.trouble, _INNER), style="red")
+        last.append(Text(shorten(card.trouble, inner), style="red"))
     else:
-        last = Text(shorten(card.guarantee, _INNER), style="italic")
-    lines = Text("\n").join([first, bar, *([compute] if _computes(card) else []), names, last])
+        last.append(Text(shorten(card.guarantee, inner), style="italic"))
+    lines = Text("\n").join([first, bar, *([compute] if _computes(card) else []), names, *last])
     lines.no_wrap = True
     return lines
+
+
+def _standing(card: GpuCard, inner: int) -> list[str]:
+    """Why it is not settled, in two lines at most."""
+    return textwrap.wrap(card.standing, inner, max_lines=2, placeholder=" …", break_on_hyphens=False)
 
 
 def _computes(card: GpuCard) -> bool:
@@ -94,32 +110,32 @@ def _computes(card: GpuCard) -> bool:
     return card.slices is not None and card.slices.compute > 0
 
 
-def _compute_bar(slices: GpuSlices, blocks: Sequence[DeviceBlock], colour: str) -> Text:
+def _compute_bar(slices: GpuSlices, blocks: Sequence[DeviceBlock], inner: int, colour: str) -> Text:
     """One mark for each compute slice, below the memory slices of its GPU instance."""
-    held = {
-        instance.placement: any(cell.holder is not None for cell in block.cells)
+    drawn = {
+        instance.placement: block
         for (_, instance), block in zip(slices.memory_row, blocks, strict=True)
         if instance is not None
     }
     row = slices.compute_row
-    spans = _spans([one.width for one in row], _INNER + 1) if row else []
+    spans = _spans([one.width for one in row], inner + 1) if row else []
     bar = Text()
     for one, span in zip(row, spans, strict=True):
         owner = one.instance
-        mark = _compute_mark(one, held=owner is not None and held[owner.placement])
+        mark = _compute_mark(one, None if owner is None else drawn[owner.placement])
         style = colour if one.use is SliceUse.RUNS else "bright_black"
         bar.append(mark * (span - 1) + " ", style=style)
     return bar
 
 
-def _compute_mark(one: ComputeSlice, *, held: bool) -> str:
+def _compute_mark(one: ComputeSlice, block: DeviceBlock | None) -> str:
     match one.use:
         case SliceUse.RUNS if one.instance is not None and one.instance.planned:
             return _PLANNED
         case SliceUse.RUNS if one.instance is not None and not one.instance.offerings:
             return _UNOFFERED
-        case SliceUse.RUNS:
-            return _HELD if held else _FREE
+        case SliceUse.RUNS if block is not None:
+            return _HELD if block.held else _WITHDRAWN if block.withdrawn else _FREE
         case SliceUse.IDLE:
             return _IDLE
         case SliceUse.UNCUT:
@@ -139,20 +155,30 @@ def _block_bar(block: DeviceBlock, width: int, colour: str) -> Text:
         return Text((_UNOFFERED if block.label else _GAP) * (width - 1) + " ", style="bright_black")
     if width < _NARROWEST * len(block.cells):
         return _crowded_bar(block, width, colour)
-    free = _PLANNED if block.planned else _FREE
     bar = Text()
     for cell, span in zip(block.cells, _spans([cell.weight for cell in block.cells], width), strict=True):
-        mark = free if cell.holder is None else _HELD
+        mark = _share_mark(cell, planned=block.planned)
         bar.append(mark * max(1, span - 1) + " " * (span > 1), style=colour)
     return bar
 
 
 def _crowded_bar(block: DeviceBlock, width: int, colour: str) -> Text:
     """More shares than columns: how many are held, instead of each share."""
-    held = sum(cell.holder is not None for cell in block.cells)
-    full = -(-held * (width - 1) // len(block.cells))
+    width -= 1
+    count, held = len(block.cells), block.held
+    gone = sum(cell.withdrawn for cell in block.cells)
+    full = -(-held * width // count)
+    rest = min(width - full, -(-gone * width // count))
     free = _PLANNED if block.planned else _FREE
-    return Text(_HELD * full + free * (width - 1 - full) + " ", style=colour)
+    return Text(_HELD * full + _WITHDRAWN * rest + free * (width - full - rest) + " ", style=colour)
+
+
+def _share_mark(cell: ShareCell, *, planned: bool) -> str:
+    if cell.holder is not None:
+        return _HELD
+    if cell.withdrawn:
+        return _WITHDRAWN
+    return _PLANNED if planned else _FREE
 
 
 def _block_names(block: DeviceBlock, width: int) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _FONTS = "DejaVu Sans, Verdana, Helvetica, Arial, sans-serif"
 _DASH = 4
+_HATCH = 7
+"""Distance of the lines of a hatched box."""
 _SCALE = 2
 """Pixels of a PNG for each pixel of the drawing."""
 FORMATS = (".svg", ".png")
@@ -52,11 +54,8 @@ def _svg_box(box: Box) -> str:
     stroke = f' stroke="{box.stroke}"' if box.stroke else ""
     dash = f' stroke-dasharray="{_DASH}"' if box.dashed else ""
     rect = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{box.fill}"{stroke}{dash}/>'
-    if not box.crossed:
-        return rect
-    (ax, ay), (bx, by), (cx, cy), (dx, dy) = _corners(box)
-    cross = f"M{ax:g} {ay:g}L{bx:g} {by:g}M{cx:g} {cy:g}L{dx:g} {dy:g}"
-    return f'{rect}<path d="{cross}" stroke="{box.stroke}"/>'
+    path = "".join(f"M{ax:g} {ay:g}L{bx:g} {by:g}" for ax, ay, bx, by in _strokes(box))
+    return f'{rect}<path d="{path}" stroke="{box.stroke}"/>' if path else rect
 
 
 def _svg_label(label: Label) -> str:
@@ -73,9 +72,18 @@ def _inset(box: Box) -> tuple[float, float, float, float]:
     return left + half, top + half, right - left - 2 * half, bottom - top - 2 * half
 
 
-def _corners(box: Box) -> tuple[tuple[float, float], ...]:
+def _strokes(box: Box) -> list[tuple[float, float, float, float]]:
+    """The lines inside a box that is crossed or hatched, from point to point."""
     x, y, width, height = _inset(box)
-    return (x, y), (x + width, y + height), (x, y + height), (x + width, y)
+    if box.crossed:
+        return [(x, y, x + width, y + height), (x, y + height, x + width, y)]
+    if not box.hatched:
+        return []
+    steps = range(_HATCH, int(width + height), _HATCH)
+    return [
+        (x + max(0, at - height), y + min(at, height), x + min(at, width), y + max(0, at - width))
+        for at in steps
+    ]
 
 
 # --- PNG ---------------------------------------------------------------------------------------
@@ -105,10 +113,8 @@ def _png_box(canvas: ImageDraw, box: Box) -> None:
     x, y, width, height = _inset(box)
     corners = (x * _SCALE, y * _SCALE, (x + width) * _SCALE, (y + height) * _SCALE)
     canvas.rectangle(corners, fill=box.fill)
-    if box.crossed:
-        a, b, c, d = (tuple(value * _SCALE for value in corner) for corner in _corners(box))
-        canvas.line((*a, *b), fill=box.stroke, width=_SCALE)
-        canvas.line((*c, *d), fill=box.stroke, width=_SCALE)
+    for stroke in _strokes(box):
+        canvas.line([value * _SCALE for value in stroke], fill=box.stroke, width=_SCALE)
     if box.stroke and not box.dashed:
         canvas.rectangle(corners, outline=box.stroke, width=_SCALE)
     elif box.stroke:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from partage.faces.documents.report import ReportedGpuRow
 from partage.faces.documents.show import ShownShare
@@ -12,7 +13,8 @@ from partage.model.gpu import Gpu, Inventory, Link, LostGpu
 from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
-from partage.text import listed, numbers
+from partage.plan.serve.ledger import Hold
+from partage.text import count_of, listed, numbers
 from partage.units import format_bytes
 from partage.values import Frozen
 
@@ -102,6 +104,15 @@ def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
         else:
             lines.append(f"{change} when {'its holders have ended' if gpu.waiting_for else 'it has settled'}")
     return lines
+
+
+def withdrawn_lines(withdrawn: Collection[Hold]) -> list[str]:
+    """How many shares of each resource are neither held nor free."""
+    counts = Counter(resource for resource, _ in withdrawn)
+    return [
+        f"{count_of(count, 'share')} of {name} withdrawn: no container gets one before its GPU has changed"
+        for name, count in sorted(counts.items())
+    ]
 
 
 def gpu_cells(gpu: Gpu | LostGpu, trouble: str) -> tuple[str, ...]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from partage.faces.documents.show import ShownShare
+from partage.faces.render.fitting_table import FittingTable
 from partage.faces.render.rows import gpu_cells, holder_cells, offer_lines
 from partage.faces.wording import guarantee_words
 from partage.model.gpu import Gpu, Inventory, LostGpu
@@ -24,16 +24,9 @@ _GUARANTEE_STYLES = {
 }
 
 
-def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> Table:
+def plain_table(title: str, *columns: str, right: Sequence[str] = ()) -> FittingTable:
     """An empty table. right: columns of numbers."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-    )
+    table = FittingTable(title)
     for column in columns:
         # People copy names out of the table, so they are not broken into lines.
         table.add_column(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import time
 from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -42,8 +41,9 @@ from partage.values import Frozen
 class StoryScene(Frozen, omit_defaults=True):
     """One thing that happened, for a reader.
 
-    at_s: since the story began. verb: ``ready``, ``say``, ``run``, ``refused``, ``end``, ``policy``,
-    ``restart``, ``later``, ``fault``, ``expect``. good: None where nothing was expected.
+    at_s: since the story began, by its own clock: only ``later`` moves it. verb: ``ready``, ``say``, ``run``,
+    ``refused``, ``end``, ``policy``, ``restart``, ``later``, ``fault``, ``expect``. good: None where nothing
+    was expected.
     """
 
     at_s: float
@@ -109,19 +109,19 @@ class StoryPlayer:
         self.on_scene = on_scene
         self.scenes: list[StoryScene] = []
         self.policy_name: str = ""
-        self._began_s: float = time.monotonic()
         self.stage = StoryStage(self.story, self.folder, self.seed, self._report_late_pod)
         self.policy_name = self.story.policy.name if self.story.policy else ""
 
     async def start(self) -> None:
-        """Done when everything is registered."""
+        """Done when everything is registered, and what the policy wants is made."""
         await self.stage.open()
+        await self.stage.rest()
         names = ", ".join(self.stage.kubelet.allocatable()) or "nothing"
         self._report("ready", f"the agent has registered {names}")
 
     async def ending(self) -> StoryEnding:
-        """The node as it is, once the agent knows which pods hold which shares."""
-        await self.stage.eventually(self.stage.holders_known)
+        """The node once the agent is at rest."""
+        await self.stage.rest()
         return StoryEnding(
             scenes=tuple(self.scenes),
             inventory=await self.stage.hardware.observe(),
@@ -131,7 +131,9 @@ class StoryPlayer:
         )
 
     async def perform(self, step: StoryStep) -> None:
-        """Do what the step says, and report it."""
+        """Do what the step says, and report it. What comes before it has been taken notice of."""
+        if not isinstance(step, Remark | Expect):
+            await self.stage.rest()
         match step:
             case Remark():
                 self._report("say", step.text)
@@ -148,9 +150,11 @@ class StoryPlayer:
             case TimePasses():
                 self.stage.clock.jump(step.seconds)
                 self._report("later", f"{step.seconds:g} s pass")
+                await self.stage.noticed()
             case FaultStep():
                 await self.stage.hardware.inject(step.fault)
                 self._report("fault", str(step.fault))
+                await self.stage.noticed()
             case Expect():
                 await self._expect(step)
             case _:
@@ -159,7 +163,6 @@ class StoryPlayer:
     # --- pods ---
 
     async def _run(self, step: RunPods) -> None:
-        await self.stage.eventually(self.stage.settled)
         for pod in step.pods:
             status = await self.stage.admit(pod, may_wait=step.refused is None)
             if step.refused is None:
@@ -189,8 +192,6 @@ class StoryPlayer:
         self._report("refused", status.pod.key, good, tuple(details))
 
     async def _end(self, step: EndPods) -> None:
-        # A real pod lives longer than this: long enough for the agent to learn its name.
-        await self.stage.eventually(self.stage.holders_known)
         running = [status.pod for status in self.stage.kubelet.pods() if status.holds]
         ending = [pod for pod in running if fnmatchcase(pod.key, step.pattern)]
         for pod in ending:
@@ -200,7 +201,6 @@ class StoryPlayer:
             del self.stage.waiting[key]
         names = [short_key(key) for key in (*(pod.key for pod in ending), *given_up)]
         self._report("end", ", ".join(names) or f"no pod is called {step.pattern}", None if names else False)
-        await self.stage.schedule()
 
     # --- changes ---
 
@@ -217,7 +217,7 @@ class StoryPlayer:
             return same or counts.reloads_ok + counts.reloads_failed > before
 
         await self.stage.eventually(noticed)
-        await self.stage.eventually(self.stage.settled)
+        await self.stage.eventually(self.stage.at_rest)
         problems = self._problems()
         said = "is refused, the last good one stays" if problems else "is taken over"
         report = self.stage.agent_status.report
@@ -232,12 +232,10 @@ class StoryPlayer:
         return [replace(problem, file=name) if problem.file == own else problem for problem in problems]
 
     async def _restart(self, what: str, restart: Callable[[], Awaitable[None]]) -> None:
-        began_s = time.monotonic()
         await restart()
         back = await self.stage.eventually(self.stage.settled)
-        took_ms = (time.monotonic() - began_s) * 1000
-        after = f"everything is registered again after {took_ms:.0f} ms"
-        self._report("restart", f"{what}; {after if back else 'not everything is registered again'}", back)
+        after = "everything is registered again" if back else "not everything is registered again"
+        self._report("restart", f"{what}; {after}", back)
 
     async def _restart_agent(self) -> None:
         await self.stage.stop_agent()
@@ -247,10 +245,11 @@ class StoryPlayer:
         def missing() -> list[str]:
             return unmet_expectations(step, self.stage.snapshot())
 
+        await self.stage.rest(step.within_s)
         good = await self.stage.eventually(lambda: not missing(), step.within_s)
         self._report("expect", expectation_sentence(step), good, () if good else tuple(missing()))
 
     def _report(self, verb: str, text: str, good: bool | None = None, details: tuple[str, ...] = ()) -> None:
-        scene = StoryScene(time.monotonic() - self._began_s, verb, text, good, details)
+        scene = StoryScene(self.stage.clock.ahead_s, verb, text, good, details)
         self.scenes.append(scene)
         self.on_scene(scene)

@@ -42,16 +42,14 @@ def refusal_sentence(status: PodStatus) -> str:
 
 
 def waiting_sentences(report: Report) -> list[str]:
-    """Which GPUs wait for which pods before they change."""
+    """Which GPUs wait for which pods and processes before they change."""
     lines = []
     for gpu in report.gpus:
-        holders = {
-            short_key(f"{one.namespace}/{one.pod}")
-            for entry in (gpu.plan.waiting_for if gpu.plan else ())
-            for one in entry.holders
-        }
-        if gpu.waits and holders:
-            lines.append(f"GPU {gpu.index} waits for {listed(sorted(holders), 4)}")
+        entries = gpu.plan.waiting_for if gpu.plan else ()
+        pods = {short_key(f"{one.namespace}/{one.pod}") for entry in entries for one in entry.holders}
+        awaited = [*sorted(pods), *(gpu.plan.processes if gpu.plan else ())]
+        if gpu.waits and awaited:
+            lines.append(f"GPU {gpu.index} waits for {listed(awaited, 4)}")
     return lines
 
 

@@ -12,18 +12,22 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unreachable
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
+from partage.lab.stories.rest import at_rest
 from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
 from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.observation import inventory_of
 
 INTERVALS = Intervals(
-    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.5, withdraw_s=0.2,
-    turn_gap_s=0.02,
+    observe_s=1.0, conditions_s=0.1, policy_s=0.05, holders_first_s=0.05, holders_s=0.2, holders_waited_s=0.2,
+    withdraw_s=0.2, turn_gap_s=0.02,
 )  # fmt: skip
 """A story is played in seconds: the agent looks more often than on a real node, and does the same."""
 
 WAIT_LIMIT_S = 10.0
+REST_LIMIT_S = 5.0
+"""How long a step waits for the agent to come to rest. Some never do: the driver's calls hang."""
 _GLANCE_S = 0.02
 """How often the stage checks the condition it waits for, and whether a waiting pod finds room."""
 
@@ -34,17 +38,17 @@ _NO_POLICY = PolicyText("", b"version: partage/v1\n")
 
 
 class StoryClock:
-    """Seconds that never go back, and may jump ahead."""
+    """Seconds that never go back, and may jump ahead. ahead_s: by how much they have."""
 
     def __init__(self) -> None:
-        self._ahead_s = 0.0
+        self.ahead_s: float = 0.0
 
     def __call__(self) -> float:
-        return time.monotonic() + self._ahead_s
+        return time.monotonic() + self.ahead_s
 
     def jump(self, seconds: float) -> None:
         """Go ahead by so many seconds."""
-        self._ahead_s += seconds
+        self.ahead_s += seconds
 
 
 class StoryStage:
@@ -146,19 +150,25 @@ class StoryStage:
             return False
         return all(capacity.get(row.name, 0) == row.listed for row in report.resources)
 
-    def holders_known(self) -> bool:
-        """The agent knows the holder of every share of a running container."""
-        entries = self.agent_status.report.entries if self.agent_status.report else ()
-        named = {entry.id for entry in entries if entry.holder is not None}
-        held = {
-            share
-            for status in self.kubelet.pods()
-            if status.holds
-            for container in status.pod.listed
-            for ids in status.container(container.name).ids.values()
-            for share in ids
-        }
-        return held <= named
+    def at_rest(self) -> bool:
+        """The agent knows the node as it is, the kubelet its answer; nothing more happens by itself."""
+        report = self.agent_status.report
+        if report is None or not self.settled():
+            return False
+        inventory = inventory_of(self.hardware.state)
+        return at_rest(report, inventory, self.kubelet.pods(), self.kubelet.allocatable())
+
+    async def rest(self, within_s: float = REST_LIMIT_S) -> None:
+        """Wait for that, and for the pods that find room then; not for ever."""
+        if await self.eventually(self.at_rest, within_s) and await self.schedule():
+            await self.rest(within_s)
+
+    async def noticed(self) -> None:
+        """Wait until the agent has asked after the node once more, and made a turn of the answer."""
+        asked = self.hardware.calls["conditions"]
+        await self.eventually(lambda: self.hardware.calls["conditions"] > asked, REST_LIMIT_S)
+        turns = self.agent_status.counts.turns  # one of them may have begun before
+        await self.eventually(lambda: self.agent_status.counts.turns > turns + 1, REST_LIMIT_S)
 
     def snapshot(self) -> NodeSnapshot:
         """The node now."""
@@ -186,13 +196,17 @@ class StoryStage:
             self.waiting[pod.key] = status
         return status
 
-    async def schedule(self) -> None:
-        """Waiting pods try again."""
+    async def schedule(self) -> bool:
+        """Waiting pods try again once the agent is at rest. Whether one of them was admitted."""
+        admitted = False
         for key, status in list(self.waiting.items()):
-            again = await self.kubelet.admit(status.pod)
-            if not _found_no_room(again):
-                del self.waiting[key]
-                self.scheduled(again)
+            if self.at_rest():
+                again = await self.kubelet.admit(status.pod)
+                if not _found_no_room(again):
+                    del self.waiting[key]
+                    admitted = True
+                    self.scheduled(again)
+        return admitted
 
 
 def _found_no_room(status: PodStatus) -> bool:

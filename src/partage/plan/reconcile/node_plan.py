@@ -16,7 +16,7 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
-from partage.model.step import GpuUse, PlannedStep, Transaction
+from partage.model.step import GpuUse, PlannedStep, Transaction, UseKind
 from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.known_node import KnownNode
@@ -118,6 +118,13 @@ class GpuPlan(Frozen):
     blocked: Blocked | None = None
     again_s: float | None = None
     conflict: str = ""
+
+    @property
+    def processes(self) -> tuple[str, ...]:
+        """What is in the way and holds no share, without repeats: ``process python3 (pid 4711)``."""
+        blockers = self.blocked.blockers if self.blocked else ()
+        users = (use for one in blockers for use in one.users if use.kind is not UseKind.POD)
+        return tuple(dict.fromkeys(map(str, users)))
 
 
 class NodePlan(Frozen):

@@ -126,6 +126,18 @@ def answerable_offer(serving: Mapping[GpuUuid, GpuServing]) -> NodeOffer:
     return {gpu: (*now.offer, *now.leaving) for gpu, now in serving.items()}
 
 
+def withdrawn(serving: Mapping[GpuUuid, GpuServing], held: HeldIds) -> frozenset[Hold]:
+    """Ids that a GPU serves and does not list: nobody holds them, and no container gets them."""
+    return frozenset(
+        (offering.resource, share)
+        for now in serving.values()
+        for offering in (*now.offer, *now.leaving)
+        for share in set(offering.share_ids).difference(
+            _listed_ids(offering, now, held.ids.get(offering.resource, frozenset()))
+        )
+    )
+
+
 def awaited_entries(
     serving: Mapping[GpuUuid, GpuServing],
     entries: Iterable[LedgerEntry],

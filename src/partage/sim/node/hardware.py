@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -47,7 +47,8 @@ class SimulatedHardware:
     """A simulated node behind the hardware port (``edges.hardware.port.Hardware``).
 
     deadline_s, step_deadline_s: how long a call, and ``perform``, may hang before they raise HardwareTimeout.
-    clock: in seconds, for faults that have a time; that is counted from the first call.
+    clock: in seconds, for faults that have a time; that is counted from the first call. calls: how often each
+    was made.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class SimulatedHardware:
         self._act_deadline_s = step_deadline_s
         self._clock = clock
         self._first_call_s: float | None = None
-        self._calls = 0
+        self.calls: Counter[Call] = Counter()
         self._timed: list[TimedFault] = list(machine.faults)
         self._call_faults: list[_CallFault] = []
         self._impossible: list[str] = []
@@ -153,7 +154,7 @@ class SimulatedHardware:
 
     async def _begin_call(self, call: Call) -> HardwareError | None:
         """Count the call, and let it fail or hang. The answer: an error to raise once the step is done."""
-        self._calls += 1
+        self.calls[call] += 1
         self._apply_timed_faults()
         active = next((one for one in self._call_faults if one.fault.call == call), None)
         if active is None:
@@ -212,7 +213,7 @@ class SimulatedHardware:
 
     def _apply_timed_faults(self) -> None:
         elapsed_s = self._since_first_call_s()
-        due = [row for row in self._timed if _is_due(row, elapsed_s, self._calls)]
+        due = [row for row in self._timed if _is_due(row, elapsed_s, self.calls.total())]
         for row in sorted(due, key=lambda row: row.after_s or 0.0):
             self._timed.remove(row)
             try:
