@@ -374,6 +374,13 @@ async def test_a_config_map_that_was_edited_is_noticed_at_once_and_a_wrong_one_r
 
         await until(there)
 
+    async def becomes_other(digest: str) -> None:
+        def there() -> bool:
+            one.resolve_on(node)
+            return one.report.digest != digest
+
+        await until(there)
+
     try:
         await asyncio.sleep(0)
         config_map.put(default=GOOD, shared=GOOD.replace("4", "7"))
@@ -390,7 +397,7 @@ async def test_a_config_map_that_was_edited_is_noticed_at_once_and_a_wrong_one_r
         with (config_map.path / "shared").open("a") as stream:  # written to, in its place
             stream.write("# the same\n")
         before = one.report.digest
-        await until(lambda: one.resolve_on(node) or one.report.digest != before)
+        await becomes_other(before)
     finally:
         watching.cancel()
         assert one.changes is not None

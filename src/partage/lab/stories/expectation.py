@@ -9,10 +9,11 @@ from typing import TypeVar
 from partage.codec.fields import Field, Table
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
 from partage.model.health import HealthState
+from partage.plan.report import MigConfigState
 
 T = TypeVar("T")
 
-_KEYS = ("allocatable", "capacity", "pods", "env", "health", "waiting", "problem")
+_KEYS = ("allocatable", "capacity", "pods", "env", "health", "waiting", "mig-config", "problem")
 _MOST_GPUS = 64
 _LONGEST_WAIT_S = 60
 _SECONDS = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)\s*s?", re.ASCII)
@@ -33,6 +34,7 @@ def read_expectation(step: Table) -> Expect | None:
         env=_by_pod(_each(table, "env", lambda field: _members(field, _pattern))),
         health=table.value("health", _health, {}),
         waiting=table.value("waiting", _indexes, None),
+        mig_config=table.value("mig-config", _mig_config, None),
         problem=table.value("problem", Field.text, None),
     )
 
@@ -66,6 +68,10 @@ def _health(place: Field) -> dict[str, tuple[int, ...]]:
 def _indexes(place: Field) -> tuple[int, ...]:
     numbers = [item.integer(0) for item in place.items(at_most=_MOST_GPUS) or []]
     return tuple(number for number in numbers if number is not None)
+
+
+def _mig_config(place: Field) -> str | None:
+    return "" if place.value == "" else place.choice(MigConfigState)
 
 
 def _within(place: Field) -> float | None:
