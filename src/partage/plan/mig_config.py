@@ -35,7 +35,8 @@ def mig_config_report(
     if desired is None or layouts is None or layouts.name != asked:
         return last  # it is not resolved on the node yet: there is no driver
     inventory = desired.inventory
-    plans = [(uuid, plan.gpus.get(uuid, GpuPlan(Phase.UNKNOWN))) for uuid in sorted(desired.labelled)]
+    named = [gpu.uuid for gpu in inventory if gpu.uuid in desired.labelled]
+    plans = [(uuid, plan.gpus.get(uuid, GpuPlan(Phase.UNKNOWN))) for uuid in named]
     unsettled = [(uuid, one) for uuid, one in plans if one.phase is not Phase.SETTLED]
     if not unsettled:
         return MigConfigReport(asked, _SUCCESS)
