@@ -62,10 +62,6 @@ FIRST_OBSERVATION_S = 5.0
 agent. A helper that takes longer hangs; then the agent starts, reports it, and offers GPUs once it observes
 them."""
 
-FIRST_LABELS_S = 3.0
-"""How long the start waits for the labels of the node, in seconds, where no earlier agent has left a policy.
-The kubelet gets its pods from the same server: while that does not answer, no pod comes."""
-
 Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
 WatchLabels = Callable[[Callable[[NodeLabels], None]], Coroutine[Any, Any, None]]
@@ -95,15 +91,10 @@ async def run(
     state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
         options = replace(options, awaits_labels=labels is not None)
-        agent = _Agent(options, hardware, status, state_writer)
-        await agent.run(stop, beside, labels)
+        agent = _Agent(options, hardware, status, state_writer, labels)
+        await agent.run(stop, beside)
     finally:
         state_writer.directory.close()
-
-
-async def _end_of(task: asyncio.Task[None]) -> None:
-    """A task that began before the others ends them if it fails, too."""
-    await task
 
 
 def _check_paths(options: AgentOptions) -> None:
@@ -116,7 +107,12 @@ class _Agent:
     """The connected parts."""
 
     def __init__(
-        self, options: AgentOptions, hardware: Hardware, status: AgentStatus, state_writer: StateWriter
+        self,
+        options: AgentOptions,
+        hardware: Hardware,
+        status: AgentStatus,
+        state_writer: StateWriter,
+        labels: WatchLabels | None,
     ) -> None:
         self._options = options
         self._status = status
@@ -128,7 +124,7 @@ class _Agent:
         self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._labels: asyncio.Task[None] | None = None
+        self._labels = labels
         self._served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
@@ -180,13 +176,10 @@ class _Agent:
         status.counts.xids = self._hardware.xid_counts
         status.counts.changes = self._reconciler.endings
 
-    async def run(self, stop: asyncio.Event, beside: Beside | None, labels: WatchLabels | None) -> None:
+    async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
         """Start, run, stop."""
         observation = asyncio.create_task(self._hardware.observe(), name="first observation")
         stopped = asyncio.create_task(stop.wait(), name="stop")
-        first_labels = asyncio.create_task(self._policies.labels_known.wait(), name="first labels")
-        if labels is not None:
-            self._labels = asyncio.create_task(labels(self._policies.know_labels), name="labels")
         try:
             saved = self._restore()
             self._policies.start()
@@ -195,10 +188,6 @@ class _Agent:
             )
             if observation.done():
                 observation.result()
-            if labels is not None and saved.policy is None:
-                await asyncio.wait(
-                    {first_labels, stopped}, timeout=FIRST_LABELS_S, return_when=FIRST_COMPLETED
-                )
             self._policies.resolve_on(self._hardware.node)
             self._policies.check_in_force()
             self._watchdog.update(self._policies.desired, answerable_offer(saved.serving))
@@ -206,9 +195,8 @@ class _Agent:
                 await stopped
             log.info("stopped")
         finally:
-            for task in (observation, stopped, first_labels, self._labels):
-                if task is not None:
-                    task.cancel()
+            observation.cancel()
+            stopped.cancel()
             self._kubelet.close()
             self._changes.close()
         await asyncio.to_thread(self._state_writer.save)
@@ -269,7 +257,7 @@ class _Agent:
             "watchdog": self._watchdog.run(),
         }
         if self._labels is not None:
-            tasks["labels"] = _end_of(self._labels)
+            tasks["labels"] = self._labels(self._policies.know_labels)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]

@@ -64,7 +64,6 @@ class PolicyObserver(Struct):
     layouts_problems: tuple[Problem, ...] = ()
     reloads_ok: int = 0
     reloads_failed: int = 0
-    labels_known: asyncio.Event = field(default_factory=asyncio.Event)
     _reason: PolicyReason = PolicyReason.IN_FORCE
     _files: PolicyFiles | None = None
     _texts: PolicyTexts | None = None
@@ -88,7 +87,6 @@ class PolicyObserver(Struct):
             )
         if options.node_labels is not None:
             self.labels = options.node_labels
-            self.labels_known.set()
         if options.policy is not None:
             self._files = PolicyFiles(options.policy)
             self._files.changed()
@@ -114,7 +112,6 @@ class PolicyObserver(Struct):
     def know_labels(self, labels: NodeLabels) -> None:
         """The labels of the node are these now."""
         known, self.labels = self.labels, labels
-        self.labels_known.set()
         if labels != known and self._choose():
             self.ask()
 
