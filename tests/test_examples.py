@@ -79,8 +79,7 @@ def _fleet():
 def test_the_fleet_says_what_the_rule_of_its_names_says_for_every_card():
     seen = set()
     for name, items, models in _fleet():
-        for model in models:
-            assert model is not None
+        for (model,) in models:
             assert model.geometry is not None
             assert Counter(items) == Counter(named_layouts(model.geometry)[name])
             seen.add(model.id)

@@ -267,6 +267,7 @@ class Loop(Struct):
             snapshot=replace(seen.snapshot, served=done.plan.serving),
             watched=parts.watchdog.watched,
             mig_config=self._mig_config(done),
+            labels=parts.policies.labels,
         )
         for one in diff_reports(parts.status.report, report):
             log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))

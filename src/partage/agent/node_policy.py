@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.edges.files.policy import LoadedPolicy, built_in, configurations, parse_policy
+from partage.edges.files.config_map import named_configurations
+from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy
 from partage.edges.files.policy_directory import PolicyTexts
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Problem
@@ -177,7 +178,7 @@ def _read(
     """One policy, as this node has it. Raises InputError."""
     content, file = found.text(name), found.file(name)
     config = None if found.directory else choice.rules.default
-    named = configurations(content, file) if laid_out else []
+    named = named_configurations(content, file) if laid_out else []
     if named:  # the label says which of them; this one only has to be right
         loaded = parse_policy(content, file, config or named[0], choice.environ)
         loaded = replace(loaded, policy=replace(loaded.policy, entries=()))
@@ -202,7 +203,7 @@ def _layouts(name: str, found: PolicyTexts) -> ChosenLayouts:
     known: list[str] = []
     having: list[str] = []
     for policy, text in found.texts.items():
-        named = configurations(text, found.file(policy)) if b"mig-configs" in text else []
+        named = named_configurations(text, found.file(policy)) if b"mig-configs" in text else []
         known += named
         if name in named:
             having.append(policy)

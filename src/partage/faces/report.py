@@ -77,7 +77,7 @@ def verify_of(report: Report) -> Verify | None:
 def _planned_from(report: Report) -> PlannedFrom | None:
     if report.policy_in_force is None or report.snapshot is None:
         return None
-    return PlannedFrom(report.policy_in_force, report.snapshot)
+    return PlannedFrom(report.policy_in_force, report.snapshot, report.labels)
 
 
 def _time_of(report: Report) -> TimeOf:

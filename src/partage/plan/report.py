@@ -12,6 +12,7 @@ from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, device_of
 from partage.model.mps import DaemonState
+from partage.model.node_labels import NodeLabels
 from partage.model.policy import Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
@@ -174,7 +175,7 @@ class Report(Frozen):
     offer: what is promised. policy_in_force, snapshot: what the planner looked at, so that others can plan as
     the agent does; None: there is no policy yet. watched: UUIDs of GPUs whose use is watched at this moment.
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
-    labels are not known.
+    labels are not known. labels: of the Node; None: not known.
     """
 
     made: ReportTime
@@ -189,6 +190,7 @@ class Report(Frozen):
     snapshot: Snapshot | None = None
     watched: frozenset[GpuUuid] = frozenset()
     mig_config: MigConfigReport | None = None
+    labels: NodeLabels | None = None
 
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from partage.edges.hardware.asked_geometry import Lacks
 from partage.edges.hardware.compute_mode import set_compute_mode
 from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
 from partage.edges.hardware.discover import Discovery
@@ -29,6 +30,7 @@ from partage.edges.hardware.reset import (
     reset_gpus,
     verify_reset,
 )
+from partage.edges.hardware.reset_lock import running_reset
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
@@ -91,10 +93,12 @@ class NvmlHardware:
         step_deadline_s: float = STEP_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
         keeper: DaemonKeeper | None = None,
+        lacks_geometry: Lacks = lambda _: False,
     ) -> None:
         """driver_root: where the driver is installed. host: where all files are, instead of driver_root.
 
-        keeper: manages the MPS daemons; None: there are none.
+        keeper: manages the MPS daemons; None: there are none. lacks_geometry: the GPUs whose driver is asked
+        what MIG allows on them.
         """
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
@@ -108,7 +112,7 @@ class NvmlHardware:
         self._idle.set()
         # The following fields are used on the worker's thread only.
         self._nvml = Nvml(self._host)
-        self._discovery = Discovery(self._nvml, self._host)
+        self._discovery = Discovery(self._nvml, self._host, lacks_geometry)
         self._persistence = PersistenceMode(self._host.run)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
@@ -142,6 +146,8 @@ class NvmlHardware:
         match step:
             case EndProcess():
                 await self._end(step)
+            case StartDaemon() if running := running_reset(self._host):
+                raise DriverUnavailable(running, "wait until it has ended")
             case StartDaemon() | StopDaemon() | EndClient():
                 await perform_daemon_step(self._keeper, step)
             case _:
@@ -166,6 +172,7 @@ class NvmlHardware:
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
+                    self._nvml.something_changed()
                     self._mailbox.put(Events(changed=True))  # not every driver raises an event for it
         return None
 
@@ -242,6 +249,8 @@ class NvmlHardware:
 
     def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
         def publish(events: Events) -> None:
+            if events.changed:
+                self._nvml.something_changed()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._mailbox.put, events)
 
@@ -319,6 +328,9 @@ class NvmlHardware:
         if self._nvml.is_open and self._needs_new_session():
             self._end_session()
         if not self._nvml.is_open:
+            if running := running_reset(self._host):
+                self._interrupted = True
+                return NoDriver("resetting", running, "wait until it has ended; dmesg may say more")
             self._opened_at = self._clock()
             missing = self._nvml.open()
             if missing is not None:

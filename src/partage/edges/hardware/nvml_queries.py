@@ -10,13 +10,17 @@ from collections.abc import Mapping
 from typing import Any, NewType
 
 from partage.edges.hardware.binding import Binding
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.session_memory import MigInstance, SessionMemory
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound, Unsupported
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound, Unsupported
+from partage.model.geometry import Engines
 from partage.model.gpu import (
     ComputeMode,
     Driver,
     LinkPath,
     MigMode,
+    NoDriver,
     RecoveryAction,
     architecture_name,
     cuda_version,
@@ -33,9 +37,12 @@ _MEMORY_V2 = 0x02000028
 
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
+_NODE_WORDS, _SCOPE_NODE = 16, 0
+"""NUMA nodes are asked for in words of 64; scope 0: NVML_AFFINITY_SCOPE_NODE."""
+
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
-_MOST_GI_PROFILES = 64
-"""More than any library knows; it says itself where its list ends."""
+MOST_PROFILES = 64
+"""More constants of profiles than any library knows; it says itself where its list ends."""
 
 _ATTRIBUTES = {
     **dict.fromkeys((0, 1, 2, 3, 4, 5, 6, 9), ""),
@@ -101,11 +108,16 @@ class MigAttributes(Frozen):
 
 
 class GiProfile(Frozen):
-    """One GPU instance profile. slices: the ``3`` of 3g; attribute: ``+me``, ``-me`` ... or empty."""
+    """One GPU instance profile. slices: the ``3`` of 3g; attribute: ``+me``, ``-me`` ... or empty.
+
+    most: how many an empty GPU can have.
+    """
 
     slices: int
     attribute: str
     memory_bytes: int
+    most: int
+    engines: Engines
 
 
 class NvLinkPeer(Frozen):
@@ -127,6 +139,27 @@ class NvmlEvent(Frozen):
 
 class Nvml(Binding):
     """Reads a node through an open session. Every method may raise a HardwareError."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._memory = SessionMemory()
+
+    def open(self) -> NoDriver | None:
+        """As in ``Binding``. A new session remembers nothing."""
+        if not self.is_open:
+            self._memory = SessionMemory()
+        return super().open()
+
+    @property
+    def memory(self) -> SessionMemory:
+        """What is remembered in this session. For one thread."""
+        if self._memory.is_stale:
+            self._memory.forget()
+        return self._memory
+
+    def something_changed(self) -> None:
+        """What is remembered may be wrong: forget it before the next use. From any thread."""
+        self._memory.is_stale = True
 
     # --- the node --------------------------------------------------------------------------------
 
@@ -206,6 +239,31 @@ class Nvml(Binding):
             memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.used) if memory else None
 
+    def board_text(self, call: str, handle: Handle) -> str | None:
+        """What is written on the board; None if it cannot be read, which makes a GPU no worse."""
+        try:
+            return str(self.optional(call, handle) or "") or None
+        except (DriverUnavailable, GpuLost, HardwareTimeout):
+            raise
+        except HardwareError:
+            return None
+
+    def nearest_node(self, handle: Handle) -> int | None:
+        """The NUMA node whose memory is nearest; None if there are several, or the driver does not say.
+
+        Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory is, on a Grace Hopper.
+        """
+        try:
+            words = self.optional(
+                "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE, absent=NOT_HERE
+            )
+        except (DriverUnavailable, GpuLost, HardwareTimeout):
+            raise
+        except HardwareError:
+            return None
+        mask = sum(int(word) << 64 * at for at, word in enumerate(words or ()))
+        return mask.bit_length() - 1 if mask.bit_count() == 1 else None
+
     def persistence(self, handle: Handle) -> bool | None:
         """Whether persistence mode is on: without it a GPU is initialised anew by each first client."""
         mode = self.optional("nvmlDeviceGetPersistenceMode", handle)
@@ -257,19 +315,19 @@ class Nvml(Binding):
 
     def mig_handles(self, handle: Handle) -> dict[int, Handle]:
         """NVML's index to handle; indexes can have gaps."""
-        count = self.optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         found = {
             index: self.optional(
                 "nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=NOT_HERE | {NOT_FOUND}
             )
-            for index in range(count)
+            for index in range(self.most_mig_devices(handle))
         }
         return {index: Handle(mig) for index, mig in found.items() if mig is not None}
 
-    def mig_attributes(self, mig: Handle) -> MigAttributes:
+    def mig_attributes(self, mig: Handle, uuid: MigUuid) -> MigAttributes:
+        """uuid: its own."""
         attributes = self.call("nvmlDeviceGetAttributes", mig)
         return MigAttributes(
-            uuid=MigUuid(self.uuid(mig)),
+            uuid=uuid,
             gi_id=int(self.call("nvmlDeviceGetGpuInstanceId", mig)),
             ci_id=int(self.call("nvmlDeviceGetComputeInstanceId", mig)),
             compute_slices=int(attributes.computeInstanceSliceCount),
@@ -277,16 +335,25 @@ class Nvml(Binding):
             memory_bytes=int(attributes.memorySizeMB) * MIB,
         )
 
-    def gpu_instance(self, handle: Handle, gi_id: int) -> tuple[int, Placement]:
-        """Profile id (nvidia-smi's, not NVML's constant) and placement of a GPU instance."""
+    def gpu_instance(self, handle: Handle, gi_id: int) -> MigInstance:
+        """Profile (nvidia-smi's id, not NVML's constant) and placement of a GPU instance. For root only."""
         info = self.call("nvmlGpuInstanceGetInfo", self.call("nvmlDeviceGetGpuInstanceById", handle, gi_id))
-        return int(info.profileId), placement_of(gi_id, info)
+        return MigInstance(int(info.profileId), placement_of(gi_id, info))
 
     def gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
-        """Profile id to profile, for this GPU: the same id means other profiles on other models."""
+        """Profile id to profile, for this GPU: the same id means other profiles on other models.
+
+        Remembered, unless there are none: older drivers know them only in MIG mode.
+        """
+        known, address = self.memory.profiles, self.address(handle)
+        if not known.get(address):
+            known[address] = self._gi_profiles(handle)
+        return known[address]
+
+    def _gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
         profiles: dict[int, GiProfile] = {}
         end = frozenset({INVALID_ARGUMENT})
-        for constant in range(_MOST_GI_PROFILES):
+        for constant in range(MOST_PROFILES):
             try:
                 info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 1, absent=end)
             except Unsupported:
@@ -296,9 +363,17 @@ class Nvml(Binding):
             attribute = self._attribute(handle, constant)
             if attribute is not None:
                 profiles[int(info.id)] = GiProfile(
-                    int(info.sliceCount), attribute, int(info.memorySizeMB) * MIB
+                    slices=int(info.sliceCount),
+                    attribute=attribute,
+                    memory_bytes=int(info.memorySizeMB) * MIB,
+                    most=int(info.instanceCount),
+                    engines=_engines(info),
                 )
         return profiles
+
+    def most_mig_devices(self, handle: Handle) -> int:
+        """How many MIG devices the GPU can have; 0 if the driver does not report it."""
+        return int(self.optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
 
     def _attribute(self, handle: Handle, constant: int) -> str | None:
         """The attribute in a profile's name; None if it is not known: the profile cannot be named then."""
@@ -359,6 +434,16 @@ class Nvml(Binding):
 
     def free_event_set(self, event_set: EventSet) -> None:
         self.optional("nvmlEventSetFree", event_set, absent=NOT_HERE)
+
+
+def _engines(info: Any) -> Engines:  # noqa: ANN401 - a structure of pynvml
+    return Engines(
+        copy=int(info.copyEngineCount),
+        decoder=int(info.decoderCount),
+        encoder=int(info.encoderCount),
+        jpeg=int(info.jpegCount),
+        ofa=int(info.ofaCount),
+    )
 
 
 def _text(value: bytes | str) -> str:

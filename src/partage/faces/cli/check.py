@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.errors import InputError, Problem, Unsatisfiable
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 from partage.faces.manifest import CheckedProblem
 from partage.values import Frozen
 
@@ -33,15 +33,30 @@ class CheckContext(Frozen):
 
 
 @click.command(name="check")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...", shell_complete=completion.files)
+@click.option(
+    "-f",
+    "--file",
+    "more_files",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="The same as FILE without the option.",
+)
 @click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
-@click.option("--policy", metavar="FILE", help="Check the manifests against what this policy offers.")
-@click.option("--config", metavar="NAME", help="Which named configuration of a policy file.")
-@common.node_labels_option
+@click.option(
+    "--policy",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Check the manifests against what this policy offers.",
+)
+@common.config_option
 @common.machine_option
+@common.driver_root_option
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     files: tuple[str, ...],
+    more_files: tuple[str, ...],
     strict: bool,
     policy: str | None,
     config: str | None,
@@ -58,6 +73,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
+    files += more_files
+    if not files:
+        raise click.UsageError("missing argument 'FILE...'", click.get_current_context())
     context = _context(policy, config, machine)
     verdicts = [verdict for file in files for verdict in check_file(file, context)]
     problems = tuple(verdict.problem for verdict in verdicts)
@@ -217,24 +235,27 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
 
 
 def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
-    from partage.faces.input_files import configs_of, objects
+    from partage.edges.files.policy import configurations
+    from partage.faces.input_files import objects
     from partage.faces.manifest import findings
 
-    for path, document in objects(paper):
-        yield from findings(document, paper.file, path, context.offered)
-        for where, text in configs_of(document, path):
-            yield from _policy(text.encode(), f"{paper.file}: {where}", context)
+    for path, document, line_of in objects(paper):
+        yield from findings(document, paper.file, path, context.offered, line_of)
+    if configurations(paper.content, paper.file):
+        yield from _policy(paper.content, paper.file, context)
 
 
 def _story(file: str) -> Iterator[CheckedProblem]:
     from pathlib import Path
 
+    from partage.lab.stories.possible import check_policy
     from partage.lab.stories.read import read_story
 
     try:
-        read_story(Path(file))
-    except InputError as error:
-        yield from (CheckedProblem(problem) for problem in error.problems)
+        check_policy(read_story(Path(file)))
+    except (InputError, Unsatisfiable) as error:
+        here = isinstance(error, Unsatisfiable)
+        yield from (CheckedProblem(problem, here=here) for problem in error.problems)
 
 
 def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:

@@ -146,10 +146,11 @@ class ReportedResourceRow(ResourceRow):
 
 
 class PlannedFrom(Frozen):
-    """What the agent's planner looked at."""
+    """What the agent's planner looked at. labels: of the Node; None: not known."""
 
     policy: Policy
     snapshot: Snapshot
+    labels: Mapping[str, str] | None = None
 
 
 class ReportDocument(Document, kw_only=True):

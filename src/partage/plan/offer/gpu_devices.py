@@ -118,9 +118,9 @@ def _desired_devices(
 
 def _layout_path(origin: str) -> str:
     """Where the layout stands: below an entry of Partage's or mig-parted's format, or in a label."""
-    keys = {"gpus": "mig.layout", "mig-configs": "mig-devices"}
-    inner = next((key for place, key in keys.items() if origin.startswith(place)), "")
-    return f"{origin}.{inner}" if inner else origin
+    if origin.startswith("label "):
+        return origin
+    return f"{origin}.{'mig-devices' if 'mig-configs' in origin else 'mig.layout'}"
 
 
 class _Impossible(Exception):
@@ -180,7 +180,10 @@ def _planned(placed: Sequence[PlacedItem], geometry: Geometry, total_bytes: int)
 
 
 def _not_plannable(gpu: Gpu) -> _Impossible:
-    return _Impossible(f"not plannable offline: no MIG placements are known for {gpu.product}")
+    return _Impossible(
+        f"not plannable offline: no MIG placements are known for {gpu.product}; "
+        "only its driver knows them, and partage record writes them into a machine file"
+    )
 
 
 def _pending(gpu: Gpu, desired: DesiredMig) -> str:
