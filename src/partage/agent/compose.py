@@ -8,9 +8,9 @@ import logging
 import os
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -43,7 +43,6 @@ from partage.edges.kubelet.sockets import socket_identity
 from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, ResourceName
-from partage.model.node_labels import NodeLabels
 from partage.model.paths import check_socket_path
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -51,6 +50,10 @@ from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
+
+if TYPE_CHECKING:
+    from partage.agent.cluster.node_labels import NodeLabels
+    from partage.edges.kube.config import ClusterConfig
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +69,7 @@ them."""
 
 Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
-WatchLabels = Callable[[Callable[[NodeLabels], None]], Coroutine[Any, Any, None]]
+WatchLabels = Callable[[Callable[[Mapping[str, str]], None]], Coroutine[Any, Any, None]]
 """A task that tells the labels of the node, at first and at every change, and never ends."""
 
 
@@ -93,7 +96,8 @@ async def run(
     state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
         with _locked(options.run_dir):
-            options = replace(options, awaits_labels=labels is not None)
+            in_cluster = labels is not None or options.cluster is not None
+            options = replace(options, awaits_labels=in_cluster)
             agent = _Agent(options, hardware, status, state_writer, labels)
             await agent.run(stop, beside)
     finally:
@@ -145,6 +149,7 @@ class _Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._labels = labels
         self._served_before: set[DeviceUuid] = set()
+        self._node_labels: NodeLabels | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -257,6 +262,7 @@ class _Agent:
             serve=self._serve,
             retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
+            cluster_trouble=self._cluster_trouble,
         )
         return Loop(parts)
 
@@ -277,6 +283,8 @@ class _Agent:
         }
         if self._labels is not None:
             tasks["labels"] = self._labels(self._policies.know_labels)
+        if self._options.cluster is not None:
+            tasks["cluster"] = self._in_cluster(self._options.cluster)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
@@ -293,6 +301,25 @@ class _Agent:
             finally:
                 for task in (*self._tasks, *(task for _, task in self._endpoints.values())):
                     task.cancel()
+
+    async def _in_cluster(self, config: ClusterConfig) -> None:
+        """Keep the own Node up to date, after the first registration, which must not wait for it."""
+        await self._status.until(lambda report: bool(report.made.number))
+        await asyncio.sleep(FIRST_ANSWER_S)
+        labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
+        await labels.run()
+
+    def _cluster_trouble(self) -> str:
+        return self._node_labels.trouble if self._node_labels else ""
+
+    def _new_node_labels(self, config: ClusterConfig) -> NodeLabels:
+        """Importing the client takes a tenth of a second: pods are served meanwhile."""
+        from partage.agent.cluster.node_labels import NodeLabels
+        from partage.edges.kube.cluster import ApiCluster
+
+        name = self._options.node_name
+        cluster, know = ApiCluster(config, name), self._policies.know_labels
+        return NodeLabels(cluster, name, self._status, self._requests.ask, know=know)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()

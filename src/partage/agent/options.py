@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
@@ -11,6 +12,9 @@ from partage.edges.kubelet.container_names import LOGS
 from partage.model.choice_rules import ChoiceRules, Fallback
 from partage.model.node_labels import NodeLabels
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.edges.kube.config import ClusterConfig
 
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
@@ -88,6 +92,7 @@ class AgentOptions(Frozen):
     environ:       NVIDIA's environment aliases for ``version: v1`` files are read from here.
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
+    cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
 
@@ -104,6 +109,8 @@ class AgentOptions(Frozen):
     driver_root: str | None = None
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS
+    cluster: ClusterConfig | None = None
+    node_name: str = ""
     intervals: Intervals = field(default_factory=Intervals)
 
     @property
