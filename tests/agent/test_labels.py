@@ -1,4 +1,8 @@
-"""An agent whose policy labels choose: over the kubelet's real sockets, labels through the port."""
+"""An agent whose policy labels choose: over the kubelet's real sockets, labels through the port.
+
+A configuration that is edited to something invalid and back, and a label that is removed and set again, are
+what other systems fail at: they stop offering GPUs, or keep the old label's policy for ever.
+"""
 
 from __future__ import annotations
 

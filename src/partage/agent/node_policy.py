@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.edges.files.config_map import named_configurations
 from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy
 from partage.edges.files.policy_directory import PolicyTexts
 from partage.edges.files.state import SavedPolicy
@@ -178,7 +177,7 @@ def _read(
     """One policy, as this node has it. Raises InputError."""
     content, file = found.text(name), found.file(name)
     config = None if found.directory else choice.rules.default
-    named = named_configurations(content, file) if laid_out else []
+    named = _configurations(content, file) if laid_out else []
     if named:  # the label says which of them; this one only has to be right
         loaded = parse_policy(content, file, config or named[0], choice.environ)
         loaded = replace(loaded, policy=replace(loaded.policy, entries=()))
@@ -198,12 +197,21 @@ def _read(
     )
 
 
+def _configurations(content: bytes, file: str) -> list[str]:
+    """The names of a mig-parted file's configurations; nothing for any other file."""
+    if b"mig-configs" not in content:
+        return []
+    from partage.edges.files.config_map import named_configurations
+
+    return named_configurations(content, file)
+
+
 def _layouts(name: str, found: PolicyTexts) -> ChosenLayouts:
     """The layouts of that name: of a file, else those that Partage knows. Raises InputError."""
     known: list[str] = []
     having: list[str] = []
     for policy, text in found.texts.items():
-        named = named_configurations(text, found.file(policy)) if b"mig-configs" in text else []
+        named = _configurations(text, found.file(policy))
         known += named
         if name in named:
             having.append(policy)
