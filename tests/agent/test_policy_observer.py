@@ -551,3 +551,22 @@ def test_a_layout_without_a_policy_is_remembered_too() -> None:
     after.start()
     after.resolve_on(node)
     assert layouts(after) == "all-balanced"
+
+
+def test_a_wrong_label_where_the_policy_is_the_file_of_layouts_keeps_the_layout(
+    config_map: ConfigMap,
+) -> None:
+    """As users of mig-manager have it: one file, and the label says which of its configurations."""
+    config_map.put(mig=HALVES + "  off: [{devices: all, mig-enabled: false}]\n")
+    one, node = of_directory(config_map), node_of()
+    one.start()
+    one.know_labels({MIG_CONFIG: "halves"})
+    one.resolve_on(node)
+    assert (layouts(one), state(one), one.layouts_problems) == ("halves", PolicyState.FILE, ())
+    one.know_labels({MIG_CONFIG: "thirds"})
+    one.resolve_on(node)
+    assert (layouts(one), state(one)) == ("halves", PolicyState.LAST_GOOD)
+    assert "thirds" in str(one.layouts_problems[0])
+    one.know_labels({MIG_CONFIG: "off"})
+    one.resolve_on(node)
+    assert (layouts(one), state(one), one.layouts_problems) == ("off", PolicyState.FILE, ())

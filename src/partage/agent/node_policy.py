@@ -35,10 +35,11 @@ _NO_FILE = PolicyTexts("")
 
 
 class PolicyRefusal(Frozen):
-    """The node has no policy, and why."""
+    """The node has no policy, and why. layouts_problems: why the label that asks for a layout is refused."""
 
     reason: PolicyReason
     problems: tuple[Problem, ...]
+    layouts_problems: tuple[Problem, ...] = ()
 
 
 class ChosenLayouts(Frozen):
@@ -95,14 +96,6 @@ class NodeChoice(Frozen):
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
-def node_policy(found: PolicyTexts | None, choice: NodeChoice) -> NodePolicy | PolicyRefusal:
-    """The policy of a node. found: what was read; None: no policy was named."""
-    try:
-        return _node_policy(found, choice)
-    except InputError as error:
-        return PolicyRefusal(PolicyReason.WRONG, error.problems)
-
-
 def restored(saved: SavedPolicy, environ: Mapping[str, str]) -> NodePolicy:
     """The policy that an agent has remembered. Raises InputError if it can no longer be read."""
     texts = {saved.source: _bytes(saved.text)} if saved.text else {}
@@ -110,7 +103,7 @@ def restored(saved: SavedPolicy, environ: Mapping[str, str]) -> NodePolicy:
     rules = ChoiceRules(saved.config)
     choice = NodeChoice(saved.labels, rules=rules, environ=environ)
     layouts = PolicyTexts(saved.layouts_source, {saved.layouts_source: _bytes(saved.layouts)})
-    made = _node_policy(found, choice, layouts if saved.layouts else None)
+    made = node_policy(found, choice, layouts if saved.layouts else None)
     if isinstance(made, PolicyRefusal):
         raise InputError(made.problems)
     return made
@@ -120,9 +113,14 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _node_policy(
+def node_policy(
     found: PolicyTexts | None, choice: NodeChoice, layouts_in: PolicyTexts | None = None
 ) -> NodePolicy | PolicyRefusal:
+    """The policy of a node.
+
+    found: what was read; None: no policy was named. layouts_in: where the label's layout is looked for, None:
+    there, too.
+    """
     labels = choice.labels
     if labels is None and not choice.awaited:
         labels = {}
@@ -134,9 +132,12 @@ def _node_policy(
             chosen = _layouts(asked, layouts_in or found or _NO_FILE)
         except InputError as error:
             problems = error.problems
-    base = _chosen(found, choice, labels, laid_out=chosen is not None)
+    try:
+        base = _chosen(found, choice, labels, laid_out=chosen is not None)
+    except InputError as error:
+        return PolicyRefusal(PolicyReason.WRONG, error.problems, problems)
     if isinstance(base, PolicyRefusal):
-        return base
+        return replace(base, layouts_problems=problems)
     return replace(base, layouts=chosen, layouts_unknown=labels is None, layouts_problems=problems)
 
 

@@ -133,6 +133,7 @@ class PolicyObserver(Struct):
         if isinstance(chosen, PolicyRefusal):
             self._newest = None
             self._refuse(chosen.reason, chosen.problems)
+            self._refuse_layouts(chosen.layouts_problems)
         else:
             self._newest, self._judged_on = chosen, None
         return True
