@@ -52,6 +52,11 @@ class Cluster:
         found: Json = json.loads(self.kubectl("get", *arguments, "-o", "json"))
         return found
 
+    @staticmethod
+    def json(value: object) -> str:
+        """A patch, as kubectl takes it."""
+        return json.dumps(value)
+
     def apply(self, *objects: Mapping[str, Any]) -> None:
         self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all([dict(one) for one in objects]))
 

@@ -139,7 +139,7 @@ def test_the_agent_is_replaced_under_running_pods(node: Cluster) -> None:
     node.install(
         hardware={"machine": "4xa100-40gb"},
         config={"map": {"default": POLICY}},
-        agent={"logLevel": "debug", "extraArgs": ["--policy=/etc/partage/policies/default"]},
+        agent={"logLevel": "debug"},
     )
     node.until("another agent runs", lambda: node.component("agent")["metadata"]["name"] != old)
     node.until_allocatable(OFFER)
