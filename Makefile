@@ -13,7 +13,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts docs soak guard-torch bench proto lock clean
+.PHONY: help setup demo wheel test check format lint types contracts docs soak guard-torch bench proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -32,6 +32,10 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
 	$(BIN)/partage simulate $(STORY)
+
+wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 test: $(READY)  ## all tests
 	$(PYTEST)
@@ -70,4 +74,4 @@ lock: $(READY)  ## pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable --exclude pip > constraints.txt
 
 clean:  ## remove what setup and tests left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site dist
