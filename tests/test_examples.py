@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from partage.edges.files.catalogue import load_catalogue
-from partage.edges.files.policy import load_policy
+from partage.edges.files.policy import configurations, load_policy
 from partage.faces.cli.main import run
-from partage.faces.input_files import configurations
 from partage.lab.stories.read import read_story
 from partage.model.named_layouts import named_layouts
 from partage.model.policy import GpuCriteria, GpuEntry
@@ -80,8 +79,7 @@ def _fleet():
 def test_the_fleet_says_what_the_rule_of_its_names_says_for_every_card():
     seen = set()
     for name, items, models in _fleet():
-        for model in models:
-            assert model is not None
+        for (model,) in models:
             assert model.geometry is not None
             assert Counter(items) == Counter(named_layouts(model.geometry)[name])
             seen.add(model.id)

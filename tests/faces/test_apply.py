@@ -73,8 +73,7 @@ class Node:
 
     def devices(self, gpu=0):
         return {
-            row["uuid"]: f"{row['profile']}@{row['start']}"
-            for row in self.machine["gpus"][gpu]["mig_devices"]
+            row["uuid"]: f"{row['profile']}@{row['start']}" for row in self.machine["gpus"][gpu]["migDevices"]
         }
 
 
@@ -129,7 +128,7 @@ def test_an_export_brings_back_what_was_there(node):
     assert node.verb("assert", "--policy", back)[0] == 1
     assert node.verb("apply", "--policy", back, "--write", node.file)[0] == 0
     assert [sorted(node.devices(gpu).values()) for gpu in (0, 1)] == old
-    assert node.machine["gpus"][1]["mig_mode"] == [0, 0]
+    assert node.machine["gpus"][1]["migMode"] == [0, 0]
 
 
 def test_assert_says_what_differs(node):
@@ -172,7 +171,7 @@ def test_plan_says_the_steps_and_how_far_they_reach(node):
     assert first["steps"] == plan["steps"]
     reset = plan["steps"][1]
     assert (reset["act"], reset["gpus"], reset["idle"], reset["reboot"]) == ("reset", [0], [0], False)
-    node.file.write_text(json.dumps({**node.machine, "fabric_manager": False, "virtual": None}))
+    node.file.write_text(json.dumps({**node.machine, "fabricManager": False, "virtual": None}))
     _, plan = node.verb("plan", "--policy", node.policy({0: ["3g.20gb"]}))
     reset = plan["steps"][1]
     assert (reset["act"], reset["gpus"], reset["idle"], reset["reboot"]) == ("reset", [0, 1], [0, 1], None)
@@ -183,7 +182,7 @@ def test_plan_says_the_steps_and_how_far_they_reach(node):
 
 def _occupied(node, gpu=0, profile="3g.40gb"):
     """Put a process into the first MIG device of that profile."""
-    row = next(row for row in node.machine["gpus"][gpu]["mig_devices"] if row["profile"] == profile)
+    row = next(row for row in node.machine["gpus"][gpu]["migDevices"] if row["profile"] == profile)
     node.suffer(
         {"after-s": 0, "gpu": gpu, "used-by": "python", "gi": row["gi"], "ci": row["ci"], "pid": 4711}
     )

@@ -66,6 +66,15 @@ def test_what_only_this_machine_cannot_do_ends_with_3(capsys, file):
     assert problems
 
 
+def test_a_machine_with_a_key_that_means_nothing_is_wrong_as_it_is_for_the_other_verbs(capsys, file):
+    machine = file("gpus: [{name: l4, count: 4, memory-byte: 1}]", "machine.yaml")
+    code, problems = _check(capsys, machine)
+    assert code == 2
+    assert [problem["path"] for problem in problems] == ["gpus[0].count", "gpus[0].memory-byte"]
+    assert problems[1]["hint"] == "did you mean 'memory-bytes'?"
+    assert run(["plan", "--machine", machine]) == 2
+
+
 @pytest.mark.parametrize("wrap", [lambda machine: machine, lambda machine: {"machine": machine, "cases": []}])
 def test_a_machine_needs_no_header_and_may_stand_in_a_recording(capsys, file, wrap):
     assert _check(capsys, file(json.dumps(wrap({"gpus": [{"name": "NVIDIA L4"}]})))) == (0, [])
@@ -116,6 +125,11 @@ def test_several_documents_are_judged_one_by_one(capsys, file):
     ]
 
 
+def test_a_problem_of_a_manifest_has_its_line(capsys, file):
+    _, (problem,) = _check(capsys, file(f"{POD % 1}---\n{POD % 'many'}"))
+    assert problem["message"].startswith("line 15: Pod/p, container main: ")
+
+
 def test_a_manifest_is_judged_by_what_the_policy_offers(capsys, file):
     policy = file(GOOD, "policy.yaml")
     judge = ("--policy", policy, "--machine", "1xl4")
@@ -133,7 +147,7 @@ def test_every_policy_in_a_config_map_is_checked(capsys, file):
     }
     code, problems = _check(capsys, file(json.dumps(config_map)))
     assert code == 2
-    assert {problem["file"].rpartition(": ")[2] for problem in problems} == {"data.bad"}
+    assert {problem["path"] for problem in problems} == {"data.bad.gpus[0].time-slicing.replicas"}
 
 
 CONFIGS = """\
@@ -184,3 +198,29 @@ def test_standard_input_is_a_file_too(capsys, monkeypatch, file):
 def test_the_table_ends_in_a_count(capsys, file):
     assert run(["check", file(GOOD)]) == 0
     assert capsys.readouterr().out == "1 file: no problems\n"
+
+
+STORY = "machine: 4xl4\npolicy: {version: partage/v1, gpus: [{select: {index: 0}, %s}]}\nsteps: [%s]\n"
+SLICED = "time-slicing: {replicas: 2}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "step", "code"),
+    [
+        (SLICED, "{expect: {pods: {a: Runing}}}", 2),
+        (SLICED, "{fault: {gpu: 4, lost: true}}", 2),
+        ("mig: {layout: 3}", "", 2),
+        ("mig: {layout: [3g.40gb]}", "", 3),
+    ],
+)
+def test_check_and_simulate_refuse_the_same_stories_for_the_same_reason(capsys, file, strategy, step, code):
+    story = file(STORY % (strategy, step))
+    checked, problems = _check(capsys, story)
+    assert checked == code
+    assert run(["simulate", story, "-o", "json"]) == code
+    assert json.loads(capsys.readouterr().out)["problems"] == problems
+    assert {problem["file"].partition(":")[0] for problem in problems} == {story}
+
+
+def test_a_good_story_is_good(capsys, file):
+    assert _check(capsys, file(STORY % (SLICED, "{expect: {pods: {a: Running}}}"))) == (0, [])

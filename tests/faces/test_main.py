@@ -77,7 +77,7 @@ def test_no_driver_is_explained_with_what_to_do(capsys, tmp_path):
     machine = tmp_path / "bare.json"
     machine.write_text(
         json.dumps(
-            {"no_driver": {"kind": "driver-missing", "reason": "the module is not loaded", "hint": "load it"}}
+            {"no-driver": {"kind": "driver-missing", "reason": "the module is not loaded", "hint": "load it"}}
         )
     )
     assert _partage("show", "--machine", machine) == 4

@@ -24,6 +24,7 @@ E = TypeVar("E", bound=StrEnum)
 LONGEST_TEXT = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _SEPARATORS = re.compile(r"[-_ ]")
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _OLD_TRUE = frozenset({"y", "yes", "on"})
 
 
@@ -34,12 +35,14 @@ class Dialect(Frozen):
                     boolean, and 2.0 is a whole number, with a warning.
     unknown:        what an unknown key is; None: it is passed over.
     null_is_absent: ``key:`` without a value stands for no key.
+    any_spelling:   ``memory-bytes``, ``memoryBytes`` and ``memory_bytes`` are one key.
     homes:          key to the place where it belongs, for keys that people put somewhere else.
     """
 
     as_in_go: bool = False
     unknown: Severity | None = "error"
     null_is_absent: bool = False
+    any_spelling: bool = False
     homes: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -256,6 +259,7 @@ class Table:
         self.whole = whole
         self.keys = keys
         self._folds = whole.notes.dialect.as_in_go and not exact
+        self._spells = whole.notes.dialect.any_spelling
         self._members: dict[str, Field] = {}
         known = {self._fold(key): key for key in keys}
         for written, inner in value.items():
@@ -263,12 +267,16 @@ class Table:
             key = known.get(self._fold(written))
             if key is None:
                 self._unknown(written, member)
+            elif key in self._members and self._spells:
+                member.error(f"stands here twice, also as {self._members[key].place.path}")
             elif key in self._members:
                 self._members[key] = _spelled_twice(self._members[key], member)
             else:
                 self._members[key] = member
 
     def _fold(self, key: str) -> str:
+        if self._spells:
+            return kebab_case(key)
         return key.casefold() if self._folds else key
 
     def _unknown(self, written: str, member: Field) -> None:
@@ -351,6 +359,11 @@ def _spelled_twice(first: Field, second: Field) -> Field:
     last = max(first, second, key=lambda one: one.place.path)
     second.warn(f"{said}; {last.place.path} counts", "remove one of the two")
     return last
+
+
+def kebab_case(key: str) -> str:
+    """``memory-bytes`` for ``memoryBytes``, ``memory_bytes`` and itself."""
+    return _HUMP.sub("-", key).replace("_", "-").lower()
 
 
 def _plain(key: str) -> str:

@@ -26,7 +26,8 @@ class ProfileSpec(Frozen):
 
     starts: possible first memory slices, ascending. size: number of memory slices.
     preferred_starts: the starts in the order in which placing tries them (``model.layout``).
-    memory_bytes, engines: None if no source gives them.
+    memory_bytes, engines, multiprocessors: None if no source gives them. smi_id: the number that ``nvidia-smi
+    mig -lgip`` prints for it; it means another profile on another model. None: not known.
     """
 
     profile: MigProfile
@@ -37,6 +38,8 @@ class ProfileSpec(Frozen):
     max_count: int
     memory_bytes: int | None = None
     engines: Engines | None = None
+    multiprocessors: int | None = None
+    smi_id: int | None = None
 
 
 class MisprintedLayout(Frozen):
@@ -54,7 +57,10 @@ class MisprintedLayout(Frozen):
 
 
 class Geometry(Frozen):
-    """What one GPU model allows. model: id in the catalogue, ``h100-sxm5-80gb``."""
+    """What one GPU model allows. model: id in the catalogue, ``h100-sxm5-80gb``.
+
+    from_driver: the driver of the GPU said it (``model.driver_geometry``), and ``model`` is its product.
+    """
 
     model: str
     compute_slices: int
@@ -62,6 +68,7 @@ class Geometry(Frozen):
     max_instances: int
     profiles: tuple[ProfileSpec, ...]
     misnamed: tuple[MisprintedLayout, ...] = ()
+    from_driver: bool = False
 
     def spec(self, profile: MigProfile) -> ProfileSpec | None:
         """The GPU instance profile of ``profile`` (its ``gpu_instance``), or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
+from partage.model.geometry import Geometry
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, PciBusId
 from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
@@ -128,6 +129,7 @@ class Gpu(Frozen):
     mig_mode: None for a GPU without MIG.
     mig_hidden: its MIG devices may not be read (root may); mig_devices is empty then.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
+    geometry: what its driver says that MIG allows; None where nobody asked, as for models of the catalogue.
     """
 
     index: int
@@ -147,6 +149,7 @@ class Gpu(Frozen):
     recovery: RecoveryAction | None = None
     persistence: bool | None = None
     mig_hidden: bool = False
+    geometry: Geometry | None = None
 
     @property
     def mig_enabled(self) -> bool:

@@ -2,8 +2,8 @@
 
 On an empty GPU placing needs no search: instances are sorted by size, then by compute slices, largest
 first, and each gets the first free start in ``preferred_starts`` of its profile. A test checks by
-enumeration that this finds a placement whenever there is one. With starts that the layout fixes this rule
-can fail; then the other starts are tried.
+enumeration that this finds a placement whenever there is one. With starts that the layout fixes, and on a
+GPU whose geometry only its driver knows, this rule can fail; then the other starts are tried.
 """
 
 from __future__ import annotations
@@ -241,7 +241,8 @@ def _starts(geometry: Geometry, instances: Sequence[_Instance]) -> dict[int, int
         (at for at in range(len(instances)) if at not in taken),
         key=lambda at: (-instances[at].spec.size, -instances[at].spec.compute_slices),
     )
-    found = next(_placements(instances, loose, taken), None) if taken else _greedy(instances, loose)
+    search = bool(taken) or geometry.from_driver
+    found = next(_placements(instances, loose, taken), None) if search else _greedy(instances, loose)
     if found is None:
         raise DoesNotFit(MisfitKind.MEMORY, _no_room(geometry, instances))
     return {at: placement.start for at, placement in found.items()}

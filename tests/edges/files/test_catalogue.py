@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from msgspec.structs import replace
@@ -59,16 +60,54 @@ def test_a_product_brings_its_own_device_id():
 
 
 def test_a_device_id_is_found_in_any_case():
-    model = load_catalogue().by_pci_device_id("0x233010DE")
-    assert model is not None
-    assert model.id == "h100-sxm5-80gb"
+    found = load_catalogue().by_pci_device_id("0x233010DE")
+    assert [model.id for model in found] == ["h100-sxm5-80gb"]
 
 
-def test_no_name_and_no_device_id_belongs_to_two_models():
+def test_no_name_belongs_to_two_models_and_a_device_id_only_where_the_product_tells_them_apart():
     names = [name.lower() for model in load_catalogue().models for name in (model.id, *model.products)]
-    ids = [device_id for model in load_catalogue().models for device_id in model.pci_device_ids]
     assert len(names) == len(set(names))
-    assert len(ids) == len(set(ids))
+    ids = Counter(one for model in load_catalogue().models for one in model.pci_device_ids)
+    assert [one for one, count in ids.items() if count > 1] == ["0x25b610de"], "A2 and A16"
+
+
+@pytest.mark.parametrize("name", ["a2", "a16", "h200-141gb", "rtx-pro-6000-blackwell-ws"])
+def test_a_gpu_of_a_model_is_recognised_as_that_model(name):
+    gpu = gpu_of(name)
+    found = load_catalogue().by_gpu(gpu)
+    assert found is not None
+    assert found.id == name
+
+
+@pytest.mark.parametrize("model", load_catalogue().models, ids=lambda model: model.id)
+def test_every_model_names_its_sources(model):
+    assert model.sources
+    assert model.memory_bytes > 0 or model.id == "thor-igpu"
+    assert not model.mig or any("MIG" in source or "kernel" in source for source in model.sources)
+
+
+@pytest.mark.parametrize(
+    ("short", "product"),
+    {
+        "a10g": "NVIDIA A10G",
+        "l40s": "NVIDIA L40S",
+        "t4g": "NVIDIA T4G",
+        "rtx-a6000": "NVIDIA RTX A6000",
+        "rtx-6000-ada": "NVIDIA RTX 6000 Ada Generation",
+        "h200": "NVIDIA H200",
+        "h100-nvl": "NVIDIA H100 NVL",
+        "b300": "NVIDIA B300 SXM6 AC",
+        "gb300": "NVIDIA GB300",
+        "p100": "Tesla P100-PCIE-16GB",
+    }.items(),
+)
+def test_a_short_name_that_means_one_model_is_enough(short, product):
+    assert gpu_of(f"2x{short}").product == product
+
+
+@pytest.mark.parametrize("short", ["v100", "h100", "gh200", "rtx-pro-6000", "h20", "a800"])
+def test_a_short_name_of_several_models_is_not_guessed(short):
+    assert len(load_catalogue().variants(short)) > 1
 
 
 def test_a_typing_mistake_gets_the_nearest_names():

@@ -417,7 +417,12 @@ int nvmlDeviceSetPersistenceMode(void *device, unsigned mode) {
     return OK;
 }
 
-int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *to) { START(device); *to = 7; return OK; }
+int nvmlDeviceGetMaxMigDeviceCount(void *device, unsigned *to) {
+    START(device);
+    const char *found = text("gpu.%d.most", GPU_OF(device)); /* MIG devices; 7 where it is not written */
+    *to = found ? (unsigned)atoi(found) : 7;
+    return OK;
+}
 
 int nvmlDeviceGetMigDeviceHandleByIndex(void *device, unsigned index, void **to) {
     START(device);
@@ -481,6 +486,8 @@ int nvmlDeviceGetGpuInstanceProfileInfo(void *device, unsigned constant, Profile
     to->slices = kind.slices;
     to->memory = kind.memory;
     to->rest[0] = kind.most;
+    const char *engines = text("gpu.%d.profile.%u.engines", GPU_OF(device), constant); /* "COPY DECODER ENCODER JPEG OFA" */
+    if (engines) sscanf(engines, "%u %u %u %u %u", to->rest + 2, to->rest + 3, to->rest + 4, to->rest + 5, to->rest + 6);
     return OK;
 }
 

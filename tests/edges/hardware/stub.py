@@ -24,6 +24,14 @@ H100_PROFILES = {
 }
 """Constant of queries to nvidia-smi's id, compute slices, MiB, how many at most, memory slices, starts."""
 
+UNKNOWN_PROFILES = {
+    0: ("14 1 24192 4 3 0 3 6 9", "1 1 1 1 0"),
+    1: ("5 2 48512 2 6 0 6", "2 2 2 2 0"),
+    3: ("0 4 97280 1 12 0", "2 4 4 4 1"),
+    15: ("65 1 24192 1 3 0 3 6 9", "1 4 4 4 1"),
+}
+"""As H100_PROFILES, and the engines: copy, decoder, encoder, jpeg, ofa. Instances share the copy engines."""
+
 SLICES = ("Default", "Short", "Medium", "Long")
 NVIDIA_SMI = """#!{python} -S
 import ctypes, sys
@@ -115,6 +123,23 @@ class StubNode:
             f"gpu.{index}.live": "direct" if direct else "reset",
             f"gpu.{index}.field.184": int(direct),
         }
+        self.write()
+        return self
+
+    def with_unknown_card(self, index: int = 0) -> StubNode:
+        """The GPU is of a model that no catalogue has, with 4 compute slices on 12 memory slices."""
+        for constant in H100_PROFILES:
+            self.keys.pop(f"gpu.{index}.profile.{constant}", None)
+        self.keys |= {
+            f"gpu.{index}.name": "NVIDIA X900",
+            f"gpu.{index}.device": "0x999910de",
+            f"gpu.{index}.memory": 97887 * MIB,
+            f"gpu.{index}.most": 4,
+            "profiles": 18,
+        }
+        for constant, (row, engines) in UNKNOWN_PROFILES.items():
+            self.keys[f"gpu.{index}.profile.{constant}"] = row
+            self.keys[f"gpu.{index}.profile.{constant}.engines"] = engines
         self.write()
         return self
 

@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.edges.files.catalogue import load_catalogue
+from partage.edges.files.catalogue import geometry_of, load_catalogue
+from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Driver, Inventory, LinkPath
+from partage.plan.offer.desired import resolve
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import MOST_GPUS
 from partage.sim.node.machine_names import parse_machine
 from tests.oracle import enumerate_mig as oracle
 
-GPUS_WITHOUT_MIG = ("t4", "l4", "l40s", "v100", "rtx-4090", "rtx-3090")
+GPUS_WITHOUT_MIG = tuple(model.id for model in load_catalogue().models if not model.mig)
 
 
 def inventory_of(name: str) -> Inventory:
@@ -42,7 +44,8 @@ def test_every_model_with_a_name_makes_a_machine(model_id):
     assert [gpu.product for gpu in inventory] == [model.products[0]] * 2
     assert all(gpu.memory_bytes == model.memory_bytes > 0 for gpu in inventory)
     assert all((gpu.mig_mode is not None) is model.mig for gpu in inventory)
-    assert all(re.fullmatch(r"0x[0-9a-f]{4}10de", gpu.pci_device_id) for gpu in inventory)
+    known = r"0x[0-9a-f]{4}10de" if model.pci_device_ids else "0x00000000"
+    assert all(re.fullmatch(known, gpu.pci_device_id) for gpu in inventory)
 
 
 def test_a_machine_of_eight_is_a_healthy_simulated_node():
@@ -94,6 +97,7 @@ def test_the_largest_machine_has_distinct_addresses():
         ("8xa100-40g", "a100-40gb"),
         ("h100-sxmm", "nearest"),
         ("2xh100", "choose one: h100-sxm5-80gb, h100-pcie-80gb, h100-nvl-94gb, h100-sxm5-94gb"),
+        ("8xv100", "choose one: v100-sxm2-16gb, v100-sxm2-32gb, v100-pcie-16gb, v100-pcie-32gb"),
         ("8xA100", "choose one: a100-40gb, a100-80gb"),
         ("q100", "write a machine file"),
         ("0xl40s", "no GPU"),
@@ -103,8 +107,7 @@ def test_the_largest_machine_has_distinct_addresses():
         ("8xl40s+", "8xa100-40gb"),
         ("", "8xa100-40gb"),
         ("8x", "8x"),
-        ("rtx-pro-5000-blackwell-48gb", "not plannable offline"),
-        ("thor-igpu", "not plannable"),
+        ("thor-igpu", "record a node that has one"),
         ("8xa100-40gb" + "+l4" * 1000, "too long"),
         ("nowhere/machine.yaml", "no such file"),
         ("/", "directory"),
@@ -114,9 +117,16 @@ def test_what_is_no_machine_is_refused_with_advice(name, words):
     assert words in refusal(name)
 
 
-def test_a_model_without_published_placements_is_understood_and_impossible():
-    with pytest.raises(Unsatisfiable, match="not plannable offline"):
-        parse_machine("8xrtx-pro-5000-blackwell-48gb")
+def test_a_model_without_published_placements_can_do_all_but_mig_layouts():
+    inventory = inventory_of("2xrtx-pro-5000-blackwell-48gb")
+    assert [gpu.mig_mode is not None for gpu in inventory] == [True, True]
+    for text, possible in (("time-slicing: {replicas: 4}", True), ("mig: {layout: [1g.24gb]}", False)):
+        policy = parse_policy(f"version: partage/v1\ngpus: [{{select: all, {text}}}]", "p").policy
+        if possible:
+            assert resolve(policy, inventory, geometry_of).offer
+            continue
+        with pytest.raises(Unsatisfiable, match="only its driver knows them"):
+            resolve(policy, inventory, geometry_of)
 
 
 @given(st.text(max_size=40))
@@ -149,7 +159,7 @@ def test_boards_with_a_switch_reach_each_other_with_all_their_links(model, count
 
 
 def test_eight_v100_form_the_hybrid_cube_mesh():
-    inventory = inventory_of("8xv100")
+    inventory = inventory_of("8xv100-sxm2-16gb")
     for gpu in range(8):
         assert sum(nvlinks(inventory, gpu, other) for other in range(8) if other != gpu) == 6
     assert nvlinks(inventory, 0, 4) == 2

@@ -1,13 +1,13 @@
 """GPU models that are known without a driver: names, memory, MIG geometry.
 
-The data is in ``catalogue/*.json``; ``catalogue/README.md`` gives the sources. What the driver of a real
-GPU reports has precedence.
+The data is in ``catalogue/*.json``; each model names its sources. What the driver of a real GPU reports has
+precedence. ``load_catalogue().models`` is the list of all models with their facts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,11 @@ _MEMORY_TOLERANCE = 0.05
 with the same device id has 17 % more.
 """
 
+ASK_THE_DRIVER = "only its driver knows its placements, and partage record writes them into a machine file"
+
+UNKNOWN_DEVICE_ID = "0x00000000"
+"""In place of a device id that is not known."""
+
 
 class GpuModel(Frozen):
     """One GPU model.
@@ -34,9 +39,10 @@ class GpuModel(Frozen):
     id:              of this catalogue, ``h100-sxm5-80gb``. products: names as NVML returns them, the usual
     one first.
     pci_device_ids:  device and vendor id, ``0x233010de``, in the order of ``products`` if there are as
-    many.
+    many; empty if none is known.
     memory_bytes:    total as the driver reports it, or computed from the name if no report is known.
     geometry:        None without MIG, and if no placements are published; ``no_geometry`` says which.
+    sources:         where the facts are from: documents with their addresses, or what was printed where.
     """
 
     id: str
@@ -51,6 +57,7 @@ class GpuModel(Frozen):
     geometry: Geometry | None = None
     renamed_geometries: Mapping[int, Geometry] = field(default_factory=dict)
     no_geometry: str = ""
+    sources: tuple[str, ...] = ()
 
     def geometry_for(self, memory_bytes: int) -> Geometry | None:
         """The geometry, with the profile names of a GPU with this much memory.
@@ -62,6 +69,8 @@ class GpuModel(Frozen):
 
     def pci_device_id(self, product: str) -> str:
         """The device id of one of ``products``; the model's first one if that is not known."""
+        if not self.pci_device_ids:
+            return UNKNOWN_DEVICE_ID
         position = self.products.index(product) if product in self.products else 0
         return self.pci_device_ids[min(position, len(self.pci_device_ids) - 1)]
 
@@ -84,29 +93,35 @@ class Catalogue(Frozen):
             None,
         )
 
-    def by_pci_device_id(self, pci_device_id: str) -> GpuModel | None:
-        """The model with this device id, ``0x233010de``."""
+    def by_pci_device_id(self, pci_device_id: str) -> tuple[GpuModel, ...]:
+        """The models with this device id, ``0x233010de``. Several cards can share one (A2, A16)."""
         wanted = pci_device_id.lower()
-        return next((model for model in self.models if wanted in model.pci_device_ids), None)
+        return tuple(model for model in self.models if wanted in model.pci_device_ids)
 
     def by_gpu(self, gpu: Gpu) -> GpuModel | None:
-        """The model of a GPU: by device id, else by product; only if the memory agrees."""
-        model = self.by_pci_device_id(gpu.pci_device_id)
-        if model is None:
-            named = self.by_product(gpu.product)
-            model = named[0] if named else None
-        if model is None or not _memory_agrees(model, gpu.memory_bytes):
-            return None
-        return model
+        """The model of a GPU: by device id, else by product; only if the memory agrees.
+
+        Where several models share the device id, the one with the GPU's product comes first.
+        """
+        named = self.by_product(gpu.product)
+        by_name = (named[0],) if named else ()
+        found = self.by_pci_device_id(gpu.pci_device_id) or by_name
+        likely = sorted(found, key=lambda model: model not in by_name)
+        return next((model for model in likely if _memory_agrees(model, gpu.memory_bytes)), None)
 
     def find(self, name: str) -> tuple[GpuModel, str] | None:
-        """The model and the product for an id or a product name."""
+        """The model and the product for an id, a product name, or the beginning of one id (``b300``)."""
         model = self.by_id(name)
-        return (model, (*model.products, model.id)[0]) if model else self.by_product(name)
+        if model is None and (named := self.by_product(name)):
+            return named
+        if model is None and len(begun := self._begun(name)) == 1:
+            model = begun[0]
+        return (model, (*model.products, model.id)[0]) if model else None
 
     def simulated_models(self) -> tuple[GpuModel, ...]:
-        """The models that can be simulated: with a product name, and with placements if they have MIG."""
-        return tuple(model for model in self.models if model.products and (model.geometry or not model.mig))
+        """The models that can be simulated: those with a product name. MIG layouts of one without placements
+        cannot be planned; everything else can."""
+        return tuple(model for model in self.models if model.products)
 
     def nearest(self, name: str) -> tuple[str, ...]:
         """Up to three ids or product names that are most similar to ``name``; those that begin with it come
@@ -127,8 +142,13 @@ class Catalogue(Frozen):
         it is an id, or a product name with the vendor."""
         if self.by_id(name) or name.lower().startswith("nvidia"):
             return ()
-        found = [model.id for model in self.models if model.id.startswith(f"{_plain(name)}-")]
-        return tuple(found) if len(found) > 1 else ()
+        found = self._begun(name)
+        return tuple(model.id for model in found) if len(found) > 1 else ()
+
+    def _begun(self, name: str) -> list[GpuModel]:
+        """The models whose id begins with these words."""
+        wanted = _plain(name)
+        return [model for model in self.models if wanted and model.id.startswith(f"{wanted}-")]
 
     def advice(self, name: str) -> str:
         """A hint in place of an unknown name."""
@@ -143,23 +163,39 @@ def load_catalogue() -> Catalogue:
     mig = _read("mig.json")
     preferred = {name: row["preferred_starts"] for name, row in mig["geometries"].items()}
     return Catalogue(
-        tuple(_mig_model(row, preferred) for row in mig["models"])
-        + tuple(_plain_model(row) for row in _read("gpus.json"))
+        tuple(_mig_model(row, preferred) for row in mig["models"]) + _plain_models(_read("gpus.json"))
     )
 
 
+def choose_one(variants: Sequence[str]) -> str:
+    """The hint for an ambiguous name."""
+    return f"choose one: {', '.join(variants)}"
+
+
 def geometry_of(gpu: Gpu) -> Geometry | None:
-    """What ``gpu`` allows under MIG; None if not known (``why_no_geometry``)."""
+    """What ``gpu`` allows under MIG; None if not known (``why_no_geometry``).
+
+    What the driver of this GPU said (``Gpu.geometry``) counts before the catalogue: it is of this very card.
+    """
+    if gpu.geometry is not None:
+        return gpu.geometry
     model = load_catalogue().by_gpu(gpu)
     return model.geometry_for(gpu.memory_bytes) if model else None
 
 
+def lacks_geometry(gpu: Gpu) -> bool:
+    """Whether only the driver can say what this GPU allows under MIG."""
+    return gpu.mig_mode is not None and geometry_of(gpu) is None
+
+
 def why_no_geometry(gpu: Gpu) -> str:
     """One sentence about a GPU for which ``geometry_of`` returns None."""
+    if gpu.mig_mode is None:
+        return f"{gpu.product} has no MIG"
     model = load_catalogue().by_gpu(gpu)
     if model is None:
         name = f"{gpu.product} ({gpu.pci_device_id})"
-        return f"{name} is not in the catalogue: its MIG layouts cannot be planned offline"
+        return f"{name} is not in the catalogue: its MIG layouts cannot be planned offline; {ASK_THE_DRIVER}"
     return model.no_geometry
 
 
@@ -181,15 +217,20 @@ def _capability(text: str | None) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _plain_model(row: Mapping[str, Any]) -> GpuModel:
-    return GpuModel(
-        id=row["id"],
-        products=(row["product"],),
-        pci_device_ids=(row["pci_device_id"],),
-        architecture=row["architecture"],
-        compute_capability=_capability(row["compute_capability"]),
-        memory_bytes=row["memory_mib"] * MIB,
-        no_geometry=f"{row['product']} has no MIG",
+def _plain_models(data: Mapping[str, Any]) -> tuple[GpuModel, ...]:
+    sources = data["sources"]
+    return tuple(
+        GpuModel(
+            id=row["id"],
+            products=(row["product"],),
+            pci_device_ids=(row["pci_device_id"],) if row["pci_device_id"] else (),
+            architecture=row["architecture"],
+            compute_capability=_capability(row["compute_capability"]),
+            memory_bytes=row["memory_mib"] * MIB,
+            no_geometry=f"{row['product']} has no MIG",
+            sources=tuple(sources[name] for name in row["source"]),
+        )
+        for row in data["models"]
     )
 
 
@@ -212,7 +253,10 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
             int(key.rpartition("_")[2]): _geometry(row, tuple(variant), preferred[geometry])
             for key, variant in (row.get("name_variants") or {}).items()
         },
-        no_geometry="" if geometry else f"no placements are published for {row['id']}: not plannable offline",
+        no_geometry=""
+        if geometry
+        else f"no placements are published for {row['id']}: not plannable offline; {ASK_THE_DRIVER}",
+        sources=tuple(row["source"]),
     )
 
 
@@ -241,4 +285,6 @@ def _spec(name: str, row: Mapping[str, Any], preferred: list[int]) -> ProfileSpe
         max_count=row["max_count"],
         memory_bytes=memory_mib * MIB if memory_mib else None,
         engines=Engines(**engines) if engines else None,
+        multiprocessors=row["sm"],
+        smi_id=row["smi_id"],
     )

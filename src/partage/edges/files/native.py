@@ -6,11 +6,13 @@ to a node are found by ``plan.offer.assign``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from partage.codec.fields import Dialect, Field, Notes, Table
+from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
+from partage.codec.yaml_document import Value
 from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, read_time_slicing
 from partage.model.ids import parse_resource_name
 from partage.model.pci import parse_pci_address
@@ -40,6 +42,8 @@ _TOP = ("version", "gpus", "resources")
 _STRATEGIES = ("exclusive", "time-slicing", "mps", "mig")
 _ENTRY = ("select", "name", "guard", "watch", "change", *_STRATEGIES)
 _CRITERIA = ("index", "uuid", "model", "pci")
+_RANGE = re.compile(r"(\d{1,2})\s*-\s*(\d{1,2})", re.ASCII)
+_ENTRIES_HINT = "write each entry as an item: '- select: ...'"
 _RESOURCES = (
     "rename-shared",
     "fail-requests-greater-than-one",
@@ -84,7 +88,7 @@ def read_native(notes: Notes) -> Policy:
     _version(table)
     options = _options(table.get("resources"))
     listed = table.get("gpus")
-    fields = (listed.items(MOST_ENTRIES) if listed else None) or []
+    fields = (listed.items(MOST_ENTRIES, _ENTRIES_HINT) if listed else None) or []
     read = [(field, entry) for field in fields if (entry := _entry(field)) is not None]
     _contradictions(read, options)
     return Policy(tuple(entry for _, entry in read), options, notes.file, FORMAT)
@@ -175,19 +179,41 @@ def _select(field: Field | None) -> GpuSelector:
             return AllDevices()
         if field.value == "rest":
             return RemainingGpus()
-        field.error(f"{field.value[:60]!r} is not a selector", "all, rest, or a mapping: {index: [0, 1]}")
+        kind = "uuid" if field.value.startswith("GPU-") else "model"
+        near = nearest_word(field.value, ("all", "rest"))
+        hint = f"did you mean {near!r}?" if near else f"write all, rest, or {{{kind}: {field.value[:60]}}}"
+        field.error(f"{field.value[:60]!r} is not a selector", hint)
         return GpuCriteria()
-    table = field.table(_CRITERIA, "{index: [0]}")
+    table = field.table(_CRITERIA, f"{{index: {_indexes_in(field.value) or [0]}}}")
     if table is None:
         return GpuCriteria()
     if not field.value:
         field.error("selects nothing: there is no criterion", f"give one of {', '.join(_CRITERIA)}")
     return GpuCriteria(
-        index=_criterion(table, "index", lambda item: item.integer(at_least=0)),
+        index=_criterion(table, "index", _index),
         uuid=_criterion(table, "uuid", lambda item: item.parsed(_gpu_uuid)),
         model=_criterion(table, "model", lambda item: item.parsed(_model_pattern)),
         pci=_criterion(table, "pci", lambda item: item.parsed(parse_pci_address, "0000:07:00.0")),
     )
+
+
+def _indexes_in(value: Value) -> list[int]:
+    """The GPU indexes that were meant by a number, or by a list of numbers."""
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if type(one) is int][:16]
+
+
+def _index(field: Field) -> int | None:
+    if field.value == "all":
+        field.error("all is not an index", "write select: all")
+        return None
+    found = _RANGE.fullmatch(field.value) if isinstance(field.value, str) else None
+    if found is not None and int(found[1]) < int(found[2]):
+        field.error(
+            f"{field.value!r} is not an index", f"write {list(range(int(found[1]), int(found[2]) + 1))}"
+        )
+        return None
+    return field.integer(at_least=0)
 
 
 def _criterion(table: Table, key: str, read: Callable[[Field], T | None]) -> tuple[T, ...]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
+from partage.edges.hardware.asked_geometry import AskedGeometries, Lacks
 from partage.edges.hardware.capability_files import with_files
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
@@ -30,7 +33,9 @@ class GpuIdentity(Frozen):
 class Discovery:
     """Reads the node repeatedly, and remembers what does not change. For one thread."""
 
-    def __init__(self, nvml: Nvml, host: Host) -> None:
+    def __init__(self, nvml: Nvml, host: Host, lacks_geometry: Lacks = lambda _: False) -> None:
+        """lacks_geometry: the GPUs whose driver is asked what MIG allows on them."""
+        self._geometries = AskedGeometries(lacks_geometry)
         self._nvml = nvml
         self._host = host
         self._topology = Topology()
@@ -52,6 +57,7 @@ class Discovery:
         for index in range(count):
             try:
                 gpu, handle = self._gpu(index, minors)
+                gpu = replace(gpu, geometry=self._geometries.of(self._nvml, handle, gpu, driver.version))
             except DriverUnavailable:
                 raise
             except HardwareError as error:

@@ -10,9 +10,16 @@ import ctypes
 from collections.abc import Mapping
 
 from partage.edges.hardware.mig_devices import profile_of
-from partage.edges.hardware.nvml_queries import NOT_HERE, GiProfile, Handle, Nvml, placement_of
-from partage.edges.hardware.translate import NOT_FOUND
-from partage.errors import NotPermitted
+from partage.edges.hardware.nvml_queries import (
+    MOST_PROFILES,
+    NOT_HERE,
+    GiProfile,
+    Handle,
+    Nvml,
+    placement_of,
+)
+from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND
+from partage.errors import NotPermitted, Unsupported
 from partage.model.gpu import EmptyInstance
 from partage.model.ids import MigUuid
 from partage.model.placement import Placement
@@ -22,7 +29,6 @@ from partage.values import Frozen
 _MOST = 32
 """More instances than any GPU can have. NVML writes all instances, whatever the size of the buffer."""
 
-_CI_PROFILES = range(9)
 _GONE = NOT_HERE | {NOT_FOUND}
 
 
@@ -87,12 +93,15 @@ def compute_profiles(nvml: Nvml, instance: GpuInstance) -> dict[int, int]:
     Of two profiles with as many slices the one with the lower constant counts, which has no attributes.
     """
     found: dict[int, int] = {}
-    for constant in _CI_PROFILES:
-        info = nvml.optional(
-            "nvmlGpuInstanceGetComputeInstanceProfileInfo", instance.handle, constant, 0, 1, absent=NOT_HERE
-        )
-        if info is not None:
-            found.setdefault(int(info.id), int(info.sliceCount))
+    name, end = "nvmlGpuInstanceGetComputeInstanceProfileInfo", frozenset({INVALID_ARGUMENT})
+    for constant in range(MOST_PROFILES):
+        try:
+            info = nvml.optional(name, instance.handle, constant, 0, 1, absent=end)
+        except Unsupported:
+            continue  # it does not fit this GPU instance
+        if info is None:
+            break
+        found.setdefault(int(info.id), int(info.sliceCount))
     return found
 
 

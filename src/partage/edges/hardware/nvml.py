@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from partage.edges.hardware.asked_geometry import Lacks
 from partage.edges.hardware.compute_mode import set_compute_mode
 from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
 from partage.edges.hardware.discover import Discovery
@@ -91,10 +92,12 @@ class NvmlHardware:
         step_deadline_s: float = STEP_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
         keeper: DaemonKeeper | None = None,
+        lacks_geometry: Lacks = lambda _: False,
     ) -> None:
         """driver_root: where the driver is installed. host: where all files are, instead of driver_root.
 
-        keeper: manages the MPS daemons; None: there are none.
+        keeper: manages the MPS daemons; None: there are none. lacks_geometry: the GPUs whose driver is asked
+        what MIG allows on them.
         """
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
@@ -108,7 +111,7 @@ class NvmlHardware:
         self._idle.set()
         # The following fields are used on the worker's thread only.
         self._nvml = Nvml(self._host)
-        self._discovery = Discovery(self._nvml, self._host)
+        self._discovery = Discovery(self._nvml, self._host, lacks_geometry)
         self._persistence = PersistenceMode(self._host.run)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0

@@ -12,6 +12,7 @@ from typing import Any, NewType
 from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound, Unsupported
+from partage.model.geometry import Engines
 from partage.model.gpu import (
     ComputeMode,
     Driver,
@@ -34,8 +35,8 @@ _MEMORY_V2 = 0x02000028
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
-_MOST_GI_PROFILES = 64
-"""More than any library knows; it says itself where its list ends."""
+MOST_PROFILES = 64
+"""More constants of profiles than any library knows; it says itself where its list ends."""
 
 _ATTRIBUTES = {
     **dict.fromkeys((0, 1, 2, 3, 4, 5, 6, 9), ""),
@@ -101,11 +102,16 @@ class MigAttributes(Frozen):
 
 
 class GiProfile(Frozen):
-    """One GPU instance profile. slices: the ``3`` of 3g; attribute: ``+me``, ``-me`` ... or empty."""
+    """One GPU instance profile. slices: the ``3`` of 3g; attribute: ``+me``, ``-me`` ... or empty.
+
+    most: how many an empty GPU can have.
+    """
 
     slices: int
     attribute: str
     memory_bytes: int
+    most: int
+    engines: Engines
 
 
 class NvLinkPeer(Frozen):
@@ -257,12 +263,11 @@ class Nvml(Binding):
 
     def mig_handles(self, handle: Handle) -> dict[int, Handle]:
         """NVML's index to handle; indexes can have gaps."""
-        count = self.optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0
         found = {
             index: self.optional(
                 "nvmlDeviceGetMigDeviceHandleByIndex", handle, index, absent=NOT_HERE | {NOT_FOUND}
             )
-            for index in range(count)
+            for index in range(self.most_mig_devices(handle))
         }
         return {index: Handle(mig) for index, mig in found.items() if mig is not None}
 
@@ -286,7 +291,7 @@ class Nvml(Binding):
         """Profile id to profile, for this GPU: the same id means other profiles on other models."""
         profiles: dict[int, GiProfile] = {}
         end = frozenset({INVALID_ARGUMENT})
-        for constant in range(_MOST_GI_PROFILES):
+        for constant in range(MOST_PROFILES):
             try:
                 info = self.optional("nvmlDeviceGetGpuInstanceProfileInfo", handle, constant, 1, absent=end)
             except Unsupported:
@@ -296,9 +301,17 @@ class Nvml(Binding):
             attribute = self._attribute(handle, constant)
             if attribute is not None:
                 profiles[int(info.id)] = GiProfile(
-                    int(info.sliceCount), attribute, int(info.memorySizeMB) * MIB
+                    slices=int(info.sliceCount),
+                    attribute=attribute,
+                    memory_bytes=int(info.memorySizeMB) * MIB,
+                    most=int(info.instanceCount),
+                    engines=_engines(info),
                 )
         return profiles
+
+    def most_mig_devices(self, handle: Handle) -> int:
+        """How many MIG devices the GPU can have; 0 if the driver does not report it."""
+        return int(self.optional("nvmlDeviceGetMaxMigDeviceCount", handle) or 0)
 
     def _attribute(self, handle: Handle, constant: int) -> str | None:
         """The attribute in a profile's name; None if it is not known: the profile cannot be named then."""
@@ -359,6 +372,16 @@ class Nvml(Binding):
 
     def free_event_set(self, event_set: EventSet) -> None:
         self.optional("nvmlEventSetFree", event_set, absent=NOT_HERE)
+
+
+def _engines(info: Any) -> Engines:  # noqa: ANN401 - a structure of pynvml
+    return Engines(
+        copy=int(info.copyEngineCount),
+        decoder=int(info.decoderCount),
+        encoder=int(info.encoderCount),
+        jpeg=int(info.jpegCount),
+        ofa=int(info.ofaCount),
+    )
 
 
 def _text(value: bytes | str) -> str:

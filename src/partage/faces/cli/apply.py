@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -245,10 +244,9 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
-    from partage.sim.node.files.machine_writer import machine_to_json
+    from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
 
-    text = json.dumps(machine_to_json(await hardware.observe()), indent=2) + "\n"
-    common.write_file(path, text)
+    common.write_file(path, machine_text(await hardware.observe(), as_yaml=is_yaml_name(path)))
 
 
 def _tell(sentence: str) -> None:

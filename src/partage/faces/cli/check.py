@@ -128,7 +128,7 @@ def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[Checke
     A file of many configurations is for many kinds of nodes: configurations that do not fit the machine are
     no errors, as long as one fits.
     """
-    from partage.faces.input_files import configurations
+    from partage.edges.files.policy import configurations
 
     named = configurations(content, file) if context.config is None else []
     names: list[str | None] = list(named) if named else [context.config]
@@ -196,24 +196,27 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
 
 
 def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
-    from partage.faces.input_files import configs_of, objects
+    from partage.edges.files.policy import configurations
+    from partage.faces.input_files import objects
     from partage.faces.manifest import findings
 
-    for path, document in objects(paper):
-        yield from findings(document, paper.file, path, context.offered)
-        for where, text in configs_of(document, path):
-            yield from _policy(text.encode(), f"{paper.file}: {where}", context)
+    for path, document, line_of in objects(paper):
+        yield from findings(document, paper.file, path, context.offered, line_of)
+    if configurations(paper.content, paper.file):
+        yield from _policy(paper.content, paper.file, context)
 
 
 def _story(file: str) -> Iterator[CheckedProblem]:
     from pathlib import Path
 
+    from partage.lab.stories.possible import check_policy
     from partage.lab.stories.read import read_story
 
     try:
-        read_story(Path(file))
-    except InputError as error:
-        yield from (CheckedProblem(problem) for problem in error.problems)
+        check_policy(read_story(Path(file)))
+    except (InputError, Unsatisfiable) as error:
+        here = isinstance(error, Unsatisfiable)
+        yield from (CheckedProblem(problem, here=here) for problem in error.problems)
 
 
 def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:

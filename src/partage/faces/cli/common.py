@@ -78,8 +78,8 @@ def policy_options(command: Command) -> Command:
     return click.option(
         "--policy",
         metavar="FILE",
-        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
-        "input. Default: every GPU is exclusive.",
+        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's, or a ConfigMap "
+        "of such files; - is standard input. Default: every GPU is exclusive.",
     )(command)
 
 
@@ -186,8 +186,10 @@ def open_hardware(
         return SimulatedHardware(load_machine(machine))
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.keeper import MpsKeeper
+    from partage.faces.unknown_models import lacks_geometry
 
-    return NvmlHardware(driver_root, keeper=MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root))
+    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root)
+    return NvmlHardware(driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 
 def ask(

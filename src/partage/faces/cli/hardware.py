@@ -156,8 +156,10 @@ def _hardware(options: argparse.Namespace) -> Hardware:
         return SimulatedHardware(load_machine(options.machine))
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.keeper import MpsKeeper
+    from partage.faces.unknown_models import lacks_geometry
 
-    return NvmlHardware(options.driver_root, keeper=MpsKeeper(options.run_dir, options.driver_root))
+    keeper = MpsKeeper(options.run_dir, options.driver_root)
+    return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 
 def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -25,6 +25,7 @@ from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems
 VERBS = {
     "show": "Show the node: its GPUs, offers and holders, and a picture.",
     "plan": "Show what a policy would offer, its steps, and what blocks them.",
+    "fits": "Show which MIG devices fit on a GPU model, and where.",
     "apply": "Change the node once, as a policy says, without the agent.",
     "assert": "Check whether the node is as the policy wants it.",
     "export": "Write the live node as a policy.",
@@ -32,6 +33,7 @@ VERBS = {
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "Measure what sharing a GPU costs and gives.",
     "prove": "Try to break what shares guarantee, and report the result.",
+    "machines": "List the GPU models that Partage knows, and how to name them.",
     "record": "Write this node to a machine file for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",

@@ -65,7 +65,7 @@ class PolicyOnNode(Frozen):
 )
 @common.run_dir_option
 @common.state_dir_option
-@common.output_option("table", "json", "yaml")
+@common.output_option("table", "json", "yaml", "policy")
 @click.argument("more_machines", nargs=-1, metavar="")
 def command(
     *,
@@ -85,7 +85,8 @@ def command(
     Nothing is changed. Beside a running agent the steps are those that the agent has still to do, or with
     another --policy those that it would do. Without an agent and without --policy all GPUs are exclusive.
 
-    With --demand: which MIG layouts on which GPUs provide the wanted devices.
+    With --demand: which MIG layouts on which GPUs provide the wanted devices; -o policy writes them as a
+    policy for apply.
 
     Exit code 2: the policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
@@ -100,6 +101,10 @@ def command(
         return packing.print_packing(demand, nodes, run_dir, output, time_limit_s)
     if machines or time_limit_s is not None:
         raise click.UsageError("--machines and --time-limit go with --demand")
+    if output == "policy":
+        raise click.UsageError(
+            "-o policy goes with --demand; partage export writes the live node as a policy"
+        )
     loaded = common.read_policy(policy, config)
     common.print_problems(loaded.warnings)
     report = common.agent_report(machine, run_dir)

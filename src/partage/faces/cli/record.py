@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 
 import click
 
@@ -19,12 +18,12 @@ def command(machine: str | None, output: str | None) -> None:
     The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
     what runs on the GPUs. With --machine the simulated node is written, as a start for your own file.
     """
-    from partage.sim.node.files.machine_writer import machine_to_json
+    from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
     from partage.text import count_of
 
     inventory = common.need_driver(common.observe(machine))
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
-    text = json.dumps(machine_to_json(inventory, recorded), indent=2) + "\n"
+    text = machine_text(inventory, recorded, as_yaml=is_yaml_name(output))
     if output is None or output == "-":
         click.echo(text, nl=False)
     else:

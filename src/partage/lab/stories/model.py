@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import field
 
-from partage.sim.kubelet.pod import Pod
+from partage.sim.kubelet.pod import Pod, PodPhase
 from partage.sim.node.faults import Fault
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
@@ -85,7 +85,7 @@ class Expect(Frozen):
     """All of this has to be true within ``within_s``. Patterns may hold ``*``.
 
     allocatable, capacity: resource to count; 0 also stands for a name the kubelet does not know.
-    pods:     pod to phase (Running, Succeeded, Failed) or to a text in the reason of its refusal.
+    pods:     pod to phase.
     env:      pod or pod/container to variable to pattern.
     health:   state (healthy, suspect, unhealthy, probation) to the GPUs that are in it, by index.
     waiting:  GPUs that wait for their holders before they change; None: not asked.
@@ -96,7 +96,7 @@ class Expect(Frozen):
     within_s: float = DEFAULT_WITHIN_S
     allocatable: Mapping[str, int] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
-    pods: Mapping[str, str] = field(default_factory=dict)
+    pods: Mapping[str, PodPhase] = field(default_factory=dict)
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     health: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     waiting: tuple[int, ...] | None = None

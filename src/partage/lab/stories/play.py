@@ -12,7 +12,6 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from partage.edges.files.policy import parse_policy
 from partage.errors import Problem
 from partage.lab.share_names import shares_of
 from partage.lab.stories.model import (
@@ -30,6 +29,7 @@ from partage.lab.stories.model import (
     TimePasses,
     short_key,
 )
+from partage.lab.stories.possible import check_policy
 from partage.lab.stories.sentences import expectation_sentence, pod_lines, refusal_sentence, waiting_sentences
 from partage.lab.stories.stage import StoryStage
 from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
@@ -79,9 +79,7 @@ async def play(
     seed: of the order in which the kubelet names free devices. on_scene: called for each scene as it happens.
     Raises what the agent raises at its start: InputError or Unsatisfiable for a policy that cannot hold.
     """
-    if story.policy is not None:
-        # Once before, so that problems carry the name that the operator knows.
-        parse_policy(story.policy.content, story.policy.name, story.config)
+    check_policy(story)  # before the agent reads it, so that problems carry the name that the operator knows
     with tempfile.TemporaryDirectory(prefix="partage-", dir=_short_folder()) as folder:
         player = StoryPlayer(story, Path(folder), seed, on_scene)
         try:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from partage.codec.fields import Dialect, Field, Notes, Place, Table
+from partage.codec.fields import Dialect, Field, Notes, Place, Table, nearest_word
 from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input, read_regular_input
 from partage.errors import InputError, Unsatisfiable
@@ -26,6 +26,7 @@ from partage.lab.stories.model import (
     TimePasses,
     full_pattern,
 )
+from partage.lab.stories.possible import gpu_indexes, why_impossible
 from partage.model.ids import parse_resource_name
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.fault_syntax import read_fault
@@ -68,6 +69,7 @@ def read_story(
         raise AssertionError("a root that is no mapping has been noted")
     reader = StoryReader(path.parent)
     chosen_machine = load_machine(machine) if machine is not None else reader.machine(top)
+    reader = StoryReader(path.parent, chosen_machine)
     steps = reader.steps(top)
     chosen_policy = (
         PolicyText(policy, read_input(policy))
@@ -83,9 +85,13 @@ def read_story(
 
 
 class StoryReader(Frozen):
-    """Reads the parts of a story; problems are noted. folder: of the story, for names of files."""
+    """Reads the parts of a story; problems are noted.
+
+    folder: of the story, for names of files. node: on which it is played; None: not known.
+    """
 
     folder: Path
+    node: Machine | None = None
 
     def machine(self, top: Table) -> Machine | None:
         """By name, or a machine file beside the story."""
@@ -126,9 +132,14 @@ class StoryReader(Frozen):
         written = place.value if isinstance(place.value, dict) else {}
         verbs = [verb for verb in _STEPS if verb in written]
         if len(verbs) != 1:
+            near = (
+                None
+                if verbs
+                else next(filter(None, (nearest_word(key, list(_STEPS)) for key in written)), None)
+            )
             place.error(
                 "a step does exactly one thing" if verbs else "this step does nothing that is known",
-                f"one of: {', '.join(_STEPS)}",
+                f"did you mean {near!r}?" if near else f"one of: {', '.join(_STEPS)}",
             )
             return None
         table = place.table(_STEPS[verbs[0]])
@@ -187,10 +198,14 @@ class StoryReader(Frozen):
     def _fault(self, step: Table) -> StoryStep | None:
         place = step.required("fault")
         fault = read_fault(place) if place else None
-        return FaultStep(fault) if fault else None
+        if place is None or fault is None:
+            return None
+        if self.node is not None and (why := why_impossible(self.node, fault)):
+            place.error(why, "the machine of this story cannot do that")
+        return FaultStep(fault)
 
     def _expect(self, step: Table) -> StoryStep | None:
-        return read_expectation(step)
+        return read_expectation(step, None if self.node is None else gpu_indexes(self.node))
 
 
 def _containers(step: Table) -> tuple[Container, ...]:

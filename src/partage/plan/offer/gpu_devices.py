@@ -173,7 +173,10 @@ def _planned(placed: Sequence[PlacedItem], geometry: Geometry, total_bytes: int)
 
 
 def _not_plannable(gpu: Gpu) -> _Impossible:
-    return _Impossible(f"not plannable offline: no MIG placements are known for {gpu.product}")
+    return _Impossible(
+        f"not plannable offline: no MIG placements are known for {gpu.product}; "
+        "only its driver knows them, and partage record writes them into a machine file"
+    )
 
 
 def _pending(gpu: Gpu, desired: DesiredMig) -> str:

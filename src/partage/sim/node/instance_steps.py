@@ -43,7 +43,9 @@ def create_instance(state: SimulatedNode, step: CreateInstance) -> tuple[Simulat
         place(geometry, [LayoutItem(profile, placement.start) for profile, placement in wanted])
     except DoesNotFit as misfit:
         raise InsufficientResources(f"GPU {gpu.index}: {misfit}") from misfit
-    new = EmptyInstance(instance_id(step.placement, geometry.memory_slices), step.profile, step.placement)
+    ids = {gi_id for gi_id, _, _ in _instances(gpu)}
+    usual = instance_id(step.placement, geometry.memory_slices)
+    new = EmptyInstance(_lowest_free(ids) if usual in ids else usual, step.profile, step.placement)
     empty = sorted([*gpu.empty_instances, new], key=lambda one: one.gi_id)
     return with_gpu(state, replace(gpu, empty_instances=tuple(empty))), Created(new.gi_id)
 

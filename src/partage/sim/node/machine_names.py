@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from partage.edges.files.catalogue import GpuModel, load_catalogue
+from partage.edges.files.catalogue import GpuModel, choose_one, load_catalogue
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu
 from partage.sim.node.machine import MOST_GPUS, Machine, new_gpu, simulated_inventory
@@ -19,8 +19,7 @@ _SUFFIXES = frozenset({".yaml", ".yml", ".json"})
 def parse_machine(text: str) -> Machine:
     """The machine of that name. A model is an id of the catalogue or a product name.
 
-    Raises InputError with the nearest names, and Unsatisfiable for a model whose MIG placements are not
-    published.
+    Raises InputError with the nearest names, and Unsatisfiable for a model of which too little is published.
     """
     return Machine(text, simulated_inventory(named_gpus(text, MOST_GPUS)))
 
@@ -68,7 +67,7 @@ def _term(part: str, text: str) -> tuple[int, GpuModel, str]:
 
 def _model(name: str) -> tuple[GpuModel, str]:
     if variants := load_catalogue().variants(name):
-        raise InputError(f"{name!r} is the name of several GPU models", f"choose one: {', '.join(variants)}")
+        raise InputError(f"{name!r} is the name of several GPU models", choose_one(variants))
     found = load_catalogue().find(name)
     if found is None:
         advice = (
@@ -77,5 +76,8 @@ def _model(name: str) -> tuple[GpuModel, str]:
         )
         raise InputError(f"no GPU model is called {name!r}", advice)
     if found[0] not in load_catalogue().simulated_models():
-        raise Unsatisfiable(f"{name!r} cannot be simulated: {found[0].no_geometry}")
+        raise Unsatisfiable(
+            f"{name!r} cannot be simulated: no name, memory or MIG placements are published for it",
+            "record a node that has one, with partage record",
+        )
     return found

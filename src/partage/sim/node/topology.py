@@ -31,7 +31,7 @@ _NVSWITCH_LINKS = {
 }
 """NVLinks of one GPU to the switch, by product. Source: NVIDIA's data sheets (generation and bandwidth)."""
 
-_CUBE_MESH_PRODUCT = "Tesla V100-SXM2-16GB"
+_CUBE_MESH_PRODUCTS = ("Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB")
 _CUBE_MESH = (
     (0, 1, 1, 2, 2, 0, 0, 0),
     (1, 0, 2, 1, 0, 2, 0, 0),
@@ -60,7 +60,7 @@ def has_nvswitch(gpus: Sequence[Gpu]) -> bool:
 
 def links_between(gpus: Sequence[Gpu]) -> tuple[Link, ...]:
     """One link per unordered pair, in the order of the GPUs."""
-    mesh = {gpu.uuid: n for n, gpu in enumerate(g for g in gpus if g.product == _CUBE_MESH_PRODUCT)}
+    mesh = {gpu.uuid: n for n, gpu in enumerate(g for g in gpus if g.product in _CUBE_MESH_PRODUCTS)}
     return tuple(Link(a.uuid, b.uuid, _path(a, b), _nvlinks(a, b, mesh)) for a, b in combinations(gpus, 2))
 
 
@@ -72,7 +72,7 @@ def _nvlinks(a: Gpu, b: Gpu, mesh: dict[GpuUuid, int]) -> int:
     """mesh: UUID to position within the cube mesh."""
     if a.product != b.product:
         return 0
-    if a.product == _CUBE_MESH_PRODUCT:
+    if a.product in _CUBE_MESH_PRODUCTS:
         row, column = mesh[a.uuid], mesh[b.uuid]
         return _CUBE_MESH[row % 8][column % 8] if row // 8 == column // 8 else 0
     return _NVSWITCH_LINKS.get(a.product, 0)

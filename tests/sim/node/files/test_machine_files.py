@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +28,7 @@ from partage.model.placement import Placement
 from partage.sim.node.faults import LoseGpu, RaiseXid, Reboot, TimedFault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_file import read_machine
-from partage.sim.node.files.machine_writer import machine_to_json
+from partage.sim.node.files.machine_writer import machine_rows, machine_text
 from partage.sim.node.machine_names import parse_machine
 from partage.sim.node.mig import create_layout
 
@@ -39,7 +40,7 @@ def read(document):
 
 
 def written(inventory: Inventory) -> bytes:
-    return json.dumps(machine_to_json(inventory, "2025-11-21")).encode()
+    return machine_text(inventory, "2025-11-21", as_yaml=False).encode()
 
 
 def problems(document):
@@ -56,7 +57,7 @@ def problems(document):
 def mig(*rows, **gpu):
     """An A100 with these MIG devices: (gi, ci, profile, start)."""
     devices = [dict(zip(("gi", "ci", "profile", "start"), row, strict=True)) for row in rows]
-    return {"gpus": [{"name": "a100-40gb", "mig_mode": [1, 1], "mig_devices": devices, **gpu}]}
+    return {"gpus": [{"name": "a100-40gb", "mig-mode": [1, 1], "mig-devices": devices, **gpu}]}
 
 
 # --- reading -----------------------------------------------------------------------------------
@@ -86,14 +87,14 @@ def test_what_a_file_leaves_out_follows_from_the_model():
 
 
 def test_a_gpu_that_the_catalogue_lacks_needs_its_memory_and_no_more():
-    gpu = read({"gpus": [{"name": "NVIDIA X1", "memory_bytes": 2**34}]}).inventory.gpus[0]
+    gpu = read({"gpus": [{"name": "NVIDIA X1", "memory-bytes": 2**34}]}).inventory.gpus[0]
     assert (gpu.product, gpu.architecture, gpu.mig_mode) == ("NVIDIA X1", "unknown", None)
 
 
 def test_a_file_says_everything_that_it_wants():
     row = {
-        "name": "NVIDIA A30", "index": 3, "minor": 5, "uuid": "GPU-x", "compute_mode": 3, "recovery": 2,
-        "numa_node": -1, "mig_mode": [0, 1], "pci_bus_id": "0000:0B:00.0", "architecture": "ampere",
+        "name": "NVIDIA A30", "index": 3, "minor": 5, "uuid": "GPU-x", "compute-mode": 3, "recovery": 2,
+        "numa-node": -1, "mig-mode": [0, 1], "pci-bus-id": "0000:0B:00.0", "architecture": "ampere",
     }  # fmt: skip
     gpu = read({"gpus": [row]}).inventory.gpus[0]
     assert (gpu.index, gpu.minor, gpu.uuid, gpu.numa_node) == (3, 5, "GPU-x", None)
@@ -146,7 +147,7 @@ def test_live_mig_devices_are_completed_from_the_catalogue():
 
 def test_mig_mode_is_on_where_mig_devices_live_and_the_file_says_nothing():
     document = mig((1, 0, "3g.20gb", 0))
-    del document["gpus"][0]["mig_mode"]
+    del document["gpus"][0]["mig-mode"]
     assert read(document).inventory.gpus[0].mig_enabled
 
 
@@ -167,33 +168,33 @@ def test_compute_instances_share_their_gpu_instance():
         ([(1, 0, "3g.20gb", 0), (1, 1, "3g.20gb", 4)], {}, "", "several profiles or places"),
         ([(1, 0, "1c.3g.20gb", 0), (1, 0, "1c.3g.20gb", 0)], {}, "", "twice"),
         ([(1, 0, "2c.3g.20gb", 0), (1, 1, "2c.3g.20gb", 0)], {}, "", "it has 3"),
-        ([(1, 0, "3g.20gb", 0)], {"mig_mode": [0, 0]}, "", "only while MIG mode is on"),
-        ([(1, 0, "3g.20gb", 0)], {"mig_mode": None}, "", "only while MIG mode is on"),
+        ([(1, 0, "3g.20gb", 0)], {"mig-mode": [0, 0]}, "", "only while MIG mode is on"),
+        ([(1, 0, "3g.20gb", 0)], {"mig-mode": None}, "", "only while MIG mode is on"),
     ],
 )
 def test_mig_devices_that_cannot_live_are_refused(rows, gpu, path, words):
     found = problems(mig(*rows, **gpu))
-    assert words in found[f"gpus[0].mig_devices{path}"]
+    assert words in found[f"gpus[0].mig-devices{path}"]
 
 
 @pytest.mark.parametrize("mode", [[1, 1], [0, 1]])
 def test_mig_mode_is_refused_on_a_product_that_has_no_mig(mode):
-    found = problems({"gpus": [{"name": "l4", "mig_mode": mode}]})
-    assert found == {"gpus[0].mig_mode": "line 2: NVIDIA L4 has no MIG\n"}
-    assert read({"gpus": [{"name": "l4", "mig_mode": None}]}).inventory.gpus[0].mig_mode is None
+    found = problems({"gpus": [{"name": "l4", "mig-mode": mode}]})
+    assert found == {"gpus[0].mig-mode": "line 2: NVIDIA L4 has no MIG\n"}
+    assert read({"gpus": [{"name": "l4", "mig-mode": None}]}).inventory.gpus[0].mig_mode is None
 
 
 def test_a_size_that_the_profile_does_not_have_is_refused():
     document = mig((1, 0, "3g.20gb", 0))
-    document["gpus"][0]["mig_devices"][0]["size"] = 3
-    assert "occupies 4" in problems(document)["gpus[0].mig_devices[0]"]
+    document["gpus"][0]["mig-devices"][0]["size"] = 3
+    assert "occupies 4" in problems(document)["gpus[0].mig-devices[0]"]
 
 
 def test_mig_devices_of_a_model_without_placements_have_to_say_their_size_and_memory():
     device = {"gi": 1, "ci": 0, "profile": "1g.24gb", "start": 0}
-    gpu = {"name": "NVIDIA RTX PRO 5000 Blackwell", "mig_devices": [device]}
-    assert "size and memory_bytes" in problems({"gpus": [gpu]})["gpus[0].mig_devices[0]"]
-    gpu["mig_devices"] = [device | {"size": 4, "memory_bytes": 2**34}]
+    gpu = {"name": "NVIDIA RTX PRO 5000 Blackwell", "mig-devices": [device]}
+    assert "size and memory-bytes" in problems({"gpus": [gpu]})["gpus[0].mig-devices[0]"]
+    gpu["mig-devices"] = [device | {"size": 4, "memory-bytes": 2**34}]
     assert read({"gpus": [gpu]}).inventory.gpus[0].mig_devices[0].memory_bytes == 2**34
 
 
@@ -202,7 +203,7 @@ def empty(gi, profile, start, **more):
 
 
 def test_an_empty_gpu_instance_turns_the_mode_on_and_has_the_size_of_its_profile():
-    gpu = {"name": "a100-40gb", "empty_instances": [empty(5, "2g.10gb", 4), empty(1, "4g.20gb", 0)]}
+    gpu = {"name": "a100-40gb", "empty-instances": [empty(5, "2g.10gb", 4), empty(1, "4g.20gb", 0)]}
     (found,) = read({"gpus": [gpu]}).inventory.gpus
     assert found.mig_enabled
     assert found.empty_instances == (
@@ -214,19 +215,19 @@ def test_an_empty_gpu_instance_turns_the_mode_on_and_has_the_size_of_its_profile
 @pytest.mark.parametrize(
     ("row", "more", "path", "words"),
     [
-        (empty(1, "3g.20gb", 1), {}, "empty_instances[0]", "0, 4 only"),
-        (empty(1, "3g.20gb", 0, size=3), {}, "empty_instances[0]", "occupies 4"),
-        (empty(1, "1c.3g.20gb", 0), {}, "empty_instances[0].profile", "is a MIG device"),
-        ({"gi": 1, "profile": "3g.20gb"}, {}, "empty_instances[0]", "'start' is missing"),
-        (empty(1, "3g.20gb", 0), {"mig_mode": [0, 0]}, "empty_instances", "only while MIG mode is on"),
-        (empty(1, "3g.20gb", 0), {"mig_devices": [(5, 0, "2g.10gb", 2)]}, "mig_devices", "overlap"),
-        (empty(1, "3g.20gb", 0), {"mig_devices": [(1, 0, "3g.20gb", 4)]}, "mig_devices", "another one has"),
-        (empty(1, "3g.20gb", 0, uuid="x"), {}, "empty_instances[0].uuid", "unknown key"),
+        (empty(1, "3g.20gb", 1), {}, "empty-instances[0]", "0, 4 only"),
+        (empty(1, "3g.20gb", 0, size=3), {}, "empty-instances[0]", "occupies 4"),
+        (empty(1, "1c.3g.20gb", 0), {}, "empty-instances[0].profile", "is a MIG device"),
+        ({"gi": 1, "profile": "3g.20gb"}, {}, "empty-instances[0]", "'start' is missing"),
+        (empty(1, "3g.20gb", 0), {"mig-mode": [0, 0]}, "empty-instances", "only while MIG mode is on"),
+        (empty(1, "3g.20gb", 0), {"mig-devices": [(5, 0, "2g.10gb", 2)]}, "mig-devices", "overlap"),
+        (empty(1, "3g.20gb", 0), {"mig-devices": [(1, 0, "3g.20gb", 4)]}, "mig-devices", "another one has"),
+        (empty(1, "3g.20gb", 0, uuid="x"), {}, "empty-instances[0].uuid", "unknown key"),
     ],
 )
 def test_an_empty_gpu_instance_that_cannot_be_there_is_refused(row, more, path, words):
-    devices = mig(*more.pop("mig_devices", []))["gpus"][0]["mig_devices"]
-    gpu = {"name": "a100-40gb", "mig_devices": devices, "empty_instances": [row], **more}
+    devices = mig(*more.pop("mig-devices", []))["gpus"][0]["mig-devices"]
+    gpu = {"name": "a100-40gb", "mig-devices": devices, "empty-instances": [row], **more}
     assert words in problems({"version": "partage/v1", "gpus": [gpu]})[f"gpus[0].{path}"]
 
 
@@ -237,12 +238,12 @@ def test_an_empty_gpu_instance_that_cannot_be_there_is_refused(row, more, path, 
 def test_the_fabric_manager_runs_where_switches_join_gpus_unless_the_file_says_otherwise(
     name, fabric_manager
 ):
-    document = machine_to_json(parse_machine(name).inventory)
-    assert document["fabric_manager"] is fabric_manager
+    document = machine_rows(parse_machine(name).inventory)
+    assert document["fabric-manager"] is fabric_manager
     assert document["virtual"] is False
-    del document["fabric_manager"]
+    del document["fabric-manager"]
     assert read(document).inventory.fabric_manager is fabric_manager
-    assert read({**document, "fabric_manager": None}).inventory.fabric_manager is None
+    assert read({**document, "fabric-manager": None}).inventory.fabric_manager is None
 
 
 # --- refusals ----------------------------------------------------------------------------------
@@ -256,7 +257,7 @@ def test_everything_that_is_wrong_is_said_at_once():
             "colour": "red",
             "gpus": [
                 {"name": "a100-40", "index": -1},
-                {"name": "t4", "uuid": "", "numa_node": "left"},
+                {"name": "t4", "uuid": "", "numa-node": "left"},
                 "t4",
                 {"name": "l4", "mig_devises": []},
             ],
@@ -265,21 +266,21 @@ def test_everything_that_is_wrong_is_said_at_once():
         }
     )
     assert set(found) == {
-        "colour", "gpus[0].name", "gpus[1].uuid", "gpus[1].numa_node", "gpus[2]", "gpus[3].mig_devises",
+        "colour", "gpus[0].name", "gpus[1].uuid", "gpus[1].numa-node", "gpus[2]", "gpus[3].mig_devises",
         "links[0]", "faults[0]", "faults[1]",
     }  # fmt: skip
 
 
 def test_a_hundred_problems_are_listed_and_the_rest_counted():
     with pytest.raises(InputError) as caught:
-        read({"gpus": [{"name": "t4"}], "device_nodes": [1] * 250})
+        read({"gpus": [{"name": "t4"}], "device-nodes": [1] * 250})
     assert len(caught.value.problems) == 101
     assert "150 more" in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["index", "uuid", "minor", "pci_bus_id"])
+@pytest.mark.parametrize("key", ["index", "uuid", "minor", "pci-bus-id"])
 def test_two_gpus_share_no_name(key):
-    value = {"index": 4, "uuid": "GPU-4", "minor": 4, "pci_bus_id": "0000:04:00.0"}[key]
+    value = {"index": 4, "uuid": "GPU-4", "minor": 4, "pci-bus-id": "0000:04:00.0"}[key]
     rows = [{"name": "t4", "index": 1, key: value}, {"name": "t4", "index": 2, key: value}]
     assert f"{key} {value}" in problems({"gpus": rows})["gpus"]
 
@@ -296,21 +297,149 @@ def test_two_gpus_share_no_name(key):
         ({"version": "partage/v9", "gpus": [{"name": "t4"}]}, "version"),
         ({"version": "partage/v1", "kind": "Story", "gpus": [{"name": "t4"}]}, "kind"),
         ({"gpus": [{}]}, "gpus[0]"),
-        ({"gpus": [{"name": "t4", "memory_bytes": 12}]}, "gpus[0].memory_bytes"),
-        ({"gpus": [{"name": "t4"}], "device_nodes": ["nvidiactl"]}, "device_nodes[0]"),
-        ({"gpus": [{"name": "t4"}], "open_to_env": "yes"}, "open_to_env"),
-        ({"gpus": [{"name": "t4"}], "fabric_manager": 1}, "fabric_manager"),
+        ({"gpus": [{"name": "t4", "memory-bytes": 12}]}, "gpus[0].memory-bytes"),
+        ({"gpus": [{"name": "t4"}], "device-nodes": ["nvidiactl"]}, "device-nodes[0]"),
+        ({"gpus": [{"name": "t4"}], "open-to-env": "yes"}, "open-to-env"),
+        ({"gpus": [{"name": "t4"}], "fabric-manager": 1}, "fabric-manager"),
         ({"gpus": [{"name": "t4"}], "virtual": "kvm"}, "virtual"),
-        ({"gpus": [{"name": "t4"}], "cuda_driver": 7}, "cuda_driver"),
+        ({"gpus": [{"name": "t4"}], "cuda-driver": 7}, "cuda-driver"),
     ],
 )
 def test_a_file_that_is_no_machine_says_where(document, path):
     assert path in problems(document)
 
 
-def test_an_unknown_key_is_an_error_only_where_the_file_is_ours():
-    assert read({"gpus": [{"name": "t4", "serial": 7}], "peer": "someone"}).inventory.gpus
-    assert "gpus[0].serial" in problems({"version": "partage/v1", "gpus": [{"name": "t4", "serial": 7}]})
+def test_an_unknown_key_is_an_error_with_the_key_that_was_meant():
+    document = {"gpus": [{"name": "l4", "count": 4, "memory-byte": 2**34}], "driver_version": "550"}
+    with pytest.raises(InputError) as caught:
+        read(document)
+    found = {problem.path: problem.hint for problem in caught.value.problems}
+    assert list(found) == ["driver_version", "gpus[0].count", "gpus[0].memory-byte"]
+    assert found["gpus[0].memory-byte"] == "did you mean 'memory-bytes'?"
+    assert "every GPU has a row of its own" in found["gpus[0].count"]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"memory-bytes": 2**34, "pci-bus-id": "0000:0B:00.0"},
+        {"memoryBytes": 2**34, "pciBusId": "0000:0B:00.0"},
+        {"memory_bytes": 2**34, "pci_bus_id": "0000:0B:00.0"},
+    ],
+)
+def test_a_key_may_be_spelled_as_in_yaml_in_json_and_as_before(row):
+    (gpu,) = read({"gpus": [{"name": "NVIDIA X1", **row}], "openToEnv": True}).inventory
+    assert (gpu.memory_bytes, gpu.pci_bus_id) == (2**34, "0000:0B:00.0")
+
+
+def test_a_key_in_two_spellings_is_an_error():
+    found = problems({"gpus": [{"name": "NVIDIA X1", "memory-bytes": 2**34, "memory_bytes": 2**35}]})
+    assert "twice, also as gpus[0].memory-bytes" in found["gpus[0].memory_bytes"]
+
+
+def test_a_machine_is_written_in_the_spelling_of_its_format():
+    inventory = load_machine("examples/07-mixed-node/machine.json").inventory
+    as_yaml, as_json = machine_text(inventory, as_yaml=True), machine_text(inventory, as_yaml=False)
+    assert "\n  memory-bytes: " in as_yaml
+    assert '"memoryBytes": ' in as_json
+    assert "_" not in "".join(set(_keys(yaml.safe_load(as_yaml))) | set(_keys(json.loads(as_json))))
+    for text in (as_yaml, as_json):
+        assert read_machine(text.encode(), "m").inventory == inventory
+
+
+def _keys(value):
+    if isinstance(value, dict):
+        yield from value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _keys(inner)
+
+
+# --- what a driver said of MIG -----------------------------------------------------------------
+
+X900: dict[str, Any] = {
+    "name": "NVIDIA X900",
+    "memory-bytes": 97887 * 2**20,
+    "mig-geometry": {
+        "most-instances": 4,
+        "profiles": [
+            {"profile": "1g.24gb", "size": 3, "starts": [0, 3, 6, 9]},
+            {"profile": "2g.48gb", "size": 6, "starts": [6, 0], "memory-bytes": 48512 * 2**20},
+            {"profile": "4g.96gb", "size": 12, "starts": [0], "engines": {"copy": 4, "ofa": 1}},
+        ],
+    },
+}
+
+
+def test_a_geometry_of_the_file_is_that_of_the_gpu_and_survives_a_recording():
+    machine = read({"gpus": [X900]})
+    (gpu,) = machine.inventory
+    geometry = geometry_of(gpu)
+    assert geometry is not None
+    assert (geometry.model, geometry.compute_slices, geometry.memory_slices) == ("NVIDIA X900", 4, 12)
+    assert geometry.profiles[1].starts == (0, 6)
+    assert gpu.mig_mode is not None
+    for as_yaml in (True, False):
+        text = machine_text(machine.inventory, as_yaml=as_yaml)
+        assert read_machine(text.encode(), "m").inventory == machine.inventory
+
+
+def test_what_the_driver_said_counts_before_the_catalogue():
+    (gpu,) = read({"gpus": [{**X900, "name": "NVIDIA RTX PRO 6000 Blackwell Server Edition"}]}).inventory
+    geometry = geometry_of(gpu)
+    assert geometry is not None
+    assert [str(spec.profile) for spec in geometry.profiles] == ["1g.24gb", "2g.48gb", "4g.96gb"]
+
+
+def test_instances_are_checked_against_the_geometry_of_the_file():
+    device = {"gi": 1, "ci": 0, "profile": "2g.48gb", "start": 6}
+    (gpu,) = read({"gpus": [{**X900, "mig-devices": [device]}]}).inventory
+    assert gpu.mig_devices[0].memory_bytes == 48512 * 2**20
+    found = problems({"gpus": [{**X900, "mig-devices": [{**device, "start": 3}]}]})
+    assert "can start at memory slice 0, 6 only" in found["gpus[0].mig-devices[0]"]
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "message"),
+    [
+        ({"profiles": []}, ".profiles", "at least one profile"),
+        ({"profiles": None}, ".profiles", "has no value"),
+        ({"profile": []}, "", "'profiles' is missing"),
+        ({"profile": []}, ".profile", "unknown key"),
+        (
+            {"profiles": [{"profile": "1c.2g.48gb", "size": 1, "starts": [0]}]},
+            ".profiles[0].profile",
+            "GPU inst",
+        ),
+        (
+            {"profiles": [{"profile": "1g.24gb", "size": 0, "starts": [0]}]},
+            ".profiles[0].size",
+            "from 1 to 64",
+        ),
+        (
+            {"profiles": [{"profile": "1g.24gb", "size": 1, "starts": []}]},
+            ".profiles[0].starts",
+            "at least one",
+        ),
+        (
+            {"profiles": [{"profile": "1g.24gb", "size": 1, "starts": ["a"]}]},
+            ".profiles[0].starts[0]",
+            "whole",
+        ),
+        ({"profiles": [{"profile": "1g.24gb", "starts": [0]}]}, ".profiles[0]", "'size' is missing"),
+        ({"profiles": [{"profile": "1g.24gb", "size": 1, "starts": [0]}] * 2}, ".profiles", "occurs twice"),
+        ({"most-instances": "4"}, ".most-instances", "whole number"),
+    ],
+)
+def test_a_geometry_that_makes_no_sense_is_refused(change, path, message):
+    geometry = {**X900["mig-geometry"], **change}
+    if "profile" in change:
+        del geometry["profiles"]
+    assert message in problems({"gpus": [{**X900, "mig-geometry": geometry}]})[f"gpus[0].mig-geometry{path}"]
+
+
+def test_a_gpu_without_mig_has_no_geometry():
+    found = problems({"gpus": [{"name": "l4", "mig-geometry": X900["mig-geometry"]}]})
+    assert "has no MIG" in found["gpus[0].mig-geometry"]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +489,7 @@ def test_a_value_of_any_type_at_any_key_never_ends_in_a_traceback(data):
     geometry = geometry_of(machine.gpus[0])
     assert geometry is not None
     devices = create_layout(machine.gpus[0], geometry, [LayoutItem.parse("3g.20gb")], "t")
-    document = machine_to_json(
+    document = machine_rows(
         replace(machine, gpus=(replace(machine.gpus[0], mig_devices=devices), machine.gpus[1]))
     )
     place = document
@@ -380,7 +509,7 @@ def test_a_value_of_any_type_at_any_key_never_ends_in_a_traceback(data):
 
 
 @pytest.mark.parametrize(
-    "name", ["8xa100-40gb", "4xh200-141gb+4xl40s", "8xv100", "16xt4", str(GOLDEN / "h100.json")]
+    "name", ["8xa100-40gb", "4xh200-141gb+4xl40s", "8xv100-sxm2-16gb", "16xt4", str(GOLDEN / "h100.json")]
 )
 def test_what_is_recorded_reads_back_the_same(name):
     inventory = load_machine(name).inventory

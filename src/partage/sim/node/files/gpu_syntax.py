@@ -7,7 +7,7 @@ import re
 from msgspec.structs import replace
 
 from partage.codec.fields import Field, Table
-from partage.edges.files.catalogue import GpuModel, load_catalogue
+from partage.edges.files.catalogue import GpuModel, choose_one, load_catalogue
 from partage.model.gpu import (
     ARCHITECTURES,
     UNKNOWN_ARCHITECTURE,
@@ -18,6 +18,7 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.policy import Interval
+from partage.sim.node.files.geometry_syntax import read_geometry
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.files.mig_syntax import read_instances
 from partage.sim.node.machine import new_gpu
@@ -26,14 +27,13 @@ from partage.units import MIB
 from partage.values import Frozen
 
 GPU_KEYS = (
-    "index", "uuid", "minor", "name", "memory_bytes", "pci_bus_id", "pci_device_id", "compute_capability",
-    "architecture", "brand", "numa_node", "mig_mode", "mig_devices", "empty_instances",
-    "compute_mode", "time_slice", "recovery", "persistence",
+    "index", "uuid", "minor", "name", "memory-bytes", "pci-bus-id", "pci-device-id", "compute-capability",
+    "architecture", "brand", "numa-node", "mig-mode", "mig-devices", "empty-instances",
+    "compute-mode", "time-slice", "recovery", "persistence", "mig-geometry",
 )  # fmt: skip
 
 
 _PCI_DEVICE_ID = re.compile(r"0x[0-9A-Fa-f]{8}", re.ASCII)
-_UNKNOWN_DEVICE = "0x00000000"
 
 
 class _Slice(Frozen):
@@ -59,15 +59,21 @@ def read_gpu(place: Field, position: int, count: int) -> ReadGpu | None:
     model_gpu = _of_model(row, position, numa_node(position, count)) if row else None
     if row is None or model_gpu is None:
         return None
-    time_slice = row.value("time_slice", lambda field: field.word(_TIME_SLICES), _Slice(Interval.DEFAULT))
+    time_slice = row.value("time-slice", lambda field: field.word(_TIME_SLICES), _Slice(Interval.DEFAULT))
     gpu = _with_row(row, model_gpu)
+    if place.notes.errors == before:
+        gpu = replace(
+            gpu, geometry=row.nullable("mig-geometry", lambda at: read_geometry(at, gpu.product), None)
+        )
     devices, empty = read_instances(row, gpu) if place.notes.errors == before else ((), ())
-    mode = row.nullable("mig_mode", _mode_pair, _default_mode(gpu, on=bool(devices or empty)))
+    mode = row.nullable("mig-mode", _mode_pair, _default_mode(gpu, on=bool(devices or empty)))
+    if gpu.geometry is not None and (mode is None or _lacks_mig(gpu)):
+        row.here("mig-geometry").error(f"{gpu.product} has no MIG")
     if mode and (mode.current or mode.pending) and _lacks_mig(gpu):
-        row.here("mig_mode").error(f"{gpu.product} has no MIG")
+        row.here("mig-mode").error(f"{gpu.product} has no MIG")
     if (devices or empty) and not (mode and mode.current):
-        key = "mig_devices" if devices else "empty_instances"
-        row.here(key).error("MIG instances exist only while MIG mode is on", "mig_mode: [1, 1]")
+        key = "mig-devices" if devices else "empty-instances"
+        row.here(key).error("MIG instances exist only while MIG mode is on", "mig-mode: [1, 1]")
     gpu = replace(gpu, mig_mode=mode, mig_devices=devices, empty_instances=empty)
     return ReadGpu(gpu, time_slice.interval)
 
@@ -77,16 +83,20 @@ def _of_model(row: Table, position: int, numa: int) -> Gpu | None:
     name = row.needed("name", Field.some_text)
     if name is None:
         return None
-    found = load_catalogue().find(name)
+    catalogue = load_catalogue()
+    if variants := catalogue.variants(name):
+        row.here("name").error(f"{name!r} is the name of several GPU models", choose_one(variants))
+        return None
+    found = catalogue.find(name)
     if found and found[0].products:
         model, product = found
-        spelled = product if load_catalogue().by_id(name) else name
+        spelled = product if catalogue.by_id(name) or not catalogue.by_product(name) else name
         gpu = new_gpu(position, model, product, numa)
         return replace(gpu, product=spelled, recovery=None)
-    if "memory_bytes" in row:
+    if "memory-bytes" in row:
         return new_gpu(position, _unknown_model(name), name, numa)
-    advice = load_catalogue().advice(name)
-    row.here("name").error(f"the catalogue has no {name!r}, and memory_bytes is not given", advice)
+    advice = catalogue.advice(name)
+    row.here("name").error(f"the catalogue has no {name!r}, and memory-bytes is not given", advice)
     return None
 
 
@@ -94,7 +104,7 @@ def _unknown_model(name: str) -> GpuModel:
     return GpuModel(
         id=name,
         products=(name,),
-        pci_device_ids=(_UNKNOWN_DEVICE,),
+        pci_device_ids=(),
         architecture=UNKNOWN_ARCHITECTURE,
         compute_capability=(0, 0),
         memory_bytes=0,
@@ -110,12 +120,12 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         uuid=row.value("uuid", gpu_uuid, gpu.uuid),
         minor=row.value("minor", read_index, index),
         architecture=row.value("architecture", _architecture, gpu.architecture),
-        compute_capability=row.value("compute_capability", _capability, gpu.compute_capability),
-        memory_bytes=row.value("memory_bytes", lambda field: field.integer(MIB), gpu.memory_bytes),
-        pci_bus_id=row.value("pci_bus_id", read_pci_bus_id, gpu.pci_bus_id),
-        pci_device_id=row.value("pci_device_id", _pci_device_id, gpu.pci_device_id),
+        compute_capability=row.value("compute-capability", _capability, gpu.compute_capability),
+        memory_bytes=row.value("memory-bytes", lambda field: field.integer(MIB), gpu.memory_bytes),
+        pci_bus_id=row.value("pci-bus-id", read_pci_bus_id, gpu.pci_bus_id),
+        pci_device_id=row.value("pci-device-id", _pci_device_id, gpu.pci_device_id),
         numa_node=_numa(row, gpu.numa_node),
-        compute_mode=row.value("compute_mode", _compute_mode, ComputeMode.DEFAULT),
+        compute_mode=row.value("compute-mode", _compute_mode, ComputeMode.DEFAULT),
         recovery=row.nullable("recovery", _recovery, gpu.recovery),
         persistence=row.nullable("persistence", Field.boolean, gpu.persistence),
     )
@@ -129,7 +139,7 @@ def _lacks_mig(gpu: Gpu) -> bool:
 
 def _default_mode(gpu: Gpu, *, on: bool) -> MigMode | None:
     """MIG mode where the file has none: on if the row has instances; None on a model without MIG."""
-    return MigMode(on, on) if gpu.mig_mode or on else None
+    return MigMode(on, on) if gpu.mig_mode or gpu.geometry or on else None
 
 
 def _pci_device_id(field: Field) -> str | None:
@@ -139,8 +149,8 @@ def _pci_device_id(field: Field) -> str | None:
 
 def _numa(row: Table, default: int | None) -> int | None:
     """NUMA node; the kernel's -1 means none."""
-    found = row.get("numa_node")
-    return None if found and found.value == -1 else row.nullable("numa_node", read_index, default)
+    found = row.get("numa-node")
+    return None if found and found.value == -1 else row.nullable("numa-node", read_index, default)
 
 
 def _architecture(field: Field) -> str | None:

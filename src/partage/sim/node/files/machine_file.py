@@ -1,8 +1,8 @@
 """Reads machine files. All problems are reported at once, each with file and path.
 
-A file is a machine, or has one under ``machine``. Files of Partage have ``version: partage/v1``, and in them
-an unknown key is a problem; recordings of other tools may have more keys than are read here. What is left
-out follows from the GPU's model: a file may be as short as ``gpus: [{name: NVIDIA L4}]``.
+A file is a machine, or has one under ``machine``. Keys are written in kebab-case, and in JSON in camelCase;
+snake_case, which files of before have, is read too. An unknown key is a problem. What is left out follows
+from the GPU's model: a file may be as short as ``gpus: [{name: NVIDIA L4}]``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,16 @@ from partage.sim.node.topology import has_nvswitch, links_between
 
 VERSION, KIND = "partage/v1", "Machine"
 _KEYS = (
-    "version", "kind", "recorded", "driver", "cuda_driver", "no_driver", "gpus", "lost", "links",
-    "device_nodes", "boot_id", "open_to_env", "fabric_manager", "virtual", "faults",
+    "version", "kind", "recorded", "driver", "cuda-driver", "no-driver", "gpus", "lost", "links",
+    "device-nodes", "boot-id", "open-to-env", "fabric-manager", "virtual", "faults",
 )  # fmt: skip
+_DIALECT = Dialect(
+    any_spelling=True,
+    homes={"count": "--machine, as in 4xl4; in a file every GPU has a row of its own"},
+)
 _LINK_PATHS = {path.word: path for path in LinkPath}
 _MOST_NVLINKS = 64
-_LOST_KEYS = ("index", "uuid", "pci_bus_id", "reason")
+_LOST_KEYS = ("index", "uuid", "pci-bus-id", "reason")
 _LINK_KEYS = ("a", "b", "path", "nvlinks")
 _DEVICE_FILE = re.compile(r"/[^\x00-\x1f]{0,1023}")
 
@@ -47,12 +51,11 @@ def read_machine(data: bytes, name: str) -> Machine:
 
 
 def _machine_field(document: YamlDocument, name: str) -> Field:
-    """The machine in a document. An unknown key is an error only in a file with a version."""
+    """The machine in a document."""
     value, key = document.value, "machine"
     wrapped = isinstance(value, dict) and key in value
     inner = value[key] if isinstance(value, dict) and wrapped else value
-    ours = isinstance(inner, dict) and "version" in inner
-    whole = Notes(document, name, Dialect(unknown="error" if ours else None)).top()
+    whole = Notes(document, name, _DIALECT).top()
     return whole.member(key, inner) if wrapped else whole
 
 
@@ -70,9 +73,9 @@ def _machine(top: Table, name: str) -> Machine:
         lost=lost,
         links=_links(top, {gpu.index: gpu for gpu in gpus}) if "links" in top else links_between(gpus),
         control_nodes=tuple(_device_nodes(top)),
-        boot_id=top.text("boot_id", derived_uuid("", "boot", 0)),
-        open_to_env=top.nullable("open_to_env", Field.boolean, None),
-        fabric_manager=top.nullable("fabric_manager", Field.boolean, nvswitch),
+        boot_id=top.text("boot-id", derived_uuid("", "boot", 0)),
+        open_to_env=top.nullable("open-to-env", Field.boolean, None),
+        fabric_manager=top.nullable("fabric-manager", Field.boolean, nvswitch),
         virtual=top.nullable("virtual", Field.boolean, False),
         simulated=True,
     )
@@ -95,10 +98,10 @@ def _recorded(top: Table) -> str:
 
 
 def _driver(top: Table) -> Driver | NoDriver:
-    absent = top.get("no_driver")
+    absent = top.get("no-driver")
     if absent is None:
         version = top.value("driver", Field.some_text, DRIVER.version)
-        return Driver(version, top.value("cuda_driver", _cuda, DRIVER.cuda))
+        return Driver(version, top.value("cuda-driver", _cuda, DRIVER.cuda))
     row = absent.table(("kind", "reason", "hint"))
     if row is None:
         return NoDriver("", "")
@@ -115,7 +118,7 @@ def _cuda(field: Field) -> str | None:
 
 
 def _device_nodes(top: Table) -> Iterator[str]:
-    for place in top.value("device_nodes", Field.items, []):
+    for place in top.value("device-nodes", Field.items, []):
         node = place.matching(_DEVICE_FILE, "the path of a device file")
         if node is not None:
             yield node
@@ -123,7 +126,7 @@ def _device_nodes(top: Table) -> Iterator[str]:
 
 def _gpus(top: Table) -> tuple[ReadGpu, ...]:
     places = top.value("gpus", lambda field: field.items(at_most=MOST_GPUS), None)
-    if not places and not ("lost" in top or "no_driver" in top):
+    if not places and not ("lost" in top or "no-driver" in top):
         top.here("gpus").error("a machine needs at least one GPU")
     places = places or []
     rows = [read_gpu(place, position, len(places)) for position, place in enumerate(places)]
@@ -136,7 +139,7 @@ def _lost_gpus(top: Table) -> tuple[LostGpu, ...]:
         LostGpu(
             index=row.needed("index", read_index) or 0,
             uuid=row.nullable("uuid", gpu_uuid, None),
-            pci_bus_id=row.nullable("pci_bus_id", read_pci_bus_id, None),
+            pci_bus_id=row.nullable("pci-bus-id", read_pci_bus_id, None),
             reason=row.value("reason", Field.some_text, "GPU is lost"),
         )
         for row in rows
@@ -152,7 +155,7 @@ def _nothing_twice(top: Table, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> 
         "index": [*(gpu.index for gpu in gpus), *(row.index for row in lost)],
         "uuid": [*uuids, *(row.uuid for row in lost if row.uuid)],
         "minor": [gpu.minor for gpu in gpus],
-        "pci_bus_id": [gpu.pci_bus_id.lower() for gpu in gpus],
+        "pci-bus-id": [gpu.pci_bus_id.lower() for gpu in gpus],
     }
     for key, values in names.items():
         twice = sorted({str(value) for value in values if values.count(value) > 1})

@@ -1,37 +1,73 @@
-"""Writes machine files: read back, a file gives the same node again."""
+"""Writes machine files, YAML in kebab-case or JSON in camelCase. Read back, a file gives the same node."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, MigDevice
 from partage.model.ids import GpuUuid
 from partage.sim.node.files.machine_file import KIND, VERSION
 
+_YAML = frozenset({".yaml", ".yml"})
 
-def machine_to_json(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
-    """The machine file of a node: read back, it is the same inventory except for ``simulated``.
+
+def is_yaml_name(name: str | None) -> bool:
+    """Whether a machine file of that name is written as YAML."""
+    return name is not None and Path(name).suffix.lower() in _YAML
+
+
+def machine_text(inventory: Inventory, recorded: str = "", *, as_yaml: bool) -> str:
+    """The text of a machine file: YAML or JSON. Read back, it is the same inventory except for ``simulated``.
 
     recorded: date of the recording, ``2025-11-21``; empty leaves it out.
     """
+    rows = machine_rows(inventory, recorded)
+    if not as_yaml:
+        return json.dumps(_in_camel_case(rows), indent=2) + "\n"
+    import yaml
+
+    return str(yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110))
+
+
+def machine_rows(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
+    """What a machine file says of a node, with the keys of YAML."""
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     return {
         "version": VERSION,
         "kind": KIND,
         **_recorded(inventory, recorded),
         **_driver(inventory),
-        "boot_id": inventory.boot_id,
-        "open_to_env": inventory.open_to_env,
-        "fabric_manager": inventory.fabric_manager,
+        "boot-id": inventory.boot_id,
+        "open-to-env": inventory.open_to_env,
+        "fabric-manager": inventory.fabric_manager,
         "virtual": inventory.virtual,
-        "device_nodes": list(inventory.control_nodes),
+        "device-nodes": list(inventory.control_nodes),
         "gpus": [_gpu(gpu) for gpu in inventory.gpus],
         "lost": [
-            {"index": row.index, "uuid": row.uuid, "pci_bus_id": row.pci_bus_id, "reason": row.reason}
+            {"index": row.index, "uuid": row.uuid, "pci-bus-id": row.pci_bus_id, "reason": row.reason}
             for row in inventory.lost
         ],
         "links": [_link(link, index) for link in inventory.links],
     }
+
+
+def _in_camel_case(value: Any) -> Any:  # noqa: ANN401  JSON
+    match value:
+        case dict():
+            return {_camel_case(key): _in_camel_case(inner) for key, inner in value.items()}
+        case list():
+            return [_in_camel_case(inner) for inner in value]
+        case _:
+            return value
+
+
+def _camel_case(key: str) -> str:
+    """``memoryBytes`` for ``memory-bytes``."""
+    first, *rest = key.split("-")
+    return first + "".join(part.capitalize() for part in rest)
 
 
 def _recorded(inventory: Inventory, date: str) -> dict[str, Any]:
@@ -43,8 +79,8 @@ def _recorded(inventory: Inventory, date: str) -> dict[str, Any]:
 def _driver(inventory: Inventory) -> dict[str, Any]:
     driver = inventory.driver
     if isinstance(driver, Driver):
-        return {"driver": driver.version, "cuda_driver": driver.cuda}
-    return {"no_driver": {"kind": driver.kind, "reason": driver.reason, "hint": driver.hint}}
+        return {"driver": driver.version, "cuda-driver": driver.cuda}
+    return {"no-driver": {"kind": driver.kind, "reason": driver.reason, "hint": driver.hint}}
 
 
 def _link(link: Link, index: dict[GpuUuid, int]) -> dict[str, Any]:
@@ -59,18 +95,38 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "uuid": gpu.uuid,
         "minor": gpu.minor,
         "name": gpu.product,
-        "memory_bytes": gpu.memory_bytes,
-        "pci_bus_id": gpu.pci_bus_id,
-        "pci_device_id": gpu.pci_device_id,
-        "compute_capability": list(gpu.compute_capability),
+        "memory-bytes": gpu.memory_bytes,
+        "pci-bus-id": gpu.pci_bus_id,
+        "pci-device-id": gpu.pci_device_id,
+        "compute-capability": list(gpu.compute_capability),
         "architecture": gpu.architecture,
-        "numa_node": gpu.numa_node,
-        "mig_mode": [int(mode.current), int(mode.pending)] if mode else None,
-        "mig_devices": [_mig_device(device) for device in gpu.mig_devices],
-        "empty_instances": [_empty_instance(one) for one in gpu.empty_instances],
-        "compute_mode": int(gpu.compute_mode),
+        "numa-node": gpu.numa_node,
+        "mig-mode": [int(mode.current), int(mode.pending)] if mode else None,
+        "mig-devices": [_mig_device(device) for device in gpu.mig_devices],
+        "empty-instances": [_empty_instance(one) for one in gpu.empty_instances],
+        "compute-mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
         "persistence": gpu.persistence,
+        **({"mig-geometry": _geometry(gpu.geometry)} if gpu.geometry else {}),
+    }
+
+
+def _geometry(geometry: Geometry) -> dict[str, Any]:
+    return {
+        "most-instances": geometry.max_instances,
+        "profiles": [_profile(spec) for spec in geometry.profiles],
+    }
+
+
+def _profile(spec: ProfileSpec) -> dict[str, Any]:
+    return {
+        "profile": str(spec.profile),
+        "slices": spec.compute_slices,
+        "size": spec.size,
+        "starts": list(spec.starts),
+        "count": spec.max_count,
+        "memory-bytes": spec.memory_bytes,
+        "engines": spec.engines and {kind: getattr(spec.engines, kind) for kind in ENGINE_KINDS},
     }
 
 
@@ -87,7 +143,7 @@ def _mig_device(device: MigDevice) -> dict[str, Any]:
         "start": device.placement.start,
         "size": device.placement.size,
         "uuid": device.uuid,
-        "memory_bytes": device.memory_bytes,
-        "gi_minor": device.gi_minor,
-        "ci_minor": device.ci_minor,
+        "memory-bytes": device.memory_bytes,
+        "gi-minor": device.gi_minor,
+        "ci-minor": device.ci_minor,
     }

@@ -17,12 +17,12 @@ from partage.units import MIB
 from partage.values import Frozen
 
 EMPTY_KEYS = ("gi", "profile", "start", "size")
-MIG_KEYS = ("gi", "ci", "profile", "start", "size", "uuid", "memory_bytes", "gi_minor", "ci_minor")
+MIG_KEYS = ("gi", "ci", "profile", "start", "size", "uuid", "memory-bytes", "gi-minor", "ci-minor")
 _HIGHEST_SLICE = 63
 
 
 class _Needed(Frozen):
-    """The values that a row of ``mig_devices`` must have."""
+    """The values that a row of ``mig-devices`` must have."""
 
     profile: MigProfile
     gi: int
@@ -37,15 +37,15 @@ def read_instances(row: Table, gpu: Gpu) -> tuple[tuple[MigDevice, ...], tuple[E
     """
     notes = row.whole.notes
     before = notes.errors
-    rows = [place.table(MIG_KEYS) for place in row.value("mig_devices", Field.items, [])]
+    rows = [place.table(MIG_KEYS) for place in row.value("mig-devices", Field.items, [])]
     devices = [_mig_device(one, gpu, index) for index, one in enumerate(rows) if one]
-    rows = [place.table(EMPTY_KEYS) for place in row.value("empty_instances", Field.items, [])]
+    rows = [place.table(EMPTY_KEYS) for place in row.value("empty-instances", Field.items, [])]
     empty = [_empty_instance(one, gpu) for one in rows if one]
     if notes.errors > before:
         return (), ()
     whole, hosts = tuple(filter(None, devices)), tuple(filter(None, empty))
     for problem in layout_problems(geometry_of(gpu), whole, hosts):
-        row.here("mig_devices" if whole else "empty_instances").error(problem)
+        row.here("mig-devices" if whole else "empty-instances").error(problem)
     return whole, tuple(sorted(hosts, key=lambda one: one.gi_id))
 
 
@@ -76,9 +76,9 @@ def _mig_device(row: Table, gpu: Gpu, index: int) -> MigDevice | None:
         ci_id=needed.ci,
         profile=str(needed.profile),
         placement=placement,
-        memory_bytes=row.value("memory_bytes", lambda field: field.integer(MIB), memory_bytes),
-        gi_minor=row.nullable("gi_minor", _minor, gi_minor(gpu.minor, needed.gi)),
-        ci_minor=row.nullable("ci_minor", _minor, ci_minor(gpu.minor, needed.gi, needed.ci)),
+        memory_bytes=row.value("memory-bytes", lambda field: field.integer(MIB), memory_bytes),
+        gi_minor=row.nullable("gi-minor", _minor, gi_minor(gpu.minor, needed.gi)),
+        ci_minor=row.nullable("ci-minor", _minor, ci_minor(gpu.minor, needed.gi, needed.ci)),
     )
 
 
@@ -105,15 +105,15 @@ def _profile(field: Field) -> MigProfile | None:
 
 def _placement_and_memory(row: Table, gpu: Gpu, needed: _Needed) -> tuple[Placement, int] | None:
     """Placement and memory of the GPU instance; None, and a problem, where it cannot be there."""
-    placement = _placement(row, gpu, needed.profile, needed.start, "size and memory_bytes are")
+    placement = _placement(row, gpu, needed.profile, needed.start, "size and memory-bytes are")
     geometry = geometry_of(gpu)
     spec = geometry.spec(needed.profile) if geometry else None
     if placement is None:
         return None
     if geometry is None or spec is None:
-        if "memory_bytes" in row:
+        if "memory-bytes" in row:
             return placement, 0
-        row.whole.error(f"memory_bytes is needed: the catalogue knows no placements of {gpu.product}")
+        row.whole.error(f"memory-bytes is needed: the catalogue knows no placements of {gpu.product}")
         return None
     return placement, instance_memory(spec, geometry, gpu.memory_bytes)
 
