@@ -1,6 +1,7 @@
 """Every command in every document is carried out, or parsed and marked with the reason why it is not."""
 
 import re
+import shlex
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_blocks_say_what_they_are(page):
         f"{block.place}: has commands, and is no console block"
         for block in blocks_of(page)
         if block.language != "console"
-        and re.search(r"^\s*(\$ |partage |\.venv/bin/|make )", block.text, re.MULTILINE)
+        and re.search(r"^(\$ |partage [a-z]+ -|\.venv/bin/|make [a-z]+$)", block.text, re.MULTILINE)
     ]
     wrong += [
         f"{block.place}: has no command"
@@ -58,8 +59,11 @@ def test_marks_are_known(page):
     assert marks <= {"untested"}
 
 
-def why_not_parsed(words):
-    """Why ``partage`` refuses these words before it does anything; empty if it takes them."""
+def why_not_parsed(words, *, whole=True):
+    """Why ``partage`` refuses these words before it does anything; empty if it takes them.
+
+    whole: nothing may be left out.
+    """
     words = words[: words.index(">")] if ">" in words else words
     name, *arguments = words
     try:
@@ -73,6 +77,8 @@ def why_not_parsed(words):
             verb.make_context(name, arguments, parent=ctx)
     except click.exceptions.Exit:
         pass  # --version, --help
+    except click.MissingParameter as error:
+        return error.format_message() if whole else ""
     except click.ClickException as error:
         return error.format_message()
     return ""
@@ -176,3 +182,19 @@ def test_a_command_is_what_stands_after_the_prompt():
         {},
     )
     assert commands_of(block) == [Shown(block, ["partage", "plan", "--policy", "a.yaml"], 3, ["out"])]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_commands_in_sentences_are_known(page):
+    """``partage plan --policy FILE`` between backticks; arguments may be left out."""
+    text = "\n".join(outside_of_blocks(page))
+    shown = [
+        found for found in re.findall(r"`partage ([a-z][^`]*)`", text) if not re.search(r"\.\.\.|\[|;", found)
+    ]
+    wrong = {command: why_not_parsed(shlex.split(command), whole=False) for command in shown}
+    wrong |= {
+        f"make {word}": "no such target"
+        for word in re.findall(r"`make ([a-z-]+)", text)
+        if word not in TARGETS
+    }
+    assert {command: why for command, why in wrong.items() if why} == {}
