@@ -23,14 +23,18 @@ setup: $(READY)  ## install Partage and its tools into .venv
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Partage needs Python 3.11 or newer; say which: make PYTHON=python3.12 ..." >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	@test -x $(BIN)/python || { echo "setup 1/4: making a Python environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "setup 2/4: updating pip in it"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "setup 3/4: downloading and installing Partage's libraries and tools (half a minute, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
 	@# Where Python may not write bytecode by itself, each start of the agent would compile all of it anew.
-	$(BIN)/python -m compileall -q src
+	@echo "setup 4/4: compiling Partage to bytecode"
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
+	@echo "demo: playing the story $(STORY) on a simulated node"
 	$(BIN)/partage simulate $(STORY)
 
 wheel: $(READY)  ## Partage as one file in dist/, to install on nodes

@@ -77,7 +77,7 @@ def why_not_parsed(words, *, whole=True):
             verb.make_context(name, arguments, parent=ctx)
     except click.exceptions.Exit:
         pass  # --version, --help
-    except click.MissingParameter as error:
+    except (click.MissingParameter, click.BadOptionUsage) as error:  # an argument or a value is missing
         return error.format_message() if whole else ""
     except click.ClickException as error:
         return error.format_message()

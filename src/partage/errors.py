@@ -78,6 +78,17 @@ class Unsatisfiable(PartageError):
     exit_code = 3
 
 
+def missing_library(purpose: str, library: str, package: str, otherwise: str = "") -> Unsatisfiable:
+    """The error where an optional library is not installed. purpose: what needs it, ``a plot``.
+
+    package: what pip calls it. otherwise: what can be done without it.
+    """
+    hint = f"pip install {package}, into the Python environment of Partage"
+    return Unsatisfiable(
+        f"{purpose} needs {library}, which is not installed", f"{hint}; {otherwise}" if otherwise else hint
+    )
+
+
 class HardwareError(PartageError):
     """An error of the GPU, its driver or its library."""
 

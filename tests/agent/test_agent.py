@@ -326,6 +326,19 @@ def test_two_agents_do_not_share_a_state_directory(node: Place, kubelet: Scripte
         first.wait(lambda: first.health()[0] == 200, "well")
 
 
+def test_two_agents_do_not_share_a_run_directory(node: Place, kubelet: ScriptedKubelet) -> None:
+    """Its ``hardware.sock`` is one agent's: a second helper would take it away."""
+    with running(spawn(node)) as first:
+        registered(kubelet, GPU)
+        helper = (node.run_dir / "hardware.sock").stat()
+        code, log = run_to_end(node, f"--state-dir={node.root}/another")
+        assert code == 2
+        assert f"uses the run directory {node.run_dir}" in log
+        assert "--run-dir" in log
+        assert os.path.samestat((node.run_dir / "hardware.sock").stat(), helper), "the first one's helper"
+        first.wait(lambda: first.health()[0] == 200, "well")
+
+
 def test_a_read_only_state_directory_costs_a_warning(node: Place, kubelet: ScriptedKubelet) -> None:
     """Root may write everywhere, so the directory lies where a file is."""
     node.root.joinpath("file").write_text("", encoding="utf-8")

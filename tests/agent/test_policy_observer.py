@@ -155,7 +155,7 @@ def test_a_file_that_does_not_fit_the_node_is_an_error_at_the_start(path: Path) 
     one = policies(path)
     one.start()
     one.resolve_on(node_of())
-    with pytest.raises(InputError, match="3"):
+    with pytest.raises(Unsatisfiable, match="no GPU 3"):
         one.check_in_force()
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.directory_lock import RUN_LOCK, take_lock
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
@@ -77,16 +79,33 @@ async def run(
 
     Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
     is no last good one; InputError for a socket path that is too long, if another agent has locked the
-    state directory, or if the helper refuses its options.
+    state or the run directory, or if the helper refuses its options.
     """
     status = status or AgentStatus(time.monotonic)
     _check_paths(options)
     state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
-        agent = _Agent(options, hardware, status, state_writer)
-        await agent.run(stop, beside)
+        with _locked(options.run_dir):
+            agent = _Agent(options, hardware, status, state_writer)
+            await agent.run(stop, beside)
     finally:
         state_writer.directory.close()
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory. Raises InputError where another agent has it; one that cannot be locked at all
+    is reported by what cannot be written there.
+    """
+    lock = None
+    with contextlib.suppress(OSError):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(run_dir, RUN_LOCK)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _check_paths(options: AgentOptions) -> None:

@@ -83,7 +83,7 @@ class MigDevice(Frozen):
 
     index:        position in NVML's list of the GPU's MIG devices, the ``1`` of ``0:1``.
     profile:      canonical name, ``1g.10gb``, ``1c.3g.40gb``, ``1g.10gb+me``.
-    placement:    memory slices of its GPU instance.
+    placement:    memory slices of its GPU instance; None if only root may read them.
     memory_bytes: memory of its GPU instance.
     gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
     missing_file: one of these files that does not exist on the node; empty: none is known to be missing.
@@ -94,11 +94,21 @@ class MigDevice(Frozen):
     gi_id: int
     ci_id: int
     profile: str
-    placement: Placement
+    placement: Placement | None
     memory_bytes: int
     gi_minor: int | None = None
     ci_minor: int | None = None
     missing_file: str = ""
+
+    @property
+    def known_placement(self) -> Placement:
+        """The placement where it must be known: in a simulation, and where steps are planned.
+
+        Raises ValueError.
+        """
+        if self.placement is None:
+            raise ValueError(f"only root may read where MIG device {self.uuid} is")
+        return self.placement
 
     @property
     def capability_files(self) -> tuple[str, ...]:
@@ -127,7 +137,8 @@ class Gpu(Frozen):
     product: name as NVML returns it. architecture: ``volta``, ``ampere``, ... or ``unknown``.
     pci_device_id: device and vendor id, ``0x233010de``, lower case.
     mig_mode: None for a GPU without MIG.
-    mig_hidden: its MIG devices may not be read (root may); mig_devices is empty then.
+    mig_hidden: only root may read where its MIG devices are, and which GPU instances are empty.
+    serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer cards.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     geometry: what its driver says that MIG allows; None where nobody asked, as for models of the catalogue.
     """
@@ -150,11 +161,19 @@ class Gpu(Frozen):
     persistence: bool | None = None
     mig_hidden: bool = False
     geometry: Geometry | None = None
+    serial: str | None = None
+    board_part_number: str | None = None
+    vbios_version: str | None = None
 
     @property
     def mig_enabled(self) -> bool:
         """MIG mode is on now."""
         return self.mig_mode is not None and self.mig_mode.current
+
+    @property
+    def mig_unplaced(self) -> bool:
+        """It is not known where its MIG devices are: only root may ask."""
+        return any(device.placement is None for device in self.mig_devices)
 
 
 def gpu_of_mig_devices(gpus: Iterable[Gpu]) -> dict[DeviceUuid, GpuUuid]:
@@ -192,7 +211,8 @@ class Driver(Tagged):
 class NoDriver(Tagged):
     """Why no GPU can be seen: a state with an explanation, not an exception.
 
-    kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``failed``.
+    kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``resetting``,
+    ``failed``.
     """
 
     kind: str

@@ -121,6 +121,8 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
                 yield ReadinessReason(
                     "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
                 )
+            elif one.bound_to:
+                yield ReadinessReason("mps-daemon-bound", f"GPU {gpu.index}, {one.device}: {one.bound_to}")
     if cold := [gpu.index for gpu in report.node.inventory if gpu.persistence is False]:
         yield ReadinessReason(
             "persistence-off", f"{gpus(cold)}: initialised anew by each first client, 1 to 3 s each"

@@ -15,8 +15,8 @@ from pathlib import Path
 from msgspec import field, json
 
 from partage.codec.values import CodecError, decode, encode
+from partage.edges.files.directory_lock import take_lock
 from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
-from partage.edges.files.state_lock import take_lock
 from partage.edges.read_file import read_regular
 from partage.errors import InputError
 from partage.model.health import Health

@@ -1,8 +1,9 @@
 """The compute mode of a GPU: which processes may create contexts on it. NVML changes it at once.
 
 The driver sets exclusive-process mode although contexts exist: they keep running, and the next one is
-refused. An MPS server, for example, cannot start then. So processes with contexts are listed first. On
-Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode).
+refused. An MPS server, for example, cannot start then. So processes with contexts are listed first. The
+mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode), and without persistence mode already
+when the last client of the GPU has gone: an MPS server is such a client, and so is a session of NVML.
 """
 
 from __future__ import annotations

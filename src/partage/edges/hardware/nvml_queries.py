@@ -10,14 +10,17 @@ from collections.abc import Mapping
 from typing import Any, NewType
 
 from partage.edges.hardware.binding import Binding
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.session_memory import MigInstance, SessionMemory
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotFound, Unsupported
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound, Unsupported
 from partage.model.geometry import Engines
 from partage.model.gpu import (
     ComputeMode,
     Driver,
     LinkPath,
     MigMode,
+    NoDriver,
     RecoveryAction,
     architecture_name,
     cuda_version,
@@ -34,6 +37,9 @@ _MEMORY_V2 = 0x02000028
 
 _FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED, _FABRIC_COMPLETED = 0, 1, 3
 _MAX_LINKS = 36
+_NODE_WORDS, _SCOPE_NODE = 16, 0
+"""NUMA nodes are asked for in words of 64; scope 0: NVML_AFFINITY_SCOPE_NODE."""
+
 _REMOTE_SWITCH, _REMOTE_UNKNOWN = 2, 0xFF
 MOST_PROFILES = 64
 """More constants of profiles than any library knows; it says itself where its list ends."""
@@ -134,6 +140,27 @@ class NvmlEvent(Frozen):
 class Nvml(Binding):
     """Reads a node through an open session. Every method may raise a HardwareError."""
 
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._memory = SessionMemory()
+
+    def open(self) -> NoDriver | None:
+        """As in ``Binding``. A new session remembers nothing."""
+        if not self.is_open:
+            self._memory = SessionMemory()
+        return super().open()
+
+    @property
+    def memory(self) -> SessionMemory:
+        """What is remembered in this session. For one thread."""
+        if self._memory.is_stale:
+            self._memory.forget()
+        return self._memory
+
+    def something_changed(self) -> None:
+        """What is remembered may be wrong: forget it before the next use. From any thread."""
+        self._memory.is_stale = True
+
     # --- the node --------------------------------------------------------------------------------
 
     def driver(self) -> Driver:
@@ -212,6 +239,31 @@ class Nvml(Binding):
             memory = self.optional("nvmlDeviceGetMemoryInfo", handle)
         return int(memory.used) if memory else None
 
+    def board_text(self, call: str, handle: Handle) -> str | None:
+        """What is written on the board; None if it cannot be read, which makes a GPU no worse."""
+        try:
+            return str(self.optional(call, handle) or "") or None
+        except (DriverUnavailable, GpuLost, HardwareTimeout):
+            raise
+        except HardwareError:
+            return None
+
+    def nearest_node(self, handle: Handle) -> int | None:
+        """The NUMA node whose memory is nearest; None if there are several, or the driver does not say.
+
+        Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory is, on a Grace Hopper.
+        """
+        try:
+            words = self.optional(
+                "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE, absent=NOT_HERE
+            )
+        except (DriverUnavailable, GpuLost, HardwareTimeout):
+            raise
+        except HardwareError:
+            return None
+        mask = sum(int(word) << 64 * at for at, word in enumerate(words or ()))
+        return mask.bit_length() - 1 if mask.bit_count() == 1 else None
+
     def persistence(self, handle: Handle) -> bool | None:
         """Whether persistence mode is on: without it a GPU is initialised anew by each first client."""
         mode = self.optional("nvmlDeviceGetPersistenceMode", handle)
@@ -271,10 +323,11 @@ class Nvml(Binding):
         }
         return {index: Handle(mig) for index, mig in found.items() if mig is not None}
 
-    def mig_attributes(self, mig: Handle) -> MigAttributes:
+    def mig_attributes(self, mig: Handle, uuid: MigUuid) -> MigAttributes:
+        """uuid: its own."""
         attributes = self.call("nvmlDeviceGetAttributes", mig)
         return MigAttributes(
-            uuid=MigUuid(self.uuid(mig)),
+            uuid=uuid,
             gi_id=int(self.call("nvmlDeviceGetGpuInstanceId", mig)),
             ci_id=int(self.call("nvmlDeviceGetComputeInstanceId", mig)),
             compute_slices=int(attributes.computeInstanceSliceCount),
@@ -282,13 +335,22 @@ class Nvml(Binding):
             memory_bytes=int(attributes.memorySizeMB) * MIB,
         )
 
-    def gpu_instance(self, handle: Handle, gi_id: int) -> tuple[int, Placement]:
-        """Profile id (nvidia-smi's, not NVML's constant) and placement of a GPU instance."""
+    def gpu_instance(self, handle: Handle, gi_id: int) -> MigInstance:
+        """Profile (nvidia-smi's id, not NVML's constant) and placement of a GPU instance. For root only."""
         info = self.call("nvmlGpuInstanceGetInfo", self.call("nvmlDeviceGetGpuInstanceById", handle, gi_id))
-        return int(info.profileId), placement_of(gi_id, info)
+        return MigInstance(int(info.profileId), placement_of(gi_id, info))
 
     def gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
-        """Profile id to profile, for this GPU: the same id means other profiles on other models."""
+        """Profile id to profile, for this GPU: the same id means other profiles on other models.
+
+        Remembered, unless there are none: older drivers know them only in MIG mode.
+        """
+        known, address = self.memory.profiles, self.address(handle)
+        if not known.get(address):
+            known[address] = self._gi_profiles(handle)
+        return known[address]
+
+    def _gi_profiles(self, handle: Handle) -> Mapping[int, GiProfile]:
         profiles: dict[int, GiProfile] = {}
         end = frozenset({INVALID_ARGUMENT})
         for constant in range(MOST_PROFILES):

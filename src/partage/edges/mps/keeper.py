@@ -26,14 +26,15 @@ from partage.edges.mps.daemon_state import (
     observe_daemon,
     state_from_reply,
 )
+from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord
-from partage.edges.mps.starting import DaemonHost
 from partage.edges.mps.stopping import in_thread, kill, kill_orphans, wait_until, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError, NotFound, Unsupported
+from partage.model.daemon_home import DaemonHome
 from partage.model.ids import DeviceUuid
 from partage.model.mps import (
     MULTI_USER_OPTIONS,
@@ -200,13 +201,16 @@ class MpsKeeper:
             selinux=self._host.selinux,
             own_shm=self._host.own_shm,
         )
+        home = await asyncio.to_thread(self._host.home)
         written = DaemonRecord(spec, remark=remark)
         await self._write(paths, written)
         if spec.namespaces:
             await self._configure(paths, spec)
         try:
-            await self._launch(written, paths)
-            written = replace(written, identity=await self._daemon_process(paths))
+            await self._launch(written, paths, home)
+            identity = await self._daemon_process(paths)
+            bound_to = await asyncio.to_thread(self._host.bound_to, home, paths, identity.pid)
+            written = replace(written, identity=identity, bound_to=bound_to)
             await self._write(paths, written)
             found = FoundDaemon(paths, written, written.identity, spec.protocol)
             return await self._set_and_verify(found, self._control(found))
@@ -215,7 +219,7 @@ class MpsKeeper:
             await end(FoundDaemon(paths, written, None))
             raise
 
-    async def _launch(self, written: DaemonRecord, paths: DaemonPaths) -> None:
+    async def _launch(self, written: DaemonRecord, paths: DaemonPaths, home: DaemonHome) -> None:
         """Run the program, with one server for all users if that is wanted, or if the program can do it.
 
         A named server needs that option: without it, it would refuse all users except its own.
@@ -223,17 +227,19 @@ class MpsKeeper:
         spec = written.spec
         options = (*OPTIONS, str(paths.configuration)) if spec.namespaces else ()
         if spec.multi_user is False:
-            return await self._run(written, paths, options)
+            return await self._run(written, paths, home, options)
         try:
-            return await self._run(written, paths, (*options, MULTI_USER_OPTIONS[spec.protocol]))
+            return await self._run(written, paths, home, (*options, MULTI_USER_OPTIONS[spec.protocol]))
         except Unsupported:
             raise
         except DaemonError:
             if spec.multi_user or spec.namespaces:
                 raise
-        return await self._run(written, paths, options)
+        return await self._run(written, paths, home, options)
 
-    async def _run(self, written: DaemonRecord, paths: DaemonPaths, options: tuple[str, ...]) -> None:
+    async def _run(
+        self, written: DaemonRecord, paths: DaemonPaths, home: DaemonHome, options: tuple[str, ...]
+    ) -> None:
         spec = written.spec
         limits = {} if spec.namespaces else limits_environment(spec)
         environment = self._driver.environment(paths) | limits | {"CUDA_VISIBLE_DEVICES": spec.device}
@@ -242,6 +248,7 @@ class MpsKeeper:
             environment,
             paths,
             host=self._host,
+            home=home,
             own_shm=self._host.own_shm and directories.is_own_shm(paths),
             deadline_s=self._deadlines.start_s,
         )

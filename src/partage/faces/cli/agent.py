@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
-from partage.edges.files.state_lock import check_unlocked
+from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
-from partage.faces.cli.common import machine_option, policy_options
+from partage.faces.cli.common import config_option, machine_option, policy_option
 from partage.faces.cli.hardware import helper_argv
 from partage.faces.lean_imports import lean_imports
 from partage.model.paths import check_socket_path
@@ -35,12 +35,13 @@ def _directory(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     shown = f" ({default})" if default is not None else ""
     return click.option(
-        option, type=click.Path(path_type=Path), default=default, metavar="PATH", help=text + shown
+        option, type=click.Path(path_type=Path), default=default, metavar="PATH", help=f"{text}{shown}."
     )
 
 
 @click.command("agent", short_help="Run the node.")
-@policy_options
+@policy_option("Default: every GPU is exclusive.", standard_input=False)
+@config_option
 @machine_option
 @_directory("--kubelet-dir", KUBELET_DIR, "The kubelet's device-plugins directory")
 @_directory(
@@ -52,14 +53,16 @@ def _directory(
 @_directory(
     "--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog"
 )
-@_directory("--driver-root", None, "Where the driver is installed; overrides the policy")
+@_directory("--driver-root", None, "Root directory of the NVIDIA driver; overrides the policy")
 @_directory("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
 @click.option(
     "--http",
     metavar="HOST:PORT",
     help="Serve /metrics, /healthz, /livez and /report.json; port 0: any free port.",
 )
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
+)
 def command(
     *,
     policy: str | None,
@@ -97,6 +100,7 @@ def command(
         driver_root=str(driver_root) if driver_root is not None else None,
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
+    check_unlocked(options.run_dir, RUN_LOCK)
     helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:

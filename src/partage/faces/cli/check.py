@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.errors import InputError, Problem, Unsatisfiable
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 from partage.faces.manifest import CheckedProblem
 from partage.values import Frozen
 
@@ -31,14 +31,30 @@ class CheckContext(Frozen):
 
 
 @click.command(name="check")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...", shell_complete=completion.files)
+@click.option(
+    "-f",
+    "--file",
+    "more_files",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="The same as FILE without the option.",
+)
 @click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
-@click.option("--policy", metavar="FILE", help="Check the manifests against what this policy offers.")
-@click.option("--config", metavar="NAME", help="Which named configuration of a policy file.")
+@click.option(
+    "--policy",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Check the manifests against what this policy offers.",
+)
+@common.config_option
 @common.machine_option
+@common.driver_root_option
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     files: tuple[str, ...],
+    more_files: tuple[str, ...],
     strict: bool,
     policy: str | None,
     config: str | None,
@@ -54,6 +70,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
+    files += more_files
+    if not files:
+        raise click.UsageError("missing argument 'FILE...'", click.get_current_context())
     context = _context(policy, config, machine)
     verdicts = [verdict for file in files for verdict in check_file(file, context)]
     problems = tuple(verdict.problem for verdict in verdicts)

@@ -17,6 +17,8 @@ import click
 from partage.agent.options import RUN_DIR, STATE_DIR
 from partage.codec.values import to_plain
 from partage.errors import Problem
+from partage.faces.cli import completion
+from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
+
+_DRIVER_ROOT_KEY = "partage.driver-root"
 
 DEFAULT_RUN_DIR = str(RUN_DIR)
 
@@ -66,20 +70,59 @@ def machine_option(command: Command) -> Command:
     return click.option(
         "--machine",
         metavar="NAME|FILE",
+        shell_complete=completion.machines,
         help="Use a simulated node instead of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
     )(command)
 
 
-def policy_options(command: Command) -> Command:
-    """``--policy`` and ``--config``."""
-    command = click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")(
-        command
-    )
+def driver_root_option(command: Command) -> Command:
+    """``--driver-root``, which ``open_hardware`` finds by itself."""
     return click.option(
+        "--driver-root",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        expose_value=False,
+        callback=_remember_driver_root,
+        help="Root directory of the NVIDIA driver (/).",
+    )(command)
+
+
+def _remember_driver_root(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+    del parameter
+    ctx.meta[_DRIVER_ROOT_KEY] = value
+
+
+def driver_root() -> Path | None:
+    """``--driver-root`` of the verb that runs; None where it was not given."""
+    ctx = click.get_current_context(silent=True)
+    return None if ctx is None else ctx.meta.get(_DRIVER_ROOT_KEY)
+
+
+def policy_options(command: Command) -> Command:
+    """``--policy``, which may be left out, and ``--config``."""
+    return policy_option("Default: every GPU is exclusive.")(config_option(command))
+
+
+def policy_option(without: str, *, standard_input: bool = True) -> Callable[[Command], Command]:
+    """``--policy``. without: what holds where it is left out, a sentence."""
+    stdin = " Use - for standard input." if standard_input else ""
+    return click.option(
+        "-f",
         "--policy",
         metavar="FILE",
+        shell_complete=completion.files,
         help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's, or a ConfigMap "
-        "of such files; - is standard input. Default: every GPU is exclusive.",
+        f"of such files.{stdin} {without}",
+    )
+
+
+def config_option(command: Command) -> Command:
+    """``--config``."""
+    return click.option(
+        "--config",
+        metavar="NAME",
+        shell_complete=completion.configurations,
+        help="Name of a configuration, where the policy file has several.",
     )(command)
 
 
@@ -113,7 +156,8 @@ def run_dir_option(command: Command) -> Command:
     return click.option(
         "--run-dir",
         metavar="DIR",
-        help=f"Where a running agent writes its report ({DEFAULT_RUN_DIR}; with --machine: none).",
+        help="Run directory of the agent, with its report and its MPS daemons "
+        f"({DEFAULT_RUN_DIR}; with --machine: none).",
     )(command)
 
 
@@ -164,10 +208,9 @@ def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
 def open_hardware(
     machine: str | None,
     socket: Path | None = None,
-    driver_root: Path = Path("/"),
     run_dir: str | None = None,
 ) -> Hardware:
-    """The real node, by its driver below a root or by a helper at ``socket``, or the simulated one.
+    """The real node, by its driver (``--driver-root``) or by a helper at ``socket``, or the simulated one.
 
     run_dir: MPS daemons have their directories below it.
     """
@@ -175,6 +218,11 @@ def open_hardware(
 
     if machine is not None and socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
+    root = driver_root()
+    if root is not None and (machine is not None or socket is not None):
+        other = "--machine" if machine is not None else "--hardware-socket"
+        raise InputError(f"{other} and --driver-root exclude each other", "only the real driver has a root")
+    root = root or Path("/")
     if socket is not None:
         from partage.edges.hardware.helper_client import RemoteHardware
 
@@ -188,8 +236,8 @@ def open_hardware(
     from partage.edges.mps.keeper import MpsKeeper
     from partage.faces.unknown_models import lacks_geometry
 
-    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root)
-    return NvmlHardware(driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
+    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), root)
+    return NvmlHardware(root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 
 def ask(
@@ -199,7 +247,8 @@ def ask(
     run_dir: str | None = None,
 ) -> T:
     """Open the node, ask it once, close it. Raises InputError for a machine that does not exist."""
-    import asyncio
+    with lean_imports():
+        import asyncio
 
     async def once() -> T:
         hardware = open_hardware(machine, socket, run_dir=run_dir)
@@ -218,7 +267,8 @@ def observe(machine: str | None, socket: Path | None = None) -> Inventory:
 
 def observe_with_uses(machine: str | None) -> tuple[Inventory, tuple[GpuUse, ...]]:
     """Observe the node and the uses of its GPUs once; no uses without a driver."""
-    from partage.agent.reconciler.apply_once import NodeAccess
+    with lean_imports():
+        from partage.agent.reconciler.apply_once import NodeAccess
 
     return ask(lambda hardware: NodeAccess(hardware).observe(), machine)
 
@@ -235,7 +285,8 @@ def plan_input(
 
     state_dir: has the settings that GPUs had before Partage changed them.
     """
-    from partage.agent.reconciler.apply_once import observe_input
+    with lean_imports():
+        from partage.agent.reconciler.apply_once import observe_input
     from partage.edges.files.catalogue import geometry_of
     from partage.edges.files.state import read_state
     from partage.plan.offer.desired import resolve
@@ -277,9 +328,11 @@ def _report_file(machine: str | None, run_dir: str | None) -> Path | None:
 
 def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | None:
     """The last report of the agent on this node; a warning if it cannot be used."""
-    from partage.faces.documents.report import Unreadable, read_report
-
     path = _report_file(machine, run_dir)
+    if path is None or _is_absent(path):
+        return None
+    from partage.faces.documents.report import Unreadable, read_report  # imports all of the agent's status
+
     found = read_report(path)
     if found is None:
         return None
@@ -290,6 +343,16 @@ def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | N
         found = Unreadable(f"{path} is not used: {why}")
     print_problems([Problem("", "", "warning", found.reason)])
     return None
+
+
+def _is_absent(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # why it cannot be read is said by who reads it
+    return False
 
 
 def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
@@ -308,9 +371,13 @@ def ctk_found(policy: Policy, inventory: Inventory) -> bool:
 
 
 def write_file(path: str, content: str | bytes) -> None:
-    """Write a file. Raises InputError if that fails."""
+    """Write a file, standard output for ``-``. Raises InputError if that fails."""
     from partage.errors import InputError
 
+    if path == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content.encode() if isinstance(content, str) else content)
+        return
     try:
         Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:

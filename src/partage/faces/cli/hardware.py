@@ -1,7 +1,8 @@
 """``partage hardware``: the agent's privileged helper, one GPU driver behind one socket.
 
 The agent starts it as ``python -m partage.faces.cli.hardware``, which imports neither click nor TLS: a
-helper that was killed during a hanging driver call must be back quickly.
+helper that was killed during a hanging driver call must be back quickly, and importing click takes
+30 ms. This is the only verb that reads its options with argparse; its errors look like those of the others.
 """
 
 from __future__ import annotations
@@ -50,7 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """
     import argparse
 
-    parser = argparse.ArgumentParser(
+    class Parser(argparse.ArgumentParser):
+        """Says what is wrong as all verbs do."""
+
+        def error(self, message: str) -> NoReturn:
+            self.exit(2, f"error: {message} ({self.prog} --help shows how to use it)\n")
+
+    parser = Parser(
         prog="partage hardware",
         description="Serve the node's GPUs on a unix socket, to root and to the user that runs it.",
     )

@@ -44,6 +44,7 @@ class PolicyOnNode(Frozen):
 @click.command(name="plan")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @click.option(
     "--demand",
     metavar="3g.40gb=2,1g.10gb=9",
@@ -154,7 +155,13 @@ def make_plan(
         offer=offer,
         plan=plan_node(desired, now, geometry_of),
         warnings=(*loaded.warnings, *desired.warnings),
-        caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
+        caveats=caveats(
+            policy,
+            inventory,
+            offer,
+            ctk_found=common.ctk_found(policy, inventory),
+            layouts=desired.layouts,
+        ),
         report=report if seen is not None else None,
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +23,10 @@ FALSE = 1
 
 
 @click.command(name="simulate")
-@click.argument("story", metavar="STORY")
+@click.argument("story", metavar="STORY", shell_complete=completion.files)
 @common.machine_option
-@common.policy_options
+@common.policy_option("Default: the policy of the story.")
+@common.config_option
 @click.option(
     "--seed",
     type=int,

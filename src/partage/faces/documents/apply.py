@@ -92,7 +92,8 @@ def problems(applied: ApplyResult) -> list[Problem]:
         )
         gpus = outcome.transaction.gpus
         where = gpus_text(gpu.index for gpu in applied.first.inventory if gpu.uuid in gpus)
-        said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}")
+        alone = f"; {outcome.left_alone_words}" if outcome.left_alone else ""
+        said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}{alone}")
     return [Problem("", "", "error", text) for text in said]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from partage.errors import Problem
 from partage.faces.documents.document import Document, PolicySource, row
 from partage.faces.documents.node import DriverRow
-from partage.faces.documents.report import EntryRow
 from partage.faces.documents.resources import ResourceRow
 from partage.faces.wording import container_name
 from partage.model.gpu import Gpu, Inventory
@@ -19,6 +18,9 @@ from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.plan.serve.ledger import Certainty, LedgerEntry
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.faces.documents.report import EntryRow
 
 
 class StepRow(Frozen):

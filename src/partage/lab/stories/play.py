@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import assert_never
 
 from msgspec.structs import replace
 
-from partage.errors import Problem
+from partage.errors import InputError, Problem, Unsatisfiable
 from partage.lab.share_names import shares_of
 from partage.lab.stories.model import (
     ChangePolicy,
@@ -83,12 +83,9 @@ async def play(
     with tempfile.TemporaryDirectory(prefix="partage-", dir=_short_folder()) as folder:
         player = StoryPlayer(story, Path(folder), seed, on_scene)
         try:
-            await player.start()
-            for step in story.steps:
-                await player.perform(step)
-            return await player.ending()
-        finally:
-            await player.stage.close()
+            return await player.play()
+        except (InputError, Unsatisfiable) as error:
+            raise type(error)(player.named(error.problems)) from error
 
 
 def _short_folder() -> str | None:
@@ -109,6 +106,16 @@ class StoryPlayer:
         self.policy_name: str = ""
         self.stage = StoryStage(self.story, self.folder, self.seed, self._report_late_pod)
         self.policy_name = self.story.policy.name if self.story.policy else ""
+
+    async def play(self) -> StoryEnding:
+        """From the start of the agent to the end of the last step. Leaves no process behind."""
+        try:
+            await self.start()
+            for step in self.story.steps:
+                await self.perform(step)
+            return await self.ending()
+        finally:
+            await self.stage.close()  # raises what the agent has raised
 
     async def start(self) -> None:
         """Done when everything is registered, and what the policy wants is made."""
@@ -223,10 +230,16 @@ class StoryPlayer:
         self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
 
     def _problems(self) -> list[Problem]:
-        """What is wrong with the policy, under the name that the story gave it."""
-        report, own = self.stage.agent_status.report, str(self.stage.settings.policy)
-        name = Path(self.policy_name).name
-        problems = report.policy.problems if report else ()
+        """What is wrong with the policy, under the name of its file, without the folder."""
+        report = self.stage.agent_status.report
+        return self._under(Path(self.policy_name).name, report.policy.problems if report else ())
+
+    def named(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems of the copy that the agent reads, under the name that the story gave the policy."""
+        return self._under(self.policy_name, problems)
+
+    def _under(self, name: str, problems: Sequence[Problem]) -> list[Problem]:
+        own = str(self.stage.settings.policy)
         return [replace(problem, file=name) if problem.file == own else problem for problem in problems]
 
     async def _restart(self, what: str, restart: Callable[[], Awaitable[None]]) -> None:

@@ -83,7 +83,7 @@ class Assignment(Frozen):
 def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Assignment:
     """Lay ``policy`` over ``inventory``.
 
-    Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG
+    Raises InputError (overlapping selectors) or Unsatisfiable (a GPU that the node does not have, a MIG
     layout that does not fit, MIG strategy ``single`` with unequal devices), each with *all* problems;
     InputError first.
 

@@ -130,7 +130,7 @@ def _name_absent(entry: GpuEntry, inventory: Inventory, findings: Findings) -> N
     has = f"it has {gpus(indexes)}" if (indexes := all_indexes(inventory)) else "it has no GPU"
     for index in where.index:
         if index not in indexes:
-            findings.add("wrong", f"{path}.index", f"the node has no GPU {index}", has)
+            findings.add("impossible", f"{path}.index", f"the node has no GPU {index}", has)
     unread = any(lost.uuid is None for lost in inventory.lost)
     known = _folded([gpu.uuid for gpu in inventory] + [lost.uuid for lost in inventory.lost if lost.uuid])
     for uuid in where.uuid:
@@ -148,7 +148,7 @@ def _absent(findings: Findings, path: str, what: str, *, unread: bool) -> None:
     if unread:
         findings.add("doubtful", path, f"the node has no GPU {what}, unless it is the one that is lost")
     else:
-        findings.add("wrong", path, f"the node has no GPU {what}", "partage show lists what it has")
+        findings.add("impossible", path, f"the node has no GPU {what}", "partage show lists what it has")
 
 
 def all_indexes(inventory: Inventory) -> set[int]:
@@ -230,7 +230,7 @@ def _name_absent_index(entry: GpuEntry, where: GpuCriteria, inventory: Inventory
     for index in where.index:
         if index not in indexes:
             has = f"it has {gpus(indexes)}" if indexes else "it has no GPU"
-            findings.add("wrong", f"{entry.origin}.devices", f"the node has no GPU {index}", has)
+            findings.add("impossible", f"{entry.origin}.devices", f"the node has no GPU {index}", has)
 
 
 def filter_matches(gpu: Gpu, filters: Sequence[str]) -> bool:
@@ -248,5 +248,8 @@ def _matches_no_gpu(
     else:
         ids = ", ".join(dict.fromkeys(gpu.pci_device_id for gpu in inventory))
         findings.add(
-            "wrong", config, "the configuration matches no GPU of this node", f"their PCI device ids: {ids}"
+            "impossible",
+            config,
+            "the configuration matches no GPU of this node",
+            f"their PCI device ids: {ids}",
         )

@@ -107,6 +107,9 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "compute-mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
         "persistence": gpu.persistence,
+        "serial": gpu.serial,
+        "board-part-number": gpu.board_part_number,
+        "vbios-version": gpu.vbios_version,
         **({"mig-geometry": _geometry(gpu.geometry)} if gpu.geometry else {}),
     }
 
@@ -140,8 +143,8 @@ def _mig_device(device: MigDevice) -> dict[str, Any]:
         "gi": device.gi_id,
         "ci": device.ci_id,
         "profile": device.profile,
-        "start": device.placement.start,
-        "size": device.placement.size,
+        "start": device.known_placement.start,
+        "size": device.known_placement.size,
         "uuid": device.uuid,
         "memory-bytes": device.memory_bytes,
         "gi-minor": device.gi_minor,
