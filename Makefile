@@ -13,7 +13,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test check format lint types contracts docs soak guard-torch bench proto lock clean
+.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch bench proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -60,6 +60,9 @@ contracts: $(READY)
 
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
 	$(BIN)/mkdocs build --strict
+
+reference: $(READY)  ## write the tables of docs/reference anew from the code
+	$(BIN)/python -m tools.reference
 
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node

@@ -29,7 +29,7 @@ class Block(NamedTuple):
     line: int
     language: str
     text: str
-    marks: dict
+    marks: dict[str, str]
 
     @property
     def place(self):
@@ -46,9 +46,9 @@ class Shown(NamedTuple):
     """A command as it is shown. code: its exit code. output: the lines below it."""
 
     block: Block
-    words: list
+    words: list[str]
     code: int
-    output: list
+    output: list[str]
 
     @property
     def place(self):
@@ -89,8 +89,8 @@ def outside_of_blocks(page):
 
 def commands_of(block):
     """The commands of a console block."""
+    found: list[Shown] = []
     text = re.sub(r" \\\n\s*", " ", block.text)
-    found = []
     for line, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", text, re.MULTILINE):
         words = shlex.split(line, comments=True)
         if words == ["echo", "$?"]:
