@@ -17,6 +17,8 @@
     └─ ClusterError                    kubelet, API server, Slurm              exit 5
        ├─ Unreachable                  retried with back-off
        └─ Rejected                     never retried
+          ├─ Conflict                  retried: the object has changed meanwhile; read it again
+          └─ Absent                    never retried
 
 The modules in ``edges`` translate errors of libraries into these and chain the original. Bugs have no class
 here: they end the process. Whether to retry is an attribute of the class (``retry``).
@@ -169,3 +171,13 @@ class Unreachable(ClusterError):
 
 class Rejected(ClusterError):
     """The peer answered with a refusal."""
+
+
+class Conflict(Rejected):
+    """The object has changed since it was read, or exists already."""
+
+    retry = True
+
+
+class Absent(Rejected):
+    """There is no such object."""

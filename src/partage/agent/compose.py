@@ -10,7 +10,7 @@ import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
@@ -48,6 +48,10 @@ from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
+
+if TYPE_CHECKING:
+    from partage.agent.cluster.node_labels import NodeLabels
+    from partage.edges.kube.config import ClusterConfig
 
 log = logging.getLogger(__name__)
 
@@ -131,6 +135,7 @@ class _Agent:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[DeviceUuid] = set()
+        self._node_labels: NodeLabels | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -243,6 +248,7 @@ class _Agent:
             serve=self._serve,
             retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
+            cluster_trouble=self._cluster_trouble,
         )
         return Loop(parts)
 
@@ -261,6 +267,8 @@ class _Agent:
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
         }
+        if self._options.cluster is not None:
+            tasks["cluster"] = self._in_cluster(self._options.cluster)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
@@ -277,6 +285,24 @@ class _Agent:
             finally:
                 for task in (*self._tasks, *(task for _, task in self._endpoints.values())):
                     task.cancel()
+
+    async def _in_cluster(self, config: ClusterConfig) -> None:
+        """Keep the own Node up to date, after the first registration, which must not wait for it."""
+        await self._status.until(lambda report: bool(report.made.number))
+        await asyncio.sleep(FIRST_ANSWER_S)
+        labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
+        await labels.run()
+
+    def _cluster_trouble(self) -> str:
+        return self._node_labels.trouble if self._node_labels else ""
+
+    def _new_node_labels(self, config: ClusterConfig) -> NodeLabels:
+        """Importing the client takes a tenth of a second: pods are served meanwhile."""
+        from partage.agent.cluster.node_labels import NodeLabels
+        from partage.edges.kube.cluster import ApiCluster
+
+        name = self._options.node_name
+        return NodeLabels(ApiCluster(config, name), name, self._status, self._requests.ask)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()

@@ -83,6 +83,7 @@ class LoopParts(Struct):
     serve: Callable[[ResourcePlugin], None]
     retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
+    cluster_trouble: Callable[[], str] = str
 
 
 class Loop(Struct):
@@ -275,6 +276,7 @@ class Loop(Struct):
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,
+            api_server=parts.cluster_trouble(),
         )
 
 

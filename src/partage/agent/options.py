@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
 from partage.edges.kubelet.container_names import LOGS
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.edges.kube.config import ClusterConfig
 
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
@@ -82,6 +86,7 @@ class AgentOptions(Frozen):
     environ:       NVIDIA's environment aliases for ``version: v1`` files are read from here.
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
+    cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
 
@@ -95,6 +100,8 @@ class AgentOptions(Frozen):
     driver_root: str | None = None
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS
+    cluster: ClusterConfig | None = None
+    node_name: str = ""
     intervals: Intervals = field(default_factory=Intervals)
 
     @property

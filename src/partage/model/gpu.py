@@ -87,6 +87,7 @@ class MigDevice(Frozen):
     memory_bytes: memory of its GPU instance.
     gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
     missing_file: one of these files that does not exist on the node; empty: none is known to be missing.
+    multiprocessors: of its compute instance; None if not known.
     """
 
     uuid: MigUuid
@@ -99,6 +100,7 @@ class MigDevice(Frozen):
     gi_minor: int | None = None
     ci_minor: int | None = None
     missing_file: str = ""
+    multiprocessors: int | None = None
 
     @property
     def known_placement(self) -> Placement:
@@ -140,6 +142,8 @@ class Gpu(Frozen):
     mig_hidden: only root may read where its MIG devices are, and which GPU instances are empty.
     serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer cards.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
+    pci_class: class code of the PCI device, ``0x030200`` for a GPU without display; None if not known.
+    clique: cluster UUID and clique of the NVLink fabric that it has joined, ``<uuid>.<number>``; None: none.
     geometry: what its driver says that MIG allows; None where nobody asked, as for models of the catalogue.
     """
 
@@ -160,6 +164,8 @@ class Gpu(Frozen):
     recovery: RecoveryAction | None = None
     persistence: bool | None = None
     mig_hidden: bool = False
+    pci_class: int | None = None
+    clique: str | None = None
     geometry: Geometry | None = None
     serial: str | None = None
     board_part_number: str | None = None
@@ -220,6 +226,16 @@ class NoDriver(Tagged):
     hint: str = ""
 
 
+class VgpuHost(Frozen):
+    """The driver of the hypervisor whose vGPUs this virtual machine has.
+
+    version: ``550.144.02``; branch: ``r550_00``; both empty if it does not say.
+    """
+
+    version: str
+    branch: str
+
+
 class Inventory(Frozen):
     """One snapshot of a node.
 
@@ -231,6 +247,8 @@ class Inventory(Frozen):
     fabric_manager: NVIDIA's fabric manager runs on this node; None: not known, or not needed.
     virtual: the node is a virtual machine; None: not known.
     simulated: the node is a simulation.
+    machine_type: name of the machine in its firmware, ``DGXH100``; empty if not known.
+    vgpu: the GPUs are vGPUs of this host; None: they are not.
     """
 
     driver: Driver | NoDriver
@@ -243,6 +261,8 @@ class Inventory(Frozen):
     fabric_manager: bool | None = None
     virtual: bool | None = None
     simulated: bool = False
+    machine_type: str = ""
+    vgpu: VgpuHost | None = None
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(self.gpus)

@@ -89,6 +89,7 @@ class DependencyProblems(Frozen):
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
+    api_server: the API server of the cluster, where the Node is kept up to date.
     """
 
     hardware: str = ""
@@ -97,6 +98,7 @@ class DependencyProblems(Frozen):
     state_dir: str = ""
     cdi: str = ""
     guard: str = ""
+    api_server: str = ""
 
 
 class ReportTime(Frozen):

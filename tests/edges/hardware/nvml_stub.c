@@ -434,6 +434,12 @@ int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *to) {
     unsigned current = 0, pending;
     if (!found || sscanf(found, "%d %d", &state, &to->status) != 2) return NOT_SUPPORTED;
     /* In MIG mode the search for the fabric is suspended: in progress for ever. */
+    const char *clique = text("gpu.%d.clique", GPU_OF(device)); /* "BYTE NUMBER": of the cluster, its clique */
+    unsigned cluster = 0, number = 0;
+    if (clique && sscanf(clique, "%u %u", &cluster, &number) == 2) {
+        to->cluster[15] = (uint8_t)cluster;
+        to->clique = number;
+    }
     to->state = (uint8_t)(state && mig_mode(device, &current, &pending) && current ? 2 : state);
     return OK;
 }

@@ -258,6 +258,14 @@ def test_a_driver_that_fails_altogether_is_an_error(node: StubNode) -> None:
     nvml.close()
 
 
+def test_a_clique_is_that_of_a_fabric_that_was_joined(node: StubNode) -> None:
+    node.add_h100s(3).write(
+        **{"gpu.0.clique": "1 7", "gpu.1.fabric": "2 0", "gpu.1.clique": "1 7", "gpu.2.fabric": "3 0"}
+    )
+    cluster = "00000000-0000-0000-0000-000000000001"
+    assert [gpu.clique for gpu in look(node)] == [f"{cluster}.7", None, None]
+
+
 # --- conditions ------------------------------------------------------------------------------------
 
 

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import sys
+import tempfile
+import time
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -165,12 +167,14 @@ def cgroup() -> Iterator[Path]:
     """A cgroup for a container."""
     root = _tree()
     assert root is not None
-    made = root / f"partage-test-{os.getpid()}"
-    made.mkdir()
+    made = Path(tempfile.mkdtemp(prefix="partage-test-", dir=root))
     yield made
     (made / "cgroup.kill").write_text("1")
-    with contextlib.suppress(OSError):  # a killed process may still be leaving
-        made.rmdir()
+    deadline = time.monotonic() + 10
+    while "populated 1" in (made / "cgroup.events").read_text():  # killed processes are leaving
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    made.rmdir()
 
 
 @contextlib.asynccontextmanager

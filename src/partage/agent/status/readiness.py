@@ -138,5 +138,6 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "state-not-saved": needed.state_dir,
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,
+        "node-not-updated": needed.api_server,
     }
     yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

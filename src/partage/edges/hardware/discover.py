@@ -43,6 +43,7 @@ class Discovery:
         self._seen: dict[int, GpuIdentity] = {}
         self._listed = 0
         self._virtual = host.virtual()
+        self._machine_type = host.machine_type()
 
     def without_driver(self, reason: NoDriver) -> Inventory:
         """What is known of a node whose driver does not work."""
@@ -93,6 +94,8 @@ class Discovery:
             open_to_env=self._host.open_to_env(),
             fabric_manager=self._fabric_manager(gpus),
             virtual=self._virtual,
+            machine_type=self._machine_type,
+            vgpu=next(filter(None, (self._host.vgpu(gpu.pci_bus_id) for gpu in gpus)), None),
         )
 
     def _fabric_manager(self, gpus: Sequence[Gpu]) -> bool | None:
@@ -146,6 +149,8 @@ class Discovery:
             compute_mode=nvml.compute_mode(handle),
             recovery=nvml.fields(handle).recovery,
             persistence=nvml.persistence(handle),
+            pci_class=self._host.pci_class(facts.pci_bus_id),
+            clique=nvml.clique(handle),
             serial=facts.serial,
             board_part_number=facts.board_part_number,
             vbios_version=facts.vbios_version,

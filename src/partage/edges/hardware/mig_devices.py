@@ -35,6 +35,7 @@ def read_mig_devices(
             memory_bytes=known.attributes.memory_bytes,
             gi_minor=minors.get((gpu_minor, known.attributes.gi_id, None)),
             ci_minor=minors.get((gpu_minor, known.attributes.gi_id, known.attributes.ci_id)),
+            multiprocessors=known.attributes.multiprocessors or None,
         )
         for known in known_migs(nvml, gpu)
         if known.instance is not None or _NAME.search(known.name)

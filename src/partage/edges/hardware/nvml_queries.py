@@ -8,6 +8,7 @@ import ctypes
 import re
 from collections.abc import Mapping
 from typing import Any, NewType
+from uuid import UUID
 
 from partage.edges.hardware.binding import Binding
 from partage.edges.hardware.host import Host
@@ -105,6 +106,7 @@ class MigAttributes(Frozen):
     ci_id: int
     compute_slices: int
     memory_bytes: int
+    multiprocessors: int
 
 
 class GiProfile(Frozen):
@@ -292,15 +294,26 @@ class Nvml(Binding):
         None also for a GPU that never began to join (for example passed through alone into a VM): it can
         work without.
         """
-        info = self.structure("c_nvmlGpuFabricInfoV_t")
-        # A library that does not know this version of the structure answers with a version mismatch.
-        if self.optional("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is None:
-            return None
+        info = self._fabric(handle)
         # The state is one byte in the header and four in pynvml: the other three are undefined.
-        state = info.state & 0xFF
+        state = _FABRIC_NOT_SUPPORTED if info is None else info.state & 0xFF
         if state in (_FABRIC_NOT_SUPPORTED, _FABRIC_NOT_STARTED):
             return None
         return bool(state == _FABRIC_COMPLETED and info.status == 0)
+
+    def clique(self, handle: Handle) -> str | None:
+        """``<cluster uuid>.<clique>`` of the fabric that the GPU has joined; None if there is none."""
+        info = self._fabric(handle) if self.fabric_ok(handle) else None
+        if info is None:
+            return None
+        cluster = bytes(info.clusterUuid)
+        return f"{UUID(bytes=cluster)}.{info.cliqueId}" if any(cluster) else None
+
+    def _fabric(self, handle: Handle) -> Any:  # noqa: ANN401 - a structure of pynvml
+        info = self.structure("c_nvmlGpuFabricInfoV_t")
+        # A library that does not know this version of the structure answers with a version mismatch.
+        answered = self.optional("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info)) is not None
+        return info if answered else None
 
     # --- MIG -------------------------------------------------------------------------------------
 
@@ -333,6 +346,7 @@ class Nvml(Binding):
             compute_slices=int(attributes.computeInstanceSliceCount),
             # The header says MB; an A100's 1g.5gb answers 4864, the 4.75 GiB that nvidia-smi prints.
             memory_bytes=int(attributes.memorySizeMB) * MIB,
+            multiprocessors=int(attributes.multiprocessorCount),
         )
 
     def gpu_instance(self, handle: Handle, gi_id: int) -> MigInstance:

@@ -26,6 +26,7 @@ from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
     from partage.edges.hardware.helper_client import RemoteHardware
+    from partage.edges.kube.config import ClusterConfig
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -61,6 +62,21 @@ def _directory(
     help="Serve /metrics, /healthz, /livez and /report.json; port 0: any free port.",
 )
 @click.option(
+    "--cluster",
+    "where",
+    metavar="auto|off|KUBECONFIG",
+    default="auto",
+    show_default=True,
+    help="The cluster whose Node is kept up to date; auto: that of the pod in which the agent runs.",
+)
+@click.option(
+    "--node-name",
+    metavar="NAME",
+    envvar="NODE_NAME",
+    default="",
+    help="The name of this node in the cluster; without it, nothing is written there ($NODE_NAME).",
+)
+@click.option(
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
 )
 def command(
@@ -77,6 +93,8 @@ def command(
     driver_root: Path | None,
     hardware_socket: Path | None,
     http: str | None,
+    where: str,
+    node_name: str,
     log_level: str,
 ) -> None:
     """Run the node: offer its GPUs to the kubelet, as the policy says.
@@ -98,18 +116,33 @@ def command(
         config=config,
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
+        cluster=_cluster(where, node_name),
+        node_name=node_name,
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
     check_unlocked(options.run_dir, RUN_LOCK)
     helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
-        with lean_imports():
+        with lean_imports(tls=options.cluster is not None):
             from partage.faces.agent import serve  # while the helper imports what it needs
 
         serve(options, helper.hardware, http, log_level)
     finally:
         gc.enable()
+
+
+def _cluster(where: str, node_name: str) -> ClusterConfig | None:
+    """The cluster whose Node this is; None without one. Raises InputError."""
+    if where == "off" or (where == "auto" and not node_name):
+        return None
+    if not node_name:
+        raise InputError("--cluster needs the name of this node", "add --node-name NAME, or set NODE_NAME")
+    if where == "auto" and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None
+    from partage.edges.kube.config import cluster_config
+
+    return cluster_config(where, os.environ)
 
 
 class AgentHelper:

@@ -33,6 +33,7 @@ VERBS = {
     "apply": "Change the node once, as a policy says, without the agent.",
     "assert": "Check whether the node is as the policy wants it.",
     "export": "Write the live node as a policy.",
+    "labels": "Print the labels of the node, as NVIDIA names them.",
     "check": "Check policies, manifests and stories before they are used.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "Measure what sharing a GPU costs and gives.",

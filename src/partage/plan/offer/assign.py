@@ -32,7 +32,7 @@ from partage.plan.offer.select import GeometryOf, glob_matches, select
 from partage.text import gpus
 from partage.values import Frozen
 
-__all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign"]
+__all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign", "default_name", "mig_resource"]
 
 _GPU = ResourceName(f"{VENDOR}/gpu")
 _SUFFIX = ".shared"
@@ -101,7 +101,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     if strategy is MigStrategy.SINGLE:
         _check_single(policy, inventory, presented, findings)
     devices = [
-        ClaimableDevice(gpu, mig, _default_name(gpu, mig, policy.options), position)
+        ClaimableDevice(gpu, mig, _name(gpu, mig, policy.options), position)
         for gpu in inventory
         for position, mig in enumerate(presented[gpu.uuid].devices)
     ]
@@ -131,7 +131,7 @@ def _existing(
     """Only an entry of GPUs asks for a layout, so no entry of resources concerns these devices."""
     for gpu in inventory:
         for position, mig in enumerate(presented[gpu.uuid].existing):
-            device = ClaimableDevice(gpu, mig, _default_name(gpu, mig, options), position)
+            device = ClaimableDevice(gpu, mig, _name(gpu, mig, options), position)
             yield _of_gpu(device, owners[gpu.uuid], options)
 
 
@@ -146,16 +146,28 @@ def _layouts(owners: Mapping[GpuUuid, GpuEntry], strategy: MigStrategy) -> dict[
 # --- names -------------------------------------------------------------------------------------
 
 
-def _default_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
-    """The name from the operator's patterns, else from the MIG strategy."""
-    if mig is None:
-        return _by_pattern(gpu.product, options.gpu_names) or _GPU
-    named = _by_pattern(mig.profile, options.mig_names)
+def default_name(product: str, profile: str | None, options: Options) -> ResourceName:
+    """The name of a device that is not shared: from the operator's patterns, else from the MIG strategy.
+
+    profile: of a MIG device; None for a whole GPU.
+    """
+    if profile is None:
+        return _by_pattern(product, options.gpu_names) or _GPU
+    named = _by_pattern(profile, options.mig_names)
     if named is not None:
         return named
     if options.mig_strategy is MigStrategy.SINGLE:
         return _GPU
-    return ResourceName(f"{VENDOR}/mig-{mig.profile.replace('+', '.').replace(',', '.')}")
+    return ResourceName(f"{VENDOR}/{mig_resource(profile)}")
+
+
+def mig_resource(profile: str) -> str:
+    """The part of a resource's name after the slash, for a MIG profile: ``mig-1g.10gb.me``."""
+    return f"mig-{profile.replace('+', '.').replace(',', '.')}"
+
+
+def _name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
+    return default_name(gpu.product, None if mig is None else mig.profile, options)
 
 
 def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:

@@ -38,13 +38,14 @@ _UNCERTAIN = (HardwareTimeout, DriverUnavailable)
 class ForeignPart(Frozen):
     """A MIG device, or a GPU instance without one, that is not of the change.
 
-    profile: of the device or the GPU instance. placement: of the GPU instance. device: None: it has none.
+    profile: of the device or the GPU instance. placement: of the GPU instance; None: only root may read it.
+    device: None: it has none.
     """
 
     gpu: GpuUuid
     gi_id: int
     profile: str
-    placement: Placement
+    placement: Placement | None
     device: MigUuid | None = None
 
     def __str__(self) -> str:
@@ -88,7 +89,8 @@ def layouts_beside(
     for part in foreign:
         layout = found.get(part.gpu)
         if layout is not None and layout.enabled and part.device:
-            item = LayoutItem(MigProfile.parse(part.profile), part.placement.start)
+            start = part.placement.start if part.placement else None
+            item = LayoutItem(MigProfile.parse(part.profile), start)
             found[part.gpu] = replace(layout, items=(*layout.items, item))
     return found
 
