@@ -38,12 +38,12 @@ def _section(ctx: click.Context, verb: str) -> str:
 
 def _row(option: click.Option, ctx: click.Context) -> tuple[str, str, str]:
     names = [*option.opts, *option.secondary_opts]
-    metavar = "" if option.is_flag or option.count else f" {option.make_metavar(ctx)}"
+    metavar = "" if option.is_flag or option.count else f" {_words(option.make_metavar(ctx))}"
     default = option.default
     given = isinstance(default, str | int | float) and not isinstance(default, bool) and option.show_default
     return (
         ", ".join(code(name + metavar) for name in names),
-        code(str(default)) if given else "",
+        code(f"{default:g}" if isinstance(default, float) else str(default)) if given else "",
         option.help or "",
     )
 
@@ -52,5 +52,10 @@ def _argparse_rows(made: argparse.ArgumentParser) -> Iterator[tuple[str, str, st
     for action in made._actions:  # noqa: SLF001 - argparse has no public list of them
         if "--help" in action.option_strings:
             continue
-        metavar = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        metavar = "" if action.nargs == 0 else f" {_words(str(action.metavar or action.dest.upper()))}"
         yield ", ".join(code(name + metavar) for name in action.option_strings), "", action.help or ""
+
+
+def _words(metavar: str) -> str:
+    """Without bars, which a table's cell cannot have: ``NAME or FILE``, ``[table, json, yaml]``."""
+    return metavar.replace("|", ", " if metavar.startswith("[") else " or ")

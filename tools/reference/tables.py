@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table. A bar in a cell is escaped, a line's end is a blank."""
+    """A table. What Markdown or HTML would take for its own is escaped; a line's end is a blank."""
     lines = [heads, ["---"] * len(heads), *rows]
     return (
         "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines).replace("| --- ", "|---")
@@ -15,7 +16,10 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cell(text: str) -> str:
-    return " ".join(text.replace("|", r"\|").split())
+    parts = re.split(r"(`[^`]*`)", " ".join(text.split()))
+    return "".join(
+        part if part.startswith("`") else part.replace("|", r"\|").replace("<", "&lt;") for part in parts
+    )
 
 
 def code(text: str) -> str:

@@ -59,6 +59,14 @@ METRICS = {
             "1 for the policy in force: the file, the last good one, the built-in one, none.",
             ("state",),
         ),
+        MetricDefinition(
+            "policy_reason", "1 for why the policy that was asked for is in force, or not.", ("reason",)
+        ),
+        MetricDefinition(
+            "mig_config_state",
+            "1 for what became of the MIG layout that the label of the node asks for; absent without it.",
+            ("config", "state"),
+        ),
         _counter("policy_reloads", "Policies that were loaded, the first included, and refused.", "result"),
         # The kubelet, and shares.
         MetricDefinition("registered", "1 while the kubelet has the resource registered.", ("resource",)),

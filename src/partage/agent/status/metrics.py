@@ -23,7 +23,7 @@ from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Strategy
 from partage.plan.reconcile.node_plan import Phase
-from partage.plan.report import PolicyState, Report
+from partage.plan.report import MigConfigState, PolicyReason, PolicyState, Report
 from partage.plan.serve.ledger import Certainty
 from partage.plan.serve.watchdog import GrantKind
 
@@ -142,6 +142,14 @@ def _node(report: Report) -> Iterator[Metric]:
     policy = report.policy
     yield _figure("policy_valid", not policy.problems)
     yield _metric("policy_state", [((str(state),), float(state is policy.state)) for state in PolicyState])
+    yield _metric(
+        "policy_reason", [((str(reason),), float(reason is policy.reason)) for reason in PolicyReason]
+    )
+    if (layout := report.mig_config) is not None:
+        yield _metric(
+            "mig_config_state",
+            [((layout.name, str(state)), float(state is layout.state)) for state in MigConfigState],
+        )
     yield _metric(
         "dependency_up",
         [
