@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("bench", "deploy", "docs", "examples", "proto", "src", "tests")
+FOLDERS = ("bench", "deploy", "docs", "examples", "proto", "src", "tests", "tools")
 FILES = sorted(
     path
     for path in [*ROOT.glob("*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
