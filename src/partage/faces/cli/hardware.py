@@ -101,6 +101,9 @@ def parser() -> argparse.ArgumentParser:
         help="where the kubelet links containers' logs by container id, for --allow-container "
         "(/var/log/containers)",
     )
+    found.add_argument(
+        "--no-network", action="store_true", help="leave the network; only sockets with a path remain"
+    )
     found.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
     return found
 
@@ -113,6 +116,10 @@ def _run(options: argparse.Namespace) -> int:
 
     log.configure()
     try:
+        if options.no_network:
+            from partage.edges.hardware.no_network import leave_network
+
+            leave_network()
         return asyncio.run(_serve(options))
     except PartageError as error:
         for problem in error.problems:
