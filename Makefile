@@ -38,6 +38,7 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
 	@echo "demo: playing the story $(STORY) on a simulated node"
 	$(BIN)/partage simulate $(STORY)
+	@echo "demo: done. Next: $(BIN)/partage --help, or docs/quickstart/laptop.md"
 
 wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
