@@ -36,19 +36,20 @@ exec "$@"
 """It sees nothing of systemd's sockets; mounts below the run directory are the node's, too."""
 
 STARTER = """
-import asyncio, json, os, sys
+import asyncio, json, sys
 from pathlib import Path
 from partage.edges.mps.home import DaemonHost
-from partage.edges.mps.keeper import MpsKeeper
+from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
 from partage.errors import PartageError
 from partage.model.daemon_home import HomeChoice
 from partage.model.mps import DaemonSpec
 
-act, spec, run_dir, root, on_node, choice = sys.argv[1:]
+act, spec, run_dir, root, on_node, choice, node_pids = sys.argv[1:]
 spec = eval(spec)
 async def main():
-    host = DaemonHost(choice=HomeChoice(choice), node_pids=os.readlink("/proc/1/ns/pid"))
-    keeper = MpsKeeper(Path(run_dir), Path(root), driver_on_node=Path(on_node), host=host)
+    host = DaemonHost(choice=HomeChoice(choice), node_pids=node_pids)
+    short = DaemonDeadlines(start_s=4.0)
+    keeper = MpsKeeper(Path(run_dir), Path(root), driver_on_node=Path(on_node), host=host, deadlines=short)
     try:
         if act == "stop":
             await keeper.stop(spec.device)
@@ -91,10 +92,12 @@ async def container(
     root: str = "",
     on_node: str = "",
     choice: str = "systemd",
+    pids: str = "",
 ) -> AsyncIterator[Any]:
     """A helper in a container of the node: what it says. The container ends with the block."""
     root = root or str(subject.root)
     arguments = [act, repr(subject.spec()), str(subject.run_dir), HERE, on_node or root, choice]
+    arguments.append(pids or str(Path(f"/proc/{node.pid}/ns/pid").readlink()))
     inside = ["sh", "-c", CONTAINER, "sh", root, HERE, PYTHON, "-c", STARTER, *arguments]
     process = await asyncio.create_subprocess_exec(
         *("sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(cgroup)),
@@ -148,23 +151,25 @@ async def test_a_daemon_outlives_the_container_is_adopted_and_ended(
     assert shown(node)["LoadState"] == "not-found"
 
 
-async def test_a_daemon_runs_in_the_root_of_a_driver_container(
+@pytest.mark.parametrize("root", [DRIVER, "/"])
+async def test_a_daemon_runs_in_the_root_of_its_driver(
     node: Node,
     cgroup: Path,  # noqa: F811
     subject: Subject,
+    root: str,
 ):
-    node.run(f"mount --bind {subject.root}/usr/bin {DRIVER}/usr/local/bin")
+    node.run(f"mount --bind {subject.root}/usr/bin {root.rstrip('/')}/usr/local/bin")
     try:
-        async with container(node, cgroup, subject, "stay", root=DRIVER) as said:
+        async with container(node, cgroup, subject, "stay", root=root) as said:
             [[phase, pid, bound_to]] = said
             assert (phase, bound_to) == ("serving", "")
-            assert node.run(f"readlink /proc/{pid}/root").strip() == DRIVER
-        async with container(node, cgroup, subject, "look", root=DRIVER) as said:
+            assert node.run(f"readlink /proc/{pid}/root").strip() == root
+        async with container(node, cgroup, subject, "look", root=root) as said:
             assert said == [["serving", pid, ""]]
-        async with container(node, cgroup, subject, "stop", root=DRIVER) as said:
+        async with container(node, cgroup, subject, "stop", root=root) as said:
             assert said == []
     finally:
-        node.run(f"umount {DRIVER}/usr/local/bin")
+        node.run(f"umount {root.rstrip('/')}/usr/local/bin")
 
 
 async def test_a_daemon_that_died_is_started_again_in_its_unit(
@@ -180,6 +185,36 @@ async def test_a_daemon_that_died_is_started_again_in_its_unit(
     assert (phase, bound_to) == ("serving", "")
     assert other != pid
     assert shown(node)["MainPID"] == str(other)
+
+
+async def test_a_unit_that_something_else_has_left_is_ended(
+    node: Node,
+    cgroup: Path,  # noqa: F811
+    subject: Subject,
+):
+    node.run(f"systemd-run --quiet --unit={unit_name(GPUS[0])} sleep 600")
+    assert shown(node)["ActiveState"] == "active"
+    async with container(node, cgroup, subject, "start") as said:
+        [[phase, pid, bound_to]] = said
+    assert (phase, bound_to) == ("serving", "")
+    assert "-multiuser-server" in node.run(f"cat /proc/{pid}/cmdline")  # by the first attempt
+    assert shown(node)["MainPID"] == str(pid)
+
+
+async def test_a_start_that_hangs_is_ended_before_the_next_attempt(
+    node: Node,
+    cgroup: Path,  # noqa: F811
+    subject: Subject,
+):
+    program = subject.root / "usr/bin/nvidia-cuda-mps-control"
+    whole = program.rename(program.with_name("whole")).read_text().splitlines(keepends=True)
+    hang = "import sys, time\nif '-multiuser-server' in sys.argv: time.sleep(600)\n"
+    program.write_text("".join([whole[0], hang, *whole[1:]]))
+    program.chmod(0o755)
+    async with container(node, cgroup, subject, "start") as said:
+        [[phase, pid, bound_to]] = said
+    assert (phase, bound_to) == ("serving", "")
+    assert shown(node)["MainPID"] == str(pid)
 
 
 async def test_a_program_that_fails_is_said_with_its_own_words(
@@ -204,6 +239,16 @@ async def test_a_driver_that_is_elsewhere_on_the_node_is_refused(
     async with container(node, cgroup, subject, "start", on_node="/opt") as said:
         assert f"{HERE} is not /opt of the node" in str(said)
     assert not subject.home().exists()
+    assert shown(node)["LoadState"] == "not-found"
+
+
+async def test_without_the_nodes_process_ids_process_1_is_not_taken_for_the_nodes(
+    node: Node,
+    cgroup: Path,  # noqa: F811
+    subject: Subject,
+):
+    async with container(node, cgroup, subject, "start", pids="pid:[1]") as said:
+        assert "process 1 is not the node's (hostPID is needed)" in said
     assert shown(node)["LoadState"] == "not-found"
 
 

@@ -30,11 +30,11 @@ async def start_unit(
         await asyncio.to_thread(write_limits, paths, limits)
     except OSError as error:
         raise DaemonError(f"{paths.home} cannot be written: {error}", "is there space left?") from error
-    await systemd.stop(unit_name(paths.device), deadline_s)  # what an earlier one has left
     node = await asyncio.to_thread(driver.for_node, paths)
     try:
         await systemd.run_unit(unit_command(node, options, paths, own_shm=own_shm), deadline_s)
     except DaemonError as error:
+        await systemd.stop(unit_name(paths.device), deadline_s)  # else it may be starting still
         said = await asyncio.to_thread(last_line, paths.start_log, "")
         raise DaemonError(f"{error.problems[0].message} {said}".strip()) from error
 
