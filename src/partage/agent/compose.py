@@ -312,7 +312,11 @@ class _Agent:
         assert self._group is not None
         try:
             endpoint = ResourceEndpoint(
-                plugin, self._options.kubelet_dir, changes=self._changes, clock=self._status.clock
+                plugin,
+                self._options.kubelet_dir,
+                changes=self._changes,
+                clock=self._status.clock,
+                takeover=self._options.takeover,
             )
         except InputError as error:
             # Only a name from an earlier policy or another plugin; names of this policy were checked before.

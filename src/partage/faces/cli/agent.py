@@ -77,6 +77,12 @@ def _directory(
     help="The name of this node in the cluster; without it, nothing is written there ($NODE_NAME).",
 )
 @click.option(
+    "--takeover",
+    is_flag=True,
+    help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
+    "Without it, such a resource is not registered (partage takeover does it step by step).",
+)
+@click.option(
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
 )
 def command(
@@ -95,6 +101,7 @@ def command(
     http: str | None,
     where: str,
     node_name: str,
+    takeover: bool,
     log_level: str,
 ) -> None:
     """Run the node: offer its GPUs to the kubelet, as the policy says.
@@ -118,6 +125,7 @@ def command(
         driver_root=str(driver_root) if driver_root is not None else None,
         cluster=_cluster(where, node_name),
         node_name=node_name,
+        takeover=takeover,
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
     check_unlocked(options.run_dir, RUN_LOCK)
