@@ -125,6 +125,20 @@ async def test_what_another_process_serves_is_not_registered_until_that_has_ende
             assert second.state.other is None
 
 
+async def test_who_removes_the_socket_and_makes_a_new_one_a_moment_later_gets_the_resource(
+    short_dir: Path,
+) -> None:
+    path = short_dir / "nvidia-gpu.sock"
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir, takeover=True)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            path.unlink()
+            await until(lambda: not endpoint.state.serving)
+            with listening_child(path):
+                await until(lambda: endpoint.state.other)
+                assert len(kubelet.registered) == 1
+
+
 GPU = "GPU-00000000-0000-4000-8000-000000000001"
 
 

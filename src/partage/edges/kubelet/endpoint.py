@@ -197,15 +197,19 @@ class ResourceEndpoint:
 
     async def _act(self, need: NextAction, sockets: ObservedSockets) -> None:
         """Raises ClusterError."""
-        if (other := self._other(need)) is not None:
-            self._set_state(replace(self._state, serving=need is NextAction.REGISTER, other=other))
-            raise Unreachable(
-                str(other), "only one plugin may offer them; partage takeover replaces NVIDIA's"
-            )
+        self._give_way(need)
         if need is NextAction.REGISTER:
             await self._register(sockets)
         else:
-            await self._serve()
+            await self._serve(need)
+
+    def _give_way(self, need: NextAction) -> None:
+        """Raises Unreachable where another process has the resource."""
+        other = self._other(need)
+        if other is None:
+            return
+        self._set_state(replace(self._state, serving=need is NextAction.REGISTER, other=other))
+        raise Unreachable(str(other), "only one plugin may offer them; partage takeover replaces NVIDIA's")
 
     def _other(self, need: NextAction) -> OtherPlugin | None:
         """The process that keeps this resource.
@@ -219,12 +223,13 @@ class ResourceEndpoint:
         devices = frozenset(device_of(row.id) for row in self._handler.devices().rows)
         return in_directory(self._resource, devices, self._kubelet_socket.parent)
 
-    async def _serve(self) -> None:
+    async def _serve(self, need: NextAction) -> None:
         self._known_to = self._watched_s = None
         waited = self._state.other is not None
         self._set_state(replace(self._state, serving=False, registered=False, other=None))
         if await self._server.stop() or waited:
             await asyncio.sleep(HAND_OVER_S)
+            self._give_way(need)  # a plugin removes our socket a moment before it makes its own
         await self._server.start()
         self._set_state(replace(self._state, serving=True))
 
@@ -243,6 +248,7 @@ class ResourceEndpoint:
             options=self._registered_options,
             timeout_s=self._register_timeout_s,
         )
+        self._takeover = False  # who comes later is newer, and keeps it
         self._known_to, self._accepted_s = sockets.kubelet, self._clock()
         if self._watched_s is None:
             self._watched_s = self._accepted_s  # the kubelet opens the stream now, or never
