@@ -16,6 +16,7 @@ from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.errors import PartageError
 from partage.model.gpu import NoDriver
+from partage.model.node_labels import MIG_CONFIG_STATE
 from partage.plan.labels import Labels, node_labels
 from partage.plan.report import Report
 from partage.values import Frozen
@@ -43,7 +44,8 @@ class ClusterIntervals(Frozen):
 class NodeLabels:
     """Follows the own Node, and applies its labels: at the start, when they change, and when they are gone.
 
-    trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes.
+    trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes. know: told
+    the labels of the Node, at first and whenever they change.
     """
 
     def __init__(
@@ -53,8 +55,10 @@ class NodeLabels:
         status: AgentStatus,
         ask: Callable[[], None],
         intervals: ClusterIntervals | None = None,
+        *,
+        know: Callable[[Labels], None] = lambda _: None,
     ) -> None:
-        self._cluster, self._name, self._status, self._ask = cluster, name, status, ask
+        self._cluster, self._name, self._status, self._ask, self._know = cluster, name, status, ask, know
         intervals = intervals or ClusterIntervals()
         self._intervals = intervals
         self._retry = Backoff(intervals.retry_s, intervals.retry_longest_s)
@@ -77,6 +81,8 @@ class NodeLabels:
     def _seen(self, state: WatchState) -> None:
         self.watched = state
         self._news.set()
+        if state.node is not None:
+            self._know(state.node.labels)
 
     async def _read_reports(self) -> None:
         last: Report | None = None
@@ -153,4 +159,8 @@ def labels_of(report: Report) -> Labels | None:
     inventory, policy = report.node.inventory, report.policy_in_force
     if policy is None or isinstance(inventory.driver, NoDriver):
         return None
-    return node_labels(inventory, report.offer, policy.options, geometry_of)
+    labels = node_labels(inventory, report.offer, policy.options, geometry_of)
+    layout = report.mig_config
+    if layout is None:
+        return labels
+    return None if layout.state is None else {**labels, MIG_CONFIG_STATE: layout.state.value}
