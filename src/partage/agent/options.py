@@ -93,6 +93,7 @@ class AgentOptions(Frozen):
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
     cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
+    validations:   directory in which the GPU Operator says that driver and toolkit work; None: do not wait.
     takeover:      register also what another process offers to the kubelet.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
@@ -113,6 +114,7 @@ class AgentOptions(Frozen):
     cluster: ClusterConfig | None = None
     node_name: str = ""
     takeover: bool = False
+    validations: Path | None = None
     intervals: Intervals = field(default_factory=Intervals)
 
     @property

@@ -77,6 +77,14 @@ def _directory(
     help="The name of this node in the cluster; without it, nothing is written there ($NODE_NAME).",
 )
 @click.option(
+    "--validations",
+    metavar="auto|off|DIR",
+    default="auto",
+    show_default=True,
+    help="Where the GPU Operator says that driver and container toolkit work: at its start the agent waits "
+    "for that before it opens the driver; auto: /run/nvidia/validations, if there is such a directory.",
+)
+@click.option(
     "--takeover",
     is_flag=True,
     help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
@@ -101,6 +109,7 @@ def command(
     http: str | None,
     where: str,
     node_name: str,
+    validations: str,
     takeover: bool,
     log_level: str,
 ) -> None:
@@ -129,6 +138,7 @@ def command(
         cluster=_cluster(where, node_name),
         node_name=node_name,
         takeover=takeover,
+        validations=None if machine is not None else _validations(validations),
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
     check_unlocked(options.run_dir, RUN_LOCK)
@@ -141,6 +151,11 @@ def command(
         serve(options, helper.hardware, http, log_level)
     finally:
         gc.enable()
+
+
+def _validations(where: str) -> Path | None:
+    """The directory of ``--validations``."""
+    return {"off": None, "auto": Path("/run/nvidia/validations")}.get(where, Path(where).absolute())
 
 
 def _cluster(where: str, node_name: str) -> ClusterConfig | None:

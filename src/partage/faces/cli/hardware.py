@@ -173,12 +173,16 @@ def _hardware(options: argparse.Namespace) -> Hardware:
         from partage.sim.node.hardware import SimulatedHardware
 
         return SimulatedHardware(load_machine(options.machine))
+    from functools import partial
+
+    from partage.edges.hardware.driver_pause import read_pause
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.keeper import MpsKeeper
     from partage.faces.unknown_models import lacks_geometry
 
     keeper = MpsKeeper(options.run_dir, options.driver_root)
-    return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
+    paused = partial(read_pause, options.run_dir)
+    return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry, paused=paused)
 
 
 def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
