@@ -15,7 +15,7 @@ from partage.edges.procfs import pid_namespace, runs
 from partage.edges.read_file import read_regular
 from partage.errors import DaemonError, InputError, Unreachable, Unsatisfiable
 from partage.faces.documents.report import ReportDocument, Unreadable, read_report
-from partage.faces.documents.takeover import StepRow
+from partage.faces.documents.takeover import ExchangeStepRow
 from partage.model.allocation import CheckpointHolds
 from partage.model.ids import ResourceName, plugin_socket_name
 from partage.model.policy import Policy
@@ -152,7 +152,7 @@ def registered(report: ReportDocument) -> frozenset[ResourceName]:
 # --- steps -----------------------------------------------------------------------------------------
 
 
-def takeover_steps(node: str, sets: tuple[PluginSet, ...] | None) -> list[StepRow]:
+def takeover_steps(node: str, sets: tuple[PluginSet, ...] | None) -> list[ExchangeStepRow]:
     """What has to be done. sets: NVIDIA's DaemonSets; None: not known."""
     name = node or "NODE"
     steps = []
@@ -176,7 +176,7 @@ def takeover_steps(node: str, sets: tuple[PluginSet, ...] | None) -> list[StepRo
                 }
             ).decode()
             steps.append(
-                StepRow(
+                ExchangeStepRow(
                     f"let the DaemonSet {one.namespace}/{one.name} leave out nodes with {LABEL}=false; its "
                     "pods on other nodes are replaced one by one, once",
                     f"kubectl -n {one.namespace} patch daemonset {one.name} --type merge -p '{patch}'",
@@ -185,7 +185,7 @@ def takeover_steps(node: str, sets: tuple[PluginSet, ...] | None) -> list[StepRo
             )
     if sets is None:
         steps.append(
-            StepRow(
+            ExchangeStepRow(
                 f"without the GPU Operator only: let NVIDIA's DaemonSet leave out nodes with {LABEL}=false "
                 "(a node affinity, operator NotIn)",
                 "kubectl -n NAMESPACE edit daemonset NAME",
@@ -193,7 +193,7 @@ def takeover_steps(node: str, sets: tuple[PluginSet, ...] | None) -> list[StepRo
             )
         )
     steps.append(
-        StepRow(
+        ExchangeStepRow(
             f"take NVIDIA's plugin from node {name}",
             f"kubectl label node {name} --overwrite {LABEL}=false",
             False,
@@ -201,19 +201,21 @@ def takeover_steps(node: str, sets: tuple[PluginSet, ...] | None) -> list[StepRo
     )
     return [
         *steps,
-        StepRow("wait until its socket has gone and Partage has registered", "", done=False),
-        StepRow("check that the kubelet lists every held id", "", done=False),
+        ExchangeStepRow("wait until its socket has gone and Partage has registered", "", done=False),
+        ExchangeStepRow("check that the kubelet lists every held id", "", done=False),
     ]
 
 
-def handback_steps(node: str, label: str | None) -> list[StepRow]:
+def handback_steps(node: str, label: str | None) -> list[ExchangeStepRow]:
     """What has to be done. label: the value that the node gets back."""
     name = node or "NODE"
     value = f"--overwrite {LABEL}={label}" if label is not None else f"{LABEL}-"
     return [
-        StepRow(f"let NVIDIA's plugin run on node {name}", f"kubectl label node {name} {value}", done=False),
-        StepRow("wait until it has registered; Partage gives way by itself", "", done=False),
-        StepRow("check that the kubelet lists every held id", "", done=False),
+        ExchangeStepRow(
+            f"let NVIDIA's plugin run on node {name}", f"kubectl label node {name} {value}", done=False
+        ),
+        ExchangeStepRow("wait until it has registered; Partage gives way by itself", "", done=False),
+        ExchangeStepRow("check that the kubelet lists every held id", "", done=False),
     ]
 
 

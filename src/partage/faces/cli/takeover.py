@@ -17,7 +17,7 @@ from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
-    from partage.faces.documents.takeover import StepRow
+    from partage.faces.documents.takeover import ExchangeStepRow
     from partage.faces.plugin_exchange import Place
     from partage.plan.takeover import Exchange, Ids
 
@@ -74,7 +74,7 @@ class Run:
         self,
         place: Place,
         exchange: Exchange,
-        steps: Sequence[StepRow],
+        steps: Sequence[ExchangeStepRow],
         node: str,
         output: str,
     ) -> None:

@@ -10,7 +10,7 @@ from partage.plan.takeover import ExchangeRow
 from partage.values import Frozen
 
 
-class StepRow(Frozen):
+class ExchangeStepRow(Frozen):
     """One step. command: how to do it by hand; empty: nothing to be done by hand. done: by this run."""
 
     text: str
@@ -27,4 +27,4 @@ class TakeoverDocument(Document, kw_only=True):
     done: bool
     resources: tuple[ExchangeRow, ...]
     problems: tuple[Problem, ...]
-    steps: tuple[StepRow, ...]
+    steps: tuple[ExchangeStepRow, ...]
