@@ -50,7 +50,7 @@ from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
 
 if TYPE_CHECKING:
-    from partage.agent.cluster.node_labels import NodeLabels
+    from partage.agent.cluster.own_node import OwnNode
     from partage.edges.kube.config import ClusterConfig
 
 log = logging.getLogger(__name__)
@@ -135,7 +135,7 @@ class _Agent:
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._served_before: set[DeviceUuid] = set()
-        self._node_labels: NodeLabels | None = None
+        self._own_node: OwnNode | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -290,19 +290,19 @@ class _Agent:
         """Keep the own Node up to date, after the first registration, which must not wait for it."""
         await self._status.until(lambda report: bool(report.made.number))
         await asyncio.sleep(FIRST_ANSWER_S)
-        labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
-        await labels.run()
+        own_node = self._own_node = await asyncio.to_thread(self._new_own_node, config)
+        await own_node.run()
 
     def _cluster_trouble(self) -> str:
-        return self._node_labels.trouble if self._node_labels else ""
+        return self._own_node.trouble if self._own_node else ""
 
-    def _new_node_labels(self, config: ClusterConfig) -> NodeLabels:
+    def _new_own_node(self, config: ClusterConfig) -> OwnNode:
         """Importing the client takes a tenth of a second: pods are served meanwhile."""
-        from partage.agent.cluster.node_labels import NodeLabels
+        from partage.agent.cluster.own_node import OwnNode
         from partage.edges.kube.cluster import ApiCluster
 
         name = self._options.node_name
-        return NodeLabels(ApiCluster(config, name), name, self._status, self._requests.ask)
+        return OwnNode(ApiCluster(config, name), name, self._status, self._requests.ask)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()

@@ -1,11 +1,12 @@
-"""Keeps the labels of the own Node as the last report wants them. The device plugins never wait for it."""
+"""Keeps the labels of the own Node, and the annotation with its pending plan. Nothing waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
@@ -16,6 +17,7 @@ from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.errors import PartageError
 from partage.model.gpu import NoDriver
+from partage.plan.cluster.pending import PLAN, PendingGpu, pending_gpus, plan_annotation
 from partage.plan.labels import Labels, node_labels
 from partage.plan.report import Report
 from partage.values import Frozen
@@ -43,7 +45,8 @@ class ClusterIntervals(Frozen):
 class NodeLabels:
     """Follows the own Node, and applies its labels: at the start, when they change, and when they are gone.
 
-    trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes.
+    trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes. followers:
+    called when the watch says something.
     """
 
     def __init__(
@@ -61,10 +64,13 @@ class NodeLabels:
         self._contest = Backoff(intervals.contested_s, intervals.contested_longest_s)
         self._news = asyncio.Event()
         self._wanted: Labels | None = None
-        self._applied: Labels | None = None
+        self._pending: tuple[PendingGpu, ...] = ()
+        self._plan: str | None = None
+        self._applied: tuple[Labels, Mapping[str, str]] | None = None
         self._applied_to = ""
         self._applied_s = self._again_s = 0.0
         self.watched = WatchState()
+        self.followers: list[Callable[[], None]] = []
         self.trouble = ""
 
     async def run(self) -> None:
@@ -77,14 +83,16 @@ class NodeLabels:
     def _seen(self, state: WatchState) -> None:
         self.watched = state
         self._news.set()
+        for follower in self.followers:
+            follower()
 
     async def _read_reports(self) -> None:
         last: Report | None = None
         while True:
             last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
-            labels = labels_of(last)
-            if labels is not None and labels != self._wanted:
-                self._wanted = labels
+            labels, pending = labels_of(last), pending_gpus(last)
+            if labels is not None and (labels, pending) != (self._wanted, self._pending):
+                self._wanted, self._pending = labels, pending
                 self._news.set()
 
     async def _apply_forever(self) -> None:
@@ -105,18 +113,24 @@ class NodeLabels:
         """Apply the labels if they are not there. How long to wait before the next attempt; 0: none is
         needed.
         """
-        state, wanted = self.watched, self._wanted
+        state, labels = self.watched, self._wanted
         if state.trouble or state.node is None:
             self._say(state.trouble or f"the cluster has no Node {self._name}: check --node-name")
             return 0.0
         self._say("")
-        if wanted is None or not self._missing(state.node, wanted):
+        if labels is None:
             return 0.0
-        contested = self._is_contested(state.node, wanted)
+        annotations = self._annotations(state.node)
+        wanted = labels, annotations
+        if not self._missing(state.node, labels, annotations):
+            return 0.0
+        contested = self._applied == wanted and self._applied_to == state.node.uid
+        if not contested or time.monotonic() - self._applied_s >= self._intervals.stood_s:
+            self._contest.reset()
         if contested and time.monotonic() < self._again_s:
             return self._again_s - time.monotonic()
-        node = await self._cluster.apply_node(state.node, wanted, {})
-        log.info("labels applied", extra={"node": self._name, "labels": len(wanted), "contested": contested})
+        node = await self._cluster.apply_node(state.node, labels, annotations)
+        log.info("labels applied", extra={"node": self._name, "labels": len(labels), "contested": contested})
         self._applied, self._applied_to, self._applied_s = wanted, node.uid, time.monotonic()
         self._again_s = self._applied_s + self._contest.pause_s()
         self._retry.reset()
@@ -124,18 +138,21 @@ class NodeLabels:
             self.watched = replace(self.watched, node=node)
         return 0.0
 
-    def _missing(self, node: ClusterNode, wanted: Labels) -> bool:
-        """Whether anything has to be written. At first always: an earlier agent may have left labels."""
-        if self._applied != wanted or self._applied_to != node.uid:
-            return True
-        return any(node.labels.get(key) != value for key, value in wanted.items())
+    def _annotations(self, node: ClusterNode) -> Mapping[str, str]:
+        """The pending plan. Since when a GPU waits is what the annotation has said before, also that of an
+        earlier agent.
+        """
+        before = node.annotations.get(PLAN, "") if self._plan is None else self._plan
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._plan = plan_annotation(self._pending, before, now)
+        return {PLAN: self._plan} if self._plan else {}
 
-    def _is_contested(self, node: ClusterNode, wanted: Labels) -> bool:
-        """Whether someone else has just changed what we wrote."""
-        ours = self._applied == wanted and self._applied_to == node.uid
-        if not ours or time.monotonic() - self._applied_s >= self._intervals.stood_s:
-            self._contest.reset()
-        return ours
+    def _missing(self, node: ClusterNode, labels: Labels, annotations: Mapping[str, str]) -> bool:
+        """Whether anything has to be written. At first always: an earlier agent may have left labels."""
+        if self._applied != (labels, annotations) or self._applied_to != node.uid:
+            return True
+        there = {*node.labels.items(), *node.annotations.items()}
+        return not there >= {*labels.items(), *annotations.items()}
 
     def _say(self, trouble: str) -> None:
         if trouble == self.trouble:
