@@ -258,7 +258,7 @@ def test_the_helper_killed_is_replaced_and_nothing_is_interrupted(
     [
         ("version: partage/v1\ngpus: 7\n", 2),
         ("", 2),
-        (native("{select: {index: [8]}, exclusive: {}}"), 2),
+        (native("{select: {index: [8]}, exclusive: {}}"), 3),
         (native("{select: {index: [0]}, mig: {layout: [7g.80gb, 1g.10gb]}}"), 3),
         (native("{select: all, mps: {replicas: 49}}"), 3),
     ],

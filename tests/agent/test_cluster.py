@@ -232,3 +232,34 @@ async def test_a_refusal_is_told_and_tried_again():
         api.refuse = None
         await _until(lambda: len(api.applied) == 1, "applied")
         await _until(lambda: labels.trouble == "", "well again")
+
+
+# --- labels that the agent reads -------------------------------------------------------------------
+
+CHOICE, MIG_CONFIG = "nvidia.com/device-plugin.config", "nvidia.com/mig.config"
+STATE = f"{MIG_CONFIG}.state"
+
+
+async def test_a_label_of_the_node_chooses_the_policy_and_a_layout():
+    async with api_server() as server:
+        api = NodeServer(server)
+        with place() as here:
+            policies = here.root / "policies"
+            policies.mkdir()
+            (policies / "default").write_text(native())
+            (policies / "fours").write_text(native("{select: all, time-slicing: {replicas: 4}}"))
+            options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1"]
+            with running(spawn(here, *options, f"--policy={policies}", machine=FOUR)) as agent:
+                await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "1", "default", agent)
+                await api.edit(**{CHOICE: "fours"})
+                await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "4", "fours", agent)
+                assert STATE not in api.labels
+                await api.edit(**{MIG_CONFIG: "all-3g.40gb"})
+                await _until(lambda: api.labels.get(STATE) == "success", "a layout", agent)
+                assert api.labels["nvidia.com/mig-3g.40gb.count"] == "8"
+                await api.edit(**{MIG_CONFIG: "thirds"})
+                await _until(lambda: api.labels.get(STATE) == "failed", "a wrong name", agent)
+                assert api.labels["nvidia.com/mig-3g.40gb.count"] == "8"
+                del api.labels[MIG_CONFIG]
+                await api.edit()
+                await _until(lambda: STATE not in api.labels, "no label", agent)

@@ -19,13 +19,11 @@ async def test_a_node_has_conditions_and_a_refused_policy_is_an_event():
         assert {row["status"] for row in api.conditions.values()} == {"True"}
         assert PLAN not in api.annotations
         here.write_policy(native("{select: {index: [9]}, exclusive: {}}"))
-        await _until(
-            lambda: api.conditions["PartagePolicyInForce"]["reason"] == "PolicyRefused", "refused", agent
-        )
+        await _until(lambda: api.conditions["PartagePolicyInForce"]["status"] == "False", "refused", agent)
         [event] = api.events
         assert (event["reason"], event["type"]) == ("PolicyRefused", "Warning")
         assert (event["regarding"]["kind"], event["regarding"]["uid"]) == ("Node", "u1")
-        assert api.conditions["PartagePolicyInForce"]["status"] == "False"
+        assert api.conditions["PartagePolicyInForce"]["reason"] == "DoesNotFit"
 
 
 async def test_a_node_says_which_gpu_waits_for_which_pod_until_it_has_changed():

@@ -224,3 +224,40 @@ def test_check_and_simulate_refuse_the_same_stories_for_the_same_reason(capsys, 
 
 def test_a_good_story_is_good(capsys, file):
     assert _check(capsys, file(STORY % (SLICED, "{expect: {pods: {a: Running}}}"))) == (0, [])
+
+
+TWO_TYPES = """
+version: partage/v1
+gpus:
+  - {select: all, when: {label: {pool: inference}}, mps: {replicas: 4}}
+  - {select: {index: 7}, when: {label: {pool: training}}, time-slicing: {replicas: 2}}
+"""
+
+
+def test_a_policy_for_two_machine_types_is_right_where_one_of_them_fits(capsys, file):
+    policy = file(TWO_TYPES)
+    code, problems = _check(capsys, policy, "--machine", "4xl40s")
+    said = [problem["message"] for problem in problems]
+    assert code == 0
+    assert any(
+        "nodes with pool=training is not for this machine: the node has no GPU 7" in one for one in said
+    )
+
+
+def test_with_labels_only_what_they_choose_is_judged(capsys, file):
+    policy = file(TWO_TYPES)
+    node = ["--machine", "4xl40s", "--node-labels"]
+    assert _check(capsys, policy, *node, "pool=training")[0] == 3
+    code, problems = _check(capsys, policy, *node, "")
+    assert (code, problems) == (0, [])
+
+
+def test_variants_of_which_none_fits_are_errors(capsys, file):
+    policy = file(
+        "version: partage/v1\ngpus:\n"
+        "  - {select: {index: 8}, when: {label: {pool: a}}, exclusive: {}}\n"
+        "  - {select: {index: 9}, exclusive: {}}\n"
+    )
+    code, problems = _check(capsys, policy, "--machine", "4xl40s")
+    assert code == 3
+    assert {problem["path"] for problem in problems} == {"gpus[0].select.index", "gpus[1].select.index"}

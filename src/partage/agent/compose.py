@@ -8,9 +8,11 @@ import logging
 import os
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
@@ -67,6 +69,9 @@ them."""
 
 Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
+WatchLabels = Callable[[Callable[[Mapping[str, str]], None]], Coroutine[Any, Any, None]]
+"""A task that tells the labels of the node, at first and at every change, and never ends."""
+
 
 async def run(
     options: AgentOptions,
@@ -75,11 +80,12 @@ async def run(
     stop: asyncio.Event,
     status: AgentStatus | None = None,
     beside: Beside | None = None,
+    labels: WatchLabels | None = None,
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
     status: where reports are published. beside: a task of the caller that runs with the agent and ends with
-    it. The caller closes the hardware.
+    it. labels: tells the labels of the node, where a cluster knows them. The caller closes the hardware.
 
     Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
     is no last good one; InputError for a socket path that is too long, if another agent has locked the
@@ -90,7 +96,9 @@ async def run(
     state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
         with _locked(options.run_dir):
-            agent = _Agent(options, hardware, status, state_writer)
+            in_cluster = labels is not None or options.cluster is not None
+            options = replace(options, awaits_labels=in_cluster)
+            agent = _Agent(options, hardware, status, state_writer, labels)
             await agent.run(stop, beside)
     finally:
         state_writer.directory.close()
@@ -122,7 +130,12 @@ class _Agent:
     """The connected parts."""
 
     def __init__(
-        self, options: AgentOptions, hardware: Hardware, status: AgentStatus, state_writer: StateWriter
+        self,
+        options: AgentOptions,
+        hardware: Hardware,
+        status: AgentStatus,
+        state_writer: StateWriter,
+        labels: WatchLabels | None,
     ) -> None:
         self._options = options
         self._status = status
@@ -134,6 +147,7 @@ class _Agent:
         self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._labels = labels
         self._served_before: set[DeviceUuid] = set()
         self._own_node: OwnNode | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
@@ -152,7 +166,7 @@ class _Agent:
         )
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
-        self._policies = PolicyObserver(options, geometry_of, ask)
+        self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
@@ -267,6 +281,8 @@ class _Agent:
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
         }
+        if self._labels is not None:
+            tasks["labels"] = self._labels(self._policies.know_labels)
         if self._options.cluster is not None:
             tasks["cluster"] = self._in_cluster(self._options.cluster)
         async with asyncio.TaskGroup() as group:
@@ -302,7 +318,8 @@ class _Agent:
         from partage.edges.kube.cluster import ApiCluster
 
         name = self._options.node_name
-        return OwnNode(ApiCluster(config, name), name, self._status, self._requests.ask)
+        cluster, know = ApiCluster(config, name), self._policies.know_labels
+        return OwnNode(cluster, name, self._status, self._requests.ask, know_labels=know)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()

@@ -5,10 +5,12 @@ import json
 import pytest
 import yaml
 
-from partage.agent.observers.policy import PolicyFile
+from partage.agent.node_policy import NodeChoice, NodePolicy, node_policy
 from partage.edges.files.policy import configurations, parse_policy
+from partage.edges.files.policy_directory import PolicyFiles
 from partage.errors import InputError
 from partage.faces.cli.main import run
+from partage.model.choice_rules import ChoiceRules
 from partage.model.policy import GpuEntry, Mps, ResourceEntry, TimeSlicing
 
 NATIVE = "version: partage/v1\ngpus:\n  - select: all\n    mps: {replicas: 3}\n"
@@ -163,6 +165,8 @@ def test_every_verb_takes_a_configmap(capsys, tmp_path, verb, code):
 def test_the_agent_reads_a_configmap(tmp_path):
     file = tmp_path / "cm.yaml"
     file.write_text(config_map(a=NVIDIA, b=NATIVE))
-    (entry,) = PolicyFile(file, "a", {}).read().policy.entries
+    found = node_policy(PolicyFiles(file).read(), NodeChoice(rules=ChoiceRules("a")))
+    assert isinstance(found, NodePolicy)
+    (entry,) = found.loaded.policy.entries
     assert isinstance(entry, ResourceEntry)
     assert entry.origin == "data.a.sharing.timeSlicing.resources[0]"

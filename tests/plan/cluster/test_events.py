@@ -20,7 +20,14 @@ from partage.plan.cluster.events import NodeEvent, Pod, node_events
 from partage.plan.cluster.pending import pending_gpus, plan_annotation
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.report import PolicyReport, PolicyState, Report
+from partage.plan.report import (
+    MigConfigReport,
+    MigConfigState,
+    PolicyReason,
+    PolicyReport,
+    PolicyState,
+    Report,
+)
 from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
 from tests.plan.test_report_events import FIRST, GPU, ONE
 
@@ -54,16 +61,36 @@ def test_a_fault_of_several_gpus_is_one_event_and_so_is_its_end() -> None:
 
 def test_a_policy_is_told_when_it_is_refused_and_when_it_is_in_force() -> None:
     first = replace(WELL, policy=PolicyReport(PolicyState.FILE, "p.yaml", digest="a"))
-    refused = replace(WELL, policy=PolicyReport(PolicyState.LAST_GOOD, "p.yaml", digest="a", problems=BAD))
+    refused = replace(
+        WELL,
+        policy=PolicyReport(
+            PolicyState.LAST_GOOD, "p.yaml", digest="a", problems=BAD, reason=PolicyReason.WRONG
+        ),
+    )
     second = replace(WELL, policy=PolicyReport(PolicyState.FILE, "p.yaml", digest="b"))
     [(reason, note, warning)] = told(first, refused)
     assert (reason, warning) == ("PolicyRefused", True)
-    assert "the last good one stays in force" in note
+    assert "p.yaml stays in force" in note
     assert "no such GPU" in note
-    assert told(refused, second) == [("PolicyInForce", "policy p.yaml is in force", False)]
-    assert told(first, second) == [("PolicyInForce", "policy p.yaml is in force", False)]
+    assert told(refused, second) == [("PolicyInForce", "the policy in force is p.yaml", False)]
+    assert told(first, second) == [("PolicyInForce", "the policy in force is p.yaml", False)]
     assert told(None, first) == []
     assert [one[0] for one in told(None, refused)] == ["PolicyRefused"]
+
+
+def test_a_policy_that_waits_for_labels_is_no_event() -> None:
+    waits = PolicyReport(PolicyState.NONE, "d", problems=BAD, reason=PolicyReason.LABELS_UNKNOWN)
+    assert told(None, replace(WELL, policy=waits)) == []
+
+
+def test_a_layout_of_a_label_that_cannot_be_made_is_told_once() -> None:
+    failed = replace(WELL, mig_config=MigConfigReport("all-9g", MigConfigState.FAILED, "no such layout"))
+    [(reason, note, _)] = told(WELL, failed)
+    assert (reason, note) == (
+        "MigLayoutFailed",
+        "label nvidia.com/mig.config asks for all-9g: no such layout",
+    )
+    assert told(failed, failed) == []
 
 
 def test_a_wait_is_told_on_the_node_and_on_the_pod_that_is_certain() -> None:
@@ -150,7 +177,7 @@ def test_a_node_that_is_well() -> None:
     assert conditions(WELL) == {
         "PartageReady": (True, "Ready", "1 GPU as nvidia.com/gpu"),
         "PartageGpusHealthy": (True, "AllHealthy", "no GPU has a fault"),
-        "PartagePolicyInForce": (True, "InForce", "the built-in policy (every GPU exclusive) is in force"),
+        "PartagePolicyInForce": (True, "InForce", "the policy in force is every GPU exclusive"),
     }
 
 

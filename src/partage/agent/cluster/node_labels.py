@@ -17,6 +17,7 @@ from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.errors import PartageError
 from partage.model.gpu import NoDriver
+from partage.model.node_labels import MIG_CONFIG_STATE
 from partage.plan.cluster.pending import PLAN, PendingGpu, pending_gpus, plan_annotation
 from partage.plan.labels import Labels, node_labels
 from partage.plan.report import Report
@@ -45,8 +46,8 @@ class ClusterIntervals(Frozen):
 class NodeLabels:
     """Follows the own Node, and applies its labels: at the start, when they change, and when they are gone.
 
-    trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes. followers:
-    called when the watch says something.
+    trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes. know: told
+    the Node, at first and whenever it changes.
     """
 
     def __init__(
@@ -56,8 +57,10 @@ class NodeLabels:
         status: AgentStatus,
         ask: Callable[[], None],
         intervals: ClusterIntervals | None = None,
+        *,
+        know: Callable[[ClusterNode], None] = lambda _: None,
     ) -> None:
-        self._cluster, self._name, self._status, self._ask = cluster, name, status, ask
+        self._cluster, self._name, self._status, self._ask, self._know = cluster, name, status, ask, know
         intervals = intervals or ClusterIntervals()
         self._intervals = intervals
         self._retry = Backoff(intervals.retry_s, intervals.retry_longest_s)
@@ -70,7 +73,6 @@ class NodeLabels:
         self._applied_to = ""
         self._applied_s = self._again_s = 0.0
         self.watched = WatchState()
-        self.followers: list[Callable[[], None]] = []
         self.trouble = ""
 
     async def run(self) -> None:
@@ -83,8 +85,8 @@ class NodeLabels:
     def _seen(self, state: WatchState) -> None:
         self.watched = state
         self._news.set()
-        for follower in self.followers:
-            follower()
+        if state.node is not None:
+            self._know(state.node)
 
     async def _read_reports(self) -> None:
         last: Report | None = None
@@ -170,4 +172,8 @@ def labels_of(report: Report) -> Labels | None:
     inventory, policy = report.node.inventory, report.policy_in_force
     if policy is None or isinstance(inventory.driver, NoDriver):
         return None
-    return node_labels(inventory, report.offer, policy.options, geometry_of)
+    labels = node_labels(inventory, report.offer, policy.options, geometry_of)
+    layout = report.mig_config
+    if layout is None:
+        return labels
+    return None if layout.state is None else {**labels, MIG_CONFIG_STATE: layout.state.value}

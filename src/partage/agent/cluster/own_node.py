@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from partage.agent.cluster.node_labels import NodeLabels
 from partage.agent.cluster.node_news import NodeNews
 from partage.agent.status.status import AgentStatus
-from partage.edges.kube.port import Cluster
+from partage.edges.kube.port import Cluster, ClusterNode
 
 
 class OwnNode:
-    """Follows the own Node, and keeps it up to date. ask: asks for a turn."""
+    """Follows the own Node, and keeps it up to date. ask: asks for a turn. know_labels: told the labels of
+    the Node, at first and whenever they change.
+    """
 
-    def __init__(self, cluster: Cluster, name: str, status: AgentStatus, ask: Callable[[], None]) -> None:
-        self.labels = NodeLabels(cluster, name, status, ask)
+    def __init__(
+        self,
+        cluster: Cluster,
+        name: str,
+        status: AgentStatus,
+        ask: Callable[[], None],
+        *,
+        know_labels: Callable[[Mapping[str, str]], None],
+    ) -> None:
+        self._know_labels = know_labels
+        self.labels = NodeLabels(cluster, name, status, ask, know=self._seen)
         self.news = NodeNews(cluster, name, status, watched=lambda: self.labels.watched, ask=ask)
-        self.labels.followers.append(self.news.node_seen)
+
+    def _seen(self, node: ClusterNode) -> None:
+        self._know_labels(node.labels)
+        self.news.node_seen()
 
     @property
     def trouble(self) -> str:

@@ -23,7 +23,7 @@ from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Strategy
 from partage.plan.reconcile.node_plan import Phase
-from partage.plan.report import PolicyState, Report
+from partage.plan.report import MigConfigState, PolicyReason, PolicyState, Report
 from partage.plan.serve.ledger import Certainty
 from partage.plan.serve.watchdog import GrantKind
 
@@ -197,6 +197,19 @@ def _node(report: Report) -> Iterator[Metric]:
         ("state",),
         [((str(state),), float(state is policy.state)) for state in PolicyState],
     )
+    yield _gauge(
+        "policy_reason",
+        "1 for why the policy that was asked for is in force, or not.",
+        ("reason",),
+        [((str(reason),), float(reason is policy.reason)) for reason in PolicyReason],
+    )
+    if (layout := report.mig_config) is not None:
+        yield _gauge(
+            "mig_config_state",
+            "1 for what became of the MIG layout that the label of the node asks for.",
+            ("config", "state"),
+            [((layout.name, str(state)), float(state is layout.state)) for state in MigConfigState],
+        )
     yield _gauge(
         "dependency_up",
         "1 while something that the agent depends on works.",

@@ -19,7 +19,7 @@ from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
-from partage.faces.cli.common import config_option, machine_option, policy_option
+from partage.faces.cli.common import choice_rules, config_option, machine_option, node_labels, policy_option
 from partage.faces.cli.hardware import helper_argv
 from partage.faces.lean_imports import lean_imports
 from partage.model.paths import check_socket_path
@@ -99,7 +99,8 @@ def command(
 ) -> None:
     """Run the node: offer its GPUs to the kubelet, as the policy says.
 
-    The policy file is read again when its content changes. Runs until SIGTERM or SIGINT.
+    The policy is read again when its content changes. Of a directory of policies, the labels of the node
+    choose one. Runs until SIGTERM or SIGINT.
     """
     if policy == "-":
         raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
@@ -114,6 +115,8 @@ def command(
         container_logs=container_logs.absolute(),
         policy=Path(policy) if policy is not None else None,
         config=config,
+        fallback=choice_rules(config).fallback,
+        node_labels=node_labels(),
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
         cluster=_cluster(where, node_name),

@@ -143,7 +143,9 @@ def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOption
     if options.state_dir is None or not is_locked(options.state_dir):
         return
     report = common.agent_report(options.machine, options.run_dir)
-    plan = make_plan(common.read_policy(policy, config), options.machine, options.run_dir, report=report)
+    plan = make_plan(
+        common.read_policy(policy, config, report), options.machine, options.run_dir, report=report
+    )
     if plan.report is None:
         return
     gpus = [

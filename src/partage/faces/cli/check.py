@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from partage.faces.input_files import ManifestInput
     from partage.faces.manifest import Resources
     from partage.model.gpu import Inventory
+    from partage.model.node_labels import NodeLabels
     from partage.model.policy import Policy
 
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
 class CheckContext(Frozen):
-    """What files are checked against. inventory, offered: None where nothing was given."""
+    """What files are checked against. inventory, offered, labels: None where nothing was given."""
 
     config: str | None
     inventory: Inventory | None
     offered: Resources | None
+    labels: NodeLabels | None = None
 
 
 @click.command(name="check")
@@ -66,7 +68,8 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
     manifest, a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the
     policies are also checked against that machine; of a file with several configurations at least one must
-    fit it, or the one named by --config.
+    fit it, or the one named by --config. So must one of the variants that 'when' makes of a policy, or the
+    one that --node-labels chooses.
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
@@ -98,18 +101,19 @@ def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
 def _context(policy: str | None, config: str | None, machine: str | None) -> CheckContext:
     from partage.model.share import resources_of
 
+    labels = common.node_labels()
     inventory = None
     if machine is not None or policy is not None:
         inventory = common.need_driver(common.observe(machine))
     if policy is None or inventory is None:
-        return CheckContext(config, inventory, None)
+        return CheckContext(config, inventory, None, labels)
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
 
     read = common.read_policy(policy, config).policy
     offer = advertise(assign(read, inventory, geometry_of), inventory, read)
-    return CheckContext(None, inventory, resources_of(offer))
+    return CheckContext(None, inventory, resources_of(offer), labels)
 
 
 # --- one file ----------------------------------------------------------------------------------
@@ -151,7 +155,7 @@ def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[Checke
 
     named = configurations(content, file) if context.config is None else []
     names: list[str | None] = list(named) if named else [context.config]
-    judged = [(name, *_configuration(content, file, name, context)) for name in names]
+    judged = [one for name in names for one in _configuration(content, file, name, context)]
     one_fits = any(not errors_of(here) for _, _, here in judged)
     found: list[CheckedProblem] = []
     for name, said, here in judged:
@@ -165,28 +169,44 @@ def errors_of(verdicts: Sequence[CheckedProblem]) -> list[Problem]:
     return [verdict.problem for verdict in verdicts if verdict.problem.severity == "error"]
 
 
-def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> CheckedProblem:
-    """The warning for a configuration that is not for this machine."""
+def _elsewhere(file: str, what: str, errors: Sequence[Problem]) -> CheckedProblem:
+    """The warning for something that is not for this machine."""
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    sentence = f"configuration {config} is not for this machine: {first.message}{more}"
+    sentence = f"{what} is not for this machine: {first.message}{more}"
     return CheckedProblem(Problem(file, first.path, "warning", sentence, first.hint))
 
 
-def _configuration(
-    content: bytes, file: str, config: str | None, context: CheckContext
-) -> tuple[list[CheckedProblem], list[CheckedProblem]]:
-    """The problems of one configuration, and those on the machine."""
-    from partage.edges.files.policy import parse_policy
+_Judged = tuple[str, list[CheckedProblem], list[CheckedProblem]]
+"""What was judged, its problems, and those on the machine."""
 
+
+def _configuration(content: bytes, file: str, config: str | None, context: CheckContext) -> list[_Judged]:
+    """One configuration; its variants, where it depends on labels."""
+    from partage.edges.files.policy import parse_policy
+    from partage.plan.offer.conditions import for_node, variants
+
+    what = f"configuration {config}"
     try:
         loaded = parse_policy(content, file, config, os.environ)
     except InputError as error:
-        return [CheckedProblem(problem) for problem in error.problems], []
+        return [(what, [CheckedProblem(problem) for problem in error.problems], [])]
     said = [CheckedProblem(problem) for problem in loaded.warnings]
-    return said, [] if context.inventory is None else list(
-        _on_machine(loaded.policy, file, context.inventory)
-    )
+    inventory = context.inventory
+    if inventory is None:
+        return [(what, said, [])]
+    if context.labels is not None:
+        there = for_node(loaded.policy, context.labels)
+        return [(what, said, list(_on_machine(there, file, inventory)))]
+    found = variants(loaded.policy)
+    if len(found) == 1:
+        return [(what, said, list(_on_machine(loaded.policy, file, inventory)))]
+    return [(_variant(labels), said, list(_on_machine(there, file, inventory))) for labels, there in found]
+
+
+def _variant(labels: NodeLabels) -> str:
+    shown = ", ".join(f"{key}={value}" for key, value in labels.items())
+    return f"what the policy says for nodes {f'with {shown}' if shown else 'without such labels'}"
 
 
 def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:

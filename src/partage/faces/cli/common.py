@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,10 +20,12 @@ from partage.codec.values import to_plain
 from partage.errors import Problem
 from partage.faces.cli import completion
 from partage.faces.lean_imports import lean_imports
+from partage.model.choice_rules import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.agent.node_policy import NodeChoice
     from partage.agent.reconciler.apply_once import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
+
+CHOICE_KEY = "partage.policy-choice"
+"""Key of ``--node-labels`` and ``--fallback`` in click's context: they go with ``--policy`` everywhere."""
 
 _DRIVER_ROOT_KEY = "partage.driver-root"
 
@@ -109,21 +115,86 @@ def policy_option(without: str, *, standard_input: bool = True) -> Callable[[Com
     return click.option(
         "-f",
         "--policy",
-        metavar="FILE",
+        metavar="FILE|DIR",
         shell_complete=completion.files,
         help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's, or a ConfigMap "
-        f"of such files.{stdin} {without}",
+        f"of such files. Of a directory of policies, labels of the node choose one.{stdin} {without}",
     )
 
 
 def config_option(command: Command) -> Command:
-    """``--config``."""
-    return click.option(
+    """``--config``, and ``--fallback`` and ``--node-labels``, which ``choice_options`` finds by itself."""
+    command = click.option(
         "--config",
         metavar="NAME",
         shell_complete=completion.configurations,
-        help="Name of a configuration, where the policy file has several.",
+        help="Name of a configuration, where the policy file has several; of a directory, the policy of "
+        "nodes without a label.",
     )(command)
+    command = click.option(
+        "--fallback",
+        metavar="LIST",
+        expose_value=False,
+        callback=partial(_remember_choice, "fallback"),
+        help="With a directory, for nodes without a label and without --config: named, single, empty, in "
+        "the order in which they are tried (named,single).",
+    )(command)
+    return node_labels_option(command)
+
+
+def node_labels_option(command: Command) -> Command:
+    """``--node-labels``, read by ``choice_options``."""
+    return click.option(
+        "--node-labels",
+        metavar="KEY=VALUE,...|FILE",
+        expose_value=False,
+        callback=partial(_remember_choice, "labels"),
+        help="The labels of the node, or a file that kubectl get node -o yaml has written; '' is a node "
+        "without labels.",
+    )(command)
+
+
+def _remember_choice(what: str, ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    del parameter
+    ctx.meta.setdefault(CHOICE_KEY, {})[what] = value
+
+
+def choice_options(config: str | None) -> NodeChoice:
+    """What a policy is chosen by on this command line. Raises InputError."""
+    from partage.agent.node_policy import NodeChoice
+
+    return NodeChoice(labels=node_labels(), rules=choice_rules(config), environ=os.environ)
+
+
+def node_labels() -> dict[str, str] | None:
+    """``--node-labels``; None where they are not given. Raises InputError."""
+    said = _said("labels")
+    if said is None:
+        return None
+    from partage.edges.files.node_labels import read_node_labels
+
+    return read_node_labels(said)
+
+
+def _said(what: str) -> str | None:
+    context = click.get_current_context(silent=True)
+    said: dict[str, str | None] = context.meta.get(CHOICE_KEY, {}) if context else {}
+    return said.get(what)
+
+
+def choice_rules(config: str | None) -> ChoiceRules:
+    """The rules for a directory. Raises InputError for a fallback that is not known."""
+    from partage.errors import InputError
+
+    fallback = _said("fallback")
+    if fallback is None:
+        return ChoiceRules(config)
+    words = [word.strip() for word in fallback.split(",") if word.strip()]
+    known = [one.value for one in Fallback]
+    for word in words:
+        if word not in known:
+            raise InputError(f"--fallback {word[:40]!r} is not known", f"a list of {', '.join(known)}")
+    return ChoiceRules(config, tuple(map(Fallback, words)))
 
 
 def state_dir_option(command: Command) -> Command:
@@ -191,18 +262,31 @@ def console() -> Console:
 # --- the node ----------------------------------------------------------------------------------
 
 
-def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
-    """The policy of ``--policy``, or every GPU exclusive. Raises InputError with all problems."""
-    from partage.edges.files.policy import built_in, load_policy
+def read_policy(policy: str | None, config: str | None, report: ReportDocument | None = None) -> LoadedPolicy:
+    """The policy of ``--policy`` on a node with the labels of ``--node-labels``, or every GPU exclusive.
+
+    report: of the agent that runs there; where labels are not given, they are those that it knows.
+    Raises InputError with all problems.
+    """
+    from msgspec.structs import replace
+
+    from partage.agent.node_policy import PolicyRefusal, node_policy
+    from partage.edges.files.policy_directory import read_policies
     from partage.errors import InputError
 
-    if policy is not None:
-        return load_policy(policy, config, os.environ)
-    if config is not None:
+    if policy is None and config is not None:
         raise InputError(
             "--config names a configuration of a policy file", "name the file with --policy FILE"
         )
-    return built_in(os.environ)
+    choice = choice_options(config)
+    if choice.labels is None and report is not None and (seen := report.planner_input) is not None:
+        choice = replace(choice, labels=seen.labels)
+    chosen = node_policy(None if policy is None else read_policies(policy), choice)
+    if isinstance(chosen, PolicyRefusal):
+        raise InputError(chosen.problems)
+    if chosen.layouts_problems:
+        raise InputError(chosen.layouts_problems)
+    return replace(chosen.loaded, policy=chosen.policy(chosen.layouts))
 
 
 def open_hardware(

@@ -106,9 +106,9 @@ def command(
         raise click.UsageError(
             "-o policy goes with --demand; partage export writes the live node as a policy"
         )
-    loaded = common.read_policy(policy, config)
-    common.print_problems(loaded.warnings)
     report = common.agent_report(machine, run_dir)
+    loaded = common.read_policy(policy, config, report)
+    common.print_problems(loaded.warnings)
     planned = make_plan(loaded, machine, run_dir, state_dir, report=report, named=policy is not None)
     common.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":

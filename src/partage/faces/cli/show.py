@@ -109,7 +109,7 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
         return ShownNode(inventory, report.offer, source, report)
     from partage.faces.cli.plan import make_plan
 
-    loaded = common.read_policy(policy, config)
+    loaded = common.read_policy(policy, config, report)
     plan = make_plan(loaded, machine, run_dir, report=report)
     common.print_problems(plan.warnings)
     source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"

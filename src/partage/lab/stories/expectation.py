@@ -9,12 +9,13 @@ from typing import TypeVar
 from partage.codec.fields import Field, Table
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
 from partage.model.health import HealthState
+from partage.plan.report import MigConfigState
 from partage.sim.kubelet.pod import PodPhase
 from partage.text import numbers
 
 T = TypeVar("T")
 
-_KEYS = ("allocatable", "capacity", "pods", "env", "health", "waiting", "problem")
+_KEYS = ("allocatable", "capacity", "pods", "env", "health", "waiting", "mig-config", "problem")
 _MOST_GPUS = 64
 _LONGEST_WAIT_S = 60
 _SECONDS = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)\s*s?", re.ASCII)
@@ -35,6 +36,7 @@ def read_expectation(step: Table, gpus: Collection[int] | None) -> Expect | None
         env=_by_pod(_each(table, "env", lambda field: _members(field, _pattern))),
         health=table.value("health", lambda field: _health(field, gpus), {}),
         waiting=table.value("waiting", lambda field: _indexes(field, gpus), None),
+        mig_config=table.value("mig-config", _mig_config, None),
         problem=table.value("problem", Field.text, None),
     )
 
@@ -76,6 +78,10 @@ def _index(place: Field, gpus: Collection[int] | None) -> int | None:
         place.error(f"the machine has no GPU {number}", f"it has {numbers(gpus) or 'none'}")
         return None
     return number
+
+
+def _mig_config(place: Field) -> str | None:
+    return "" if place.value == "" else place.choice(MigConfigState)
 
 
 def _within(place: Field) -> float | None:

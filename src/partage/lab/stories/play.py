@@ -19,6 +19,7 @@ from partage.lab.stories.model import (
     EndPods,
     Expect,
     FaultStep,
+    LabelNode,
     PolicyText,
     Remark,
     RestartAgent,
@@ -30,7 +31,13 @@ from partage.lab.stories.model import (
     short_key,
 )
 from partage.lab.stories.possible import check_policy
-from partage.lab.stories.sentences import expectation_sentence, pod_lines, refusal_sentence, waiting_sentences
+from partage.lab.stories.sentences import (
+    expectation_sentence,
+    label_sentence,
+    pod_lines,
+    refusal_sentence,
+    waiting_sentences,
+)
 from partage.lab.stories.stage import StoryStage
 from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.model.gpu import Inventory
@@ -148,6 +155,11 @@ class StoryPlayer:
                 await self._end(step)
             case ChangePolicy():
                 await self._change_policy(step.policy)
+            case LabelNode():
+                self.stage.set_labels(step.labels)
+                await self.stage.noticed()
+                await self.stage.rest()
+                self._report("label", label_sentence(step.labels), details=tuple(self._waiting()))
             case RestartKubelet():
                 await self._restart("the kubelet", self.stage.kubelet.restart)
             case RestartAgent():
@@ -221,13 +233,16 @@ class StoryPlayer:
             same = report is not None and report.policy.digest == digest and not report.policy.problems
             return same or counts.reloads_ok + counts.reloads_failed > before
 
-        await self.stage.eventually(noticed)
+        await (self.stage.eventually(noticed) if policy.files is None else self.stage.noticed())
         await self.stage.eventually(self.stage.at_rest)
         problems = self._problems()
         said = "is refused, the last good one stays" if problems else "is taken over"
-        report = self.stage.agent_status.report
-        details = [str(problem) for problem in problems] or (waiting_sentences(report) if report else [])
+        details = [str(problem) for problem in problems] or self._waiting()
         self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
+
+    def _waiting(self) -> list[str]:
+        report = self.stage.agent_status.report
+        return waiting_sentences(report) if report else []
 
     def _problems(self) -> list[Problem]:
         """What is wrong with the policy, under the name of its file, without the folder."""

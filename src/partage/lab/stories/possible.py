@@ -20,8 +20,8 @@ def check_policy(story: Story) -> None:
     """Raises InputError or Unsatisfiable if the policy that the story begins with is wrong, or cannot hold on
     its machine. Problems name the policy as the story does.
     """
-    if story.policy is None:
-        return
+    if story.policy is None or story.policy.files is not None or story.labels is not None:
+        return  # labels choose while it is played, and what is wrong then is reported
     policy = parse_policy(story.policy.content, story.policy.name, story.config).policy
     if not isinstance(story.machine.inventory.driver, NoDriver):
         resolve(policy, story.machine.inventory, geometry_of)

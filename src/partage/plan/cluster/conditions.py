@@ -6,7 +6,7 @@ from partage.model.gpu import NoDriver
 from partage.plan.cluster.pending import awaited, unsettled
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.report import GpuReport, PolicyReport, PolicyState, Report
+from partage.plan.report import GpuReport, PolicyReason, Report
 from partage.text import count_of, gpus, listed, shortened
 from partage.values import Frozen
 
@@ -72,14 +72,14 @@ def illnesses(gpu: GpuReport) -> tuple[str, ...]:
 
 def _in_force(report: Report) -> Condition:
     policy = report.policy
-    if policy.problems:
-        return _said(POLICY_IN_FORCE, "PolicyRefused", refusal(policy))
+    if policy.reason is not PolicyReason.IN_FORCE:
+        return _said(POLICY_IN_FORCE, policy.reason.camel, policy.message)
     pending = tuple(unsettled(report))
     if not pending:
-        return _said(POLICY_IN_FORCE, "InForce", f"{policy_name(policy)} is in force", status=True)
+        return _said(POLICY_IN_FORCE, "InForce", policy.message, status=True)
     reason = max((_reason(plan) for _, plan in pending), key=_REASONS.index)
     texts = [f"GPU {gpu.index} {standing(plan)}" for gpu, plan in pending]
-    return _said(POLICY_IN_FORCE, reason, f"{policy_name(policy)}: {listed(texts, SHOWN)}")
+    return _said(POLICY_IN_FORCE, reason, listed(texts, SHOWN))
 
 
 _REASONS = ("ChangeUnderWay", "ChangeWaits", "ChangeImpossible", "ChangeFailed")
@@ -110,19 +110,3 @@ def standing(plan: GpuPlan) -> str:
             return f"cannot be changed: {plan.reason}"
         case _:
             return "is being changed"
-
-
-def policy_name(policy: PolicyReport) -> str:
-    """``policy /etc/partage/policy.yaml``; the built-in one has no file."""
-    if policy.state is PolicyState.BUILT_IN or not policy.source:
-        return "the built-in policy (every GPU exclusive)"
-    return f"policy {policy.source}" + (f" ({policy.config})" if policy.config else "")
-
-
-def refusal(policy: PolicyReport) -> str:
-    """Why the policy that was asked for is not in force, and what is."""
-    more = f" (and {len(policy.problems) - 1} more)" if len(policy.problems) > 1 else ""
-    stays = (
-        "no policy is in force" if policy.state is PolicyState.NONE else "the last good one stays in force"
-    )
-    return f"{stays}: {policy.problems[0]}{more}"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partage.plan.cluster.conditions import illnesses, policy_name, refusal, standing
+from partage.model.node_labels import MIG_CONFIG
+from partage.plan.cluster.conditions import illnesses, standing
 from partage.plan.cluster.pending import certain_holder, pods_of
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.report import GpuReport, PolicyState, Report
+from partage.plan.report import GpuReport, MigConfigState, PolicyReason, PolicyState, Report
 from partage.text import gpus
 from partage.values import Frozen
 
@@ -36,22 +37,29 @@ def node_events(before: Report | None, now: Report) -> tuple[NodeEvent, ...]:
 
     An agent that starts again tells nothing that was told before, unless it is wrong.
     """
-    return (*_policy(before, now), *_gathered(before, now))
+    return (*_policy(before, now), *_layout(before, now), *_gathered(before, now))
 
 
 def _policy(before: Report | None, now: Report) -> Iterator[NodeEvent]:
     policy, old = now.policy, before.policy if before else None
-    if policy.problems:
-        if old is None or old.problems != policy.problems:
-            yield NodeEvent("PolicyRefused", refusal(policy), "KeepPolicy", warning=True)
-    elif old is not None and policy.state is not PolicyState.NONE:
-        was_good = not old.problems and old.state is not PolicyState.NONE
-        if not was_good or (old.digest, old.source, old.config) != (
+    if policy.reason is PolicyReason.IN_FORCE:
+        told = old is None or (old.reason, old.digest, old.message) == (
+            policy.reason,
             policy.digest,
-            policy.source,
-            policy.config,
-        ):
-            yield NodeEvent("PolicyInForce", f"{policy_name(policy)} is in force", "TakePolicy")
+            policy.message,
+        )
+        if not told and policy.state is not PolicyState.NONE:
+            yield NodeEvent("PolicyInForce", policy.message, "TakePolicy")
+    elif policy.reason is not PolicyReason.LABELS_UNKNOWN and (old is None or old.message != policy.message):
+        yield NodeEvent("PolicyRefused", policy.message, "KeepPolicy", warning=True)
+
+
+def _layout(before: Report | None, now: Report) -> Iterator[NodeEvent]:
+    """The layout that a label of the Node asks for; that it is there, its GPUs say."""
+    asked, old = now.mig_config, before.mig_config if before else None
+    if asked is not None and asked.state is MigConfigState.FAILED and asked != old:
+        note = f"label {MIG_CONFIG} asks for {asked.name}: {asked.reason}"
+        yield NodeEvent("MigLayoutFailed", note, "ChangeGpu", warning=True)
 
 
 def _gathered(before: Report | None, now: Report) -> Iterator[NodeEvent]:

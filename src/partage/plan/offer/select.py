@@ -9,8 +9,10 @@ from functools import lru_cache
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid
+from partage.model.layout import DoesNotFit
+from partage.model.named_layouts import resolve_layout
 from partage.model.pci import parse_pci_address
-from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, Policy, RemainingGpus
+from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, NodeLayouts, Policy, RemainingGpus
 from partage.plan.offer.findings import Findings
 from partage.text import gpus
 
@@ -25,9 +27,38 @@ def select(
 ) -> Mapping[GpuUuid, GpuEntry]:
     """GPU UUID to the entry that selects it. GPUs that no entry selects are missing."""
     entries = [entry for entry in policy.entries if isinstance(entry, GpuEntry)]
+    for entry in entries:
+        if entry.when:  # who resolves a policy asks ``conditions.for_node`` first
+            findings.add("wrong", f"{entry.origin}.when", "the labels of the node are not known")
     if policy.later_wins:
         return _last_wins(entries, inventory, findings)
     return _exactly_one(entries, inventory, geometry_of, findings)
+
+
+def select_layouts(
+    layouts: NodeLayouts | None, inventory: Inventory, geometry_of: GeometryOf, findings: Findings
+) -> Mapping[GpuUuid, GpuEntry]:
+    """GPU UUID to the entry of the label's layouts that matches it. A layout's name that only some models
+    have concerns only those.
+    """
+    if layouts is None:
+        return {}
+    owners = _last_wins(layouts.entries, inventory, findings)
+    fitting = {gpu: entry for gpu, entry in owners.items() if _has_name(inventory, gpu, entry, geometry_of)}
+    return fitting or owners
+
+
+def _has_name(inventory: Inventory, uuid: GpuUuid, entry: GpuEntry, geometry_of: GeometryOf) -> bool:
+    named = entry.mig.named if entry.mig else None
+    gpu = inventory.gpu(uuid)
+    geometry = geometry_of(gpu) if gpu else None
+    if named is None or geometry is None:
+        return named is None
+    try:
+        resolve_layout(geometry, (), named)
+    except DoesNotFit:
+        return False
+    return True
 
 
 # --- Partage's own format: every GPU has one entry ---------------------------------------------
@@ -37,6 +68,9 @@ def _exactly_one(
     entries: Sequence[GpuEntry], inventory: Inventory, geometry_of: GeometryOf, findings: Findings
 ) -> Mapping[GpuUuid, GpuEntry]:
     owners: dict[GpuUuid, GpuEntry] = {}
+    rest = [entry.origin for entry in entries if isinstance(entry.select, RemainingGpus)]
+    for origin in rest[1:]:
+        findings.add("wrong", f"{origin}.select", f"rest is selected by {rest[0]} already")
     for entry in sorted(entries, key=lambda entry: isinstance(entry.select, RemainingGpus)):
         _name_absent(entry, inventory, findings)
         chosen = [gpu for gpu in inventory if _selects(entry, gpu, geometry_of(gpu), owners)]
