@@ -263,6 +263,7 @@ class _Agent:
             retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
             cluster_trouble=self._cluster_trouble,
+            gave_up=lambda: self._own_node.drain.gave_up if self._own_node else {},
         )
         return Loop(parts)
 

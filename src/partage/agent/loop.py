@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -92,6 +92,7 @@ class LoopParts(Struct):
     retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
     cluster_trouble: Callable[[], str] = str
+    gave_up: Callable[[], Mapping[GpuUuid, str]] = dict
 
 
 class Loop(Struct):
@@ -171,6 +172,7 @@ class Loop(Struct):
             absent=self.state.absent,
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
+            gave_up=parts.gave_up(),
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
         )
 

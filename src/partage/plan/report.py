@@ -93,6 +93,7 @@ class GpuReport(Frozen):
 
     lost: why it does not answer, empty if it does. strategy: of its offer now, wanted: of the desired offer;
     None for no offer. plan: phase, reason, remaining steps, what it waits for; None: there is no plan.
+    drain_s: how long pods are asked to leave before it changes; None: it waits until they end.
     held: number of shares that are held. daemons: its MPS daemons, those of its MIG devices too.
     """
 
@@ -108,6 +109,7 @@ class GpuReport(Frozen):
     offer: GpuOffer
     held: int
     daemons: tuple[DaemonState, ...] = ()
+    drain_s: int | None = None
 
     @property
     def waits(self) -> bool:
@@ -232,6 +234,7 @@ def gpu_reports(
                 offer=offer,
                 held=held[uuid],
                 daemons=observed.daemons_of(uuid),
+                drain_s=desired.drain_of.get(uuid) if desired else None,
             )
         )
     return tuple(sorted(reports, key=lambda report: report.index))

@@ -33,6 +33,9 @@ class ClusterIntervals(Frozen):
     retry_s, retry_longest_s: between attempts to write them; each pause is twice the one before.
     contested_s, contested_longest_s: the same, while someone else writes other values.
     stood_s: labels that stood so long are not contested.
+    drain_s, drain_longest_s: between requests to evict pods that are still there.
+    drain_confirm_s: between the question for the pods of the node and their eviction: the kubelet has been
+    asked meanwhile which of them hold shares (``holders_waited_s``).
     """
 
     settle_s: float = 1.0
@@ -41,6 +44,9 @@ class ClusterIntervals(Frozen):
     contested_s: float = 5.0
     contested_longest_s: float = 600.0
     stood_s: float = 600.0
+    drain_s: float = 5.0
+    drain_longest_s: float = 60.0
+    drain_confirm_s: float = 5.0
 
 
 class NodeLabels:

@@ -196,6 +196,6 @@ def _node_condition(wanted: Condition, before: NodeCondition | None) -> NodeCond
 def _cluster_event(event: NodeEvent, node: ClusterNode) -> ClusterEvent:
     about = ObjectReference("Node", node.name, node.uid)
     if event.about is not None:
-        about = ObjectReference("Pod", event.about.name, "", event.about.namespace)
+        about = ObjectReference("Pod", event.about.name, event.about.uid, event.about.namespace)
     note = event.note if event.about is None else f"node {node.name}: {event.note}"
     return ClusterEvent(about, event.reason, note, event.action, "Warning" if event.warning else "Normal")

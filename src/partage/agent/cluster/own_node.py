@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from partage.agent.cluster.node_labels import NodeLabels
 from partage.agent.cluster.node_news import NodeNews
+from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.port import Cluster, ClusterNode
 
@@ -28,6 +29,7 @@ class OwnNode:
         self._know_labels = know_labels
         self.labels = NodeLabels(cluster, name, status, ask, know=self._seen)
         self.news = NodeNews(cluster, name, status, watched=lambda: self.labels.watched, ask=ask)
+        self.drain = PodDrain(cluster, name, status, tell=self.news.tell, ask=ask)
 
     def _seen(self, node: ClusterNode) -> None:
         self._know_labels(node.labels)
@@ -36,10 +38,11 @@ class OwnNode:
     @property
     def trouble(self) -> str:
         """Why the Node is not kept up to date; empty if it is."""
-        return "; ".join(filter(None, (self.labels.trouble, self.news.trouble)))
+        return "; ".join(filter(None, (self.labels.trouble, self.news.trouble, self.drain.trouble)))
 
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.labels.run(), name="own node")
             group.create_task(self.news.run(), name="news of the node")
+            group.create_task(self.drain.run(), name="drain")

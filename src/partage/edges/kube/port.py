@@ -156,8 +156,12 @@ class Cluster(Protocol):
         """The pods of a node, in all namespaces."""
         ...
 
-    async def evict(self, namespace: str, name: str, grace_seconds: int | None = None) -> Eviction:
-        """Ask for the end of a pod. PodDisruptionBudgets are honoured."""
+    async def evict(
+        self, namespace: str, name: str, grace_seconds: int | None = None, *, uid: str = ""
+    ) -> Eviction:
+        """Ask for the end of a pod. PodDisruptionBudgets are honoured. uid: only this one: another pod of the
+        same name counts as gone.
+        """
         ...
 
     async def record(self, event: ClusterEvent) -> None:

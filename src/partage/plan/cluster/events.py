@@ -14,10 +14,11 @@ from partage.values import Frozen
 
 
 class Pod(Frozen, order=True):
-    """A pod by its name."""
+    """A pod by its name. uid: empty where it is not known."""
 
     namespace: str
     name: str
+    uid: str = ""
 
 
 class NodeEvent(Frozen):

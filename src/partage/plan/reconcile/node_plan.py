@@ -80,6 +80,7 @@ class Snapshot(Frozen):
     of GPUs before Partage changed them. absent: GPUs that were served before the node booted and have not
     answered since. attempts: what failed. in_hand: GPUs whose steps are being carried out (``changing``) or
     read back (``verifying``). checkpoint: whether held ids can be compared with the kubelet's checkpoint.
+    gave_up: GPUs whose pods were asked to leave and did not, and a sentence: they stay as they were.
     """
 
     now_s: float
@@ -93,6 +94,7 @@ class Snapshot(Frozen):
     attempts: Mapping[GpuUuid, FailedAttempt] = field(default_factory=dict)
     in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
     checkpoint: bool = True
+    gave_up: Mapping[GpuUuid, str] = field(default_factory=dict)
 
     @property
     def departed(self) -> frozenset[GpuUuid]:
