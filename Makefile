@@ -8,12 +8,14 @@ READY  := $(VENV)/.ready
 RUNS   ?= 1000
 # The interpreter whose packages apt-get installs.
 DEBIAN ?= /usr/bin/python3
+# Programs of a real Kubernetes, and the image, for `make chart` and `make e2e`.
+CLUSTER ?= build/cluster
 STORY  ?= examples/07-mixed-node/story.yaml
 # Two workers: the tests mostly wait for sockets and processes, not for a core.
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts docs soak guard-torch bench proto lock clean
+.PHONY: help setup demo test check format lint types contracts docs soak guard-torch bench chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -66,6 +68,21 @@ guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: 
 
 bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
 	$(BIN)/python -m bench
+
+$(CLUSTER)/helm $(CLUSTER)/kubeconform $(CLUSTER)/kubelet:
+	tests/cluster/build $(CLUSTER)
+
+chart: $(READY) $(CLUSTER)/helm  ## check the Helm chart, and write deploy/manifests from it (builds helm: Go)
+	$(CLUSTER)/helm lint --quiet deploy/helm/partage --namespace partage
+	PATH="$(abspath $(CLUSTER)):$$PATH" $(BIN)/python deploy/render_chart.py
+	tests/cluster/schemas "$$(cd tests/cluster/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json" $(CLUSTER)/schemas
+	$(CLUSTER)/kubeconform -strict -summary -skip ServiceMonitor \
+	  -schema-location '$(abspath $(CLUSTER))/schemas/{{.ResourceKind}}{{.KindSuffix}}.json' deploy/manifests tests/deploy/rendered
+
+e2e: $(READY) chart $(CLUSTER)/kubelet  ## the chart on a real Kubernetes that is started here (root; builds it: Go, 15 min once)
+	@tests/cluster/packages
+	tests/cluster/partage-image $(CLUSTER)
+	PARTAGE_E2E_BIN="$(abspath $(CLUSTER))" $(BIN)/python -m pytest tests/e2e -v
 
 proto: $(READY)  ## generate the kubelet's messages anew from proto/
 	$(BIN)/python proto/generate.py

@@ -49,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     At once: a thread may wait for events in the driver, which must not be unloaded below it, and the end of
     the interpreter takes 50 ms.
     """
+    os._exit(_run(parser().parse_args(arguments)))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the helper."""
     import argparse
 
     class Parser(argparse.ArgumentParser):
@@ -57,25 +62,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         def error(self, message: str) -> NoReturn:
             self.exit(2, f"error: {message} ({self.prog} --help shows how to use it)\n")
 
-    parser = Parser(
+    found = Parser(
         prog="partage hardware",
         description="Serve the node's GPUs on a unix socket, to root and to the user that runs it.",
     )
-    parser.add_argument(
+    found.add_argument(
         "--socket", type=Path, default=Path(DEFAULT_SOCKET), help=f"path of the socket ({DEFAULT_SOCKET})"
     )
-    parser.add_argument("--machine", metavar="NAME|FILE", help="use a simulated node instead of this one")
-    parser.add_argument(
+    found.add_argument("--machine", metavar="NAME|FILE", help="use a simulated node instead of this one")
+    found.add_argument(
         "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (/)"
     )
-    parser.add_argument(
+    found.add_argument(
         "--run-dir",
         type=Path,
         default=Path(DEFAULT_RUN_DIR),
         metavar="DIR",
         help=f"MPS daemons have their directories below it ({DEFAULT_RUN_DIR})",
     )
-    parser.add_argument(
+    found.add_argument(
         "--allow-uid",
         type=int,
         action="append",
@@ -83,12 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         metavar="UID",
         help="another user id that may connect; repeatable",
     )
-    parser.add_argument(
+    found.add_argument(
         "--allow-container",
         metavar="NAMESPACE/POD*/CONTAINER",
         help="serve only this container of pods whose names begin like this; needs the node's process ids",
     )
-    parser.add_argument(
+    found.add_argument(
         "--container-logs",
         type=Path,
         default=Path("/var/log/containers"),
@@ -96,8 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         help="where the kubelet links containers' logs by container id, for --allow-container "
         "(/var/log/containers)",
     )
-    parser.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
-    os._exit(_run(parser.parse_args(arguments)))
+    found.add_argument(
+        "--no-network", action="store_true", help="leave the network; only sockets with a path remain"
+    )
+    found.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
+    return found
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -108,6 +116,10 @@ def _run(options: argparse.Namespace) -> int:
 
     log.configure()
     try:
+        if options.no_network:
+            from partage.edges.hardware.no_network import leave_network
+
+            leave_network()
         return asyncio.run(_serve(options))
     except PartageError as error:
         for problem in error.problems:
