@@ -33,6 +33,7 @@ class NodeServer:
         self.version = 10
         self.applied: list[dict[str, str]] = []
         self.annotations: dict[str, str] = {}
+        self.by_hand: set[str] = set()
         self.conditions: dict[str, dict[str, str]] = {}
         self.events: list[dict[str, Any]] = []
         self.refuse: Answer | None = None
@@ -47,6 +48,10 @@ class NodeServer:
         if "/events" in request.path:
             self.events += [request.json] if request.method == "POST" else []
             return Answer({}, 201)
+        if request.method == "GET" and request.path == "/api/v1/nodes/n1":
+            return Answer(self._node())
+        if request.query.get("fieldManager") == "partage-cli":
+            return await self._annotate(request.json["metadata"])
         if request.method == "PATCH":
             change = self._set_conditions if request.path.endswith("/status") else self._apply
             answer = self.refuse or change(request.json)
@@ -69,11 +74,24 @@ class NodeServer:
         return Answer(self._node())
 
     def _apply(self, body) -> Answer:
-        labels, self.annotations = body["metadata"]["labels"], body["metadata"]["annotations"]
+        labels = body["metadata"]["labels"]
+        by_hand = {key: value for key, value in self.annotations.items() if key in self.by_hand}
+        self.annotations = {**body["metadata"]["annotations"], **by_hand}
         self.applied.append(labels)
         kept = {key: value for key, value in self.labels.items() if key not in self.owned}
         self.labels, self.owned = {**kept, **labels}, set(labels)
         self.version += 1
+        return Answer(self._node())
+
+    async def _annotate(self, meta) -> Answer:
+        """As a person with kubectl."""
+        if (meta["uid"], meta["resourceVersion"]) != ("u1", str(self.version)):
+            return status(409, "Conflict", "the Node has been modified")
+        self.by_hand |= set(meta["annotations"])
+        merged = {**self.annotations, **meta["annotations"]}
+        self.annotations = {key: value for key, value in merged.items() if value is not None}
+        self.version += 1
+        await self._tell()
         return Answer(self._node())
 
     async def edit(self, **labels: str) -> None:

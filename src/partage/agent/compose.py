@@ -19,6 +19,7 @@ from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
 from partage.agent.loop import Loop, LoopParts, TurnRequests
+from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
@@ -54,6 +55,7 @@ from partage.plan.turn import NodeState, after_restart
 if TYPE_CHECKING:
     from partage.agent.cluster.own_node import OwnNode
     from partage.edges.kube.config import ClusterConfig
+    from partage.edges.kube.port import ClusterNode
 
 log = logging.getLogger(__name__)
 
@@ -167,6 +169,7 @@ class _Agent:
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
         self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
+        self._cordon = CordonObserver(options.state_dir, intervals.policy_s, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
@@ -207,6 +210,7 @@ class _Agent:
         try:
             saved = self._restore()
             self._policies.start()
+            self._cordon.start()
             await asyncio.wait(
                 {observation, stopped}, timeout=FIRST_OBSERVATION_S, return_when=FIRST_COMPLETED
             )
@@ -251,6 +255,7 @@ class _Agent:
             settings=self._settings,
             pod_resources=self._pod_resources,
             policies=self._policies,
+            cordon=self._cordon,
             originals=self._originals,
             planner=Planner(geometry_of, self._options.intervals.withdraw_s),
             reconciler=self._reconciler,
@@ -277,6 +282,7 @@ class _Agent:
             "conditions": self._hardware.conditions_forever(),
             "events": self._hardware.watch_events(),
             "policy": self._policies.watch(),
+            "cordon": self._cordon.watch(),
             "reconciler": self._reconciler.run(),
             "state": self._state_writer.run(),
             "cdi": self._cdi.run(),
@@ -319,8 +325,11 @@ class _Agent:
         from partage.edges.kube.cluster import ApiCluster
 
         name = self._options.node_name
-        cluster, know = ApiCluster(config, name), self._policies.know_labels
-        return OwnNode(cluster, name, self._status, self._requests.ask, know_labels=know)
+        return OwnNode(ApiCluster(config, name), name, self._status, self._requests.ask, know=self._know)
+
+    def _know(self, node: ClusterNode) -> None:
+        self._policies.know_labels(node.labels)
+        self._cordon.know_annotations(node.annotations)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()

@@ -91,7 +91,9 @@ def turn(
     left = now.departed - plan.serving.keys()
     health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths) if gpu not in left}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
-    share_health = ShareHealth(seen.node.known, health, plan.unusable, whole=strategy is MigStrategy.NONE)
+    share_health = ShareHealth(
+        seen.node.known, health, plan.unusable, whole=strategy is MigStrategy.NONE, cordoned=now.cordoned
+    )
     new_view = kubelet_view(
         plan.serving,
         share_health,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from partage.agent.cluster.node_labels import NodeLabels
 from partage.agent.cluster.node_news import NodeNews
@@ -13,8 +13,8 @@ from partage.edges.kube.port import Cluster, ClusterNode
 
 
 class OwnNode:
-    """Follows the own Node, and keeps it up to date. ask: asks for a turn. know_labels: told the labels of
-    the Node, at first and whenever they change.
+    """Follows the own Node, and keeps it up to date. ask: asks for a turn. know: told the Node, at first
+    and whenever it changes.
     """
 
     def __init__(
@@ -24,15 +24,15 @@ class OwnNode:
         status: AgentStatus,
         ask: Callable[[], None],
         *,
-        know_labels: Callable[[Mapping[str, str]], None],
+        know: Callable[[ClusterNode], None],
     ) -> None:
-        self._know_labels = know_labels
+        self._know = know
         self.labels = NodeLabels(cluster, name, status, ask, know=self._seen)
         self.news = NodeNews(cluster, name, status, watched=lambda: self.labels.watched, ask=ask)
         self.drain = PodDrain(cluster, name, status, tell=self.news.tell, ask=ask)
 
     def _seen(self, node: ClusterNode) -> None:
-        self._know_labels(node.labels)
+        self._know(node)
         self.news.node_seen()
 
     @property

@@ -26,6 +26,7 @@ from partage.errors import Absent, Conflict
 MANAGER = "partage"
 """The field manager: what it owns of a Node can be seen in metadata.managedFields."""
 
+_BY_HAND = "partage-cli"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
@@ -66,6 +67,11 @@ class ApiCluster:
             _APPLY,
             {"fieldManager": MANAGER, "force": "true"},
         )
+
+    async def annotate_node(self, node: ClusterNode, annotations: Mapping[str, str | None]) -> ClusterNode:
+        # Another manager: what the agent applies next must not remove it.
+        meta: Json = {"resourceVersion": node.version, "uid": node.uid, "annotations": dict(annotations)}
+        return await self._patch(_node(node.name), {"metadata": meta}, _MERGE, {"fieldManager": _BY_HAND})
 
     async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
         # The list is atomic: applied, it would take away the taints of others.

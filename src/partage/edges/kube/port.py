@@ -144,6 +144,10 @@ class Cluster(Protocol):
         """
         ...
 
+    async def annotate_node(self, node: ClusterNode, annotations: Mapping[str, str | None]) -> ClusterNode:
+        """Set annotations of a Node as a person does; None removes one. Conflict if it has changed since."""
+        ...
+
     async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
         """Replace all taints. ``node`` as it was read: Conflict if it has changed since."""
         ...

@@ -7,6 +7,7 @@ from partage.plan.cluster.pending import awaited, unsettled
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import GpuReport, PolicyReason, Report
+from partage.plan.serve.cordon import cordon_sentence
 from partage.text import count_of, gpus, listed, shortened
 from partage.values import Frozen
 
@@ -45,7 +46,9 @@ def _said(kind: str, reason: str, message: str, *, status: bool = False) -> Cond
 def _ready(report: Report) -> Condition:
     names = [str(resource.name) for resource in report.resources if resource.listed]
     offered = f" as {listed(names, SHOWN)}" if names else ""
-    return _said(READY, "Ready", f"{count_of(len(report.gpus), 'GPU')}{offered}", status=True)
+    cordon = cordon_sentence(gpu.index for gpu in report.gpus if gpu.cordoned)
+    more = f"; {cordon}" if cordon else ""
+    return _said(READY, "Ready", f"{count_of(len(report.gpus), 'GPU')}{offered}{more}", status=True)
 
 
 def _healthy(report: Report) -> Condition:
