@@ -15,10 +15,10 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts docs soak guard-torch bench chart e2e proto lock clean
+.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch bench chart e2e proto lock clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
 
 setup: $(READY)  ## install Partage and its tools into .venv
 
@@ -38,6 +38,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
 	@echo "demo: playing the story $(STORY) on a simulated node"
 	$(BIN)/partage simulate $(STORY)
+	@echo "demo: done. Next: $(BIN)/partage --help, or docs/quickstart/laptop.md"
+
+wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 test: $(READY)  ## all tests
 	$(PYTEST)
@@ -58,6 +63,9 @@ contracts: $(READY)
 
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
 	$(BIN)/mkdocs build --strict
+
+reference: $(READY)  ## write the tables of docs/reference anew from the code
+	$(BIN)/python -m tools.reference
 
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
@@ -91,4 +99,4 @@ lock: $(READY)  ## pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable --exclude pip > constraints.txt
 
 clean:  ## remove what setup and tests left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site dist

@@ -14,6 +14,8 @@ import yaml
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "partage"
 NAMESPACE = "gpu-sharing"
+MACHINE = "4xa100-40gb"
+"""The same in all tests: a GPU that leaves the node and comes back is on probation at first."""
 
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -107,6 +109,18 @@ class Cluster:
         found: Json = json.loads(self.agent_http("report.json"))
         return found
 
+    def why(self) -> str:
+        """What the agent says of its GPUs and its policy."""
+        try:
+            report = self.report()
+        except AssertionError:
+            return "the agent does not answer"
+        gpus = [
+            f"GPU {one['index']} {one['phase']} {one['reason'] or ''} {one['health']['state']}"
+            for one in report["gpus"]
+        ]
+        return "; ".join([f"policy {report['policy']['state']}", *gpus])
+
     def pod(self, name: str) -> Json:
         return self.get("pod", name)
 
@@ -139,7 +153,7 @@ class Cluster:
 
         def right() -> bool:
             found = offered()
-            assert found == dict(expected), found
+            assert found == dict(expected), f"{found}, because {self.why()}"
             return True
 
         self.until(f"the node offers {dict(expected)}", right, timeout_s)

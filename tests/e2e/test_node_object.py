@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import NAMESPACE, Cluster
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster
 
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.install(hardware={"machine": "2xl4"})
-    cluster.until_allocatable({"nvidia.com/gpu": 2})
+    cluster.install(hardware={"machine": MACHINE})
+    cluster.until_allocatable({"nvidia.com/gpu": 4})
     yield cluster
     cluster.uninstall()
 
@@ -26,8 +26,8 @@ def _labels(cluster: Cluster) -> dict[str, str]:
 def test_the_labels_of_feature_discovery_are_on_the_node(node: Cluster) -> None:
     def right() -> bool:
         labels = _labels(node)
-        assert labels.get("nvidia.com/gpu.product") == "NVIDIA-L4", labels
-        assert (labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.replicas"]) == ("2", "1")
+        assert labels.get("nvidia.com/gpu.product") == "NVIDIA-A100-SXM4-40GB", labels
+        assert (labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.replicas"]) == ("4", "1")
         return True
 
     node.until("the node has its labels", right)
@@ -36,7 +36,7 @@ def test_the_labels_of_feature_discovery_are_on_the_node(node: Cluster) -> None:
 def test_labels_that_others_change_are_set_again_and_theirs_stay(node: Cluster) -> None:
     node.until("the node has its labels", lambda: "nvidia.com/gpu.count" in _labels(node))
     node.kubectl("label", "node", node.node, "--overwrite", "nvidia.com/gpu.count=7", "someone.else/own=yes")
-    node.until("the label is right again", lambda: _labels(node)["nvidia.com/gpu.count"] == "2")
+    node.until("the label is right again", lambda: _labels(node)["nvidia.com/gpu.count"] == "4")
     assert _labels(node)["someone.else/own"] == "yes"
     node.kubectl("label", "node", node.node, "someone.else/own-")
 

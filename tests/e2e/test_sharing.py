@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import NAMESPACE, Cluster, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 
@@ -36,7 +36,7 @@ OFFER = {
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.install(hardware={"machine": "4xa100-40gb"}, config={"map": {"default": POLICY}})
+    cluster.install(hardware={"machine": MACHINE}, config={"map": {"default": POLICY}})
     cluster.until_allocatable(OFFER)
     yield cluster
     cluster.uninstall()
@@ -137,7 +137,7 @@ def test_the_agent_is_replaced_under_running_pods(node: Cluster) -> None:
     before = node.until("the ledger names both", lambda: len(_held(node)) == 2 and _held(node))
     old = node.component("agent")["metadata"]["name"]
     node.install(
-        hardware={"machine": "4xa100-40gb"},
+        hardware={"machine": MACHINE},
         config={"map": {"default": POLICY}},
         agent={"logLevel": "debug"},
     )

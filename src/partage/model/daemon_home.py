@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from partage.errors import Unsupported
 from partage.values import Frozen
 
 UNIFIED = ""
@@ -26,16 +27,26 @@ class HomeKind(StrEnum):
     CONTAINER = "container"
 
 
+class HomeChoice(StrEnum):
+    """What the operator chose. auto: the best that can be had. systemd: units of the host's systemd, or no
+    daemons. pod: the best without systemd; in a pod whose container cannot be left, daemons end with it.
+    """
+
+    AUTO = "auto"
+    SYSTEMD = "systemd"
+    POD = "pod"
+
+
 class Surroundings(Frozen):
     """What the process that starts a daemon can reach.
 
-    systemd: the host's systemd takes calls. contained: this process is in a container, or in a cgroup
-    namespace that is not the host's. host_pids: it is in the host's pid namespace. hierarchies: names of
-    those that it has a cgroup in. roots: hierarchy to the directory of the host's own root cgroup, where that
-    can be written.
+    no_systemd: why the host's systemd takes no calls, a clause; empty: it does. contained: this process is in
+    a container, or in a cgroup namespace that is not the host's. host_pids: it is in the host's pid
+    namespace. hierarchies: names of those that it has a cgroup in. roots: hierarchy to the directory of the
+    host's own root cgroup, where that can be written.
     """
 
-    systemd: bool = False
+    no_systemd: str = "no systemd runs on this node"
     contained: bool = False
     host_pids: bool = True
     hierarchies: tuple[str, ...] = (UNIFIED,)
@@ -53,10 +64,15 @@ class DaemonHome(Frozen):
     reason: str = ""
 
 
-def choose_home(found: Surroundings) -> DaemonHome:
-    """The best home that can be had."""
-    if found.systemd:
+def choose_home(found: Surroundings, choice: HomeChoice = HomeChoice.AUTO) -> DaemonHome:
+    """Where a daemon is to live. Raises Unsupported if it is to be a unit, and cannot be one."""
+    if choice is not HomeChoice.POD and not found.no_systemd:
         return DaemonHome(HomeKind.UNIT)
+    if choice is HomeChoice.SYSTEMD:
+        raise Unsupported(
+            f"MPS daemons are to be units of the node's systemd, and {found.no_systemd}",
+            "give the helper what it lacks, or --mps-daemons=pod",
+        )
     if not found.contained:
         root = found.roots.get(UNIFIED)
         return DaemonHome(HomeKind.SESSION) if root is None else DaemonHome(HomeKind.CGROUP, (root,), True)
@@ -73,11 +89,11 @@ def choose_home(found: Surroundings) -> DaemonHome:
 def bound_to(home: DaemonHome, *, contained: bool, left_in: str = "") -> str:
     """A sentence if the daemon ends with what started it; empty if it does not, or that is not known.
 
-    left_in: the cgroup that it was to join and is not in; empty: it is where it was to be.
+    left_in: the cgroup or unit that it was to join and is not in; empty: it is where it was to be.
     """
     if home.kind is HomeKind.CONTAINER:
         return f"the daemon ends with this container: {home.reason}"
     if not left_in:
         return ""
     what = "container" if contained else "service"
-    return f"the daemon ends with this {what}: it could not be moved to the cgroup {left_in}"
+    return f"the daemon ends with this {what}: it could not be moved to {left_in}"

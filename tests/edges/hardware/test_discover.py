@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from partage.edges.hardware.discover import Discovery
-from partage.edges.hardware.nvml_queries import NvLinkPeer, Nvml
+from partage.edges.hardware.gpu_queries import NvLinkPeer
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
 from partage.model.gpu import (

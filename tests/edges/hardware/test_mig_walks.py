@@ -91,9 +91,10 @@ async def test_a_second_look_costs_a_fraction_of_the_first(
         node.works(100 + gpu, gpu=gpu, used=GIB, part="7 0")
     first = await cost(node, hardware.observe)
     second = await cost(node, hardware.observe)
-    # A GPU: handle, UUID, MIG mode, compute mode, fields, persistence, number of slots, 7 handles, 7 UUIDs.
+    # A GPU: handle, UUID, MIG mode, compute mode, fields, persistence, fabric, number of slots, 7 handles,
+    # 7 UUIDs.
     # The node: two versions, and the number of GPUs.
-    assert second == 3 + GPUS * (7 + 2 * DEVICES)
+    assert second == 3 + GPUS * (8 + 2 * DEVICES)
     assert first > 5 * second
     # The first call has to see that the lists of a GPU name the instances of processes.
     await hardware.uses()

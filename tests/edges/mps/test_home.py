@@ -17,7 +17,8 @@ import pytest
 from partage.edges.mps.home import INITIAL_CGROUP_NAMESPACE, DaemonHost
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.procfs import INITIAL_PID_NAMESPACE
-from partage.model.daemon_home import DaemonHome, HomeKind, Surroundings, bound_to, choose_home
+from partage.errors import Unsupported
+from partage.model.daemon_home import DaemonHome, HomeChoice, HomeKind, Surroundings, bound_to, choose_home
 from partage.model.mps import DaemonPhase
 from tests.edges.mps.subjects import ROOT, Subject, until
 
@@ -27,7 +28,7 @@ V2, V1 = {"": "/host"}, {"": "/host", "memory": "/host/memory"}
 @pytest.mark.parametrize(
     ("found", "home"),
     [
-        (Surroundings(systemd=True, contained=True), DaemonHome(HomeKind.UNIT)),
+        (Surroundings(no_systemd="", contained=True), DaemonHome(HomeKind.UNIT)),
         (Surroundings(), DaemonHome(HomeKind.SESSION)),
         (Surroundings(roots=V1), DaemonHome(HomeKind.CGROUP, ("/host",), True)),
         (Surroundings(contained=True, roots=V2), DaemonHome(HomeKind.CGROUP, ("/host",), True)),
@@ -44,6 +45,14 @@ V2, V1 = {"": "/host"}, {"": "/host", "memory": "/host/memory"}
 def test_a_daemon_lives_where_it_lasts_longest(found, home):
     assert choose_home(found) == home
     assert bound_to(home, contained=found.contained) == ""
+
+
+def test_the_operator_can_insist_on_systemd_or_do_without():
+    there = Surroundings(no_systemd="", contained=True, roots=V2)
+    assert choose_home(there, HomeChoice.SYSTEMD).kind is HomeKind.UNIT
+    assert choose_home(there, HomeChoice.POD) == choose_home(Surroundings(contained=True, roots=V2))
+    with pytest.raises(Unsupported, match="units of the node's systemd, and it sleeps"):
+        choose_home(Surroundings(no_systemd="it sleeps", roots=V2), HomeChoice.SYSTEMD)
 
 
 @pytest.mark.parametrize(
@@ -153,19 +162,19 @@ asyncio.run(main())
 """
 
 
-def _tree() -> Path | None:
+def tree() -> Path | None:
     """The root of this machine's cgroup v2, if tests may make cgroups there."""
     home = DaemonHost().home() if ROOT else DaemonHome(HomeKind.SESSION)
     return Path(home.roots[0]) if home.kind is HomeKind.CGROUP and home.unified else None
 
 
-needs_tree = pytest.mark.skipif(_tree() is None, reason="the host's cgroup v2 tree cannot be written")
+needs_tree = pytest.mark.skipif(tree() is None, reason="the host's cgroup v2 tree cannot be written")
 
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
     """A cgroup for a container."""
-    root = _tree()
+    root = tree()
     assert root is not None
     made = Path(tempfile.mkdtemp(prefix="partage-test-", dir=root))
     yield made
@@ -229,7 +238,7 @@ async def test_a_daemon_that_stays_in_the_containers_cgroup_ends_with_it_and_tha
     simulated: Subject, cgroup: Path
 ):
     """Its cgroup file system shows the container's part alone, as a container runtime mounts it."""
-    root = _tree()
+    root = tree()
     hidden = 'umount -R /sys/fs/cgroup; mount -t cgroup2 none /sys/fs/cgroup && exec "$@"'
     assert root is not None
     async with _container(

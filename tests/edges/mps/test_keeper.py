@@ -463,20 +463,26 @@ SYSTEMD_RUN = """#!{python} -IS
 import json, os, sys
 options, command = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
 json.dump(options, open({seen!r}, "w"))
-pairs = [option.removeprefix("--setenv=") for option in options if option.startswith("--setenv=")]
-env = dict(pair.split("=", 1) for pair in pairs)
+def given(name):
+    return [option.removeprefix(name) for option in options if option.startswith(name)]
+lines = [*given("--setenv="), *open(given("--property=EnvironmentFile=")[0]).read().splitlines()]
 os.chdir("/")
-os.execve(command[0], command, env)
+os.execve(command[0], command, dict(line.split("=", 1) for line in lines))
 """
 
 
 @needs_root
 async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulated: Subject):
+    """Programs of systemd that keep nothing: what a real one does, test_systemd sees."""
     run, seen = simulated.root / "run-of-the-node", simulated.root / "seen.json"
     (run / "systemd/system").mkdir(parents=True)
-    program = simulated.root / "systemd-run"
-    program.write_text(SYSTEMD_RUN.format(python=sys.executable, seen=str(seen)))
-    program.chmod(0o755)
+    programs = {
+        "systemd-run": SYSTEMD_RUN.format(python=sys.executable, seen=str(seen)),
+        "systemctl": "#!/bin/sh\necho ActiveState=inactive\necho MainPID=0\n",
+    }
+    for name, text in programs.items():
+        (simulated.root / name).write_text(text)
+        (simulated.root / name).chmod(0o755)
     host = DaemonHost(run=run, path=str(simulated.root), own_shm=False)
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -484,10 +490,12 @@ async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulat
         listener.listen()
         state = await simulated.keeper(host=host).start(simulated.spec())
     assert state.phase is DaemonPhase.SERVING
+    assert state.bound_to.endswith(f"could not be moved to the unit partage-mps-{GPUS[0]}.service")
     options = json.loads(seen.read_text())
     assert f"--unit=partage-mps-{GPUS[0]}.service" in options
     assert f"--property=PIDFile={simulated.home()}/pipe/nvidia-cuda-mps-control.pid" in options
     assert {"--collect", "--service-type=forking", f"--setenv=CUDA_VISIBLE_DEVICES={GPUS[0]}"} <= set(options)
+    assert "2048M" not in "".join(options)  # limits are no part of the call
 
 
 async def test_systemd_that_takes_no_calls_is_not_asked(simulated: Subject):

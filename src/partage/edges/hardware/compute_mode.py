@@ -17,8 +17,9 @@ from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import GpuUse, SetComputeMode, UseKind, reverse
 
 if TYPE_CHECKING:  # the simulation uses this module without a driver
+    from partage.edges.hardware.gpu_queries import Handle
     from partage.edges.hardware.host import Host
-    from partage.edges.hardware.nvml_queries import Handle, Nvml
+    from partage.edges.hardware.nvml_queries import Nvml
 
 _CALL = "nvmlDeviceSetComputeMode"
 

@@ -8,10 +8,11 @@ from msgspec.structs import replace
 
 from partage.edges.hardware.asked_geometry import AskedGeometries, Lacks
 from partage.edges.hardware.capability_files import with_files
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices
-from partage.edges.hardware.nvml_queries import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.session_memory import GpuFacts
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError

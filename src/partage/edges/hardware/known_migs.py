@@ -6,7 +6,8 @@ So a handle from before is used only after its UUID was read again.
 
 from __future__ import annotations
 
-from partage.edges.hardware.nvml_queries import Handle, Nvml
+from partage.edges.hardware.gpu_queries import Handle
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.session_memory import KnownMig, MigInstance
 from partage.errors import DriverUnavailable, HardwareError, NotPermitted
 from partage.model.ids import MigUuid

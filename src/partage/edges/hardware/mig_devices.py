@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors
 from partage.edges.hardware.known_migs import known_migs
-from partage.edges.hardware.nvml_queries import GiProfile, Handle, Nvml
+from partage.edges.hardware.nvml_queries import GiProfile, Nvml
 from partage.edges.hardware.session_memory import KnownMig
 from partage.errors import HardwareError
 from partage.model.gpu import MigDevice

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run_nvidia_smi
-from partage.edges.hardware.nvml_queries import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import RESET_DEADLINE_S
 from partage.edges.hardware.reset_lock import reset_lock

@@ -16,7 +16,8 @@ from partage.model.placement import Placement
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.edges.hardware.nvml_queries import GiProfile, Handle, MigAttributes
+    from partage.edges.hardware.gpu_queries import Handle
+    from partage.edges.hardware.nvml_queries import GiProfile, MigAttributes
 
 
 class GpuFacts(Frozen):

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from zlib import crc32
 
 from partage.edges import procfs
-from partage.edges.listening import is_listening
 from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.systemd import HostSystemd
+from partage.edges.mps.unit import unit_name
 from partage.model.cgroup import parse_cgroup
 from partage.model.daemon_home import (
     UNIFIED,
     DaemonHome,
+    HomeChoice,
     HomeKind,
     Surroundings,
     bound_to,
@@ -30,7 +31,6 @@ from partage.values import Frozen
 INITIAL_CGROUP_NAMESPACE = "cgroup:[4026531835]"
 """The host's own cgroup namespace has this number on every Linux (PROC_CGROUP_INIT_INO)."""
 
-_SYSTEMD_RUN = "systemd-run"
 _CGROUP = "partage-mps"
 
 
@@ -38,7 +38,8 @@ class DaemonHost(Frozen):
     """The node around the daemons. The directories are parameters, so that tests can use their own.
 
     run: ``/run``, with the sockets of systemd and D-Bus. path: where systemd-run is looked for.
-    own_shm: whether a daemon gets its own /dev/shm, which needs CAP_SYS_ADMIN.
+    own_shm: whether a daemon gets its own /dev/shm, which needs CAP_SYS_ADMIN. choice: the operator's.
+    node_pids: the node's pid namespace.
     """
 
     proc: Path = Path("/proc")
@@ -46,28 +47,35 @@ class DaemonHost(Frozen):
     selinux: Path = Path("/sys/fs/selinux")
     path: str | None = None
     own_shm: bool = True
+    choice: HomeChoice = HomeChoice.AUTO
+    node_pids: str = procfs.INITIAL_PID_NAMESPACE
 
-    def systemd_run(self) -> str:
-        """Path of systemd-run if systemd runs and takes calls; empty otherwise, and without root."""
-        if os.geteuid() != 0 or not (self.run / "systemd/system").is_dir():
-            return ""
-        sockets = (self.run / "systemd/private", self.run / "dbus/system_bus_socket")
-        return (shutil.which(_SYSTEMD_RUN, path=self.path) or "") if any(map(is_listening, sockets)) else ""
+    @property
+    def sees_node_pids(self) -> bool:
+        """Whether process 1 is the node's."""
+        return procfs.pid_namespace(self.proc) == self.node_pids
 
-    def surroundings(self) -> Surroundings:
-        """What this process can reach. Blocking."""
+    def systemd(self) -> HostSystemd:
+        """The node's systemd, asked from here or, in a container, through process 1. Blocking."""
+        contained = self._is_contained(procfs.self_cgroups(self.proc))
+        reason = "" if self.sees_node_pids else "process 1 is not the node's (hostPID is needed)"
+        through = self.proc / "1" if contained else None
+        return HostSystemd(self.run, self.path, through, reason if contained else "")
+
+    def surroundings(self, shared: Iterable[tuple[Path, Path]] = ()) -> Surroundings:
+        """What this process can reach. shared: as for ``HostSystemd.absent``. Blocking."""
         lines = procfs.self_cgroups(self.proc)
         return Surroundings(
-            systemd=bool(self.systemd_run()),
+            no_systemd=self.systemd().absent(shared),
             contained=self._is_contained(lines),
-            host_pids=procfs.sees_all_pids(self.proc),
+            host_pids=self.sees_node_pids,
             hierarchies=tuple(line.split(":", 2)[1] for line in lines if line.count(":") >= 2),
             roots=dict(self._roots()),
         )
 
-    def home(self) -> DaemonHome:
-        """Where a daemon is to live. Blocking."""
-        return choose_home(self.surroundings())
+    def home(self, shared: Iterable[tuple[Path, Path]] = ()) -> DaemonHome:
+        """Where a daemon is to live. shared: as for ``HostSystemd.absent``. Blocking. Raises Unsupported."""
+        return choose_home(self.surroundings(shared), self.choice)
 
     def make_cgroups(self, home: DaemonHome, paths: DaemonPaths) -> tuple[str, ...]:
         """The cgroups that the daemon has to join, made if they are missing. Blocking."""
@@ -94,13 +102,19 @@ class DaemonHost(Frozen):
         host = self.proc / "1/ns/cgroup"
         return "" if self._in_host_cgroups() or not _can_read_link(host) else str(host)
 
-    def bound_to(self, home: DaemonHome, paths: DaemonPaths, pid: int) -> str:
-        """Whether the running daemon ends with what started it, a sentence; empty: it does not. Blocking."""
+    def bound_to(self, home: DaemonHome, paths: DaemonPaths, pid: int, unit_pid: int | None = None) -> str:
+        """Whether the running daemon ends with what started it, a sentence; empty: it does not. Blocking.
+
+        unit_pid: the process that its unit has, if it is to be one.
+        """
         contained = self._is_contained(procfs.self_cgroups(self.proc))
+        if home.kind is HomeKind.UNIT:
+            left = "" if unit_pid == pid else f"the unit {unit_name(paths.device)}"
+            return bound_to(home, contained=contained, left_in=left)
         if home.kind is not HomeKind.CGROUP:
             return bound_to(home, contained=contained)
         wanted = self.make_cgroups(home, paths)
-        left = next((cgroup for cgroup in wanted if not _has(cgroup, pid)), "")
+        left = next((f"the cgroup {cgroup}" for cgroup in wanted if not _has(cgroup, pid)), "")
         return bound_to(home, contained=contained, left_in=left)
 
     # --- what there is ------------------------------------------------------------------------
@@ -122,7 +136,7 @@ class DaemonHost(Frozen):
         """
         seen: set[str] = set()
         views = [("self", Path())]
-        if procfs.sees_all_pids(self.proc):
+        if self.sees_node_pids:
             views.append(("1", self.proc / "1/root"))
         for process, above in views:
             for name, mounted in _mounts(self.proc / process / "mountinfo"):

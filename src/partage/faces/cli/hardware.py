@@ -74,11 +74,24 @@ def parser() -> argparse.ArgumentParser:
         "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (/)"
     )
     found.add_argument(
+        "--driver-root-on-node",
+        type=Path,
+        metavar="DIR",
+        help="where that is in the node's own file system, if this is a container (as --driver-root)",
+    )
+    found.add_argument(
         "--run-dir",
         type=Path,
         default=Path(DEFAULT_RUN_DIR),
         metavar="DIR",
         help=f"MPS daemons have their directories below it ({DEFAULT_RUN_DIR})",
+    )
+    found.add_argument(
+        "--mps-daemons",
+        choices=("auto", "systemd", "pod"),
+        default="auto",
+        help="where MPS daemons live: in units of the node's systemd; with the pod, or in the node's cgroups "
+        "where those can be written; auto: as units where systemd takes calls",
     )
     found.add_argument(
         "--allow-uid",
@@ -174,10 +187,14 @@ def _hardware(options: argparse.Namespace) -> Hardware:
 
         return SimulatedHardware(load_machine(options.machine))
     from partage.edges.hardware.nvml import NvmlHardware
+    from partage.edges.mps.home import DaemonHost
     from partage.edges.mps.keeper import MpsKeeper
     from partage.faces.unknown_models import lacks_geometry
+    from partage.model.daemon_home import HomeChoice
 
-    keeper = MpsKeeper(options.run_dir, options.driver_root)
+    host = DaemonHost(choice=HomeChoice(options.mps_daemons))
+    on_node = options.driver_root_on_node
+    keeper = MpsKeeper(options.run_dir, options.driver_root, driver_on_node=on_node, host=host)
     return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 

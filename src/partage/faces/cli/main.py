@@ -60,8 +60,8 @@ COMPLETE = "_PARTAGE_COMPLETE"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write to a full or broken disk fails with."""
 
-_INTERRUPTED = 130
-_PIPE_CLOSED = 141
+INTERRUPTED = 130
+PIPE_CLOSED = 141
 
 
 class VerbGroup(click.Group):
@@ -157,7 +157,7 @@ def run(arguments: list[str]) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         _drop_output()  # the reader has ended (``| head``)
-        return _PIPE_CLOSED
+        return PIPE_CLOSED
     except OSError as error:
         if error.errno not in _FULL or error.filename is not None:
             raise
@@ -165,7 +165,7 @@ def run(arguments: list[str]) -> int:
         print_problems([Problem("", "", "error", f"standard output cannot be written: {error.strerror}")])
         return InputError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _INTERRUPTED
+        return INTERRUPTED
     return code
 
 

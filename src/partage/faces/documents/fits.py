@@ -39,7 +39,7 @@ class ProfileRow(Frozen):
     compute_instances: tuple[int, ...]
 
 
-class LayoutRow(Frozen):
+class MaximalLayoutRow(Frozen):
     """A layout to which nothing can be added. layout: with starts. ways: number of placements."""
 
     profiles: Mapping[str, int]
@@ -54,7 +54,7 @@ class MigRow(Frozen):
     memory_slices: int
     max_instances: int
     profiles: tuple[ProfileRow, ...]
-    maximal_layouts: tuple[LayoutRow, ...]
+    maximal_layouts: tuple[MaximalLayoutRow, ...]
 
 
 class FitsModelRow(Frozen):
@@ -138,16 +138,16 @@ def _profile_row(spec: ProfileSpec, geometry: Geometry, gpu: Gpu) -> ProfileRow:
     )
 
 
-def _layout_row(layout: MaximalLayout) -> LayoutRow:
+def _layout_row(layout: MaximalLayout) -> MaximalLayoutRow:
     names = [str(item.profile) for item in sorted(layout.items, key=lambda item: item.profile, reverse=True)]
-    return LayoutRow(
+    return MaximalLayoutRow(
         {name: names.count(name) for name in dict.fromkeys(names)},
         tuple(map(str, layout.items)),
         layout.ways,
     )
 
 
-def layout_words(layout: LayoutRow) -> str:
+def layout_words(layout: MaximalLayoutRow) -> str:
     """``1 x 3g.40gb + 4 x 1g.10gb``."""
     return counted(name for name, count in layout.profiles.items() for _ in range(count))
 

@@ -64,7 +64,9 @@ class LinkRow(Frozen):
 
 
 class NodeRow(Frozen, kw_only=True):
-    """A node. open_to_env, boot_id: as in ``Inventory``."""
+    """A node. open_to_env: pods can set ``NVIDIA_VISIBLE_DEVICES`` themselves; None: not known. boot_id: of
+    the kernel's last start. lost: GPUs that do not answer.
+    """
 
     simulated: bool
     driver: DriverRow

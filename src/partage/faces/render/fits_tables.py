@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from partage.edges.files.catalogue import geometry_of
-from partage.faces.documents.fits import FitsModelRow, LayoutRow, MigRow, ProfileRow, is_plain, layout_words
+from partage.faces.documents.fits import (
+    FitsModelRow,
+    MaximalLayoutRow,
+    MigRow,
+    ProfileRow,
+    is_plain,
+    layout_words,
+)
 from partage.faces.render.cards import DeviceBlock, GpuCard, ShareCell
 from partage.faces.render.packing_table import compact_layout
 from partage.faces.render.slices import slices_of
@@ -106,7 +113,7 @@ def layouts_table(mig: MigRow) -> Table:
     return table
 
 
-def _plain_layouts(mig: MigRow) -> list[LayoutRow]:
+def _plain_layouts(mig: MigRow) -> list[MaximalLayoutRow]:
     return [layout for layout in mig.maximal_layouts if all(map(is_plain, layout.profiles))]
 
 
@@ -118,7 +125,7 @@ def layout_cards(gpu: Gpu, mig: MigRow) -> list[GpuCard]:
     return [_card(gpu, number, layout) for number, layout in enumerate(_plain_layouts(mig), start=1)]
 
 
-def _card(gpu: Gpu, number: int, layout: LayoutRow) -> GpuCard:
+def _card(gpu: Gpu, number: int, layout: MaximalLayoutRow) -> GpuCard:
     geometry = geometry_of(gpu)
     assert geometry is not None, "a model without a geometry has no layouts"
     devices = create_layout(gpu, geometry, [LayoutItem.parse(item) for item in layout.layout], "")
