@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from partage.faces.cli.main import run
 from tests.agent.harness import MACHINE, healthy, ids, native, registered, running, spawn
 from tests.agent.test_cluster import _agent, _kubeconfig, _until
@@ -44,6 +46,16 @@ def test_held_shares_stay_healthy_and_free_ones_are_given_to_nobody(node, kubele
         assert _cordon(node, "uncordon", "0") == 0
         wait_for(lambda: len(healthy(kubelet, SHARED)) == 16, what="uncordoned")
     assert not (node.state_dir / "cordoned").exists()
+
+
+@pytest.mark.parametrize(("cluster", "healthy_ones"), [(True, 7), (False, 8)])
+def test_what_the_node_said_last_counts_while_the_api_server_is_away(node, kubelet, cluster, healthy_ones):
+    node.state_dir.mkdir()
+    (node.state_dir / "cordoned-by-node").write_text("0\n")
+    away = [f"--cluster={_kubeconfig(node.root, 'https://127.0.0.1:1')}", "--node-name=n1"]
+    with running(spawn(node, *(away if cluster else []))) as agent:
+        registered(kubelet, GPU)
+        agent.wait(lambda: len(healthy(kubelet, GPU)) == healthy_ones, "from the first list on")
 
 
 def test_names_of_no_gpu_are_refused(node, capsys):

@@ -210,7 +210,7 @@ class _Agent:
         try:
             saved = self._restore()
             self._policies.start()
-            self._cordon.start()
+            self._cordon.start(in_cluster=self._options.cluster is not None)
             await asyncio.wait(
                 {observation, stopped}, timeout=FIRST_OBSERVATION_S, return_when=FIRST_COMPLETED
             )

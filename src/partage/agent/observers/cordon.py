@@ -31,10 +31,11 @@ class CordonObserver(Struct):
     by_node: frozenset[str] = frozenset()
     _seen: tuple[int, ...] = ()
 
-    def start(self) -> None:
-        """Read what was cordoned before the agent started."""
+    def start(self, *, in_cluster: bool) -> None:
+        """Read what was cordoned before the agent started; without a cluster no Node says anything."""
         self._look()
-        self.by_node = self._read(BY_NODE, self.by_node)
+        if in_cluster:
+            self.by_node = self._read(BY_NODE, self.by_node)
 
     async def watch(self) -> None:
         """Look at the file again and again."""
