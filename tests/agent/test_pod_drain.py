@@ -65,7 +65,7 @@ async def _drain(report):
 
 async def test_the_pods_of_the_gpu_are_asked_by_their_uid_and_no_others():
     async with _drain(waiting(entry("a"), entry("b", share="GPU-a::1"))) as (api, node, _, told):
-        await _until(lambda: len(api.evicted) >= 2, "evicted")
+        await _until(lambda: len(told) >= 2, "evicted")
         assert set(api.evicted) == {("a", "u-a"), ("b", "u-b")}
         assert {(one.reason, one.about.uid) for one in told} == {
             ("DrainedForChange", "u-a"),
