@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.units import GIB, MIB, format_bytes, parse_bytes, parse_percent
+from partage.units import GIB, MIB, format_bytes, format_duration, parse_bytes, parse_duration, parse_percent
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,19 @@ def test_percentages(text: str, percent: int) -> None:
 def test_what_is_no_percentage_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="percentage"):
         parse_percent(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("168h", 604800)])
+def test_times(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "0s", "10", "m", "1d", "169h", "-1s", "1.5h", "٣s", "9" * 40 + "s"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(90, "90 s"), (600, "10 min"), (7200, "2 h"), (1, "1 s")])
+def test_times_for_people(seconds: int, text: str) -> None:
+    assert format_duration(seconds) == text

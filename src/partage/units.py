@@ -1,4 +1,4 @@
-"""Amounts of memory and percentages: parse them, and format them for people."""
+"""Amounts of memory, percentages and times: parse them, and format them for people."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _SUFFIXES = {
 }  # fmt: skip
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _PERCENT = re.compile(r"(\d{1,3})\s*%", re.ASCII)
+_DURATION = re.compile(r"(\d{1,6})([smh])", re.ASCII)
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 _LONGEST = 32
 
 
@@ -39,6 +41,23 @@ def format_bytes(amount_bytes: int) -> str:
         if amount_bytes >= size:
             return f"{amount_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
     return f"{amount_bytes} B"
+
+
+def parse_duration(text: str) -> int:
+    """Whole seconds from 1 s to 7 days: ``90s``, ``10m``, ``2h``. Raises ValueError for other text."""
+    match = _DURATION.fullmatch(text.strip()) if len(text) <= _LONGEST else None
+    seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
+    if not 1 <= seconds <= 7 * 86400:
+        raise ValueError(f"{text[:_LONGEST]!r} is not a time such as 90s, 10m or 2h, at most 168h")
+    return seconds
+
+
+def format_duration(seconds: int) -> str:
+    """``90 s``, ``10 min``, ``2 h``."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
 
 
 def parse_percent(text: str) -> int:

@@ -5,16 +5,19 @@ import itertools
 import json
 import subprocess
 import sys
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from partage.agent.cluster.node_labels import ClusterIntervals, NodeLabels
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
-from tests.agent.harness import native, place, running, spawn
+from tests.agent.harness import Place, native, place, running, spawn
 from tests.edges.kube.scripted import PKI, Answer, ScriptedServer, Stream, api_server, node, quick, status
+from tests.kubelet_script import ScriptedKubelet, scripted_kubelet
 
 FOUR = "4xh100-sxm5-80gb"
 
@@ -29,7 +32,12 @@ class NodeServer:
         self.owned: set[str] = set()
         self.version = 10
         self.applied: list[dict[str, str]] = []
+        self.annotations: dict[str, str] = {}
+        self.by_hand: set[str] = set()
+        self.conditions: dict[str, dict[str, str]] = {}
+        self.events: list[dict[str, Any]] = []
         self.refuse: Answer | None = None
+        self.refuse_status: Answer | None = None
         self.stream: Stream | None = None
 
     @property
@@ -37,21 +45,53 @@ class NodeServer:
         return self.stream is not None or not self.server.streams.empty()
 
     async def answer(self, request) -> Answer:
+        if "/events" in request.path:
+            self.events += [request.json] if request.method == "POST" else []
+            return Answer({}, 201)
+        if request.method == "GET" and request.path == "/api/v1/nodes/n1":
+            return Answer(self._node())
+        if request.query.get("fieldManager") == "partage-cli":
+            return await self._annotate(request.json["metadata"])
         if request.method == "PATCH":
-            answer = self.refuse or self._apply(request.json["metadata"]["labels"])
+            change = self._set_conditions if request.path.endswith("/status") else self._apply
+            answer = self.refuse or change(request.json)
             await self._tell()
             return answer
         found = {"metadata": {"resourceVersion": str(self.version)}, "items": [self._node()]}
         return Answer({} if request.watches else found)
 
     def _node(self):
-        return node(self.version, **self.labels)
+        found = node(self.version, **self.labels)
+        found["metadata"]["annotations"] = self.annotations
+        found["status"]["conditions"] = list(self.conditions.values())
+        return found
 
-    def _apply(self, labels) -> Answer:
+    def _set_conditions(self, body) -> Answer:
+        if self.refuse_status is not None:
+            return self.refuse_status
+        self.conditions |= {row["type"]: row for row in body["status"]["conditions"]}
+        self.version += 1
+        return Answer(self._node())
+
+    def _apply(self, body) -> Answer:
+        labels = body["metadata"]["labels"]
+        by_hand = {key: value for key, value in self.annotations.items() if key in self.by_hand}
+        self.annotations = {**body["metadata"]["annotations"], **by_hand}
         self.applied.append(labels)
         kept = {key: value for key, value in self.labels.items() if key not in self.owned}
         self.labels, self.owned = {**kept, **labels}, set(labels)
         self.version += 1
+        return Answer(self._node())
+
+    async def _annotate(self, meta) -> Answer:
+        """As a person with kubectl."""
+        if (meta["uid"], meta["resourceVersion"]) != ("u1", str(self.version)):
+            return status(409, "Conflict", "the Node has been modified")
+        self.by_hand |= set(meta["annotations"])
+        merged = {**self.annotations, **meta["annotations"]}
+        self.annotations = {key: value for key, value in merged.items() if value is not None}
+        self.version += 1
+        await self._tell()
         return Answer(self._node())
 
     async def edit(self, **labels: str) -> None:
@@ -81,14 +121,22 @@ def _kubeconfig(root: Path, url: str) -> Path:
 
 
 @asynccontextmanager
-async def _agent(kubelet=None, policy: str | None = None):
-    """An agent beside an API server."""
+async def _agent(
+    policy: str | None = None, *, kubelet: bool = False, refuse_status: Answer | None = None
+) -> AsyncIterator[tuple[Any, ...]]:
+    """An agent beside an API server, and beside a kubelet if it is asked for."""
     async with api_server() as server:
         api = NodeServer(server)
-        with place() as here:
+        api.refuse_status = refuse_status
+        with place() as here, ExitStack() as stack:
+            beside = (stack.enter_context(_kubelet(here)),) if kubelet else ()
             options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1"]
-            with running(spawn(here, *options, machine=FOUR, policy=policy)) as agent:
-                yield here, api, agent
+            agent = stack.enter_context(running(spawn(here, *options, machine=FOUR, policy=policy)))
+            yield here, api, agent, *beside
+
+
+def _kubelet(here: Place) -> AbstractContextManager[ScriptedKubelet]:
+    return scripted_kubelet(here.kubelet_dir, here.pod_resources)
 
 
 async def _until(true_of, what: str, agent=None) -> None:

@@ -129,7 +129,7 @@ def a_report(now_s: float) -> Report:
         made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
         node=node,
         offer=done.view.offer,
-        gpus=gpu_reports(now.observed, done, desired, ledger.entries()),
+        gpus=gpu_reports(now, done, desired, ledger.entries()),
         resources=resource_reports(done.view.by_resource, ledger.entries()),
         entries=ledger.entries(),
         policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),

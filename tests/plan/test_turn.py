@@ -306,7 +306,7 @@ def test_gpus_that_left_the_node_are_dropped_once_nobody_holds_them(
     node.now_s += WITHDRAW_S
     done = node.turn()
     assert len(node.view.by_resource[GPU]) == listed
-    reports = gpu_reports(Observed(node.node), done, node.desired, ())
+    reports = gpu_reports(Snapshot(0.0, Observed(node.node)), done, node.desired, ())
     assert len(reports) == len(node.state.health) == listed
 
 

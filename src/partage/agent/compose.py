@@ -20,6 +20,7 @@ from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
 from partage.agent.loop import Loop, LoopParts, TurnRequests
+from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
@@ -53,8 +54,9 @@ from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
 
 if TYPE_CHECKING:
-    from partage.agent.cluster.node_labels import NodeLabels
+    from partage.agent.cluster.own_node import OwnNode
     from partage.edges.kube.config import ClusterConfig
+    from partage.edges.kube.port import ClusterNode
 
 log = logging.getLogger(__name__)
 
@@ -150,7 +152,7 @@ class _Agent:
         self._tasks: list[asyncio.Task[None]] = []
         self._labels = labels
         self._served_before: set[DeviceUuid] = set()
-        self._node_labels: NodeLabels | None = None
+        self._own_node: OwnNode | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._gate = DriverGate(options.run_dir, options.validations, hardware, self._hardware.observe)
@@ -169,6 +171,7 @@ class _Agent:
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
         self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
+        self._cordon = CordonObserver(options.state_dir, intervals.policy_s, ask)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
@@ -210,6 +213,7 @@ class _Agent:
         try:
             saved = self._restore()
             self._policies.start()
+            self._cordon.start(in_cluster=self._options.cluster is not None)
             await asyncio.wait(
                 {observation, stopped}, timeout=FIRST_OBSERVATION_S, return_when=FIRST_COMPLETED
             )
@@ -254,6 +258,7 @@ class _Agent:
             settings=self._settings,
             pod_resources=self._pod_resources,
             policies=self._policies,
+            cordon=self._cordon,
             originals=self._originals,
             planner=Planner(geometry_of, self._options.intervals.withdraw_s),
             reconciler=self._reconciler,
@@ -266,6 +271,7 @@ class _Agent:
             retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
             cluster_trouble=self._cluster_trouble,
+            gave_up=lambda: self._own_node.drain.gave_up if self._own_node else {},
         )
         return Loop(parts)
 
@@ -279,6 +285,7 @@ class _Agent:
             "conditions": self._hardware.conditions_forever(),
             "events": self._hardware.watch_events(),
             "policy": self._policies.watch(),
+            "cordon": self._cordon.watch(),
             "reconciler": self._reconciler.run(),
             "driver": self._gate.watch(self._options.intervals.policy_s),
             "state": self._state_writer.run(),
@@ -310,24 +317,27 @@ class _Agent:
         """Keep the own Node up to date, after the first registration, which must not wait for it."""
         await self._status.until(lambda report: bool(report.made.number))
         await asyncio.sleep(FIRST_ANSWER_S)
-        labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
-        await labels.run()
+        own_node = self._own_node = await asyncio.to_thread(self._new_own_node, config)
+        await own_node.run()
+
+    def _cluster_trouble(self) -> str:
+        return self._own_node.trouble if self._own_node else ""
+
+    def _new_own_node(self, config: ClusterConfig) -> OwnNode:
+        """Importing the client takes a tenth of a second: pods are served meanwhile."""
+        from partage.agent.cluster.own_node import OwnNode
+        from partage.edges.kube.cluster import ApiCluster
+
+        name = self._options.node_name
+        return OwnNode(ApiCluster(config, name), name, self._status, self._requests.ask, know=self._know)
 
     def _know_labels(self, labels: Mapping[str, str]) -> None:
         self._gate.know_labels(labels)
         self._policies.know_labels(labels)
 
-    def _cluster_trouble(self) -> str:
-        return self._node_labels.trouble if self._node_labels else ""
-
-    def _new_node_labels(self, config: ClusterConfig) -> NodeLabels:
-        """Importing the client takes a tenth of a second: pods are served meanwhile."""
-        from partage.agent.cluster.node_labels import NodeLabels
-        from partage.edges.kube.cluster import ApiCluster
-
-        name = self._options.node_name
-        cluster, know = ApiCluster(config, name), self._know_labels
-        return NodeLabels(cluster, name, self._status, self._requests.ask, know=know)
+    def _know(self, node: ClusterNode) -> None:
+        self._know_labels(node.labels)
+        self._cordon.know_annotations(node.annotations)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()

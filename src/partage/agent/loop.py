@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
+from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObserver, Observation
 from partage.agent.observers.pod_resources import PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
@@ -80,6 +81,7 @@ class LoopParts(Struct):
     settings: SettingsObserver
     pod_resources: PodResourcesPoller
     policies: PolicyObserver
+    cordon: CordonObserver
     originals: Originals
     planner: Planner
     reconciler: Reconciler
@@ -92,6 +94,7 @@ class LoopParts(Struct):
     retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
     cluster_trouble: Callable[[], str] = str
+    gave_up: Callable[[], Mapping[GpuUuid, str]] = dict
 
 
 class Loop(Struct):
@@ -171,6 +174,8 @@ class Loop(Struct):
             absent=self.state.absent,
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
+            gave_up=parts.gave_up(),
+            cordoned=parts.cordon.gpus(observed.node.known),
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
         )
 
@@ -259,7 +264,7 @@ class Loop(Struct):
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=promised(done.view.offer, seen.desired.watch_of if seen.desired else {}),
-            gpus=gpu_reports(seen.snapshot.observed, done, seen.desired, entries),
+            gpus=gpu_reports(seen.snapshot, done, seen.desired, entries),
             resources=resource_reports(listed, entries),
             entries=entries,
             policy=parts.policies.report,

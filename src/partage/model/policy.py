@@ -155,11 +155,17 @@ class WatchAction(StrEnum):
     KILL = "kill"
 
 
+DRAIN_DEADLINE_S = 600
+"""How long pods are asked to leave under ``change: drain``, in seconds."""
+
+
 class GpuEntry(Tagged):
     """How the selected GPUs are used. If ``mig`` is set, ``sharing`` is that of each MIG device.
 
     origin: path in the file, ``gpus[1]``; problems that are found later name it.
     name:   name of the resource; None: the default name.
+    drain_s: how long pods that hold shares are asked to leave before the GPU changes, in seconds; None: it
+    waits until they end.
     when:   the entry counts on nodes whose labels meet all of these; () on every node.
     """
 
@@ -170,6 +176,7 @@ class GpuEntry(Tagged):
     name: ResourceName | None = None
     guard: bool = False
     watch: WatchAction = WatchAction.WARN
+    drain_s: int | None = None
     when: tuple[LabelCondition, ...] = ()
 
 

@@ -17,7 +17,7 @@ from partage.model.policy import Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.reconcile.node_plan import GpuPlan, Observed, Phase, Snapshot
+from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger import LedgerEntry
 from partage.plan.turn import TurnResult
@@ -93,6 +93,8 @@ class GpuReport(Frozen):
 
     lost: why it does not answer, empty if it does. strategy: of its offer now, wanted: of the desired offer;
     None for no offer. plan: phase, reason, remaining steps, what it waits for; None: there is no plan.
+    drain_s: how long pods are asked to leave before it changes; None: it waits until they end.
+    cordoned: nobody gets another share of it.
     held: number of shares that are held. daemons: its MPS daemons, those of its MIG devices too.
     """
 
@@ -108,6 +110,8 @@ class GpuReport(Frozen):
     offer: GpuOffer
     held: int
     daemons: tuple[DaemonState, ...] = ()
+    drain_s: int | None = None
+    cordoned: bool = False
 
     @property
     def waits(self) -> bool:
@@ -201,10 +205,11 @@ class Report(Frozen):
 
 
 def gpu_reports(
-    observed: Observed, done: TurnResult, desired: DesiredState | None, entries: Sequence[LedgerEntry]
+    seen: Snapshot, done: TurnResult, desired: DesiredState | None, entries: Sequence[LedgerEntry]
 ) -> tuple[GpuReport, ...]:
     """One per GPU that is known or served, ordered by index. One that has left the node is not, once nobody
-    holds a share of it."""
+    holds a share of it. seen: what was planned from."""
+    observed = seen.observed
     node = observed.node
     serving = done.state.serving
     replaced = node.replaced - serving.keys()
@@ -232,6 +237,8 @@ def gpu_reports(
                 offer=offer,
                 held=held[uuid],
                 daemons=observed.daemons_of(uuid),
+                drain_s=desired.drain_of.get(uuid) if desired else None,
+                cordoned=uuid in seen.cordoned,
             )
         )
     return tuple(sorted(reports, key=lambda report: report.index))

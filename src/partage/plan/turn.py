@@ -92,7 +92,11 @@ def turn(
     health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths) if gpu not in left}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
     share_health = ShareHealth(
-        seen.node.known, health, _unusable(seen, plan), whole=strategy is MigStrategy.NONE
+        seen.node.known,
+        health,
+        _unusable(seen, plan),
+        whole=strategy is MigStrategy.NONE,
+        cordoned=now.cordoned,
     )
     new_view = kubelet_view(
         plan.serving,

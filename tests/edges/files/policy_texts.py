@@ -30,7 +30,7 @@ NATIVE: dict[str, Any] = {
             "name": "nvidia.com/gpu.notebooks",
             "guard": True,
             "watch": "kill",
-            "change": "wait",
+            "change": {"drain": "30m"},
             "time-slicing": {"replicas": 10, "interval": "short"},
         },
         {

@@ -226,7 +226,10 @@ def test_a_number_listed_twice_is_a_warning() -> None:
         ("{select: all, exclusive: {}, guard: maybe}", "gpus[0].guard", "true or false"),
         ("{select: all, exclusive: {}, guard: yes}", "gpus[0].guard", "true or false"),
         ("{select: all, exclusive: {}, watch: shout}", "gpus[0].watch", "off, warn or kill"),
-        ("{select: all, exclusive: {}, change: now}", "gpus[0].change", "has to be wait"),
+        ("{select: all, exclusive: {}, change: now}", "gpus[0].change", "has to be wait or drain"),
+        ("{select: all, exclusive: {}, change: {drain: 5}}", "gpus[0].change.drain", "10m"),
+        ("{select: all, exclusive: {}, change: {drain: 0s}}", "gpus[0].change.drain", "not a time such as"),
+        ("{select: all, exclusive: {}, change: {}}", "gpus[0].change", "'drain' is missing"),
     ],
 )
 def test_one_fault_is_one_problem_in_its_place(text: str, path: str, said: str) -> None:

@@ -109,15 +109,19 @@ _BUDGET = {
     [
         (Answer({"kind": "Status", "status": "Success"}, 201), Eviction.ACCEPTED),
         (status(404, "NotFound", "no pod"), Eviction.GONE),
+        (status(409, "Conflict", "the UID in the precondition does not match"), Eviction.GONE),
         (status(429, "TooManyRequests", "Cannot evict pod", **_BUDGET), Eviction.PROTECTED),
     ],
 )
-async def test_an_eviction_ends_in_three_ways(answer, ending):
+async def test_an_eviction_ends_in_one_of_three_ways(answer, ending):
     async with cluster(answer) as (server, found):
-        assert await found.evict("a", "p1", 30) is ending
+        assert await found.evict("a", "p1", 30, uid="u7") is ending
         (request,) = server.requests
         assert request.path == "/api/v1/namespaces/a/pods/p1/eviction"
-        assert request.json["deleteOptions"] == {"gracePeriodSeconds": 30}
+        assert request.json["deleteOptions"] == {
+            "gracePeriodSeconds": 30,
+            "preconditions": {"uid": "u7"},
+        }
 
 
 async def test_a_busy_server_is_asked_again_and_then_given_up():

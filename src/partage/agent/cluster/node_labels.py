@@ -1,11 +1,12 @@
-"""Keeps the labels of the own Node as the last report wants them. The device plugins never wait for it."""
+"""Keeps the labels of the own Node, and the annotation with its pending plan. Nothing waits for it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.errors import PartageError
 from partage.model.gpu import NoDriver
 from partage.model.node_labels import MIG_CONFIG_STATE
+from partage.plan.cluster.pending import PLAN, PendingGpu, pending_gpus, plan_annotation
 from partage.plan.labels import Labels, node_labels
 from partage.plan.report import Report
 from partage.values import Frozen
@@ -31,6 +33,9 @@ class ClusterIntervals(Frozen):
     retry_s, retry_longest_s: between attempts to write them; each pause is twice the one before.
     contested_s, contested_longest_s: the same, while someone else writes other values.
     stood_s: labels that stood so long are not contested.
+    drain_s, drain_longest_s: between requests to evict pods that are still there.
+    drain_confirm_s: between the question for the pods of the node and their eviction: the kubelet has been
+    asked meanwhile which of them hold shares (``holders_waited_s``).
     """
 
     settle_s: float = 1.0
@@ -39,13 +44,16 @@ class ClusterIntervals(Frozen):
     contested_s: float = 5.0
     contested_longest_s: float = 600.0
     stood_s: float = 600.0
+    drain_s: float = 5.0
+    drain_longest_s: float = 60.0
+    drain_confirm_s: float = 5.0
 
 
 class NodeLabels:
     """Follows the own Node, and applies its labels: at the start, when they change, and when they are gone.
 
     trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes. know: told
-    the labels of the Node, at first and whenever they change.
+    the Node, at first and whenever it changes.
     """
 
     def __init__(
@@ -56,7 +64,7 @@ class NodeLabels:
         ask: Callable[[], None],
         intervals: ClusterIntervals | None = None,
         *,
-        know: Callable[[Labels], None] = lambda _: None,
+        know: Callable[[ClusterNode], None] = lambda _: None,
     ) -> None:
         self._cluster, self._name, self._status, self._ask, self._know = cluster, name, status, ask, know
         intervals = intervals or ClusterIntervals()
@@ -65,7 +73,9 @@ class NodeLabels:
         self._contest = Backoff(intervals.contested_s, intervals.contested_longest_s)
         self._news = asyncio.Event()
         self._wanted: Labels | None = None
-        self._applied: Labels | None = None
+        self._pending: tuple[PendingGpu, ...] = ()
+        self._plan: str | None = None
+        self._applied: tuple[Labels, Mapping[str, str]] | None = None
         self._applied_to = ""
         self._applied_s = self._again_s = 0.0
         self.watched = WatchState()
@@ -82,15 +92,15 @@ class NodeLabels:
         self.watched = state
         self._news.set()
         if state.node is not None:
-            self._know(state.node.labels)
+            self._know(state.node)
 
     async def _read_reports(self) -> None:
         last: Report | None = None
         while True:
             last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
-            labels = labels_of(last)
-            if labels is not None and labels != self._wanted:
-                self._wanted = labels
+            labels, pending = labels_of(last), pending_gpus(last)
+            if labels is not None and (labels, pending) != (self._wanted, self._pending):
+                self._wanted, self._pending = labels, pending
                 self._news.set()
 
     async def _apply_forever(self) -> None:
@@ -111,18 +121,24 @@ class NodeLabels:
         """Apply the labels if they are not there. How long to wait before the next attempt; 0: none is
         needed.
         """
-        state, wanted = self.watched, self._wanted
+        state, labels = self.watched, self._wanted
         if state.trouble or state.node is None:
             self._say(state.trouble or f"the cluster has no Node {self._name}: check --node-name")
             return 0.0
         self._say("")
-        if wanted is None or not self._missing(state.node, wanted):
+        if labels is None:
             return 0.0
-        contested = self._is_contested(state.node, wanted)
+        annotations = self._annotations(state.node)
+        wanted = labels, annotations
+        if not self._missing(state.node, labels, annotations):
+            return 0.0
+        contested = self._applied == wanted and self._applied_to == state.node.uid
+        if not contested or time.monotonic() - self._applied_s >= self._intervals.stood_s:
+            self._contest.reset()
         if contested and time.monotonic() < self._again_s:
             return self._again_s - time.monotonic()
-        node = await self._cluster.apply_node(state.node, wanted, {})
-        log.info("labels applied", extra={"node": self._name, "labels": len(wanted), "contested": contested})
+        node = await self._cluster.apply_node(state.node, labels, annotations)
+        log.info("labels applied", extra={"node": self._name, "labels": len(labels), "contested": contested})
         self._applied, self._applied_to, self._applied_s = wanted, node.uid, time.monotonic()
         self._again_s = self._applied_s + self._contest.pause_s()
         self._retry.reset()
@@ -130,18 +146,21 @@ class NodeLabels:
             self.watched = replace(self.watched, node=node)
         return 0.0
 
-    def _missing(self, node: ClusterNode, wanted: Labels) -> bool:
-        """Whether anything has to be written. At first always: an earlier agent may have left labels."""
-        if self._applied != wanted or self._applied_to != node.uid:
-            return True
-        return any(node.labels.get(key) != value for key, value in wanted.items())
+    def _annotations(self, node: ClusterNode) -> Mapping[str, str]:
+        """The pending plan. Since when a GPU waits is what the annotation has said before, also that of an
+        earlier agent.
+        """
+        before = node.annotations.get(PLAN, "") if self._plan is None else self._plan
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self._plan = plan_annotation(self._pending, before, now)
+        return {PLAN: self._plan} if self._plan else {}
 
-    def _is_contested(self, node: ClusterNode, wanted: Labels) -> bool:
-        """Whether someone else has just changed what we wrote."""
-        ours = self._applied == wanted and self._applied_to == node.uid
-        if not ours or time.monotonic() - self._applied_s >= self._intervals.stood_s:
-            self._contest.reset()
-        return ours
+    def _missing(self, node: ClusterNode, labels: Labels, annotations: Mapping[str, str]) -> bool:
+        """Whether anything has to be written. At first always: an earlier agent may have left labels."""
+        if self._applied != (labels, annotations) or self._applied_to != node.uid:
+            return True
+        there = {*node.labels.items(), *node.annotations.items()}
+        return not there >= {*labels.items(), *annotations.items()}
 
     def _say(self, trouble: str) -> None:
         if trouble == self.trouble:

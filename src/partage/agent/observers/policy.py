@@ -313,10 +313,22 @@ class PolicyObserver(Struct):
             config=shown.name if shown else self.options.config,
             digest=loaded.digest if loaded else "",
             problems=(*self.problems, *self.misfit),
-            warnings=(*(loaded.warnings if loaded else ()), *(desired.warnings if desired else ())),
+            warnings=(
+                *(loaded.warnings if loaded else ()),
+                *(desired.warnings if desired else ()),
+                *self._undrained,
+            ),
             reason=self._reason if self.problems else misfit,
             chosen_by=shown.by if shown else "",
         )
+
+    @property
+    def _undrained(self) -> tuple[Problem, ...]:
+        """Without a cluster no pod can be evicted."""
+        if self.options.cluster is not None or self.desired is None or not self.desired.drain_of:
+            return ()
+        message = "change: drain needs a cluster, and this agent has none: GPUs wait until their pods end"
+        return (Problem(self.desired.policy.source, "", "warning", message, "--cluster and --node-name"),)
 
     def _state(self) -> PolicyState:
         if self.good is None:

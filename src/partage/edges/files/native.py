@@ -18,6 +18,7 @@ from partage.model.ids import parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pci import parse_pci_address
 from partage.model.policy import (
+    DRAIN_DEADLINE_S,
     AllDevices,
     DesiredMig,
     DeviceListStrategy,
@@ -33,6 +34,7 @@ from partage.model.policy import (
     Sharing,
     WatchAction,
 )
+from partage.units import parse_duration
 
 T = TypeVar("T")
 
@@ -80,9 +82,10 @@ DIALECT = Dialect(
 
 
 class WhenToChange(StrEnum):
-    """When a GPU that is in use passes to another strategy."""
+    """When a GPU that is in use passes to another strategy: when its pods have ended, or been evicted."""
 
     WAIT = "wait"
+    DRAIN = "drain"
 
 
 def read_native(notes: Notes) -> Policy:
@@ -163,7 +166,6 @@ def _entry(field: Field) -> GpuEntry | None:
     if table is None:
         return None
     select = _select(table.required("select", "index, uuid, model, pci, all or rest: which GPUs are meant"))
-    table.choice("change", WhenToChange.WAIT)
     sharing, mig = _strategy(table)
     return GpuEntry(
         origin=field.place.path,
@@ -174,7 +176,16 @@ def _entry(field: Field) -> GpuEntry | None:
         guard=table.boolean("guard", default=False),
         watch=table.choice("watch", WatchAction.WARN),
         when=table.value("when", _when, ()),
+        drain_s=table.value("change", _change, None),
     )
+
+
+def _change(field: Field) -> int | None:
+    """``wait``, ``drain``, or ``{drain: 10m}``: the deadline in seconds, None for ``wait``."""
+    if isinstance(field.value, dict):
+        table = field.table(("drain",), "{drain: 10m}")
+        return table.needed("drain", lambda found: found.parsed(parse_duration, "10m")) if table else None
+    return DRAIN_DEADLINE_S if field.choice(WhenToChange) is WhenToChange.DRAIN else None
 
 
 def _when(field: Field) -> tuple[LabelCondition, ...]:

@@ -21,11 +21,12 @@ from partage.edges.kube.port import (
     WatchState,
 )
 from partage.edges.kube.watch import NodeWatch
-from partage.errors import Absent
+from partage.errors import Absent, Conflict
 
 MANAGER = "partage"
 """The field manager: what it owns of a Node can be seen in metadata.managedFields."""
 
+_BY_HAND = "partage-cli"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
@@ -67,6 +68,11 @@ class ApiCluster:
             {"fieldManager": MANAGER, "force": "true"},
         )
 
+    async def annotate_node(self, node: ClusterNode, annotations: Mapping[str, str | None]) -> ClusterNode:
+        # Another manager: what the agent applies next must not remove it.
+        meta: Json = {"resourceVersion": node.version, "uid": node.uid, "annotations": dict(annotations)}
+        return await self._patch(_node(node.name), {"metadata": meta}, _MERGE, {"fieldManager": _BY_HAND})
+
     async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
         # The list is atomic: applied, it would take away the taints of others.
         rows = [{"key": one.key, "effect": one.effect, "value": one.value} for one in taints]
@@ -105,18 +111,23 @@ class ApiCluster:
                 return tuple(found)
             parameters = {**parameters, "continue": page.metadata.continue_}
 
-    async def evict(self, namespace: str, name: str, grace_seconds: int | None = None) -> Eviction:
+    async def evict(
+        self, namespace: str, name: str, grace_seconds: int | None = None, *, uid: str = ""
+    ) -> Eviction:
         body: Json = {
             "apiVersion": "policy/v1",
             "kind": "Eviction",
             "metadata": {"name": name, "namespace": namespace},
         }
-        if grace_seconds is not None:
-            body["deleteOptions"] = {"gracePeriodSeconds": grace_seconds}
+        options: Json = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        if uid:
+            options["preconditions"] = {"uid": uid}
+        if options:
+            body["deleteOptions"] = options
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
         try:
             await self._connection.call(type(None), "POST", path, body=body)
-        except Absent:
+        except (Absent, Conflict):  # a conflict: that uid has gone
             return Eviction.GONE
         except Refused:  # the only one that the connection lets through
             return Eviction.PROTECTED

@@ -144,6 +144,10 @@ class Cluster(Protocol):
         """
         ...
 
+    async def annotate_node(self, node: ClusterNode, annotations: Mapping[str, str | None]) -> ClusterNode:
+        """Set annotations of a Node as a person does; None removes one. Conflict if it has changed since."""
+        ...
+
     async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
         """Replace all taints. ``node`` as it was read: Conflict if it has changed since."""
         ...
@@ -156,8 +160,12 @@ class Cluster(Protocol):
         """The pods of a node, in all namespaces."""
         ...
 
-    async def evict(self, namespace: str, name: str, grace_seconds: int | None = None) -> Eviction:
-        """Ask for the end of a pod. PodDisruptionBudgets are honoured."""
+    async def evict(
+        self, namespace: str, name: str, grace_seconds: int | None = None, *, uid: str = ""
+    ) -> Eviction:
+        """Ask for the end of a pod. PodDisruptionBudgets are honoured. uid: only this one: another pod of the
+        same name counts as gone.
+        """
         ...
 
     async def record(self, event: ClusterEvent) -> None:

@@ -34,6 +34,8 @@ VERBS = {
     "assert": "Check whether the node is as the policy wants it.",
     "export": "Write the live node as a policy.",
     "labels": "Print the labels of the node, as NVIDIA names them.",
+    "cordon": "Keep new containers off a GPU; those that have shares stay.",
+    "uncordon": "Let new containers on a cordoned GPU again.",
     "check": "Check policies, manifests and stories before they are used.",
     "takeover": "Put Partage in the place of NVIDIA's device plugin.",
     "handback": "Give NVIDIA's device plugin its place again.",

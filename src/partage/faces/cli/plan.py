@@ -134,10 +134,11 @@ def make_plan(
     was named; otherwise it is that of the agent.
     """
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.offer.caveats import caveats
+    from partage.plan.offer.caveats import Caveat, caveats
     from partage.plan.offer.desired import resolve
     from partage.plan.offer.guarantees import promised
     from partage.plan.reconcile.planner import plan_node
+    from partage.plan.serve.cordon import cordon_sentence
 
     policy = loaded.policy
     seen = report.planner_input if report else None
@@ -155,12 +156,15 @@ def make_plan(
         offer=offer,
         plan=plan_node(desired, now, geometry_of),
         warnings=(*loaded.warnings, *desired.warnings),
-        caveats=caveats(
-            policy,
-            inventory,
-            offer,
-            ctk_found=common.ctk_found(policy, inventory),
-            layouts=desired.layouts,
+        caveats=(
+            *caveats(
+                policy,
+                inventory,
+                offer,
+                ctk_found=common.ctk_found(policy, inventory),
+                layouts=desired.layouts,
+            ),
+            *(Caveat(line) for line in [cordon_sentence(now.cordoned_indexes)] if line),
         ),
         report=report if seen is not None else None,
     )

@@ -175,5 +175,6 @@ def _print(node: ShownNode, console: Console) -> None:
             console.print()
             console.print(holders_table(shown_shares(report), node.offer))
         pending = pending_lines(inventory, report.pending)
-        for line in (*waiting_lines(report.waiting), *pending, *report.messages):
+        cordon = (report.cordon,) if report.cordon else ()
+        for line in (*cordon, *waiting_lines(report.waiting), *pending, *report.messages):
             console.print(f"! {line}", style="yellow", markup=False)

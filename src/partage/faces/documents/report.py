@@ -25,6 +25,7 @@ from partage.model.share import NodeOffer
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
 from partage.plan.report import MigConfigState, PolicyReason, PolicyState
+from partage.plan.serve.cordon import cordon_sentence
 from partage.plan.serve.ledger import Certainty, Hold, Holder
 from partage.values import Frozen
 
@@ -104,7 +105,8 @@ class ReportedGpuRow(Frozen):
     """One GPU. instances: by id of the GPU instance. lost: why it does not answer.
 
     phase: None: there is no plan. reason: why it is not settled. waiting_for: shares that must be released
-    first; processes: what else has to end. retry_at: when a failed attempt is tried again.
+    first; processes: what else has to end. retry_at: when a failed attempt is tried again. cordoned: nobody
+    gets another share of it.
     """
 
     index: int
@@ -123,6 +125,7 @@ class ReportedGpuRow(Frozen):
     mps_daemons: tuple[DaemonRow, ...]
     held: int
     processes: tuple[str, ...] = ()
+    cordoned: bool = False
 
     @property
     def trouble(self) -> str:
@@ -217,7 +220,17 @@ class ReportDocument(Document, kw_only=True):
             )
             for gpu in self.gpus
         }
+        said |= {
+            gpu.uuid: "; ".join(filter(None, ("cordoned", said[gpu.uuid])))
+            for gpu in self.gpus
+            if gpu.cordoned
+        }
         return {uuid: text for uuid, text in said.items() if text}
+
+    @property
+    def cordon(self) -> str:
+        """Which GPUs are cordoned, and what that means; empty if none is."""
+        return cordon_sentence(gpu.index for gpu in self.gpus if gpu.cordoned)
 
     @property
     def withdrawn(self) -> frozenset[Hold]:

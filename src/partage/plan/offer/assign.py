@@ -67,6 +67,7 @@ class Assignment(Frozen):
     layouts: GPU UUID to the MIG layout, or none, that the policy asks for; other GPUs stay as they are.
     labelled: GPUs whose layout is that of the node's label.
     warnings: doubtful things, each with file and path.
+    drain_of: GPU UUID to how long its pods are asked to leave before it changes, in seconds.
     """
 
     targets: tuple[Target, ...]
@@ -76,6 +77,7 @@ class Assignment(Frozen):
     layouts: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
     labelled: frozenset[GpuUuid] = frozenset()
     warnings: tuple[Problem, ...] = ()
+    drain_of: Mapping[GpuUuid, int] = field(default_factory=dict)
 
     @property
     def watch_of(self) -> dict[GpuUuid, WatchAction]:
@@ -126,6 +128,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
         layouts=_layouts(laid_out, strategy),
         labelled=frozenset(labelled),
         warnings=findings.warnings(),
+        drain_of={uuid: entry.drain_s for uuid, entry in owners.items() if entry.drain_s is not None},
     )
 
 

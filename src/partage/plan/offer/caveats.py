@@ -37,6 +37,12 @@ def caveats(
 
 def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: bool) -> Iterator[Caveat]:
     options = policy.options
+    if any(isinstance(entry, GpuEntry) and entry.drain_s is not None for entry in policy.entries):
+        yield Caveat(
+            "'change: drain' evicts pods through the API of a cluster: without one (partage agent "
+            "--cluster), GPUs wait until their pods end.",
+            certain=False,
+        )
     if inventory.open_to_env:
         yield Caveat(
             "Pods of this node can set NVIDIA_VISIBLE_DEVICES themselves and see every GPU: no share "

@@ -27,6 +27,7 @@ class DesiredState(Frozen):
     strategies: of every GPU that answers. layouts: the MIG layout, or none, of GPUs that the policy names;
     others stay as they are. settings, existing_settings: what GPUs have to be set to for ``offer`` and
     ``existing``.
+    drain_of: how long pods are asked to leave before a GPU changes, in seconds; other GPUs wait for them.
     watch_of: what happens to a container that exceeds its share. labelled: GPUs whose layout is that of the
     node's label.
     """
@@ -42,6 +43,7 @@ class DesiredState(Frozen):
     settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
     existing_settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
     watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
+    drain_of: Mapping[GpuUuid, int] = field(default_factory=dict)
     labelled: frozenset[GpuUuid] = frozenset()
 
 
@@ -63,6 +65,7 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
         settings=settings_of(assignment.targets),
         existing_settings=settings_of(assignment.existing),
         watch_of=assignment.watch_of,
+        drain_of=assignment.drain_of,
         labelled=assignment.labelled,
     )
 

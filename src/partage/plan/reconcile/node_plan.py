@@ -80,6 +80,8 @@ class Snapshot(Frozen):
     of GPUs before Partage changed them. absent: GPUs that were served before the node booted and have not
     answered since. attempts: what failed. in_hand: GPUs whose steps are being carried out (``changing``) or
     read back (``verifying``). checkpoint: whether held ids can be compared with the kubelet's checkpoint.
+    gave_up: GPUs whose pods were asked to leave and did not, and a sentence: they stay as they were.
+    cordoned: GPUs of which nobody gets another share; they change as all others do.
     """
 
     now_s: float
@@ -93,6 +95,14 @@ class Snapshot(Frozen):
     attempts: Mapping[GpuUuid, FailedAttempt] = field(default_factory=dict)
     in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
     checkpoint: bool = True
+    gave_up: Mapping[GpuUuid, str] = field(default_factory=dict)
+    cordoned: frozenset[GpuUuid] = frozenset()
+
+    @property
+    def cordoned_indexes(self) -> tuple[int, ...]:
+        """The cordoned GPUs, by their NVML indexes."""
+        known = self.observed.node.known
+        return tuple(known[gpu].index for gpu in sorted(self.cordoned) if gpu in known)
 
     @property
     def departed(self) -> frozenset[GpuUuid]:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from partage.model.gpu import NoDriver, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.share import GpuOffer
 from partage.model.step import GpuUse, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
@@ -146,10 +147,19 @@ def _next_serving(
     wanted = {
         gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
     }
+    wanted |= _as_before(now, moving, [gpu for gpu in wanted if gpu not in in_conflict])
     drained = [gpu for gpu in in_conflict if gpu in moving or gpu in wanted]
     moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of, in_conflict=drained)
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
+
+
+def _as_before(
+    now: Snapshot, moving: Mapping[GpuUuid, GpuServing], gpus: Iterable[GpuUuid]
+) -> dict[GpuUuid, GpuOffer]:
+    """What those GPUs offer whose pods were asked to leave in vain: all that they have offered before."""
+    kept = [gpu for gpu in gpus if gpu in now.gave_up and gpu in moving]
+    return {gpu: (*moving[gpu].offer, *moving[gpu].leaving) for gpu in kept}
 
 
 # --- phases --------------------------------------------------------------------------------------
@@ -192,6 +202,8 @@ def _phase(
     waits = waiting_gpus.get(uuid)
     if uuid in now.in_hand:
         return now.in_hand[uuid], "it is being changed"
+    if uuid in now.gave_up and _would_wait(uuid, draft, now):
+        return Phase.FAILED, now.gave_up[uuid]
     if draft.stuck is not None:
         return draft.stuck, draft.reason
     if uuid in now.attempts and draft.reason:
@@ -206,6 +218,12 @@ def _phase(
         others = [gpu for gpu in draft.transaction.gpus if gpu != uuid and gpu in waiting_gpus]
         return (Phase.WAITING if others else Phase.READY), draft.reason
     return Phase.SETTLED, ""
+
+
+def _would_wait(uuid: GpuUuid, draft: GpuDraft, now: Snapshot) -> bool:
+    """Whether it is not as the policy wants it, for nothing but its holders."""
+    differs = uuid in now.served and now.served[uuid] != GpuServing(draft.offer)
+    return draft.stuck is Phase.WAITING or (draft.stuck is None and differs)
 
 
 def _unconfirmed(entries: Iterable[LedgerEntry]) -> bool:

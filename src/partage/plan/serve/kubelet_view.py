@@ -14,7 +14,7 @@ from partage.plan.reconcile.transition import GpuServing, ListedShare, answerabl
 from partage.plan.serve.ledger import HeldIds
 from partage.values import Frozen
 
-_Key = tuple[Mapping[GpuUuid, GpuServing], int, Mapping[DeviceUuid, bool]]
+_Key = tuple[Mapping[GpuUuid, GpuServing], int, Mapping[DeviceUuid, bool], frozenset[GpuUuid]]
 
 
 class KubeletView(Frozen):
@@ -31,20 +31,22 @@ class KubeletView(Frozen):
     late: Mapping[ShareId, float] = field(default_factory=dict)
 
 
-EMPTY_VIEW = KubeletView(({}, -1, {}), {}, {}, {})
+EMPTY_VIEW = KubeletView(({}, -1, {}, frozenset()), {}, {}, {})
 
 
 class ShareHealth(Frozen):
     """What decides whether a share is healthy.
 
     known: every GPU as last observed. health: by GPU UUID. unusable: devices whose shares cannot be used.
-    whole: a GPU in MIG mode is offered as a whole (MIG strategy ``none``).
+    whole: a GPU in MIG mode is offered as a whole (MIG strategy ``none``). cordoned: GPUs whose free shares
+    nobody gets.
     """
 
     known: Mapping[GpuUuid, Gpu]
     health: Mapping[GpuUuid, Health]
     unusable: Mapping[DeviceUuid, str]
     whole: bool = False
+    cordoned: frozenset[GpuUuid] = frozenset()
 
 
 def kubelet_view(
@@ -61,11 +63,11 @@ def kubelet_view(
     gpu_of = gpu_of_mig_devices(condition.known.values())
     offer = answerable_offer(serving)
     healthy = _healthy(offer, condition)
-    key: _Key = (serving, held_version, healthy)
+    key: _Key = (serving, held_version, healthy, condition.cordoned)
     if key == before.key and gpu_of == before.gpu_of:
         return before
     rows = {
-        name: tuple(_device_rows(resource_rows, healthy))
+        name: tuple(_device_rows(resource_rows, healthy, condition.cordoned, held.ids.get(name, frozenset())))
         for name, resource_rows in listed_shares(serving, held, gpu_of).items()
         if _is_ours(resource_rows)
     }
@@ -108,12 +110,19 @@ def _late(
     return late
 
 
-def _device_rows(rows: Iterable[ListedShare], healthy: Mapping[DeviceUuid, bool]) -> Iterator[DeviceRow]:
+def _device_rows(
+    rows: Iterable[ListedShare],
+    healthy: Mapping[DeviceUuid, bool],
+    cordoned: frozenset[GpuUuid],
+    held: frozenset[ShareId],
+) -> Iterator[DeviceRow]:
+    """Of a cordoned GPU, what is held stays healthy: a container that starts again needs it."""
     for row in rows:
         if row.offering is None:
             yield DeviceRow(row.id, healthy=False)
         else:
-            yield DeviceRow(row.id, healthy[row.offering.device], row.offering.numa_node)
+            kept = row.gpu not in cordoned or row.id in held
+            yield DeviceRow(row.id, kept and healthy[row.offering.device], row.offering.numa_node)
 
 
 def _healthy(offer: NodeOffer, condition: ShareHealth) -> dict[DeviceUuid, bool]:

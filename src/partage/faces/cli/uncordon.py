@@ -1,0 +1,34 @@
+"""``partage uncordon``: the opposite of ``partage cordon``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from partage.faces.cli.cordon import change_names, options
+
+
+@click.command(name="uncordon")
+@options
+def command(
+    *,
+    gpus: tuple[str, ...],
+    node: str | None,
+    kubeconfig: str | None,
+    machine: str | None,
+    state_dir: Path | None,
+) -> None:
+    """Let new containers on GPUs again that partage cordon has cordoned, named by NVML index or UUID.
+
+    What was cordoned with --node is uncordoned with --node, and what was cordoned on the node there.
+    """
+    names = change_names(
+        lambda there, given: there - given,
+        gpus,
+        node=node,
+        kubeconfig=kubeconfig,
+        machine=machine,
+        state_dir=state_dir,
+    )
+    click.echo(f"still cordoned: {', '.join(sorted(names))}" if names else "no GPU is cordoned")

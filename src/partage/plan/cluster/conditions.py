@@ -1,0 +1,115 @@
+"""The conditions of a Node: few, of stable types and reasons, with messages for people. Pure."""
+
+from __future__ import annotations
+
+from partage.model.gpu import NoDriver
+from partage.plan.cluster.pending import awaited, unsettled
+from partage.plan.reconcile.known_node import UNSEEN
+from partage.plan.reconcile.node_plan import GpuPlan, Phase
+from partage.plan.report import GpuReport, PolicyReason, Report
+from partage.plan.serve.cordon import cordon_sentence
+from partage.text import count_of, gpus, listed, shortened
+from partage.values import Frozen
+
+READY, GPUS_HEALTHY, POLICY_IN_FORCE = "PartageReady", "PartageGpusHealthy", "PartagePolicyInForce"
+
+LONGEST_MESSAGE = 1024
+SHOWN = 8
+
+
+class Condition(Frozen):
+    """One condition. status: whether it holds. reason: one word in CamelCase, for programs."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+def node_conditions(report: Report) -> tuple[Condition, ...]:
+    """What is true of the node now. What is not known yet is left out, and stays as it was."""
+    if report.dependencies.hardware:
+        return (_said(READY, "HardwareNotAnswering", report.dependencies.hardware),)
+    if report.node is UNSEEN:
+        return ()
+    driver = report.node.inventory.driver
+    if isinstance(driver, NoDriver):
+        hint = f"; {driver.hint}" if driver.hint else ""
+        return (_said(READY, "NoDriver", f"{driver.reason}{hint}"),)
+    return (_ready(report), _healthy(report), _in_force(report))
+
+
+def _said(kind: str, reason: str, message: str, *, status: bool = False) -> Condition:
+    return Condition(kind, status, reason, shortened(message, LONGEST_MESSAGE))
+
+
+def _ready(report: Report) -> Condition:
+    names = [str(resource.name) for resource in report.resources if resource.listed]
+    offered = f" as {listed(names, SHOWN)}" if names else ""
+    cordon = cordon_sentence(gpu.index for gpu in report.gpus if gpu.cordoned)
+    more = f"; {cordon}" if cordon else ""
+    return _said(READY, "Ready", f"{count_of(len(report.gpus), 'GPU')}{offered}{more}", status=True)
+
+
+def _healthy(report: Report) -> Condition:
+    ill: dict[str, list[int]] = {}
+    for gpu in report.gpus:
+        for what in illnesses(gpu):
+            ill.setdefault(what, []).append(gpu.index)
+    if not ill:
+        return _said(GPUS_HEALTHY, "AllHealthy", "no GPU has a fault", status=True)
+    faults = [f"{gpus(indexes)}: {what}" for what, indexes in ill.items()]
+    return _said(GPUS_HEALTHY, "GpusUnhealthy", "; ".join(faults))
+
+
+def illnesses(gpu: GpuReport) -> tuple[str, ...]:
+    """Why shares of it are not offered for its health, one sentence for the GPU or each GPU instance."""
+    if not gpu.health.state.offered:
+        return (gpu.health.reason or gpu.lost or str(gpu.health.state),)
+    return tuple(
+        f"GPU instance {gi_id}: {status.reason or status.state}"
+        for gi_id, status in sorted(gpu.instances.items())
+        if not status.state.offered
+    )
+
+
+def _in_force(report: Report) -> Condition:
+    policy = report.policy
+    if policy.reason is not PolicyReason.IN_FORCE:
+        return _said(POLICY_IN_FORCE, policy.reason.camel, policy.message)
+    pending = tuple(unsettled(report))
+    if not pending:
+        return _said(POLICY_IN_FORCE, "InForce", policy.message, status=True)
+    reason = max((_reason(plan) for _, plan in pending), key=_REASONS.index)
+    texts = [f"GPU {gpu.index} {standing(plan)}" for gpu, plan in pending]
+    return _said(POLICY_IN_FORCE, reason, listed(texts, SHOWN))
+
+
+_REASONS = ("ChangeUnderWay", "ChangeWaits", "ChangeImpossible", "ChangeFailed")
+"""From what ends by itself to what needs a person."""
+
+
+def _reason(plan: GpuPlan) -> str:
+    match plan.phase:
+        case Phase.FAILED:
+            return "ChangeFailed"
+        case Phase.BLOCKED:
+            return "ChangeImpossible"
+        case Phase.WAITING:
+            return "ChangeWaits"
+        case _:
+            return "ChangeUnderWay"
+
+
+def standing(plan: GpuPlan) -> str:
+    """How a GPU that is not settled stands, words that follow its name."""
+    match plan.phase:
+        case Phase.WAITING:
+            what = awaited(plan)
+            return f"waits for {what}" if what and not plan.conflict else f"waits: {plan.reason}"
+        case Phase.FAILED:
+            return f"could not be changed: {plan.reason}"
+        case Phase.BLOCKED:
+            return f"cannot be changed: {plan.reason}"
+        case _:
+            return "is being changed"

@@ -1,0 +1,129 @@
+"""What happened between two reports, as events that an admin reads in the cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from partage.model.node_labels import MIG_CONFIG
+from partage.plan.cluster.conditions import illnesses, standing
+from partage.plan.cluster.pending import certain_holder, pods_of
+from partage.plan.reconcile.node_plan import GpuPlan, Phase
+from partage.plan.report import GpuReport, MigConfigState, PolicyReason, PolicyState, Report
+from partage.text import gpus
+from partage.values import Frozen
+
+
+class Pod(Frozen, order=True):
+    """A pod by its name. uid: empty where it is not known."""
+
+    namespace: str
+    name: str
+    uid: str = ""
+
+
+class NodeEvent(Frozen):
+    """One event. about: the pod, None: the Node. reason, action: one word in CamelCase. note: a sentence.
+    warning: something is wrong.
+    """
+
+    reason: str
+    note: str
+    action: str
+    warning: bool = False
+    about: Pod | None = None
+
+
+def node_events(before: Report | None, now: Report) -> tuple[NodeEvent, ...]:
+    """The events between two reports; of the first one, what is wrong. The same of several GPUs is one event.
+
+    An agent that starts again tells nothing that was told before, unless it is wrong.
+    """
+    return (*_policy(before, now), *_layout(before, now), *_gathered(before, now))
+
+
+def _policy(before: Report | None, now: Report) -> Iterator[NodeEvent]:
+    policy, old = now.policy, before.policy if before else None
+    if policy.reason is PolicyReason.IN_FORCE:
+        told = old is None or (old.reason, old.digest, old.message) == (
+            policy.reason,
+            policy.digest,
+            policy.message,
+        )
+        if not told and policy.state is not PolicyState.NONE:
+            yield NodeEvent("PolicyInForce", policy.message, "TakePolicy")
+    elif policy.reason is not PolicyReason.LABELS_UNKNOWN and (old is None or old.message != policy.message):
+        yield NodeEvent("PolicyRefused", policy.message, "KeepPolicy", warning=True)
+
+
+def _layout(before: Report | None, now: Report) -> Iterator[NodeEvent]:
+    """The layout that a label of the Node asks for; that it is there, its GPUs say."""
+    asked, old = now.mig_config, before.mig_config if before else None
+    if asked is not None and asked.state is MigConfigState.FAILED and asked != old:
+        note = f"label {MIG_CONFIG} asks for {asked.name}: {asked.reason}"
+        yield NodeEvent("MigLayoutFailed", note, "ChangeGpu", warning=True)
+
+
+def _gathered(before: Report | None, now: Report) -> Iterator[NodeEvent]:
+    """Events of GPUs, whose notes begin after the name of the GPU."""
+    old = {gpu.uuid: gpu for gpu in before.gpus} if before else {}
+    alike: dict[NodeEvent, list[int]] = {}
+    for gpu in now.gpus:
+        for event in _gpu(old.get(gpu.uuid), gpu):
+            alike.setdefault(event, []).append(gpu.index)
+    for event, indexes in alike.items():
+        note = f"{gpus(indexes)}{event.note}"
+        yield NodeEvent(event.reason, note, event.action, event.warning, event.about)
+
+
+def _gpu(before: GpuReport | None, now: GpuReport) -> Iterator[NodeEvent]:
+    yield from _health(before, now)
+    if now.plan is not None:
+        yield from _change(before.plan if before else None, now.plan, now)
+
+
+def _health(before: GpuReport | None, now: GpuReport) -> Iterator[NodeEvent]:
+    ill, was_ill = illnesses(now), illnesses(before) if before else ()
+    for what in ill:
+        if what not in was_ill:
+            yield NodeEvent("GpuUnhealthy", f": {what}; no container gets it", "WithdrawGpu", warning=True)
+    if was_ill and not ill:
+        yield NodeEvent("GpuHealthy", ": healthy again", "OfferGpu")
+
+
+_PENDING = (
+    Phase.WAITING,
+    Phase.WITHDRAWING,
+    Phase.READY,
+    Phase.CHANGING,
+    Phase.VERIFYING,
+    Phase.FAILED,
+    Phase.BLOCKED,
+)
+
+
+def _change(before: GpuPlan | None, now: GpuPlan, gpu: GpuReport) -> Iterator[NodeEvent]:
+    phase = before.phase if before else Phase.UNKNOWN
+    match now.phase:
+        case Phase.WAITING:
+            yield from _waits(before, now)
+        case Phase.FAILED if phase is not Phase.FAILED or (before and before.reason != now.reason):
+            yield NodeEvent("ChangeFailed", f" {standing(now)}", "ChangeGpu", warning=True)
+        case Phase.BLOCKED if phase is not Phase.BLOCKED or (before and before.reason != now.reason):
+            yield NodeEvent("ChangeImpossible", f" {standing(now)}", "ChangeGpu", warning=True)
+        case Phase.SETTLED if phase in _PENDING:
+            strategy = gpu.strategy or "not offered"
+            yield NodeEvent("ChangeDone", f": as the policy wants it, {strategy}", "ChangeGpu")
+
+
+def _waits(before: GpuPlan | None, now: GpuPlan) -> Iterator[NodeEvent]:
+    """Told when a pod is waited for that was not before, not when one of several has gone."""
+    known = set(pods_of(before.waiting_for)) if before and before.phase is Phase.WAITING else set()
+    waited = before is not None and before.phase is Phase.WAITING
+    if waited and set(pods_of(now.waiting_for)) <= known:
+        return
+    yield NodeEvent("ChangeWaits", f" {standing(now)}", "WaitForPods")
+    holders = {certain_holder(entry) for entry in now.waiting_for} - {None}
+    for pod in sorted({Pod(one.namespace, one.pod) for one in holders if one is not None}):
+        if f"{pod.namespace}/{pod.name}" not in known:
+            note = " can only change its sharing when this pod has ended"
+            yield NodeEvent("ChangeWaitsForPod", note, "WaitForPods", about=pod)

@@ -1,0 +1,79 @@
+"""A GPU whose pods were asked to leave in vain: it offers what it did before, and nothing of it changes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from partage.edges.files.catalogue import geometry_of
+from partage.model.ids import ResourceName, share_id
+from partage.plan.reconcile.node_plan import Phase
+from partage.plan.reconcile.planner import plan_node
+from partage.plan.reconcile.transition import listed_shares
+from tests.plan.reconcile.test_planner import (
+    HALVES,
+    HALVES_MPS,
+    HOPPER,
+    MPS,
+    SLICED,
+    WHOLE,
+    desired_of,
+    entry,
+    observe,
+    serving,
+    snapshot,
+)
+
+SHARED = ResourceName("nvidia.com/gpu.shared")
+VAIN = "after a drain of 10 min it still waited for pod default/train"
+ROOMY = SLICED.replace("replicas: 2", "replicas: 4")
+
+
+def test_free_shares_come_back_and_the_gpu_says_why() -> None:
+    inventory = observe(HOPPER)
+    gpu = inventory.gpus[0].uuid
+    held = entry(SHARED, share_id(gpu, 0))
+    wanted = desired_of(MPS, inventory)
+    drained = plan_node(
+        wanted, snapshot(inventory, held, served=serving(desired_of(ROOMY, inventory))), geometry_of
+    )
+    assert drained.gpus[gpu].phase is Phase.WAITING
+    assert [one.id for one in listed_shares(drained.serving, snapshot(inventory, held).held)[SHARED]] == [
+        held.id
+    ]
+    now = snapshot(inventory, held, served=drained.serving, gave_up={gpu: VAIN})
+    plan = plan_node(wanted, now, geometry_of)
+    assert (plan.gpus[gpu].phase, plan.gpus[gpu].reason) == (Phase.FAILED, VAIN)
+    assert len(listed_shares(plan.serving, now.held)[SHARED]) == 4
+    assert not any(gpu in one.gpus for one in plan.ready)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (before, after)
+        for before, after in itertools.product([WHOLE, SLICED, MPS], [WHOLE, SLICED, MPS, HALVES, HALVES_MPS])
+        if before != after
+    ],
+)
+def test_nothing_of_it_is_ever_ready(before: str, after: str) -> None:
+    inventory = observe(HOPPER)
+    gpu = inventory.gpus[0].uuid
+    served = serving(desired_of(before, inventory))
+    offering = served[gpu].offer[0]
+    held = entry(offering.resource, offering.share_ids[0])
+    for _ in range(3):
+        now = snapshot(inventory, held, served=served, gave_up={gpu: VAIN})
+        plan = plan_node(desired_of(after, inventory), now, geometry_of)
+        assert not any(gpu in one.gpus for one in plan.ready)
+        assert held.id in {one.id for one in listed_shares(plan.serving, now.held)[offering.resource]}
+        served = dict(plan.serving)
+
+
+def test_a_gpu_that_is_as_the_policy_wants_it_is_not_concerned() -> None:
+    inventory = observe(HOPPER)
+    gpu = inventory.gpus[0].uuid
+    desired = desired_of(SLICED, inventory)
+    now = snapshot(inventory, entry(SHARED, share_id(gpu, 0)), served=serving(desired), gave_up={gpu: VAIN})
+    assert plan_node(desired, now, geometry_of).gpus[gpu].phase is Phase.SETTLED
