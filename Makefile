@@ -8,12 +8,14 @@ READY  := $(VENV)/.ready
 RUNS   ?= 1000
 # The interpreter whose packages apt-get installs.
 DEBIAN ?= /usr/bin/python3
+# Debian trixie with Slurm 24.11, for the tests that start a real Slurm.
+SLURM_ROOT ?= build/slurm-24.11
 STORY  ?= examples/07-mixed-node/story.yaml
 # Two workers: the tests mostly wait for sockets and processes, not for a core.
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts docs soak guard-torch bench proto lock clean
+.PHONY: help setup demo test check format lint types contracts docs soak guard-torch slurm bench proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -33,8 +35,16 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
 	$(BIN)/partage simulate $(STORY)
 
-test: $(READY)  ## all tests
+test: $(READY) build/.slurm-tried  ## all tests
 	$(PYTEST)
+
+# Once: as root it installs Slurm, else the tests with a real Slurm are skipped.
+build/.slurm-tried: tests/slurm/prepare.sh
+	@mkdir -p build && tests/slurm/prepare.sh $(SLURM_ROOT) && touch $@
+
+slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: root, 190 MB)
+	tests/slurm/prepare.sh $(SLURM_ROOT)
+	$(BIN)/python -m pytest tests/slurm -rs -v
 
 check: format lint types contracts docs test  ## what continuous integration runs
 

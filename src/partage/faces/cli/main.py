@@ -32,6 +32,7 @@ VERBS = {
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "Measure what sharing a GPU costs and gives.",
     "prove": "Try to break what shares guarantee, and report the result.",
+    "slurm": "Write and check Slurm's configuration of GPUs.",
     "record": "Write this node to a machine file for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",
