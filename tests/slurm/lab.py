@@ -1,7 +1,7 @@
 """Real Slurms on loopback: several slurmd on one host, fake device files, no systemd.
 
-Two builds: that of this machine, and Debian trixie's in a directory that ``make slurm`` fills; the latter runs
-in a chroot in a mount namespace of its own, which takes root.
+Two builds: that of this machine, and Debian trixie's in a directory that ``make slurm`` fills; the latter
+runs in a chroot in a mount namespace of its own, which takes root.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 from partage.codec.hostlist import expand_hostlist
 
 TRIXIE = Path(os.environ.get("PARTAGE_SLURM_ROOT", Path(__file__).parents[2] / "build" / "slurm-24.11"))
 _SUBREAPER = 36
 _SETTINGS = "CPUs=16 RealMemory=2000"
 _HARMLESS = re.compile(
-    r"pmix|differs from hardware|hwloc_topo_load|Domain socket directory|/state/|Trying backup state save file"
+    r"pmix|differs from hardware|hwloc_topo_load|Domain socket directory|/state/|Trying backup state"
 )
 """Of every Slurm that starts for the first time, on any configuration."""
 _BASE = """\
@@ -88,22 +90,37 @@ def why_not(build: Build) -> str:
     return "" if os.getuid() == 0 else "a chroot takes root"
 
 
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def _tested(build: Build) -> object:
+    """The build as a parameter of a test, which is skipped where there is no such Slurm."""
+    why = why_not(build)
+    return pytest.param(
+        build, marks=pytest.mark.skipif(bool(why), reason=why or "it is here"), id=build.version
+    )
+
+
+OLD, NEW = Build("22.05.8"), Build("24.11.5", TRIXIE)
+BUILDS = [_tested(OLD), _tested(NEW)]
+NEWER = [_tested(NEW)]
+
+
+def free_ports(count: int) -> list[int]:
+    """As many different ports that nothing listens on."""
+    with contextlib.ExitStack() as held:
+        found = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in found:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in found]
 
 
 class Lab:
     """A cluster of the nodes of a configuration that ``partage slurm config`` wrote.
 
-    files: its answer by name; node names to their ports are added. Use as a context manager.
+    files: its answer by name; ports and sizes of the nodes are added. idle: every node is to be idle, else
+    only registered. Use as a context manager, or ``close`` it.
     """
 
-    def __init__(self, build: Build, files: dict[str, str], nodes: list[str]) -> None:
-        self.build, self.nodes = build, nodes
+    def __init__(self, build: Build, files: dict[str, str], nodes: list[str], *, idle: bool = True) -> None:
+        self.build, self.nodes, self._idle = build, nodes, idle
         self.d = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))
         self.d.chmod(0o755)
         self._up = False
@@ -114,6 +131,7 @@ class Lab:
         self.env = {**os.environ, "SLURM_CONF": str(self.d / "slurm.conf")}
 
     def _conf(self, files: dict[str, str]) -> None:
+        port, *ports = free_ports(1 + len(self.nodes))
         host = socket.gethostname().partition(".")[0]
         user = pwd.getpwuid(os.getuid()).pw_name
         if self.build.root is not None:
@@ -125,10 +143,10 @@ class Lab:
             (self.d / "munge.key").chmod(0o400)
             auth = f"AuthType=auth/munge\nAuthInfo=socket={self.d}/m.sock"
         first = 1000 + secrets.randbelow(6000) * 10_000
-        text = _BASE.format(host=host, port=free_port(), user=user, auth=auth, d=self.d, first=first)
+        text = _BASE.format(host=host, port=port, user=user, auth=auth, d=self.d, first=first)
         (self.d / "slurm.conf").write_text(text)
-        for paths in set(re.findall(r"File(?:s)?=(\S+)", files["gres.conf"])):
-            for device in expand_hostlist(paths):
+        for paths in set(re.findall(r"(?i)files?\s*=\s*(\S+)", files["gres.conf"])):
+            for device in _expanded(paths):
                 with contextlib.suppress(FileExistsError):
                     (self.d / device.lstrip("/")).symlink_to("/dev/null")
         gres = files["gres.conf"].replace("/dev/nvidia", f"{self.d}/dev/nvidia")
@@ -136,8 +154,8 @@ class Lab:
         (self.d / "cgroup.conf").write_text(files["cgroup.conf"])
         where = f"NodeHostname={host} NodeAddr=127.0.0.1"
         lines = [
-            f"NodeName={node} {where} Port={free_port()} {_SETTINGS} {_rest(files['slurm.conf'], node)}"
-            for node in self.nodes
+            f"NodeName={node} {where} Port={at} {_SETTINGS} {_rest(files['slurm.conf'], node)}"
+            for node, at in zip(self.nodes, ports, strict=True)
         ]
         others = [line for line in files["slurm.conf"].splitlines() if not line.startswith("NodeName=")]
         (self.d / "partage" / "slurm.conf").write_text("\n".join((*others, *lines)) + "\n")
@@ -190,10 +208,10 @@ class Lab:
         if self.build.root is None:
             d = self.d
             self._spawn(
-                "munged", "-F", f"--socket={d}/m.sock", f"--key-file={d}/munge.key", f"--log-file={d}/log/munged.out",
-                f"--pid-file={d}/m.pid", f"--seed-file={d}/m.seed",
+                "munged", "-F", f"--socket={d}/m.sock", f"--key-file={d}/munge.key",
+                f"--log-file={d}/log/munged.out", f"--pid-file={d}/m.pid", f"--seed-file={d}/m.seed",
             )  # fmt: skip
-            self._until(lambda: (d / "m.sock").exists())
+            self._until((d / "m.sock").exists)
         self._spawn("slurmctld", "-D", "-c", "-i")
         self._until(lambda: "is UP" in self.run("scontrol", "ping").stdout)
         self._up = True
@@ -201,20 +219,30 @@ class Lab:
             self._spawn("slurmd", "-D", "-N", node)
         self._until(self._all_idle)
 
+    def states(self) -> dict[str, str]:
+        """Node to its state."""
+        rows = (row.split() for row in self.run("sinfo", "-h", "-N", "-o", "%N %t").stdout.splitlines())
+        return dict(row for row in rows if len(row) == 2)
+
     def _all_idle(self) -> bool:
-        states = self.run("sinfo", "-h", "-N", "-o", "%t").stdout.split()
+        states = self.states().values()
+        if not self._idle:
+            return len(states) == len(self.nodes) and not any("unk" in one or "*" in one for one in states)
         return len(states) == len(self.nodes) and all(state == "idle" for state in states)
 
-    def _until(self, true, seconds: float = 15) -> None:
+    def _until(self, true, seconds: float = 15, every: float = 0.02) -> None:
         end = time.monotonic() + seconds
         while not true():
             if time.monotonic() > end or any(proc.poll() is not None for proc in self._procs):
                 raise RuntimeError(self.logs())
-            time.sleep(0.02)
+            time.sleep(every)
 
     def wait_for(self, true, seconds: float = 15) -> None:
-        """Wait until ``true()``. Raises RuntimeError with the logs."""
-        self._until(true, seconds)
+        """Wait until ``true()``. Raises RuntimeError with the logs.
+
+        Asking more often keeps the scheduler of 24.11 from its work, for 5 s.
+        """
+        self._until(true, seconds, 0.15)
 
     def logs(self) -> str:
         """The end of every log."""
@@ -224,7 +252,7 @@ class Lab:
         if self._up:
             with contextlib.suppress(Exception):
                 self.run("scancel", "-u", str(os.getuid()), timeout=5)
-                self._until(lambda: not self.run("squeue", "-h").stdout.strip(), 5)
+                self._until(lambda: not self.run("squeue", "-h").stdout.strip(), 5, 0.15)
         for proc in reversed(self._procs):
             with contextlib.suppress(ProcessLookupError):
                 proc.send_signal(signal.SIGTERM)
@@ -234,9 +262,8 @@ class Lab:
             except subprocess.TimeoutExpired:
                 os.killpg(proc.pid, signal.SIGKILL)
                 proc.wait()
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        _end_steps()
+        ctypes.CDLL(None).prctl(_SUBREAPER, 0, 0, 0, 0)
         self.close()
 
     def close(self) -> None:
@@ -244,8 +271,37 @@ class Lab:
         shutil.rmtree(self.d, ignore_errors=True)
 
 
+def _end_steps() -> None:
+    """End what slurmstepd still runs, and itself; no other child of this process."""
+    for step in _children(os.getpid(), "slurmstepd"):
+        for pid in (*_children(step), step):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(step, 0)
+
+
+def _children(parent: int, name: str = "") -> list[int]:
+    """The processes of that parent whose name begins like that."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            head, _, rest = stat.read_text().rpartition(") ")
+            if rest.split()[1] == str(parent) and head.partition("(")[2].startswith(name):
+                found.append(int(stat.parent.name))
+    return found
+
+
 def _is_complaint(line: str) -> bool:
     return re.search(r"error:|fatal:|WARNING", line) is not None and not _HARMLESS.search(line)
+
+
+def _expanded(paths: str) -> list[str]:
+    """The files; none for a list that is wrong on purpose."""
+    try:
+        return expand_hostlist(paths)
+    except ValueError:
+        return []
 
 
 def _rest(conf: str, node: str) -> str:

@@ -6,11 +6,8 @@ from contextlib import closing
 import pytest
 
 from tests.plan.slurm import configs
-from tests.slurm.lab import TRIXIE, Build, Lab, why_not
+from tests.slurm.lab import BUILDS, NEWER, OLD, Lab, why_not
 
-OLD, NEW = Build("22.05.8"), Build("24.11.5", TRIXIE)
-BUILDS = [pytest.param(build, marks=pytest.mark.skipif(why_not(build) != "", reason=why_not(build) or "-"), id=build.version) for build in (OLD, NEW)]  # fmt: skip
-NEWER = BUILDS[1:]
 pytestmark = pytest.mark.xdist_group("slurm")
 
 ENV = ("sh", "-c", "env | grep -E 'CUDA|SLURM_(STEP|JOB)_GPUS|SHARDS|ROCR' | sort")
@@ -22,7 +19,7 @@ def _lab(build, policy, machine="4xh100-sxm5-80gb", types="short"):
 
 
 def _environment(lab, request):
-    done = lab.run("srun", "--immediate=5", f"--gres={request}", *ENV)
+    done = lab.run("srun", "--immediate=2", f"--gres={request}", *ENV)
     assert done.returncode == 0, done.stderr
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
@@ -93,7 +90,7 @@ def test_mig_devices_by_their_type(build):
         assert _environment(lab, "gpu:h100_1g.10gb")["SLURM_STEP_GPUS"] == "0"
         assert _environment(lab, "gpu:h100_3g.40gb:1")["SLURM_STEP_GPUS"] == "2"
         assert _environment(lab, "gpu:h100:1")["SLURM_STEP_GPUS"] == "3"
-        too_many = lab.run("srun", "--immediate=5", "--gres=gpu:h100_1g.10gb:3", "true")
+        too_many = lab.run("srun", "--immediate=2", "--gres=gpu:h100_1g.10gb:3", "true")
         assert "Requested node configuration is not available" in too_many.stderr
 
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - lines of gres.conf
 """What a policy means to Slurm."""
 
 import pytest

@@ -1,4 +1,4 @@
-"""``partage slurm``: the same policy for Slurm. ``config`` writes its files."""
+"""``partage slurm``: the same policy for Slurm. ``config`` writes its files, ``check`` reads them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import click
 
 from partage.errors import InputError, Problem
 from partage.faces.cli import common
+from partage.faces.cli.slurm_check import check_command
+from partage.faces.cli.slurm_version import slurm_version_option, version_of
 
 if TYPE_CHECKING:
     from partage.faces.slurm_cluster import NodeSource
@@ -23,9 +25,7 @@ def command() -> None:
 @command.command(name="config")
 @common.policy_options
 @common.machine_option
-@click.option(
-    "--slurm-version", metavar="VERSION", help="Of the cluster: 22.05.8, 24.11. Default: ask scontrol."
-)
+@slurm_version_option
 @click.option("--node", metavar="NAME", help="The node's name in Slurm. Default: this host's name.")
 @click.option(
     "--node-settings",
@@ -71,13 +71,12 @@ def config_command(
 
     if cluster is not None and any(one is not None for one in (policy, config, machine, node)):
         raise click.UsageError("--cluster names machines, policies and nodes itself")
-    version = None if slurm_version is None else _version(slurm_version)
     sources, named = (
         _cluster(cluster)
         if cluster is not None
         else ((_one_node(policy, config, machine, node, node_settings),), None)
     )
-    version = version or named or _version_here()
+    version = named if slurm_version is None and named else version_of(slurm_version)
     written = make_config(sources, version, TypeNames(types))
     common.print_problems(written.warnings)
     files = config_files(written.config)
@@ -122,31 +121,4 @@ def _one_node(
     return NodeSource((name,), inventory, loaded.policy, rest)
 
 
-def _version(text: str) -> SlurmVersion:
-    from partage.model.slurm import SlurmVersion
-
-    try:
-        return SlurmVersion.parse(text)
-    except ValueError as error:
-        raise InputError([Problem("--slurm-version", "", "error", str(error))]) from error
-
-
-def _version_here() -> SlurmVersion:
-    """The version of the Slurm that is installed here. Raises InputError if there is none."""
-    import shutil
-    import subprocess
-
-    scontrol = shutil.which("scontrol")
-    try:
-        if scontrol is not None:
-            asked = [scontrol, "--version"]
-            said = subprocess.run(  # noqa: S603 - nothing of it comes from outside
-                asked, capture_output=True, text=True, timeout=10, check=True
-            )
-            return _version(said.stdout)
-    except (OSError, subprocess.SubprocessError):
-        pass
-    raise InputError(
-        "which version of Slurm is it for? There is no scontrol here that could say it",
-        "name it: --slurm-version 24.11.5",
-    )
+command.add_command(check_command)
