@@ -69,12 +69,17 @@ class Build:
     version: str
     root: Path | None = None
 
-    def command(self, *words: str) -> list[str]:
-        """The command line that runs a program of this build. /tmp is the same inside and outside."""
+    def command(self, *words: str, run: Path | None = None) -> list[str]:
+        """The command line that runs a program of this build. /tmp is the same inside and outside.
+
+        run: what it finds as /run; None: an empty one. slurmctld and clients talk over a socket there, and
+        each slurmd makes one, always of the same name.
+        """
         if self.root is None:
             return list(words)
         inside = (
             'mount -t proc proc "$0/proc" && mount --rbind /sys "$0/sys" && mount --bind /tmp "$0/tmp" '
+            f'&& {"mount -t tmpfs tmpfs" if run is None else f"mount --bind {run}"} "$0/run" '
             '&& exec chroot "$0" "$@"'
         )
         return ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, str(self.root), *words]
@@ -104,12 +109,14 @@ NEWER = [_tested(NEW)]
 
 
 def free_ports(count: int) -> list[int]:
-    """As many different ports that nothing listens on."""
-    with contextlib.ExitStack() as held:
-        found = [held.enter_context(socket.socket()) for _ in range(count)]
-        for one in found:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in found]
+    """As many different ports that nothing listens on, below those that the kernel gives to clients."""
+    found: set[int] = set()
+    while len(found) < count:
+        port = 12_000 + secrets.randbelow(20_000)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            found.add(port)
+    return list(found)
 
 
 class Lab:
@@ -125,7 +132,7 @@ class Lab:
         self.d.chmod(0o755)
         self._up = False
         self._procs: list[subprocess.Popen[bytes]] = []
-        for name in ("state", "s", "log", "partage", "dev/nvidia-caps"):
+        for name in ("state", "s", "log", "run", "partage", "dev/nvidia-caps"):
             (self.d / name).mkdir(parents=True)
         self._conf(files)
         self.env = {**os.environ, "SLURM_CONF": str(self.d / "slurm.conf")}
@@ -163,7 +170,7 @@ class Lab:
     def run(self, *words: str, timeout: float = 20) -> subprocess.CompletedProcess[str]:
         """Run a program of the build."""
         return subprocess.run(
-            self.build.command(*words),
+            self.build.command(*words, run=self.d / "run"),
             env=self.env,
             text=True,
             capture_output=True,
@@ -188,8 +195,9 @@ class Lab:
 
     def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
         with (self.d / "log" / f"{words[0]}-{len(self._procs)}.out").open("wb") as log:
+            run = None if words[0] == "slurmd" else self.d / "run"
             proc = subprocess.Popen(
-                self.build.command(*words),
+                self.build.command(*words, run=run),
                 env=self.env, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True,
             )  # fmt: skip
         self._procs.append(proc)
