@@ -137,7 +137,8 @@ def test_requests_are_judged_as_slurm_judges_them(build, policy, types, requests
 
 
 def _judged_by_slurm(lab, request):
-    done = lab.run("srun", "--immediate=1", f"--gres={request}", "true")
+    lab.wait_for(lambda: not lab.run("squeue", "-h").stdout.strip())  # the job before it has given all back
+    done = lab.run("srun", "--immediate=3", f"--gres={request}", "true")
     if done.returncode == 0:
         return Outcome.ACCEPTED
     if "Unable to create step" in done.stderr:

@@ -28,7 +28,7 @@ from partage.faces.input_files import named
 from partage.model.gpu import Gpu, Inventory
 from partage.model.policy import Policy
 from partage.model.slurm import SlurmConfig, SlurmNode, SlurmVersion
-from partage.plan.offer.desired import resolve
+from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.offer.findings import Findings
 from partage.plan.slurm.gres import NodeToName, cluster_config, node_gres
 from partage.plan.slurm.type_names import TypeNames
@@ -91,11 +91,11 @@ def make_config(
     control: dict[str, None] = {}
     warnings: list[Problem] = []
     for source in sources:
-        inventory, said = _as_planned(source)
+        desired, said = _as_planned(source)
         warnings += said
-        offer = resolve(source.policy, inventory, geometry_of).offer
+        inventory = desired.inventory
         root = source.policy.options.dev_root
-        wanted = NodeToName(source.names[0], inventory, offer, root, source.settings)
+        wanted = NodeToName(source.names[0], inventory, desired.offer, root, source.settings)
         gres = node_gres(wanted, version, names, model_of, findings)
         nodes += [SlurmNode(name, gres, source.settings) for name in source.names]
         control |= dict.fromkeys(root.rstrip("/") + node for node in inventory.control_nodes)
@@ -104,15 +104,15 @@ def make_config(
     return WrittenConfig(config, (*warnings, *findings.warnings()))
 
 
-def _as_planned(source: NodeSource) -> tuple[Inventory, list[Problem]]:
+def _as_planned(source: NodeSource) -> tuple[DesiredState, list[Problem]]:
     desired = resolve(source.policy, source.inventory, geometry_of)
     warnings = list(desired.warnings)
     if not (source.inventory.simulated and desired.pending):
-        return source.inventory, warnings
+        return desired, warnings
     if any(layout.enabled for layout in desired.layouts.values()):
         message, hint = SIMULATED_FILES
         warnings.append(Problem("", source.names[0], "warning", message, hint))
-    return with_planned_layouts(desired, geometry_of), warnings
+    return resolve(source.policy, with_planned_layouts(desired, geometry_of), geometry_of), warnings
 
 
 # --- the cluster file -------------------------------------------------------------------------
