@@ -10,30 +10,41 @@ RUNS   ?= 1000
 DEBIAN ?= /usr/bin/python3
 # Debian trixie with Slurm 24.11, for the tests that start a real Slurm.
 SLURM_ROOT ?= build/slurm-24.11
+# Programs of a real Kubernetes, and the image, for `make chart` and `make e2e`.
+CLUSTER ?= build/cluster
 STORY  ?= examples/07-mixed-node/story.yaml
 # Two workers: the tests mostly wait for sockets and processes, not for a core.
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format lint types contracts docs soak guard-torch slurm bench proto lock clean
+.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm bench chart e2e proto lock clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1|/' | column -t -s '|'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
 
 setup: $(READY)  ## install Partage and its tools into .venv
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "Partage needs Python 3.11 or newer; say which: make PYTHON=python3.12 ..." >&2; exit 2; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
+	@test -x $(BIN)/python || { echo "setup 1/4: making a Python environment in $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "setup 2/4: updating pip in it"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@echo "setup 3/4: downloading and installing Partage's libraries and tools (half a minute, once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --group dev -e .
 	@# Where Python may not write bytecode by itself, each start of the agent would compile all of it anew.
-	$(BIN)/python -m compileall -q src
+	@echo "setup 4/4: compiling Partage to bytecode"
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
+	@echo "demo: playing the story $(STORY) on a simulated node"
 	$(BIN)/partage simulate $(STORY)
+	@echo "demo: done. Next: $(BIN)/partage --help, or docs/quickstart/laptop.md"
+
+wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+	@ls dist/*.whl
 
 test: $(READY) build/.slurm-tried  ## all tests
 	$(PYTEST)
@@ -63,6 +74,9 @@ contracts: $(READY)
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
 	$(BIN)/mkdocs build --strict
 
+reference: $(READY)  ## write the tables of docs/reference anew from the code
+	$(BIN)/python -m tools.reference
+
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
 
@@ -73,6 +87,21 @@ guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: 
 bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
 	$(BIN)/python -m bench
 
+$(CLUSTER)/helm $(CLUSTER)/kubeconform $(CLUSTER)/kubelet:
+	tests/cluster/build $(CLUSTER)
+
+chart: $(READY) $(CLUSTER)/helm  ## check the Helm chart, and write deploy/manifests from it (builds helm: Go)
+	$(CLUSTER)/helm lint --quiet deploy/helm/partage --namespace partage
+	PATH="$(abspath $(CLUSTER)):$$PATH" $(BIN)/python deploy/render_chart.py
+	tests/cluster/schemas "$$(cd tests/cluster/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json" $(CLUSTER)/schemas
+	$(CLUSTER)/kubeconform -strict -summary -skip ServiceMonitor \
+	  -schema-location '$(abspath $(CLUSTER))/schemas/{{.ResourceKind}}{{.KindSuffix}}.json' deploy/manifests tests/deploy/rendered
+
+e2e: $(READY) chart $(CLUSTER)/kubelet  ## the chart on a real Kubernetes that is started here (root; builds it: Go, 15 min once)
+	@tests/cluster/packages
+	tests/cluster/partage-image $(CLUSTER)
+	PARTAGE_E2E_BIN="$(abspath $(CLUSTER))" $(BIN)/python -m pytest tests/e2e -v
+
 proto: $(READY)  ## generate the kubelet's messages anew from proto/
 	$(BIN)/python proto/generate.py
 
@@ -80,4 +109,4 @@ lock: $(READY)  ## pin what is installed now
 	$(BIN)/python -m pip freeze --exclude-editable --exclude pip > constraints.txt
 
 clean:  ## remove what setup and tests left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build/site dist

@@ -58,7 +58,8 @@ def _own(machine: Inventory, number: int) -> Inventory:
 
 def line(cost: SlurmCost) -> str:
     """One sentence."""
-    return f"Slurm's files for {NODES:,} nodes of 8 GPUs: {cost.seconds:.2f} s ({cost.lines:,} lines of gres.conf)"
+    what = f"Slurm's files for {NODES:,} nodes of 8 GPUs"
+    return f"{what}: {cost.seconds:.2f} s ({cost.lines:,} lines of gres.conf)"
 
 
 if __name__ == "__main__":

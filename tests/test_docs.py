@@ -1,17 +1,14 @@
-"""Links lead somewhere, the pages that code names exist, and quickstarts do what they show."""
+"""Links lead somewhere, the pages that code names exist, and the site needs no other one."""
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from partage.faces.cli.main import run
-
 ROOT = Path(__file__).parent.parent
-FOLDERS = ("bench", "deploy", "docs", "examples", "proto", "src", "tests")
+FOLDERS = ("bench", "deploy", "docs", "examples", "proto", "src", "tests", "tools")
 FILES = sorted(
     path
     for path in [*ROOT.glob("*"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]
@@ -19,7 +16,6 @@ FILES = sorted(
 )
 PAGES = [path for path in FILES if path.suffix == ".md"]
 NAMING = [path for path in FILES if path.suffix in {".json", ".md", ".py", ".toml", ".yaml"}]
-QUICKSTARTS = sorted((ROOT / "docs" / "quickstart").glob("*.md"))
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -93,22 +89,3 @@ def test_a_reader_of_the_site_fetches_nothing_from_elsewhere(tmp_path):
 def test_all_decisions_are_listed():
     listed = re.findall(r"\]\((\d{4}-.*?\.md)\)", (ROOT / "docs" / "adr" / "README.md").read_text())
     assert listed == sorted(path.name for path in (ROOT / "docs" / "adr").glob("0*.md"))
-
-
-@pytest.mark.parametrize("page", QUICKSTARTS, ids=_name)
-def test_a_quickstart_does_what_it_shows(page, tmp_path, monkeypatch, capsys):
-    """YAML blocks that begin with a file's name are that file; lines after ``$`` are run, and end with 0."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "100")
-    text = page.read_text()
-    for block, name in re.findall(r"^```yaml\n(# (\S+)\n.*?)^```$", text, re.MULTILINE | re.DOTALL):
-        (tmp_path / name).write_text(block)
-    shown = re.findall(r"^\$ partage (.*)\n((?:(?!\$ |```).*\n)*)", text, re.MULTILINE)
-    assert shown
-    for command, output in shown:
-        code = run(shlex.split(command))
-        printed = capsys.readouterr()
-        assert code == 0, printed.err
-        lines = [" ".join(line.split()) for line in printed.out.splitlines()]
-        expected = [" ".join(line.split()) for line in output.splitlines() if line != "..."]
-        assert [line for line in expected if line not in lines] == [], command

@@ -17,6 +17,8 @@
     └─ ClusterError                    kubelet, API server, Slurm              exit 5
        ├─ Unreachable                  retried with back-off
        └─ Rejected                     never retried
+          ├─ Conflict                  retried: the object has changed meanwhile; read it again
+          └─ Absent                    never retried
 
 The modules in ``edges`` translate errors of libraries into these and chain the original. Bugs have no class
 here: they end the process. Whether to retry is an attribute of the class (``retry``).
@@ -76,6 +78,17 @@ class Unsatisfiable(PartageError):
     """The request is valid, but this node cannot do it."""
 
     exit_code = 3
+
+
+def missing_library(purpose: str, library: str, package: str, otherwise: str = "") -> Unsatisfiable:
+    """The error where an optional library is not installed. purpose: what needs it, ``a plot``.
+
+    package: what pip calls it. otherwise: what can be done without it.
+    """
+    hint = f"pip install {package}, into the Python environment of Partage"
+    return Unsatisfiable(
+        f"{purpose} needs {library}, which is not installed", f"{hint}; {otherwise}" if otherwise else hint
+    )
 
 
 class HardwareError(PartageError):
@@ -158,3 +171,13 @@ class Unreachable(ClusterError):
 
 class Rejected(ClusterError):
     """The peer answered with a refusal."""
+
+
+class Conflict(Rejected):
+    """The object has changed since it was read, or exists already."""
+
+    retry = True
+
+
+class Absent(Rejected):
+    """There is no such object."""

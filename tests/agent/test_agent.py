@@ -258,7 +258,7 @@ def test_the_helper_killed_is_replaced_and_nothing_is_interrupted(
     [
         ("version: partage/v1\ngpus: 7\n", 2),
         ("", 2),
-        (native("{select: {index: [8]}, exclusive: {}}"), 2),
+        (native("{select: {index: [8]}, exclusive: {}}"), 3),
         (native("{select: {index: [0]}, mig: {layout: [7g.80gb, 1g.10gb]}}"), 3),
         (native("{select: all, mps: {replicas: 49}}"), 3),
     ],
@@ -322,6 +322,19 @@ def test_two_agents_do_not_share_a_state_directory(node: Place, kubelet: Scripte
         code, log = run_to_end(node)
         assert code == 2
         assert "another agent" in log
+        assert os.path.samestat((node.run_dir / "hardware.sock").stat(), helper), "the first one's helper"
+        first.wait(lambda: first.health()[0] == 200, "well")
+
+
+def test_two_agents_do_not_share_a_run_directory(node: Place, kubelet: ScriptedKubelet) -> None:
+    """Its ``hardware.sock`` is one agent's: a second helper would take it away."""
+    with running(spawn(node)) as first:
+        registered(kubelet, GPU)
+        helper = (node.run_dir / "hardware.sock").stat()
+        code, log = run_to_end(node, f"--state-dir={node.root}/another")
+        assert code == 2
+        assert f"uses the run directory {node.run_dir}" in log
+        assert "--run-dir" in log
         assert os.path.samestat((node.run_dir / "hardware.sock").stat(), helper), "the first one's helper"
         first.wait(lambda: first.health()[0] == 200, "well")
 

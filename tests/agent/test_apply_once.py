@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from partage.agent.reconciler.apply_once import ApplyResult, ApplyRun, desired_for_undo
 from partage.agent.reconciler.executor import TransactionEnd
 from partage.edges.files.catalogue import geometry_of, load_catalogue
-from partage.errors import GpuInUse, InsufficientResources
+from partage.errors import GpuInUse, HardwareTimeout, InsufficientResources
 from partage.faces.documents.apply import GpuOutcome, applied_gpu_rows, exit_code, problems
 from partage.model.layout import DoesNotFit, LayoutItem, place
+from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
@@ -75,8 +76,11 @@ async def _play(data):
     for device in busy:
         await hardware.inject(Occupy(0, "python", UseKind.PROCESS, device.gi_id, device.ci_id, 4711))
     if (number := data.draw(st.integers(0, 12))) > 0:
-        error = data.draw(st.sampled_from([InsufficientResources("no room"), GpuInUse("in use")]))
-        hardware.fail(number, FailCall("perform", error, 1, data.draw(st.booleans())))
+        refusal = st.sampled_from([InsufficientResources("no room"), GpuInUse("in use")])
+        fault = st.builds(FailCall, st.just("perform"), refusal) | st.just(
+            FailCall("perform", HardwareTimeout("hangs"), 1, done=True)
+        )
+        hardware.fail(number, data.draw(fault))
     second = {uuid: data.draw(layouts(geometry)) for uuid in uuids}
     before = await hardware.observe()
     applied = await _apply(hardware, second)
@@ -84,7 +88,18 @@ async def _play(data):
 
     assert {device.uuid for device in busy} <= {one.uuid for one in after.gpus[0].mig_devices}
     endings = {uuid: outcome.ending for outcome in applied.outcomes for uuid in outcome.transaction.gpus}
+    unknown = {
+        uuid
+        for outcome in applied.outcomes
+        if isinstance(outcome.failed, CreateInstance | CreateCompute)
+        and isinstance(outcome.error, HardwareTimeout)
+        for uuid in outcome.transaction.gpus
+    }
+    for uuid in unknown:  # made or not, nobody knows: named, and left alone
+        assert endings[uuid] is TransactionEnd.PARTIAL
     for was, now in zip(before.gpus, after.gpus, strict=True):
+        if was.uuid in unknown:
+            continue
         assert now.empty_instances == ()
         if endings.get(was.uuid) is TransactionEnd.DONE:
             plan = plan_mig(after, {was.uuid: second[was.uuid]}, lambda gpu: geometry).of(was.uuid)
@@ -111,6 +126,36 @@ class Failing(SimulatedHardware):
         return await super().perform(step)
 
 
+class Raced(SimulatedHardware):
+    """A simulated node on which an administrator makes a device just before its n-th step."""
+
+    left = 3
+
+    async def perform(self, step):
+        self.left -= 1
+        if self.left == 0:
+            place = Placement(4, 4)
+            await super().perform(CreateInstance(step.gpu, "3g.40gb", place))
+            await super().perform(CreateCompute(step.gpu, "3g.40gb", place, "3g.40gb"))
+        return await super().perform(step)
+
+
+async def test_an_administrators_instance_at_our_place_outlives_the_rollback():
+    hardware = Raced(load_machine("h100-sxm5-80gb"))
+    uuid = (await hardware.observe()).gpus[0].uuid
+    mig = {uuid: DesiredMig()}
+    assert exit_code(await _apply(hardware, mig)) == 0
+    hardware.left = 3
+    wanted = {uuid: DesiredMig((LayoutItem.parse("3g.40gb@0"), LayoutItem.parse("3g.40gb@4")))}
+    applied = await _apply(hardware, wanted)
+    gpu = (await hardware.observe()).gpus[0]
+    assert [(one.profile, str(one.placement)) for one in gpu.mig_devices] == [("3g.40gb", "4:4")]
+    assert gpu.empty_instances == ()
+    (outcome,) = applied.outcomes
+    assert outcome.ending is TransactionEnd.ROLLED_BACK
+    assert gpu.mig_devices[0].uuid in outcome.reason
+
+
 # --- a GPU instance whose free compute slices do not lie side by side ----------------------------------
 
 
@@ -122,7 +167,9 @@ async def _scattered(*profiles, keep):
     devices = sorted((await hardware.observe()).gpus[0].mig_devices, key=lambda one: one.ci_id)
     for number, one in enumerate(devices):
         if number != keep:
-            await hardware.perform(DestroyCompute(uuid, "3g.40gb", one.placement, one.profile, uuid=one.uuid))
+            await hardware.perform(
+                DestroyCompute(uuid, "3g.40gb", one.known_placement, one.profile, uuid=one.uuid)
+            )
     return hardware, uuid, devices[keep]
 
 

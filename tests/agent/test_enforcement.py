@@ -11,6 +11,7 @@ from partage.model.ids import PodUid, share_id
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.policy import WatchAction
+from partage.model.process import Processes, ProcessKind
 from partage.model.profile import MigProfile
 from partage.model.share import Guarantee
 from partage.model.step import Created, EndClient, StartDaemon, Step
@@ -190,3 +191,25 @@ async def test_a_client_that_then_works_past_its_daemon_is_ended_with_its_proces
     await occupied(hardware, works(11, 30 * GIB, mps=True))
     assert await end_processes(hardware, await verdict(hardware)) == EndResult({11: EndMethod.PROCESS})
     assert await pids(hardware) == set()
+
+
+class Plain(SimulatedHardware):
+    """Its driver lists MPS clients as ordinary processes. told: the steps that were done."""
+
+    told: tuple[Step, ...] = ()
+
+    async def processes(self) -> Processes:
+        found = await super().processes()
+        return replace(found, rows=tuple(replace(row, kind=ProcessKind.COMPUTE) for row in found.rows))
+
+    async def perform(self, step: Step) -> Created | None:
+        self.told = (*self.told, step)
+        return await super().perform(step)
+
+
+async def test_a_client_that_the_driver_lists_as_an_ordinary_process_is_ended_by_its_daemon() -> None:
+    hardware = await node(Plain, mps=True)
+    assert isinstance(hardware, Plain)
+    await occupied(hardware, works(11, 30 * GIB, mps=True))
+    assert await end_processes(hardware, await verdict(hardware)) == EndResult({11: EndMethod.CLIENT})
+    assert [type(step) for step in hardware.told[1:]] == [EndClient]

@@ -6,14 +6,20 @@ import random
 
 import pytest
 
-from partage.agent.reconciler.executor import Executor, JournalFailed, TransactionEnd, layouts_before
+from partage.agent.reconciler.executor import (
+    Executor,
+    JournalFailed,
+    StepStatus,
+    TransactionEnd,
+    layouts_before,
+)
 from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.journal import Journal, JournalHeader, Unfinished, UnreadableJournal, read_journal
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InsufficientResources, NotFound
 from partage.model.gpu import Driver, Inventory, LostGpu
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
-from partage.model.step import gpus_of
+from partage.model.step import CreateCompute, CreateInstance, gpus_of
 from partage.plan.reconcile.mig_plan import plan_mig
 from tests.plan.reconcile.mig_card import Card
 
@@ -30,12 +36,13 @@ class Killed(BaseException):
 
 class Cards:
     """Cards behind the hardware port. trouble: number of a step to what happens before, or after, it is done;
-    steps from ``broken`` on all fail."""
+    steps from ``broken`` on all fail. refuses: what a card cannot do is an error, no mistake of the plan."""
 
     def __init__(self, *cards):
         self.cards = {card.gpu().uuid: card for card in cards}
         self.trouble = {}
         self.broken = None
+        self.refuses = False
         self.lost = None
         self.steps = 0
 
@@ -60,7 +67,7 @@ class Cards:
                 made = self.cards[uuid].does(step)
         except (AssertionError, KeyError, StopIteration) as refused:
             # Who was told that a step had failed, which was done, may ask for what is refused.
-            if any(when == "after" for when, _ in self.trouble.values()):
+            if self.refuses or any(when == "after" for when, _ in self.trouble.values()):
                 raise NotFound(f"refused: {refused}") from refused
             raise
         if error is not None:
@@ -109,9 +116,10 @@ async def go(node, desired_layouts, state_dir, was=None, told=None):
     plan = await plan_of(node, desired_layouts)
     assert not plan.blocked
     executor = Executor(node, Journal(state_dir), node.geometry_of, told or (lambda *_: None))
-    living = layouts_before(await node.observe(), plan.transactions)
+    inventory = await node.observe()
+    living = layouts_before(inventory, plan.transactions)
     header = JournalHeader("boot", "digest", {**living, **(was or {})})
-    return await executor.execute(plan.transactions, header)
+    return await executor.execute(plan.transactions, header, inventory)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -130,9 +138,14 @@ async def test_any_layout_becomes_any_other_and_what_fits_lives_on(model, tmp_pa
 
 
 @pytest.mark.parametrize("model", ["a100-40gb", "h100-sxm5-80gb", "a30-24gb"])
-@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
-    "error", [InsufficientResources("no room"), GpuInUse("in use"), HardwareTimeout("hangs")]
+    ("when", "error"),
+    [
+        ("before", InsufficientResources("no room")),
+        ("before", GpuInUse("in use")),
+        ("before", HardwareTimeout("hangs")),
+        ("after", HardwareTimeout("hangs")),
+    ],
 )
 async def test_a_step_that_fails_is_taken_back_with_all_before_it(model, when, error, tmp_path):
     rng = random.Random(f"{model}{when}{error}")
@@ -146,12 +159,19 @@ async def test_a_step_that_fails_is_taken_back_with_all_before_it(model, when, e
             old = node.content()
             node.trouble = {number: (when, error)}
             outcomes = await go(node, wanted, tmp_path)
-            assert read_journal(tmp_path) is None
             if node.steps < number or outcomes[0].ending is TransactionEnd.DONE:
                 continue
             failed += 1
-            assert outcomes[0].ending is TransactionEnd.ROLLED_BACK
             assert outcomes[0].error is error
+            if when == "after" and isinstance(outcomes[0].failed, CreateInstance | CreateCompute):
+                # Nobody knows whose it is: it is named, and stays.
+                assert outcomes[0].ending is TransactionEnd.PARTIAL
+                assert "left alone" in outcomes[0].reason
+                assert str(outcomes[0].failed.placement) in outcomes[0].reason
+                assert isinstance(read_journal(tmp_path), Unfinished)
+                continue
+            assert read_journal(tmp_path) is None
+            assert outcomes[0].ending is TransactionEnd.ROLLED_BACK
             assert node.content() == old
         number += 1
     assert number > 5
@@ -190,6 +210,62 @@ async def test_killed_at_any_step_the_next_run_goes_on_or_back(model, when, back
                 assert (await plan_of(node, wanted)).transactions == ()
         number += 1
     assert number > 5
+
+
+def _admin_makes(node, profile, start, step):
+    """An administrator makes an instance before step number ``step`` is performed."""
+
+    def told(_step, phase, _reason):
+        if node.steps == step - 1 and phase is StepStatus.DOING:
+            node.cards["GPU-0"].live(profile, start)
+
+    return told
+
+
+async def test_an_instance_that_appears_at_our_place_is_not_ours_to_take_back(tmp_path):
+    """Seen free, taken before the step came: the step is refused, and the instance stays."""
+    node = Cards(Card("h100-sxm5-80gb").live("3g.40gb", 0))
+    kept = node.content()["GPU-0"][1]
+    node.trouble = {2: ("before", InsufficientResources("no room"))}
+    wanted = {"GPU-0": DesiredMig((LayoutItem.parse("3g.40gb@0"), LayoutItem.parse("1g.10gb@6")))}
+    wanted["GPU-0"] = DesiredMig((*wanted["GPU-0"].items, LayoutItem.parse("1g.10gb@4")))
+    told = _admin_makes(node, "1g.10gb", 6, 2)
+    (outcome,) = await go(node, wanted, tmp_path, told=told)
+    assert outcome.ending is TransactionEnd.ROLLED_BACK
+    assert node.content()["GPU-0"][1] == sorted([*kept, "1g.10gb@6"])
+    (left,) = outcome.left_alone
+    assert left.startswith("1g.10gb at 6:")
+    assert "not known to have made it" in outcome.reason
+    assert read_journal(tmp_path) is None
+
+
+async def test_what_was_destroyed_is_made_again_beside_an_instance_that_has_appeared(tmp_path):
+    node = Cards(Card("h100-sxm5-80gb").live("1g.10gb", 0).live("1g.10gb", 1))
+    node.trouble = {5: ("before", InsufficientResources("no room"))}
+    told = _admin_makes(node, "1g.10gb", 6, 5)
+    (outcome,) = await go(node, {"GPU-0": DesiredMig((LayoutItem.parse("4g.40gb@0"),))}, tmp_path, told=told)
+    assert outcome.ending is TransactionEnd.ROLLED_BACK
+    assert node.content()["GPU-0"][1] == ["1g.10gb@0", "1g.10gb@1", "1g.10gb@6"]
+
+
+async def test_where_one_has_appeared_at_the_old_place_the_rollback_says_that_it_is_not_whole(tmp_path):
+    node = Cards(Card("h100-sxm5-80gb").live("1g.10gb", 0))
+    node.refuses = True
+    node.trouble = {3: ("before", InsufficientResources("no room"))}
+    told = _admin_makes(node, "2g.20gb", 0, 3)
+    (outcome,) = await go(node, {"GPU-0": DesiredMig((LayoutItem.parse("4g.40gb@0"),))}, tmp_path, told=told)
+    assert outcome.ending is TransactionEnd.PARTIAL
+    assert node.content()["GPU-0"][1] == ["2g.20gb@0"]
+    assert "2g.20gb at 0:" in outcome.reason
+
+
+async def test_mig_mode_is_not_turned_off_again_over_an_instance_that_has_appeared(tmp_path):
+    node = Cards(Card("a100-40gb", mode=(False, False)))
+    node.trouble = {3: ("before", InsufficientResources("no room"))}
+    told = _admin_makes(node, "1g.5gb", 0, 3)
+    (outcome,) = await go(node, {"GPU-0": DesiredMig((LayoutItem.parse("3g.20gb@0"),))}, tmp_path, told=told)
+    assert outcome.ending is TransactionEnd.PARTIAL
+    assert node.content()["GPU-0"] == ((True, True), ["1g.5gb@0"])
 
 
 async def test_what_cannot_be_taken_back_is_told_and_its_journal_has_no_end(tmp_path):

@@ -86,7 +86,7 @@ class RecordingHardware(SimulatedHardware):
         inventory = await self.observe()
         devices: dict[DeviceUuid, MigDevice] = {one.uuid: one for gpu in inventory for one in gpu.mig_devices}
         made = devices[step.spec.device]
-        return StartDaemonAt(step.gpu, made.profile, made.placement, step.spec.limits)
+        return StartDaemonAt(step.gpu, made.profile, made.known_placement, step.spec.limits)
 
     def of(self, gpu: str) -> tuple[PlannedStep, ...]:
         """The steps that concerned this GPU."""

@@ -127,3 +127,23 @@ def test_steps_that_wait_for_a_pod_stay_in_the_plan_until_it_has_ended(beside: B
     beside.kubelet.pod_resources = held({})
     beside.settled()
     wait_for(lambda: acts(beside.plan()) == [], what="nothing left")
+
+
+def test_a_plan_with_another_policy_goes_by_the_labels_that_the_agent_knows() -> None:
+    when = (
+        "version: partage/v1\ngpus: [{select: all, when: {label: {pool: a}}, time-slicing: {replicas: 4}}]\n"
+    )
+    with (
+        place() as node,
+        scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
+        simulated_helper(node),
+        running(spawn(node, "--node-labels=pool=a", machine=None, policy=PLAIN)) as agent,
+    ):
+        beside = Beside(node, kubelet, agent)
+        registered(kubelet, GPU)
+        beside.settled()
+        policy = beside.policy(when)
+        offered = {row["name"]: row["count"] for row in beside.plan(policy)["resources"]}
+        assert offered == {SHARED: 32}
+        others = {row["name"]: row["count"] for row in beside.plan(policy, "--node-labels=")["resources"]}
+        assert others == {GPU: 8}

@@ -6,19 +6,23 @@ import asyncio
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.observers.policy import UNSETTLED_S, PolicyFile, PolicyObserver
+from partage.agent.observers.policy import PolicyObserver
 from partage.agent.options import AgentOptions, Intervals
+from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy_directory import UNSETTLED_S, PolicyFiles
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.node_labels import MIG_CONFIG
 from partage.model.policy import MigStrategy
 from partage.plan.reconcile.known_node import with_observed
-from partage.plan.report import PolicyState
+from partage.plan.report import PolicyReason, PolicyState
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.kubelet_script import until
@@ -58,13 +62,13 @@ def write(path: Path, text: str, mtime: float = LONG_AGO) -> None:
 
 def test_a_file_at_rest_is_not_read_again(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     assert [file.changed() for _ in range(4)] == [True, False, False, False]
 
 
 def test_a_file_that_was_just_written_is_read_again_until_it_has_settled(path: Path) -> None:
     write(path, GOOD, time.time())
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     assert [file.changed() for _ in range(3)] == [True, True, True]
     os.utime(path, (LONG_AGO, LONG_AGO))
     assert [file.changed() for _ in range(3)] == [True, False, False]
@@ -72,7 +76,7 @@ def test_a_file_that_was_just_written_is_read_again_until_it_has_settled(path: P
 
 def test_a_new_file_of_the_same_size_and_time_is_noticed(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     file.changed()
     beside = path.with_name("beside")
     write(beside, GOOD.replace("4", "5"))
@@ -82,7 +86,7 @@ def test_a_new_file_of_the_same_size_and_time_is_noticed(path: Path) -> None:
 
 def test_a_file_that_goes_and_comes_is_noticed_both_times(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     file.changed()
     path.unlink()
     assert [file.changed(), file.changed()] == [True, False]
@@ -90,16 +94,11 @@ def test_a_file_that_goes_and_comes_is_noticed_both_times(path: Path) -> None:
     assert file.changed()
 
 
-def test_a_directory_or_a_pipe_in_the_files_place_is_refused(path: Path) -> None:
+def test_a_pipe_in_the_files_place_is_refused(path: Path) -> None:
     write(path, GOOD)
-    file = PolicyFile(path, None, {})
+    file = PolicyFiles(path)
     file.changed()
     path.unlink()
-    path.mkdir()
-    assert file.changed()
-    with pytest.raises(InputError, match="directory"):
-        file.read()
-    path.rmdir()
     os.mkfifo(path)
     assert file.changed()
     with pytest.raises(InputError, match="not a regular file"):
@@ -155,7 +154,7 @@ def test_a_file_that_does_not_fit_the_node_is_an_error_at_the_start(path: Path) 
     one = policies(path)
     one.start()
     one.resolve_on(node_of())
-    with pytest.raises(InputError, match="3"):
+    with pytest.raises(Unsatisfiable, match="no GPU 3"):
         one.check_in_force()
 
 
@@ -246,3 +245,328 @@ async def test_a_reload_counts_once_and_a_repaired_file_holds_again(path: Path) 
         assert state(one) is PolicyState.FILE
     finally:
         watching.cancel()
+
+
+# --- a directory, and labels ---------------------------------------------------------------------
+
+SHARED = GOOD.replace("4", "2")
+CHOICE = "nvidia.com/device-plugin.config"
+WHEN = (
+    "version: partage/v1\ngpus:\n  - {select: all, when: {label: {pool: a}}, time-slicing: {replicas: 3}}\n"
+)
+
+
+class ConfigMap:
+    """A directory as the kubelet mounts one: names are symlinks into ``..data``, which is swapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._number = 0
+
+    def put(self, **texts: str) -> None:
+        self._number += 1
+        content = self.path / f"..{self._number}"
+        content.mkdir(parents=True)
+        for name, text in texts.items():
+            (content / name).write_text(text, encoding="utf-8")
+        swap = self.path / "..data_tmp"
+        swap.symlink_to(content.name)
+        swap.replace(self.path / "..data")
+        for name in texts:
+            if not (self.path / name).is_symlink():
+                (self.path / name).symlink_to(f"..data/{name}")
+        for link in self.path.iterdir():
+            if not link.name.startswith("..") and link.name not in texts:
+                link.unlink()
+
+
+@pytest.fixture
+def config_map(tmp_path: Path) -> ConfigMap:
+    made = ConfigMap(tmp_path / "policies")
+    made.put(default=GOOD, shared=SHARED)
+    return made
+
+
+def of_directory(
+    config_map: ConfigMap, fallback: SavedPolicy | None = None, **options: Any
+) -> PolicyObserver:
+    settings = AgentOptions(
+        policy=config_map.path, intervals=Intervals(policy_s=60.0), awaits_labels=True, **options
+    )
+    return PolicyObserver(settings, geometry_of, lambda: None, fallback, DirectoryChanges())
+
+
+def replicas(one: PolicyObserver) -> int | None:
+    """Of the policy in force; 0 for exclusive."""
+    if one.good is None or one.desired is None:
+        return None
+    found = {offer.replicas for devices in one.desired.offer.values() for offer in devices}
+    assert len(found) == 1
+    return found.pop()
+
+
+def test_a_label_chooses_and_chooses_again(config_map: ConfigMap) -> None:
+    one, node = of_directory(config_map), node_of()
+    one.start()
+    one.resolve_on(node)
+    assert (state(one), one.report.reason) == (PolicyState.NONE, PolicyReason.LABELS_UNKNOWN)
+    seen = []
+    for labels in ({}, {CHOICE: "shared"}, {CHOICE: "gone"}, {}, {CHOICE: "shared"}, {CHOICE: "default"}):
+        one.know_labels(labels)
+        one.resolve_on(node)
+        seen.append((replicas(one), one.report.reason.value, one.report.chosen_by))
+    label = f"label {CHOICE}"
+    assert seen == [
+        (4, "in-force", "fallback named"),
+        (2, "in-force", label),
+        (2, "unknown-name", label),
+        (4, "in-force", "fallback named"),
+        (2, "in-force", label),
+        (4, "in-force", label),
+    ]
+    assert one.reloads_failed == 1
+
+
+def test_a_label_that_goes_where_nothing_else_chooses_keeps_what_was_in_force(config_map: ConfigMap) -> None:
+    one, node = of_directory(config_map, fallback=None, config=None, environ={}), node_of()
+    config_map.put(a=GOOD, b=SHARED)
+    one.start()
+    one.know_labels({CHOICE: "b"})
+    one.resolve_on(node)
+    one.know_labels({})
+    one.resolve_on(node)
+    report = one.report
+    assert (replicas(one), report.state, report.reason) == (
+        2,
+        PolicyState.LAST_GOOD,
+        PolicyReason.NONE_CHOSEN,
+    )
+    assert report.reason.camel == "NoneChosen"
+    assert report.message.startswith("b stays in force: ")
+    assert "no policy is chosen" in report.message
+
+
+def test_labels_that_matter_to_nobody_ask_for_nothing(config_map: ConfigMap) -> None:
+    asked: list[None] = []
+    one = of_directory(config_map)
+    one.ask = lambda: asked.append(None)
+    one.start()
+    one.know_labels({"a": "b"})
+    one.resolve_on(node_of())
+    assert len(asked) == 1
+    one.know_labels({"a": "c", "feature.node.kubernetes.io/x": "true"})
+    assert len(asked) == 1
+
+
+async def test_a_config_map_that_was_edited_is_noticed_at_once_and_a_wrong_one_refused(
+    config_map: ConfigMap,
+) -> None:
+    one, node = of_directory(config_map), await asyncio.to_thread(node_of)
+    one.start()
+    one.know_labels({CHOICE: "shared"})
+    one.resolve_on(node)
+    watching = asyncio.create_task(one.watch())  # looks by itself once a minute only
+
+    async def becomes(number: int, reason: PolicyReason) -> None:
+        def there() -> bool:
+            one.resolve_on(node)
+            return replicas(one) == number and one.report.reason is reason
+
+        await until(there)
+
+    async def becomes_other(digest: str) -> None:
+        def there() -> bool:
+            one.resolve_on(node)
+            return one.report.digest != digest
+
+        await until(there)
+
+    try:
+        await asyncio.sleep(0)
+        config_map.put(default=GOOD, shared=GOOD.replace("4", "7"))
+        await becomes(7, PolicyReason.IN_FORCE)
+        config_map.put(default=GOOD, shared=WRONG)
+        await becomes(7, PolicyReason.WRONG)
+        config_map.put(default=GOOD)
+        await becomes(7, PolicyReason.UNKNOWN_NAME)
+        config_map.put(default=GOOD, shared=SHARED)
+        await becomes(2, PolicyReason.IN_FORCE)
+        (config_map.path / "shared").unlink()
+        (config_map.path / "shared").write_text(GOOD)
+        await becomes(4, PolicyReason.IN_FORCE)
+        with (config_map.path / "shared").open("a") as stream:  # written to, in its place
+            stream.write("# the same\n")
+        before = one.report.digest
+        await becomes_other(before)
+    finally:
+        watching.cancel()
+        assert one.changes is not None
+        one.changes.close()
+
+
+def test_the_start_serves_the_last_good_policy_until_labels_are_known(config_map: ConfigMap) -> None:
+    node = node_of()
+    one = of_directory(config_map, SavedPolicy(SHARED, "old/shared"))
+    one.start()
+    one.resolve_on(node)
+    one.check_in_force()
+    assert (replicas(one), state(one)) == (2, PolicyState.LAST_GOOD)
+    assert one.report.reason is PolicyReason.LABELS_UNKNOWN
+    assert one.saved == SavedPolicy(SHARED, "old/shared")
+    one.know_labels({CHOICE: "default"})
+    one.resolve_on(node)
+    assert (replicas(one), state(one)) == (4, PolicyState.FILE)
+
+
+def test_the_only_policy_needs_no_labels(config_map: ConfigMap) -> None:
+    config_map.put(anything=SHARED)
+    one = of_directory(config_map)
+    one.start()
+    one.resolve_on(node_of())
+    assert (replicas(one), one.report.chosen_by) == (2, "fallback single")
+
+
+@pytest.mark.parametrize("text", [WRONG, NOT_HERE])
+def test_what_a_label_can_put_right_ends_no_agent(config_map: ConfigMap, text: str) -> None:
+    config_map.put(default=text, shared=SHARED)
+    one, node = of_directory(config_map), node_of()
+    one.start()
+    one.know_labels({})
+    one.resolve_on(node)
+    one.check_in_force()
+    assert (state(one), bool(one.report.problems)) == (PolicyState.NONE, True)
+    one.know_labels({CHOICE: "shared"})
+    one.resolve_on(node)
+    assert replicas(one) == 2
+
+
+@pytest.mark.parametrize("options", [{}, {"node_labels": {CHOICE: "gone"}}])
+def test_without_a_cluster_a_choice_that_is_wrong_ends_the_start(
+    config_map: ConfigMap, options: dict[str, Any]
+) -> None:
+    config_map.put(a=GOOD, b=SHARED)
+    settings = AgentOptions(policy=config_map.path, **options)
+    with pytest.raises(InputError, match="no policy"):
+        PolicyObserver(settings, geometry_of, lambda: None).start()
+
+
+def test_conditions_wait_for_labels_and_are_remembered_with_them(path: Path) -> None:
+    write(path, WHEN)
+    settings, node = AgentOptions(policy=path, awaits_labels=True), node_of()
+    one = PolicyObserver(settings, geometry_of, lambda: None)
+    one.start()
+    one.resolve_on(node)
+    assert (state(one), one.report.reason) == (PolicyState.NONE, PolicyReason.LABELS_UNKNOWN)
+    one.know_labels({"pool": "a", "other": "x"})
+    one.resolve_on(node)
+    assert replicas(one) == 3
+    assert one.saved == SavedPolicy(WHEN, str(path), None, {"pool": "a"})
+
+    after = PolicyObserver(settings, geometry_of, lambda: None, one.saved)
+    after.start()
+    after.resolve_on(node)
+    assert (replicas(after), state(after)) == (3, PolicyState.LAST_GOOD)
+    after.know_labels({})
+    after.resolve_on(node)
+    assert (replicas(after), state(after)) == (1, PolicyState.FILE)
+
+
+def test_conditions_without_a_cluster_end_the_start_unless_labels_are_given(path: Path) -> None:
+    write(path, WHEN)
+    with pytest.raises(InputError, match="--node-labels"):
+        policies(path).start()
+    given = AgentOptions(policy=path, node_labels={"pool": "a"})
+    one = PolicyObserver(given, geometry_of, lambda: None)
+    one.start()
+    one.resolve_on(node_of())
+    assert replicas(one) == 3
+
+
+# --- a layout by label -----------------------------------------------------------------------------
+
+
+HALVES = """\
+version: v1
+mig-configs:
+  halves: [{devices: all, mig-enabled: true, mig-devices: {3g.20gb: 2}}]
+"""
+
+
+def layouts(one: PolicyObserver) -> str | None:
+    """The name of the label's layout that is in force."""
+    assert one.desired is not None
+    return one.desired.policy.layouts.name if one.desired.policy.layouts else None
+
+
+def test_a_label_that_is_refused_keeps_the_layout_and_the_policy(config_map: ConfigMap) -> None:
+    config_map.put(default=GOOD, mig=HALVES)
+    one, node = of_directory(config_map), node_of()
+    one.start()
+    seen = []
+    for value in ("", "halves", "quarters", "all-1g.80gb", "all-1g.5gb", "all-disabled", ""):
+        one.know_labels({MIG_CONFIG: value} if value else {})
+        one.resolve_on(node)
+        seen.append((layouts(one), bool(one.layouts_problems)))
+        assert (state(one), one.problems) == (PolicyState.FILE, ())
+    assert seen == [
+        (None, False),
+        ("halves", False),
+        ("halves", True),
+        ("halves", True),
+        ("all-1g.5gb", False),
+        ("all-disabled", False),
+        (None, False),
+    ]
+
+
+def test_a_layout_is_remembered_with_the_file_in_which_it_stands(config_map: ConfigMap) -> None:
+    config_map.put(default=GOOD, mig=HALVES)
+    one, node = of_directory(config_map), node_of()
+    one.start()
+    one.know_labels({MIG_CONFIG: "halves"})
+    one.resolve_on(node)
+    saved = one.saved
+    assert saved is not None
+    assert (saved.labels, saved.layouts) == ({MIG_CONFIG: "halves"}, HALVES)
+
+    config_map.put(default=GOOD)
+    after = of_directory(config_map, saved)
+    after.start()
+    after.resolve_on(node)
+    assert (layouts(after), state(after)) == ("halves", PolicyState.FILE)
+    assert after.saved == saved.__class__(GOOD, str(config_map.path / "default"), None, saved.labels, HALVES,
+                                          saved.layouts_source)  # fmt: skip
+    after.know_labels({MIG_CONFIG: "halves"})  # which is not in the directory any more
+    after.resolve_on(node)
+    assert (layouts(after), bool(after.layouts_problems)) == ("halves", True)
+
+
+def test_a_layout_without_a_policy_is_remembered_too() -> None:
+    settings, node = AgentOptions(awaits_labels=True), node_of()
+    one = PolicyObserver(settings, geometry_of, lambda: None)
+    one.start()
+    one.know_labels({MIG_CONFIG: "all-balanced"})
+    one.resolve_on(node)
+    after = PolicyObserver(settings, geometry_of, lambda: None, one.saved)
+    after.start()
+    after.resolve_on(node)
+    assert layouts(after) == "all-balanced"
+
+
+def test_a_wrong_label_where_the_policy_is_the_file_of_layouts_keeps_the_layout(
+    config_map: ConfigMap,
+) -> None:
+    """As users of mig-manager have it: one file, and the label says which of its configurations."""
+    config_map.put(mig=HALVES + "  off: [{devices: all, mig-enabled: false}]\n")
+    one, node = of_directory(config_map), node_of()
+    one.start()
+    one.know_labels({MIG_CONFIG: "halves"})
+    one.resolve_on(node)
+    assert (layouts(one), state(one), one.layouts_problems) == ("halves", PolicyState.FILE, ())
+    one.know_labels({MIG_CONFIG: "thirds"})
+    one.resolve_on(node)
+    assert (layouts(one), state(one)) == ("halves", PolicyState.LAST_GOOD)
+    assert "thirds" in str(one.layouts_problems[0])
+    one.know_labels({MIG_CONFIG: "off"})
+    one.resolve_on(node)
+    assert (layouts(one), state(one), one.layouts_problems) == ("off", PolicyState.FILE, ())

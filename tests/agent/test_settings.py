@@ -10,12 +10,20 @@ from typing import Any
 
 import pytest
 
-from partage.errors import Unsupported
+from partage.errors import DriverUnavailable, Unsupported
 from partage.model.gpu import ComputeMode
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Interval
 from partage.model.step import UseKind
-from partage.sim.node.faults import FailCall, Occupy, Reboot, SetDaemonPhase, Vacate
+from partage.sim.node.faults import (
+    FailCall,
+    HealCall,
+    LastClientLeaves,
+    Occupy,
+    Reboot,
+    SetDaemonPhase,
+    Vacate,
+)
 from tests.agent.harness import (
     MACHINE,
     REPOSITORY,
@@ -223,6 +231,35 @@ def test_a_dead_daemon_is_started_again_under_its_shares(
             len(message.devices) < 2
             for message in (registered(kubelet, SHARED).watch or pytest.fail("no stream")).lists
         ), "a share was withdrawn"
+
+
+def test_a_compute_mode_that_went_with_the_last_client_is_set_again_under_held_shares(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    """Without persistence mode it goes with the MPS server, if Partage closes the driver meanwhile."""
+    machine = node.root / "machine.json"
+    gpu = {"name": "NVIDIA H100 80GB HBM3", "persistence": False}
+    machine.write_text(json.dumps({"version": "partage/v1", "kind": "Machine", "gpus": [gpu]}))
+    with (
+        simulated_helper(node, str(machine)) as helper,
+        running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent,
+    ):
+        offered(kubelet, SHARED, 2)
+        calls = registered(kubelet, SHARED).calls
+        assert calls is not None
+        share = ids(kubelet, SHARED)[0]
+        calls.allocate([share])
+        kubelet.pod_resources = held({"default/pod": {"main": {SHARED: [share]}}})
+        helper.inject(FailCall("perform", DriverUnavailable("closed"), times=None))
+        helper.inject(SetDaemonPhase(0, DaemonPhase.DEAD))
+        helper.inject(LastClientLeaves(0))
+        assert modes(helper) == [ComputeMode.DEFAULT]
+        helper.inject(HealCall("perform"))
+        wait_for(lambda: daemons(helper)[0].phase is DaemonPhase.SERVING, what="it serves again")
+        wait_for(lambda: modes(helper) == [ComputeMode.EXCLUSIVE_PROCESS], what="the mode is set again")
+        agent.wait(lambda: agent.gpu(0)["phase"] == "settled", "settled")
+        (row,) = [row for row in agent.report()["resources"] if row["name"] == SHARED]
+        assert row["verified"] == "guarded"
 
 
 def test_a_daemon_without_its_limits_loses_guarantee_and_free_shares_and_is_replaced_when_idle(

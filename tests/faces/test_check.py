@@ -125,6 +125,11 @@ def test_several_documents_are_judged_one_by_one(capsys, file):
     ]
 
 
+def test_a_problem_of_a_manifest_has_its_line(capsys, file):
+    _, (problem,) = _check(capsys, file(f"{POD % 1}---\n{POD % 'many'}"))
+    assert problem["message"].startswith("line 15: Pod/p, container main: ")
+
+
 def test_a_manifest_is_judged_by_what_the_policy_offers(capsys, file):
     policy = file(GOOD, "policy.yaml")
     judge = ("--policy", policy, "--machine", "1xl4")
@@ -142,7 +147,7 @@ def test_every_policy_in_a_config_map_is_checked(capsys, file):
     }
     code, problems = _check(capsys, file(json.dumps(config_map)))
     assert code == 2
-    assert {problem["file"].rpartition(": ")[2] for problem in problems} == {"data.bad"}
+    assert {problem["path"] for problem in problems} == {"data.bad.gpus[0].time-slicing.replicas"}
 
 
 CONFIGS = """\
@@ -193,3 +198,66 @@ def test_standard_input_is_a_file_too(capsys, monkeypatch, file):
 def test_the_table_ends_in_a_count(capsys, file):
     assert run(["check", file(GOOD)]) == 0
     assert capsys.readouterr().out == "1 file: no problems\n"
+
+
+STORY = "machine: 4xl4\npolicy: {version: partage/v1, gpus: [{select: {index: 0}, %s}]}\nsteps: [%s]\n"
+SLICED = "time-slicing: {replicas: 2}"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "step", "code"),
+    [
+        (SLICED, "{expect: {pods: {a: Runing}}}", 2),
+        (SLICED, "{fault: {gpu: 4, lost: true}}", 2),
+        ("mig: {layout: 3}", "", 2),
+        ("mig: {layout: [3g.40gb]}", "", 3),
+    ],
+)
+def test_check_and_simulate_refuse_the_same_stories_for_the_same_reason(capsys, file, strategy, step, code):
+    story = file(STORY % (strategy, step))
+    checked, problems = _check(capsys, story)
+    assert checked == code
+    assert run(["simulate", story, "-o", "json"]) == code
+    assert json.loads(capsys.readouterr().out)["problems"] == problems
+    assert {problem["file"].partition(":")[0] for problem in problems} == {story}
+
+
+def test_a_good_story_is_good(capsys, file):
+    assert _check(capsys, file(STORY % (SLICED, "{expect: {pods: {a: Running}}}"))) == (0, [])
+
+
+TWO_TYPES = """
+version: partage/v1
+gpus:
+  - {select: all, when: {label: {pool: inference}}, mps: {replicas: 4}}
+  - {select: {index: 7}, when: {label: {pool: training}}, time-slicing: {replicas: 2}}
+"""
+
+
+def test_a_policy_for_two_machine_types_is_right_where_one_of_them_fits(capsys, file):
+    policy = file(TWO_TYPES)
+    code, problems = _check(capsys, policy, "--machine", "4xl40s")
+    said = [problem["message"] for problem in problems]
+    assert code == 0
+    assert any(
+        "nodes with pool=training is not for this machine: the node has no GPU 7" in one for one in said
+    )
+
+
+def test_with_labels_only_what_they_choose_is_judged(capsys, file):
+    policy = file(TWO_TYPES)
+    node = ["--machine", "4xl40s", "--node-labels"]
+    assert _check(capsys, policy, *node, "pool=training")[0] == 3
+    code, problems = _check(capsys, policy, *node, "")
+    assert (code, problems) == (0, [])
+
+
+def test_variants_of_which_none_fits_are_errors(capsys, file):
+    policy = file(
+        "version: partage/v1\ngpus:\n"
+        "  - {select: {index: 8}, when: {label: {pool: a}}, exclusive: {}}\n"
+        "  - {select: {index: 9}, exclusive: {}}\n"
+    )
+    code, problems = _check(capsys, policy, "--machine", "4xl40s")
+    assert code == 3
+    assert {problem["path"] for problem in problems} == {"gpus[0].select.index", "gpus[1].select.index"}

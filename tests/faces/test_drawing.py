@@ -192,6 +192,6 @@ def test_without_pillow_a_png_is_impossible_and_an_svg_is_not(tmp_path, capsys, 
 
     monkeypatch.setattr(builtins, "__import__", without_pillow)
     assert run(["show", "--machine", "l4", "--picture", str(tmp_path / "a.png")]) == 3
-    assert "partage[picture]" in capsys.readouterr().err
+    assert "pip install pillow" in capsys.readouterr().err
     assert not (tmp_path / "a.png").exists()
     assert run(["show", "--machine", "l4", "--picture", str(tmp_path / "a.svg")]) == 0

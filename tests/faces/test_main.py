@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,7 +49,10 @@ def test_a_mistyped_verb_is_a_usage_error_that_suggests_the_right_one(capsys):
 )
 def test_wrong_usage_ends_with_2_and_no_traceback(capsys, arguments):
     assert _partage(*arguments) == 2
-    assert "Usage:" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+    assert f"partage {arguments[0]} --help" in said
 
 
 def test_an_error_is_one_line_on_stderr_with_the_exit_code_of_its_class(capsys):
@@ -86,6 +90,47 @@ def test_no_driver_is_explained_with_what_to_do(capsys, tmp_path):
     assert "load it" in said
 
 
+READS_THE_NODE = [
+    ["show"],
+    ["plan"],
+    ["plan", "--demand", "1g.10gb"],
+    ["apply", "--policy", "policy.yaml", "--state-dir", "state"],
+    ["assert", "--policy", "policy.yaml"],
+    ["export"],
+    ["record"],
+    ["check", "policy.yaml", "--policy", "policy.yaml"],
+    ["prove", "--alone"],
+    ["bench"],
+]
+
+
+@pytest.mark.parametrize("verb", READS_THE_NODE, ids=" ".join)
+def test_every_verb_that_reads_the_real_node_finds_the_driver_where_it_is_said(
+    verb, capsys, tmp_path, monkeypatch
+):
+    """The hint about --driver-root is the same everywhere, and everywhere it can be followed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy.yaml").write_text("version: partage/v1")
+    said = {}
+
+    class Seen(Exception):
+        pass
+
+    def opened(root, **_named):
+        said["root"] = root
+        raise Seen
+
+    monkeypatch.setattr("partage.edges.hardware.nvml.NvmlHardware", opened)
+    with pytest.raises(Seen):
+        _partage(*verb, "--driver-root", "/run/nvidia/driver")
+    assert str(said["root"]) == "/run/nvidia/driver"
+
+
+def test_a_simulated_node_has_no_driver_root(capsys):
+    assert _partage("show", "--machine", "1xl4", "--driver-root", "/x") == 2
+    assert "exclude each other" in capsys.readouterr().err
+
+
 def test_ctrl_c_ends_with_130(monkeypatch):
     def interrupted(*_arguments, **_named):
         raise KeyboardInterrupt
@@ -107,10 +152,45 @@ def test_a_reader_that_ends_early_ends_the_command_with_141(output):
     assert done.returncode == 141
 
 
+@pytest.mark.parametrize("output", ["json", "table"])
+def test_a_full_disk_is_an_error_and_not_a_false_answer(output):
+    command = [sys.executable, "-m", "partage", "show", "--machine", "1xl4", "-o", output]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.stderr == "error: standard output cannot be written: No space left on device\n"
+    assert done.returncode == 2
+
+
+def test_a_minus_as_file_is_standard_output(capfdbinary, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("version: partage/v1")
+    assert _partage("apply", "--machine", "1xl4", "-f", policy, "--write", "-") == 0
+    assert b'"kind": "Machine"' in capfdbinary.readouterr().out
+    assert [file.name for file in tmp_path.iterdir()] == ["policy.yaml"]
+
+
 def test_a_closed_stdout_is_no_bug():
     command = f"{sys.executable} -m partage show --machine 1xl4 >&-"
     done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "verb", [["plan"], ["show"], ["assert"], ["export"], ["apply", "--dry-run", "--policy", "-"]]
+)
+def test_a_verb_that_only_reads_imports_neither_the_agents_status_nor_tls(verb):
+    """What makes the ratios of ``python -m bench.bench_verbs``, counted and not timed."""
+    program = (
+        "import sys; from partage.faces.cli import main; main.run(sys.argv[1:]);"
+        "names = ('ssl', '_hashlib', 'rich._emoji_codes', 'partage.agent.status.status', 'grpclib');"
+        "print([name for name in names if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, *verb, "--machine", "8xh100-sxm5-80gb"],
+        input="version: partage/v1", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def test_the_verbs_that_need_no_tables_import_none():

@@ -7,7 +7,7 @@ import pytest
 from partage.faces.manifest import findings, is_manifest
 from partage.model.ids import ResourceName
 from partage.model.share import Resource
-from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MPS, offering
+from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MPS, NONE, SLICED, offering
 
 GPU, SHARED = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/gpu.shared")
 OFFERED = {
@@ -47,6 +47,47 @@ def test_more_than_one_share_of_a_single_share_resource_fails_the_pod():
     assert found.here
     assert "may hold one" in found.problem.message
     assert found.problem.path == "spec.containers[0].resources.limits.nvidia.com/gpu.shared"
+
+
+def _sliced(*gpus, **more):
+    return Resource(GPU, tuple(offering(gpu, SLICED, 4, NONE, **more) for gpu in gpus))
+
+
+@pytest.mark.parametrize(
+    ("offered", "said"),
+    [
+        (_sliced(0), "2 shares of a GPU give no more of it than one"),
+        (_sliced(0, 1), "and these may be of one GPU"),
+        (Resource(GPU, (offering(0, MPS, 4, GUARDED),)), "MPS x 4"),
+        (Resource(GPU, (offering(0, EXCLUSIVE, 1, HARD), *_sliced(1).offerings)), "time-slicing x 4"),
+        (Resource(GPU, (offering(0, MPS, 4, GUARDED, limits_in_env=True),)), None),
+        (Resource(GPU, tuple(offering(gpu, EXCLUSIVE, 1, HARD) for gpu in (0, 1))), None),
+    ],
+)
+def test_two_shares_of_a_gpu_are_no_more_gpu(offered, said):
+    found = findings(_pod({"nvidia.com/gpu": 2}), "f", "", {GPU: offered})
+    assert [one.problem.severity for one in found] == ["warning"] * (said is not None)
+    assert all(said in one.problem.message for one in found)
+
+
+def test_two_shared_gpus_are_warned_of_without_a_policy():
+    assert [(severity, here) for severity, _, here in _said(_pod({"nvidia.com/gpu.shared": 2}))] == [
+        ("warning", False)
+    ]
+    assert _said(_pod({"nvidia.com/gpu.shared": 1})) == []
+
+
+@pytest.mark.parametrize(
+    ("metadata", "owner"),
+    [
+        ({"name": "train"}, "Pod/train, container main: "),
+        ({"generateName": "train-", "namespace": "a"}, "Pod/train- (namespace a), container main: "),
+        (None, "Pod, container main: "),
+    ],
+)
+def test_a_problem_says_of_what_object_and_container_it_is(metadata, owner):
+    (found,) = findings({**_pod({"nvidia.com/gpu": "x"}), "metadata": metadata}, "f")
+    assert found.problem.message.startswith(owner)
 
 
 def test_more_than_the_node_offers_would_wait_for_ever():

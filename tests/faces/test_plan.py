@@ -82,7 +82,7 @@ def test_the_steps_name_what_has_to_be_done_to_which_gpu(capsys, policy):
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("version: partage/v1\ngpus: [{select: {index: [9]}, mps: {replicas: 2}}]", 2),
+        ("version: partage/v1\ngpus: [{select: {index: [9]}, mps: {replicas: 2}}]", 3),
         ("version: partage/v1\ngpus: [{select: all, mps: {replicas: 1}}]", 2),
         ("", 2),
         ("version: partage/v1\ngpus: [{select: all, mps: {replicas: 61}}]", 3),

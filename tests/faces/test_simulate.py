@@ -157,3 +157,13 @@ def test_the_same_seed_plays_the_same_story(simulate):
         return [pod["containers"][0]["ids"] for pod in document["pods"]]
 
     assert ids("5") == ids("5")
+
+
+def test_a_policy_that_does_not_fit_is_blamed_under_the_name_that_the_story_gave_it(tmp_path, capsys):
+    (tmp_path / "policy.yaml").write_text(
+        "{version: partage/v1, gpus: [{select: {index: 7}, exclusive: {}}]}"
+    )
+    (tmp_path / "story.yaml").write_text("machine: 8xl4\npolicy: policy.yaml\nsteps: []\n")
+    assert run(["simulate", str(tmp_path / "story.yaml"), "--machine", "4xl4"]) == 3
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {tmp_path}/policy.yaml: gpus[0].select.index: the node has no GPU 7")

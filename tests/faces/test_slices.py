@@ -1,6 +1,7 @@
 """Memory slices and compute slices of one GPU, before they are drawn."""
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.faces.cli.plan import make_plan
@@ -88,6 +89,15 @@ def test_an_instance_without_a_mig_device_takes_its_place():
     assert slices is not None
     assert memory(slices) == [(2, ""), (2, "2g.20gb"), (4, "3g.40gb")]
     assert uses(slices) == "..xx### "
+
+
+def test_mig_devices_whose_places_only_root_may_read_are_not_drawn_in_slices():
+    one = gpu(0, ("3g.40gb", 4, 4, 40))
+    hidden = replace(one, mig_devices=tuple(replace(mig, placement=None) for mig in one.mig_devices))
+    offer = (offering(0, EXCLUSIVE, 1, HARD, strategy=MIG, device="MIG-0-0", profile="3g.40gb"),)
+    assert slices_of(one, offer, geometry_of(one)) is not None
+    assert slices_of(hidden, offer, geometry_of(hidden)) is None
+    assert slices_of(hidden, (), geometry_of(hidden)) is None
 
 
 def test_a_whole_gpu_has_no_slices():

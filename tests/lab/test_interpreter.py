@@ -46,3 +46,15 @@ def test_for_the_cpu_torch_is_not_even_imported(torch_that):
 def test_without_pytorch_any_python_will_do():
     assert find_python(None, "cpu", "python") == sys.executable
     assert find_python("/opt/python", "cpu", "python") == "/opt/python"
+
+
+@pytest.mark.parametrize("loads", [True, False])
+def test_tenants_of_a_gpu_need_the_drivers_cuda_library(loads, tmp_path):
+    python = tmp_path / "python3"
+    python.write_text(f"#!/bin/sh\ncase $2 in *libcuda.so.1*) exit {int(not loads)};; esac\nexit 9\n")
+    python.chmod(0o755)
+    if loads:
+        assert find_python(str(python), "cuda", "cuda") == str(python)
+        return
+    with pytest.raises(HardwareError, match=f"{python} cannot load libcuda.so.1"):
+        find_python(str(python), "cuda", "cuda")

@@ -177,7 +177,7 @@ def test_a_gpu_instance_without_room_side_by_side_is_made_anew() -> None:
         (gpu,) = world.hardware.state.gpus.values()
         for one in gpu.mig_devices:
             if one.ci_id != 1:
-                place = (gpu.uuid, "3g.40gb", one.placement, one.profile)
+                place = (gpu.uuid, "3g.40gb", one.known_placement, one.profile)
                 await world.hardware.perform(DestroyCompute(*place, one.gi_id, one.ci_id, one.uuid))
         world.write_policy([made("1c.3g.40gb", "2c.3g.40gb")])
         world.start_agent()

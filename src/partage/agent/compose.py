@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
@@ -30,6 +33,7 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.directory_lock import RUN_LOCK, take_lock
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
@@ -47,6 +51,10 @@ from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, after_restart
 
+if TYPE_CHECKING:
+    from partage.agent.cluster.node_labels import NodeLabels
+    from partage.edges.kube.config import ClusterConfig
+
 log = logging.getLogger(__name__)
 
 FIRST_ANSWER_S = 0.3
@@ -61,6 +69,9 @@ them."""
 
 Beside = Callable[[AgentStatus], Coroutine[Any, Any, None]]
 
+WatchLabels = Callable[[Callable[[Mapping[str, str]], None]], Coroutine[Any, Any, None]]
+"""A task that tells the labels of the node, at first and at every change, and never ends."""
+
 
 async def run(
     options: AgentOptions,
@@ -69,24 +80,44 @@ async def run(
     stop: asyncio.Event,
     status: AgentStatus | None = None,
     beside: Beside | None = None,
+    labels: WatchLabels | None = None,
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
     status: where reports are published. beside: a task of the caller that runs with the agent and ends with
-    it. The caller closes the hardware.
+    it. labels: tells the labels of the node, where a cluster knows them. The caller closes the hardware.
 
     Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
     is no last good one; InputError for a socket path that is too long, if another agent has locked the
-    state directory, or if the helper refuses its options.
+    state or the run directory, or if the helper refuses its options.
     """
     status = status or AgentStatus(time.monotonic)
     _check_paths(options)
     state_writer = StateWriter(StateDir(options.state_dir), status.clock)
     try:
-        agent = _Agent(options, hardware, status, state_writer)
-        await agent.run(stop, beside)
+        with _locked(options.run_dir):
+            in_cluster = labels is not None or options.cluster is not None
+            options = replace(options, awaits_labels=in_cluster)
+            agent = _Agent(options, hardware, status, state_writer, labels)
+            await agent.run(stop, beside)
     finally:
         state_writer.directory.close()
+
+
+@contextlib.contextmanager
+def _locked(run_dir: Path) -> Iterator[None]:
+    """Hold the run directory. Raises InputError where another agent has it; one that cannot be locked at all
+    is reported by what cannot be written there.
+    """
+    lock = None
+    with contextlib.suppress(OSError):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(run_dir, RUN_LOCK)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _check_paths(options: AgentOptions) -> None:
@@ -99,7 +130,12 @@ class _Agent:
     """The connected parts."""
 
     def __init__(
-        self, options: AgentOptions, hardware: Hardware, status: AgentStatus, state_writer: StateWriter
+        self,
+        options: AgentOptions,
+        hardware: Hardware,
+        status: AgentStatus,
+        state_writer: StateWriter,
+        labels: WatchLabels | None,
     ) -> None:
         self._options = options
         self._status = status
@@ -111,7 +147,9 @@ class _Agent:
         self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._labels = labels
         self._served_before: set[DeviceUuid] = set()
+        self._node_labels: NodeLabels | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -128,7 +166,7 @@ class _Agent:
         )
         hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
         self._plugins = PluginSet(hooks)
-        self._policies = PolicyObserver(options, geometry_of, ask)
+        self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
@@ -224,6 +262,7 @@ class _Agent:
             serve=self._serve,
             retire=self._retire,
             rules=XidRules.parse(disabled, enabled),
+            cluster_trouble=self._cluster_trouble,
         )
         return Loop(parts)
 
@@ -242,6 +281,10 @@ class _Agent:
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
         }
+        if self._labels is not None:
+            tasks["labels"] = self._labels(self._policies.know_labels)
+        if self._options.cluster is not None:
+            tasks["cluster"] = self._in_cluster(self._options.cluster)
         async with asyncio.TaskGroup() as group:
             self._group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
@@ -258,6 +301,25 @@ class _Agent:
             finally:
                 for task in (*self._tasks, *(task for _, task in self._endpoints.values())):
                     task.cancel()
+
+    async def _in_cluster(self, config: ClusterConfig) -> None:
+        """Keep the own Node up to date, after the first registration, which must not wait for it."""
+        await self._status.until(lambda report: bool(report.made.number))
+        await asyncio.sleep(FIRST_ANSWER_S)
+        labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
+        await labels.run()
+
+    def _cluster_trouble(self) -> str:
+        return self._node_labels.trouble if self._node_labels else ""
+
+    def _new_node_labels(self, config: ClusterConfig) -> NodeLabels:
+        """Importing the client takes a tenth of a second: pods are served meanwhile."""
+        from partage.agent.cluster.node_labels import NodeLabels
+        from partage.edges.kube.cluster import ApiCluster
+
+        name = self._options.node_name
+        cluster, know = ApiCluster(config, name), self._policies.know_labels
+        return NodeLabels(cluster, name, self._status, self._requests.ask, know=know)
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()

@@ -1,8 +1,9 @@
 """Ends the processes of a container that uses more than its share, and checks that they have ended.
 
-An MPS client is ended by its daemon: a signal to a busy client may hang the server for all clients. Pids are
-reused and the daemon does not compare, so the process is checked again just before. Other processes are ended
-by the helper, which compares itself (``edges.hardware.end_process``).
+An MPS client is ended by its daemon: a signal to a busy client may hang the server for all clients. What
+counts is what the daemon says, whatever the driver lists the process as. Pids are reused and the daemon does
+not compare, so the process is checked again just before. Other processes are ended by the helper, which
+compares itself (``edges.hardware.end_process``).
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ async def end_processes(hardware: Hardware, violation: Violation) -> EndResult:
 async def _end_one(hardware: Hardware, row: GpuProcess, violation: Violation) -> EndMethod:
     """End one process. Raises NotFound if it has ended, other HardwareErrors and DaemonError if it still
     runs."""
-    if row.pid in violation.clients:
+    if row.pid in violation.clients or await _is_client(hardware, row, violation):
         return await _end_client(hardware, row)
     for step in violation.ends:
         if step.pid == row.pid:
@@ -96,6 +97,12 @@ async def _end_client(hardware: Hardware, row: GpuProcess) -> EndMethod:
         return EndMethod.CLIENT
     await hardware.perform(EndProcess(left.gpu, left.pid, left.start, parse_cgroup(left.cgroups).container))
     return EndMethod.PROCESS
+
+
+async def _is_client(hardware: Hardware, row: GpuProcess, violation: Violation) -> bool:
+    """Whether one of our daemons has a process for a client that the driver lists as an ordinary one."""
+    ends = any(step.pid == row.pid for step in violation.ends)
+    return ends and _end_of(row, await hardware.daemons()) is not None
 
 
 def _end_of(row: GpuProcess, daemons: Iterable[DaemonState]) -> EndClient | None:

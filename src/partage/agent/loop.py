@@ -31,11 +31,19 @@ from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, resources_of
 from partage.model.xid import DEFAULT_RULES, XidRules
+from partage.plan.mig_config import mig_config_report
 from partage.plan.offer.guarantees import promised
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
-from partage.plan.report import DependencyProblems, Report, ReportTime, gpu_reports, resource_reports
+from partage.plan.report import (
+    DependencyProblems,
+    MigConfigReport,
+    Report,
+    ReportTime,
+    gpu_reports,
+    resource_reports,
+)
 from partage.plan.report_events import diff_reports
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
@@ -83,6 +91,7 @@ class LoopParts(Struct):
     serve: Callable[[ResourcePlugin], None]
     retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
+    cluster_trouble: Callable[[], str] = str
 
 
 class Loop(Struct):
@@ -258,6 +267,8 @@ class Loop(Struct):
             policy_in_force=seen.desired.policy if seen.desired else None,
             snapshot=replace(seen.snapshot, served=done.plan.serving),
             watched=parts.watchdog.watched,
+            mig_config=self._mig_config(done),
+            labels=parts.policies.labels,
         )
         for one in diff_reports(parts.status.report, report):
             log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))
@@ -265,6 +276,16 @@ class Loop(Struct):
         counts.turns = self._number
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed
         parts.status.publish(report)
+
+    def _mig_config(self, done: TurnResult) -> MigConfigReport | None:
+        policies, before = self.parts.policies, self.parts.status.report
+        return mig_config_report(
+            policies.asked_layouts,
+            policies.layouts_problems,
+            policies.desired,
+            done.plan,
+            before.mig_config if before else None,
+        )
 
     def _dependencies(self) -> DependencyProblems:
         parts = self.parts
@@ -275,6 +296,7 @@ class Loop(Struct):
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,
+            api_server=parts.cluster_trouble(),
         )
 
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import field
 
 from partage.edges.kubelet.container_names import LOGS
+from partage.model.choice_rules import ChoiceRules, Fallback
+from partage.model.node_labels import NodeLabels
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.edges.kube.config import ClusterConfig
 
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
@@ -28,7 +34,8 @@ class Intervals(Frozen):
     conditions_s: the driver's health values, a few per GPU; a fault is known within this time even if no XID
         arrives. NVIDIA's plugin waits 5 s for events.
     events_s: how long one wait for events lasts; it has an end only so that a stuck helper is noticed.
-    policy_s: stat of the policy file. One system call, so it can be short.
+    policy_s: stat of the policy file, or of the files of a directory, of which the kernel tells changes at
+        once. Few system calls, so it can be short.
     holders_first_s: PodResources after an Allocate. From admission to PreStart a real kubelet takes 0.3 to
         0.7 s, and PodResources does not list the pod before.
     holders_s: PodResources when nothing happens. The kubelet answers from memory, but its rate limit is
@@ -78,10 +85,14 @@ class AgentOptions(Frozen):
     kubelet_dir:   the device-plugins directory: kubelet.sock and our sockets.
     pod_resources: socket of PodResources; it need not exist.
     state_dir:     survives a reboot; run_dir does not.
-    policy:        the policy file, None: every GPU exclusive. config: which of its named configurations.
+    policy:        the policy file, None: every GPU exclusive; or a directory of named policies.
+    config:        which of the file's named configurations; of a directory, what nodes without a label get.
+    fallback:      of a directory, what they get where config is None.
+    node_labels:   the labels of the node, None: they are not given. awaits_labels: a cluster will give them.
     environ:       NVIDIA's environment aliases for ``version: v1`` files are read from here.
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
+    cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
 
@@ -91,10 +102,15 @@ class AgentOptions(Frozen):
     run_dir: Path = RUN_DIR
     policy: Path | None = None
     config: str | None = None
+    fallback: tuple[Fallback, ...] = ChoiceRules().fallback
+    node_labels: NodeLabels | None = None
+    awaits_labels: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     driver_root: str | None = None
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS
+    cluster: ClusterConfig | None = None
+    node_name: str = ""
     intervals: Intervals = field(default_factory=Intervals)
 
     @property

@@ -13,6 +13,7 @@ from pathlib import Path
 from weakref import WeakSet
 
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _ONLYDIR = 0x40, 0x80, 0x100, 0x200, 0x01000000
+_CLOSE_WRITE = 0x8
 _MASK = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _ONLYDIR
 _READ_BYTES = 16 * 1024
 
@@ -30,8 +31,9 @@ class DirectoryChanges:
         self._descriptor: int | None = None
         self._events: WeakSet[asyncio.Event] = WeakSet()
 
-    def watch(self, directory: Path, event: asyncio.Event) -> bool:
-        """Set ``event`` at every change from now on. False if the kernel refuses.
+    def watch(self, directory: Path, event: asyncio.Event, *, contents: bool = False) -> bool:
+        """Set ``event`` at every change from now on. False if the kernel refuses. contents: also when a file
+        in it was written to.
 
         Call it before each look at the directory, in a running loop: another one may be in its place.
         """
@@ -39,7 +41,8 @@ class DirectoryChanges:
             if self._descriptor is None:
                 self._descriptor = _checked(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
                 asyncio.get_running_loop().add_reader(self._descriptor, self._read, self._descriptor)
-            _checked(_libc.inotify_add_watch(self._descriptor, os.fsencode(directory), _MASK))
+            mask = _MASK | (_CLOSE_WRITE if contents else 0)
+            _checked(_libc.inotify_add_watch(self._descriptor, os.fsencode(directory), mask))
         except OSError:
             return False
         self._events.add(event)

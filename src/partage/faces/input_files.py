@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from msgspec.structs import replace
 
-from partage.codec.yaml_document import read_document, read_lenient
+from partage.codec.yaml_document import YamlDocument, read_document, split_documents
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
-from partage.faces.manifest import config_texts, is_manifest, objects_of
+from partage.faces.manifest import LineOf, is_manifest, objects_of
 from partage.values import Frozen
-
-_MARKER = re.compile(rb"^---(?=\s|$)", re.MULTILINE)
-"""Where a document begins. A line that starts so ends every YAML value, block texts included."""
-
-_CONFIG_KEYS = frozenset({"version", "flags", "sharing", "resources", "mig-configs", "gpus", "imex"})
 
 
 class PolicyInput(Frozen):
@@ -45,7 +38,8 @@ class ManifestInput(Frozen):
     """Kubernetes objects, each with its path: ``[1]`` for the second of several."""
 
     file: str
-    documents: tuple[tuple[str, Mapping[str, Any]], ...]
+    content: bytes
+    documents: tuple[tuple[str, YamlDocument], ...]
 
 
 Paper = PolicyInput | StoryInput | MachineInput | ManifestInput
@@ -57,25 +51,24 @@ def read_input_file(file: str) -> Paper:
     What is nothing else is a policy, a broken one perhaps: its reader says what is wrong.
     """
     content = read_input(file)
-    parts = _parts(content)
+    parts = split_documents(content)
     if len(parts) == 1:
         try:
-            document = read_document(content, file).value
+            read = read_document(content, file)
         except InputError:
             return PolicyInput(file, content)
-        return _single(file, content, document)
-    documents = [(f"[{n}]", read_document(part, file).value) for n, part in enumerate(parts)]
-    found = tuple(
-        (path, value) for path, value in documents if isinstance(value, dict) and is_manifest(value)
-    )
-    return ManifestInput(file, found) if found else PolicyInput(file, content)
+        return _single(file, content, read)
+    documents = [(f"[{n}]", read_document(part, file)) for n, part in enumerate(parts)]
+    found = tuple((path, one) for path, one in documents if is_manifest(one.value))
+    return ManifestInput(file, content, found) if found else PolicyInput(file, content)
 
 
-def _single(file: str, content: bytes, document: object) -> Paper:
+def _single(file: str, content: bytes, read: YamlDocument) -> Paper:
+    document = read.value
     if not isinstance(document, dict):
         return PolicyInput(file, content)
     if is_manifest(document):
-        return ManifestInput(file, (("", document),))
+        return ManifestInput(file, content, (("", read),))
     if "steps" in document and "version" not in document:
         return StoryInput(file)
     if document.get("kind") == "Machine" or _names_gpus(document):
@@ -92,46 +85,14 @@ def _names_gpus(document: Mapping[str, Any]) -> bool:
     return any(isinstance(row, dict) and "name" in row and "select" not in row for row in rows)
 
 
-def objects(manifest: ManifestInput) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All Kubernetes objects in the file, those in Lists too."""
+def objects(manifest: ManifestInput) -> Iterator[tuple[str, Mapping[str, Any], LineOf]]:
+    """All Kubernetes objects in the file, those in Lists too, with their paths and lines."""
     for path, document in manifest.documents:
-        yield from objects_of(document, path)
-
-
-def configs_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    """The entries of a ConfigMap that look like policies, with their paths."""
-    for where, text in config_texts(document).items():
-        try:
-            value = read_lenient(text.encode("utf-8", "surrogatepass"), where).value
-        except InputError:
-            # Broken YAML in a ConfigMap of anything else is not ours; in one of policies it is.
-            value = None if "sharing" in text or "mig-" in text or "partage/v1" in text else ""
-        if value is None or (isinstance(value, dict) and _CONFIG_KEYS & set(value)):
-            yield f"{path}.{where}".lstrip("."), text
-
-
-def configurations(content: bytes, file: str) -> list[str]:
-    """The names of a mig-parted file's configurations; nothing for any other file."""
-    try:
-        document = read_document(content, file).value
-    except InputError:
-        return []
-    configs = document.get("mig-configs") if isinstance(document, dict) else None
-    return list(configs) if isinstance(configs, dict) else []
+        if isinstance(document.value, dict):
+            for where, value in objects_of(document.value, path):
+                yield where, value, document.line
 
 
 def named(problem: Problem, file: str) -> Problem:
     """The problem, of that file where it names none."""
     return problem if problem.file else replace(problem, file=file)
-
-
-def _parts(content: bytes) -> list[bytes]:
-    """The documents of a file; empty ones left out. Lines keep their numbers."""
-    starts = [match.start() for match in _MARKER.finditer(content)]
-    edges = [0, *starts, len(content)]
-    parts: list[bytes] = []
-    for begin, end in itertools.pairwise(edges):
-        text = content[begin:end]
-        if re.sub(rb"^---|(?m:#.*$)", b"", text).strip():
-            parts.append(b"\n" * content.count(b"\n", 0, begin) + text)
-    return parts

@@ -8,16 +8,20 @@ from contextlib import contextmanager
 
 _OPTIONAL = ("ssl", "_hashlib", "bz2", "lzma")
 """asyncio, grpclib and http.client use TLS if it can be imported, shutil uses compression; hashlib has
-functions of its own in place of OpenSSL's. Agent and helper speak to unix sockets, and plain HTTP."""
+functions of its own in place of OpenSSL's. Agent and helper speak to unix sockets, and plain HTTP;
+only where there is a cluster, the agent needs TLS."""
 
 _HALF = "http.client"
 """Without TLS it lacks what prometheus-client's imports need: it is imported anew when they come."""
 
 
 @contextmanager
-def lean_imports() -> Iterator[None]:
-    """What is imported in this block does without them. Afterwards they can be imported again."""
-    absent = [name for name in _OPTIONAL if name not in sys.modules]
+def lean_imports(*, tls: bool = False) -> Iterator[None]:
+    """What is imported in this block does without them. Afterwards they can be imported again.
+
+    tls: asyncio is to be able to use TLS.
+    """
+    absent = [name for name in _OPTIONAL if name not in sys.modules and not (tls and name == "ssl")]
     had_half = _HALF in sys.modules
     for name in absent:
         sys.modules[name] = None  # type: ignore[assignment]

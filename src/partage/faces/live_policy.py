@@ -24,6 +24,8 @@ def left_out(inventory: Inventory) -> list[str]:
     """What a policy cannot contain, in sentences."""
     said = [f"GPU {lost.index} is lost: {lost.reason}" for lost in inventory.lost]
     for gpu in inventory:
+        if gpu.mig_unplaced:
+            said.append(f"GPU {gpu.index}: where its MIG devices are, which only root may read")
         said += [
             f"GPU {gpu.index}: the GPU instance {one.profile} at {one.placement} has no MIG device in it"
             for one in gpu.empty_instances

@@ -6,17 +6,23 @@ request depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from partage.errors import Problem, Severity
+from partage.faces.wording import sharing_text
 from partage.model.ids import VENDOR, ResourceName
 from partage.model.policy import Strategy
-from partage.model.share import Resource
+from partage.model.share import DeviceOffer, Resource
 from partage.values import Frozen
 
 Resources = Mapping[ResourceName, Resource]
 """What the policy offers on the machine, by name."""
+
+LineOf = Callable[[Any, str | int], int | None]
+"""The line of a key of a mapping, or of an item of a list; None where that is not known."""
 
 _POD_SPEC_AT = {
     "Pod": ("spec",),
@@ -30,6 +36,8 @@ _POD_SPEC_AT = {
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
 }
 _HARMLESS_DEVICES = ("", "void", "none")
+_SHARED_SUFFIX = ".shared"
+_FEWER_REPLICAS = "ask for 1; for more of a GPU, give it fewer replicas or make it exclusive in the policy"
 
 
 class CheckedProblem(Frozen):
@@ -40,11 +48,18 @@ class CheckedProblem(Frozen):
 
 
 class _ManifestNode(Frozen):
-    """A node of a document, with its path."""
+    """A node of a document, with its path.
+
+    line_of: the line of a key or item; None where that is not known. line: of this node, or of the nearest
+    one above it; None: not known. owner: what it belongs to, ``Deployment/train, container main``.
+    """
 
     file: str
     path: str
     value: Any
+    line_of: LineOf | None
+    line: int | None = None
+    owner: str = ""
 
     def at(self, *keys: str | int) -> _ManifestNode:
         """The node below; None as value where there is nothing."""
@@ -56,7 +71,9 @@ class _ManifestNode(Frozen):
             if isinstance(key, int) and isinstance(place.value, list) and key < len(place.value):
                 value = place.value[key]
             step = f"[{key}]" if isinstance(key, int) else f".{key}"
-            place = _ManifestNode(place.file, (place.path + step).lstrip("."), value)
+            line = place.line_of(place.value, key) if place.line_of else None
+            path = (place.path + step).lstrip(".")
+            place = replace(place, path=path, value=value, line=line or place.line)
         return place
 
     @property
@@ -78,7 +95,9 @@ class _ManifestNode(Frozen):
         return self._finding("warning", message, hint, here)
 
     def _finding(self, severity: Severity, message: str, hint: str, here: bool) -> CheckedProblem:
-        return CheckedProblem(Problem(self.file, self.path, severity, message, hint), here)
+        line = f"line {self.line}" if self.line else ""
+        text = ": ".join(part for part in (line, self.owner, message) if part)
+        return CheckedProblem(Problem(self.file, self.path, severity, text, hint), here)
 
 
 def is_manifest(document: object) -> bool:
@@ -89,14 +108,6 @@ def is_manifest(document: object) -> bool:
         and isinstance(document.get("apiVersion"), str)
         and not str(document["apiVersion"]).startswith("partage/")
     )
-
-
-def config_texts(document: Mapping[str, Any]) -> dict[str, str]:
-    """The entries of a ConfigMap: path in the document to text."""
-    data = document.get("data") if document.get("kind") == "ConfigMap" else None
-    if not isinstance(data, Mapping):
-        return {}
-    return {f"data.{key}": text for key, text in data.items() if isinstance(text, str)}
 
 
 def objects_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -110,15 +121,38 @@ def objects_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, Ma
 
 
 def findings(
-    document: Mapping[str, Any], file: str, path: str = "", offered: Resources | None = None
+    document: Mapping[str, Any],
+    file: str,
+    path: str = "",
+    offered: Resources | None = None,
+    line_of: LineOf | None = None,
 ) -> list[CheckedProblem]:
     """Everything that is wrong with the GPU requests of one object. offered: None if not known."""
     keys = _POD_SPEC_AT.get(str(document.get("kind")))
     if keys is None:
         return []
-    spec = _ManifestNode(file, path, document).at(*keys)
-    containers = spec.at("initContainers").items + spec.at("containers").items
+    top = _ManifestNode(file, path, document, line_of, owner=_object_name(document))
+    spec = top.at(*keys)
+    containers = [
+        replace(container, owner=f"{container.owner}, {_container_name(container, word)}")
+        for key, word in (("initContainers", "init container"), ("containers", "container"))
+        for container in spec.at(key).items
+    ]
     return [found for container in containers for found in _container(container, offered)]
+
+
+def _object_name(document: Mapping[str, Any]) -> str:
+    """``Deployment/train``, ``Deployment/train (namespace team-a)``."""
+    metadata = document.get("metadata")
+    about = metadata if isinstance(metadata, Mapping) else {}
+    name = next((text for key in ("name", "generateName") if isinstance(text := about.get(key), str)), "")
+    namespace = f" (namespace {about['namespace']})" if isinstance(about.get("namespace"), str) else ""
+    return "/".join(part for part in (str(document["kind"]), name) if part) + namespace
+
+
+def _container_name(container: _ManifestNode, word: str) -> str:
+    name = container.at("name").value
+    return f"{word} {name}" if isinstance(name, str) and name else f"a {word} without a name"
 
 
 def _container(container: _ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
@@ -161,6 +195,12 @@ def _amount(asked: _ManifestNode, key: str, offered: Resources | None) -> Iterat
         yield asked.error(f"{asked.value!r} is not a number of GPUs or shares", "a whole number, 1 or more")
     elif offered is not None:
         yield from _against_offer(asked, amount, ResourceName(key), offered)
+    elif amount > 1 and key.endswith(_SHARED_SUFFIX):
+        yield asked.warning(
+            f"asks for {amount} of {key}, the usual name of shares of a GPU: most policies refuse more than "
+            "one, and where they do not, more shares give no more of the GPU",
+            "ask for 1; --policy and --machine check it against a policy",
+        )
 
 
 def _whole(value: object) -> int | None:
@@ -182,7 +222,7 @@ def _against_offer(
     if amount > 1 and all(offering.single for offering in resource.offerings):
         yield asked.error(
             f"asks for {amount} of {name}, of which a container may hold one: the pod would fail",
-            "ask for 1; more shares give no more of the GPU",
+            _FEWER_REPLICAS,
             here=True,
         )
     elif amount > resource.count:
@@ -190,6 +230,24 @@ def _against_offer(
             f"asks for {amount} of {name}, the node offers {resource.count}: the pod would stay pending",
             here=True,
         )
+    elif amount > 1 and (shared := [one for one in resource.offerings if _adds_nothing(one)]):
+        yield asked.warning(_no_more(name, amount, shared), _FEWER_REPLICAS, here=True)
+
+
+def _adds_nothing(offering: DeviceOffer) -> bool:
+    """Whether a second share of the device gives a container no more of it.
+
+    Only MPS shares whose limits are in the container's variables add up.
+    """
+    return offering.shared is not Strategy.EXCLUSIVE and not offering.limits_in_env
+
+
+def _no_more(name: ResourceName, amount: int, shared: Sequence[DeviceOffer]) -> str:
+    ways = dict.fromkeys(sharing_text(one.strategy, one.shared, one.replicas) for one in shared)
+    asked = f"asks for {amount} of {name}, which are shares ({', '.join(ways)})"
+    if len({one.device for one in shared}) == 1:
+        return f"{asked}: {amount} shares of a GPU give no more of it than one"
+    return f"{asked}: shares of one GPU give no more of it than one share, and these may be of one GPU"
 
 
 def _environment(container: _ManifestNode) -> Iterator[CheckedProblem]:

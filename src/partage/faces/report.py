@@ -23,6 +23,7 @@ from partage.faces.documents.report import (
     EntryRow,
     HealthDocument,
     HealthRow,
+    MigConfigRow,
     PlannedFrom,
     PolicyRow,
     ReportDocument,
@@ -48,6 +49,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         reasons=readiness.not_well,
         degraded=readiness.degraded,
         policy=row(PolicyRow, policy, problems=(*policy.problems, *policy.warnings)),
+        mig_config=None if report.mig_config is None else row(MigConfigRow, report.mig_config),
         node=node_row(report.node.inventory),
         gpus=tuple(_gpu_row(gpu, time_of) for gpu in report.gpus),
         resources=_resource_rows(report, status),
@@ -75,7 +77,7 @@ def verify_of(report: Report) -> Verify | None:
 def _planned_from(report: Report) -> PlannedFrom | None:
     if report.policy_in_force is None or report.snapshot is None:
         return None
-    return PlannedFrom(report.policy_in_force, report.snapshot)
+    return PlannedFrom(report.policy_in_force, report.snapshot, report.labels)
 
 
 def _time_of(report: Report) -> TimeOf:

@@ -13,6 +13,7 @@ from partage.errors import HardwareError, InputError
 
 _IS_THERE = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
 _SEES_CUDA = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 3)"
+_HAS_LIBCUDA = "import ctypes; ctypes.CDLL('libcuda.so.1')"
 _FIND_S, _IMPORT_S = 20, 90
 RECORDED = "partage bench --read FILE shows a recorded run"
 
@@ -23,7 +24,7 @@ def find_python(named: str | None, device: str, engine: str, otherwise: str = RE
     Raises InputError (it cannot run), HardwareError (none has it).
     """
     if engine != "torch":
-        return named or sys.executable
+        return _with_libcuda(named or sys.executable) if device == "cuda" else named or sys.executable
     if named is not None and shutil.which(named) is None:
         raise InputError(f"{named} cannot be run", "--python names the interpreter that has PyTorch")
     candidates = [named] if named is not None else [sys.executable, shutil.which("python3")]
@@ -36,6 +37,16 @@ def find_python(named: str | None, device: str, engine: str, otherwise: str = RE
     raise HardwareError(
         f"no Python here has PyTorch{' with CUDA' if device == 'cuda' else ''} ({'; '.join(reasons)})",
         f"--python PATH names one that has; {otherwise}",
+    )
+
+
+def _with_libcuda(python: str) -> str:
+    """The interpreter, if it can load the driver's CUDA library. Raises HardwareError."""
+    if _exit_code(python, _HAS_LIBCUDA, _FIND_S) == 0:
+        return python
+    raise HardwareError(
+        f"{python} cannot load libcuda.so.1, the driver's CUDA library: no tenant can use a GPU",
+        "it comes with the driver's compute packages; containers need NVIDIA_DRIVER_CAPABILITIES=compute",
     )
 
 

@@ -26,7 +26,8 @@ class ProfileSpec(Frozen):
 
     starts: possible first memory slices, ascending. size: number of memory slices.
     preferred_starts: the starts in the order in which placing tries them (``model.layout``).
-    memory_bytes, engines: None if no source gives them.
+    memory_bytes, engines, multiprocessors: None if no source gives them. smi_id: the number that ``nvidia-smi
+    mig -lgip`` prints for it; it means another profile on another model. None: not known.
     """
 
     profile: MigProfile
@@ -37,6 +38,8 @@ class ProfileSpec(Frozen):
     max_count: int
     memory_bytes: int | None = None
     engines: Engines | None = None
+    multiprocessors: int | None = None
+    smi_id: int | None = None
 
 
 class MisprintedLayout(Frozen):

@@ -83,10 +83,11 @@ class MigDevice(Frozen):
 
     index:        position in NVML's list of the GPU's MIG devices, the ``1`` of ``0:1``.
     profile:      canonical name, ``1g.10gb``, ``1c.3g.40gb``, ``1g.10gb+me``.
-    placement:    memory slices of its GPU instance.
+    placement:    memory slices of its GPU instance; None if only root may read them.
     memory_bytes: memory of its GPU instance.
     gi_minor, ci_minor: N of ``/dev/nvidia-caps/nvidia-capN``; None if not known.
     missing_file: one of these files that does not exist on the node; empty: none is known to be missing.
+    multiprocessors: of its compute instance; None if not known.
     """
 
     uuid: MigUuid
@@ -94,11 +95,22 @@ class MigDevice(Frozen):
     gi_id: int
     ci_id: int
     profile: str
-    placement: Placement
+    placement: Placement | None
     memory_bytes: int
     gi_minor: int | None = None
     ci_minor: int | None = None
     missing_file: str = ""
+    multiprocessors: int | None = None
+
+    @property
+    def known_placement(self) -> Placement:
+        """The placement where it must be known: in a simulation, and where steps are planned.
+
+        Raises ValueError.
+        """
+        if self.placement is None:
+            raise ValueError(f"only root may read where MIG device {self.uuid} is")
+        return self.placement
 
     @property
     def capability_files(self) -> tuple[str, ...]:
@@ -127,8 +139,11 @@ class Gpu(Frozen):
     product: name as NVML returns it. architecture: ``volta``, ``ampere``, ... or ``unknown``.
     pci_device_id: device and vendor id, ``0x233010de``, lower case.
     mig_mode: None for a GPU without MIG.
-    mig_hidden: its MIG devices may not be read (root may); mig_devices is empty then.
+    mig_hidden: only root may read where its MIG devices are, and which GPU instances are empty.
+    serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer cards.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
+    pci_class: class code of the PCI device, ``0x030200`` for a GPU without display; None if not known.
+    clique: cluster UUID and clique of the NVLink fabric that it has joined, ``<uuid>.<number>``; None: none.
     geometry: what its driver says that MIG allows; None where nobody asked, as for models of the catalogue.
     """
 
@@ -149,12 +164,22 @@ class Gpu(Frozen):
     recovery: RecoveryAction | None = None
     persistence: bool | None = None
     mig_hidden: bool = False
+    pci_class: int | None = None
+    clique: str | None = None
     geometry: Geometry | None = None
+    serial: str | None = None
+    board_part_number: str | None = None
+    vbios_version: str | None = None
 
     @property
     def mig_enabled(self) -> bool:
         """MIG mode is on now."""
         return self.mig_mode is not None and self.mig_mode.current
+
+    @property
+    def mig_unplaced(self) -> bool:
+        """It is not known where its MIG devices are: only root may ask."""
+        return any(device.placement is None for device in self.mig_devices)
 
 
 def gpu_of_mig_devices(gpus: Iterable[Gpu]) -> dict[DeviceUuid, GpuUuid]:
@@ -192,12 +217,23 @@ class Driver(Tagged):
 class NoDriver(Tagged):
     """Why no GPU can be seen: a state with an explanation, not an exception.
 
-    kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``failed``.
+    kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``resetting``,
+    ``failed``.
     """
 
     kind: str
     reason: str
     hint: str = ""
+
+
+class VgpuHost(Frozen):
+    """The driver of the hypervisor whose vGPUs this virtual machine has.
+
+    version: ``550.144.02``; branch: ``r550_00``; both empty if it does not say.
+    """
+
+    version: str
+    branch: str
 
 
 class Inventory(Frozen):
@@ -211,6 +247,8 @@ class Inventory(Frozen):
     fabric_manager: NVIDIA's fabric manager runs on this node; None: not known, or not needed.
     virtual: the node is a virtual machine; None: not known.
     simulated: the node is a simulation.
+    machine_type: name of the machine in its firmware, ``DGXH100``; empty if not known.
+    vgpu: the GPUs are vGPUs of this host; None: they are not.
     """
 
     driver: Driver | NoDriver
@@ -223,6 +261,8 @@ class Inventory(Frozen):
     fabric_manager: bool | None = None
     virtual: bool | None = None
     simulated: bool = False
+    machine_type: str = ""
+    vgpu: VgpuHost | None = None
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(self.gpus)

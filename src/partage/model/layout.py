@@ -117,8 +117,12 @@ def place(geometry: Geometry, items: Sequence[LayoutItem]) -> tuple[PlacedItem, 
 
 
 def matches(live: Sequence[MigDevice], items: Sequence[LayoutItem]) -> bool:
-    """Whether the live MIG devices are those that ``items`` ask for: the same profiles, and fixed starts."""
-    left = Counter((MigProfile.parse(device.profile), device.placement.start) for device in live)
+    """Whether the live MIG devices are those that ``items`` ask for: the same profiles, and fixed starts.
+
+    A device whose start is not known is at no fixed start.
+    """
+    starts = (None if device.placement is None else device.placement.start for device in live)
+    left = Counter(zip((MigProfile.parse(device.profile) for device in live), starts, strict=True))
     for item in items:
         if item.start is not None:
             left[item.profile, item.start] -= 1

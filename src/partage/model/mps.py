@@ -195,6 +195,7 @@ class DaemonState(Frozen):
     gpu: None for a MIG device if no readable record of its start says it.
     pid: None if it does not run. limits: as read back. multi_user: from its command line.
     reason: a sentence: why it does not serve, or a problem although it serves; else empty.
+    bound_to: a sentence: with what else on the node it ends; empty: with nothing that Partage stops.
     """
 
     gpu: GpuUuid | None
@@ -205,6 +206,7 @@ class DaemonState(Frozen):
     limits: ClientLimits = ClientLimits()
     multi_user: bool = False
     reason: str = ""
+    bound_to: str = ""
 
     @property
     def clients(self) -> tuple[ConnectedClient, ...]:

@@ -140,6 +140,13 @@ DeviceSelector = AllDevices | LowestIndexes | ListedDevices
 # --- entries -----------------------------------------------------------------------------------
 
 
+class LabelCondition(Frozen):
+    """The Node has the label ``key`` with one of these values."""
+
+    key: str
+    values: tuple[str, ...]
+
+
 class WatchAction(StrEnum):
     """What happens to a container that exceeds its share."""
 
@@ -153,6 +160,7 @@ class GpuEntry(Tagged):
 
     origin: path in the file, ``gpus[1]``; problems that are found later name it.
     name:   name of the resource; None: the default name.
+    when:   the entry counts on nodes whose labels meet all of these; () on every node.
     """
 
     origin: str
@@ -162,6 +170,7 @@ class GpuEntry(Tagged):
     name: ResourceName | None = None
     guard: bool = False
     watch: WatchAction = WatchAction.WARN
+    when: tuple[LabelCondition, ...] = ()
 
 
 class ResourceEntry(Tagged):
@@ -263,12 +272,23 @@ class Options(Frozen):
         )
 
 
+class NodeLayouts(Frozen):
+    """The MIG layouts that the label of a Node asks for, beside those of the policy's entries.
+
+    name: the label's value. entries: as those of mig-parted: the last one that matches a GPU counts. Only
+    their selectors and layouts matter; how devices are shared is said by the policy.
+    """
+
+    name: str
+    entries: tuple[GpuEntry, ...]
+
+
 class Policy(Frozen):
     """What the operator wants on a node.
 
     source: the file's name as given; empty for the built-in policy. format: ``partage/v1``, ``nvidia/v1``
     or ``mig-parted/v1``. later_wins: a later entry overrides an earlier one (mig-parted); otherwise two
-    entries for one device are an error.
+    entries for one device are an error. layouts: of the node's label; None: it has none.
     """
 
     entries: tuple[GpuEntry | ResourceEntry, ...] = ()
@@ -276,6 +296,7 @@ class Policy(Frozen):
     source: str = ""
     format: str = "partage/v1"
     later_wins: bool = False
+    layouts: NodeLayouts | None = None
 
 
 ALL_EXCLUSIVE = Policy()

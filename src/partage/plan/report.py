@@ -12,6 +12,7 @@ from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, device_of
 from partage.model.mps import DaemonState
+from partage.model.node_labels import NodeLabels
 from partage.model.policy import Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
@@ -37,8 +38,33 @@ class PolicyState(StrEnum):
     NONE = "none"
 
 
+class PolicyReason(StrEnum):
+    """Whether the policy that was asked for is in force, and why not.
+
+    unknown-name: a label or the default names one that is not there. none-chosen: of a directory, neither
+    label nor default nor fallback chooses one. labels-unknown: the labels decide and are not known yet.
+    wrong: the file is wrong. does-not-fit: the node cannot have it.
+    """
+
+    IN_FORCE = "in-force"
+    UNKNOWN_NAME = "unknown-name"
+    NONE_CHOSEN = "none-chosen"
+    LABELS_UNKNOWN = "labels-unknown"
+    WRONG = "wrong"
+    DOES_NOT_FIT = "does-not-fit"
+
+    @property
+    def camel(self) -> str:
+        """As conditions and events of Kubernetes have it: ``UnknownName``."""
+        return "".join(part.capitalize() for part in self.value.split("-"))
+
+
 class PolicyReport(Frozen):
-    """The policy in force, and the problems of the one that was asked for."""
+    """The policy in force, and the problems of the one that was asked for.
+
+    config: its name in a directory, or which configuration of a file. chosen_by: ``label
+    partage.dev/policy``, ``default``, ``fallback named``; empty where there is no choice.
+    """
 
     state: PolicyState
     source: str = ""
@@ -46,6 +72,20 @@ class PolicyReport(Frozen):
     digest: str = ""
     problems: tuple[Problem, ...] = ()
     warnings: tuple[Problem, ...] = ()
+    reason: PolicyReason = PolicyReason.IN_FORCE
+    chosen_by: str = ""
+
+    @property
+    def message(self) -> str:
+        """``reason`` for people, one sentence: for a condition of the Node, or an event."""
+        name = self.config or self.source or "every GPU exclusive"
+        if self.reason is PolicyReason.IN_FORCE:
+            return f"the policy in force is {name}" + (f", by {self.chosen_by}" if self.chosen_by else "")
+        said = str(self.problems[0]) if self.problems else self.reason
+        more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
+        if self.state is PolicyState.NONE:
+            return f"no policy is in force: {said}{more}"
+        return f"{name} stays in force: {said}{more}"
 
 
 class GpuReport(Frozen):
@@ -84,11 +124,29 @@ class ResourceReport(Frozen):
     held: int
 
 
+class MigConfigState(StrEnum):
+    """What became of the layout that the label of the Node asks for; the words are mig-manager's."""
+
+    PENDING = "pending"
+    SUCCESS = "success"
+    FAILED = "failed"
+    REBOOTING = "rebooting"
+
+
+class MigConfigReport(Frozen):
+    """The layout that the label asks for. state: None: not known yet. reason: a sentence; may be empty."""
+
+    name: str
+    state: MigConfigState | None
+    reason: str = ""
+
+
 class DependencyProblems(Frozen):
     """Why something that the agent depends on does not work; empty if it works.
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
+    api_server: the API server of the cluster, where the Node is kept up to date.
     """
 
     hardware: str = ""
@@ -97,6 +155,7 @@ class DependencyProblems(Frozen):
     state_dir: str = ""
     cdi: str = ""
     guard: str = ""
+    api_server: str = ""
 
 
 class ReportTime(Frozen):
@@ -117,6 +176,8 @@ class Report(Frozen):
 
     offer: what is promised. policy_in_force, snapshot: what the planner looked at, so that others can plan as
     the agent does; None: there is no policy yet. watched: UUIDs of GPUs whose use is watched at this moment.
+    mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
+    labels are not known. labels: of the Node; None: not known.
     """
 
     made: ReportTime
@@ -130,6 +191,8 @@ class Report(Frozen):
     policy_in_force: Policy | None = None
     snapshot: Snapshot | None = None
     watched: frozenset[GpuUuid] = frozenset()
+    mig_config: MigConfigReport | None = None
+    labels: NodeLabels | None = None
 
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import field
 
 from partage.model.health import HealthStatus
-from partage.plan.report import GpuReport, Report, ResourceReport
+from partage.plan.report import GpuReport, MigConfigReport, MigConfigState, Report, ResourceReport
 from partage.values import Frozen
 
 
@@ -27,9 +27,17 @@ def diff_reports(before: Report | None, now: Report) -> Iterator[ReportEvent]:
     yield from _gathered(
         (gpu, event) for gpu in now.gpus if gpu.uuid in gpus for event in _gpu(gpus[gpu.uuid], gpu)
     )
+    if now.mig_config is not None and (before is None or before.mig_config != now.mig_config):
+        yield from _mig_config(before.mig_config if before else None, now.mig_config)
     resources = {resource.name: resource for resource in before.resources} if before else {}
     for resource in now.resources:
         yield from _resource(resources.get(resource.name), resource)
+
+
+def _mig_config(before: MigConfigReport | None, now: MigConfigReport) -> Iterator[ReportEvent]:
+    if before is None or (before.name, before.state) != (now.name, now.state):
+        facts = {"config": now.name, "state": now.state, "reason": now.reason or None}
+        yield ReportEvent("mig layout of the label", facts, grave=now.state is MigConfigState.FAILED)
 
 
 def _gathered(events: Iterable[tuple[GpuReport, ReportEvent]]) -> Iterator[ReportEvent]:

@@ -33,7 +33,11 @@ NATIVE: dict[str, Any] = {
             "change": "wait",
             "time-slicing": {"replicas": 10, "interval": "short"},
         },
-        {"select": {"index": 8}, "mig": {"layout": "all-balanced"}},
+        {
+            "select": {"index": 8},
+            "when": {"label": {"pool": "inference", "example.com/zone": ["a", "b"]}},
+            "mig": {"layout": "all-balanced"},
+        },
         {"select": "rest", "exclusive": {}},
     ],
     "resources": {

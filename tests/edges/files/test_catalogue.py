@@ -156,6 +156,13 @@ def test_the_reason_for_a_missing_geometry_is_a_sentence(name, words):
     assert words in why_no_geometry(gpu)
 
 
+@pytest.mark.parametrize("name", ["t4", "l40s"])
+def test_a_gpu_without_a_mig_mode_has_no_mig_whatever_the_catalogue_knows_of_it(name):
+    """A T4 with ECC reports less memory than its model, and an A40 is not in the catalogue."""
+    gpu = replace(gpu_of(name), memory_bytes=GIB, product="NVIDIA A40", pci_device_id="0x223510de")
+    assert why_no_geometry(gpu) == "NVIDIA A40 has no MIG"
+
+
 def test_a_model_without_published_placements_is_not_plannable_offline():
     model = load_catalogue().by_id("rtx-pro-5000-blackwell-48gb")
     assert model is not None

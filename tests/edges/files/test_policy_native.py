@@ -359,17 +359,40 @@ def test_too_many_entries_are_refused_before_they_are_compared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"),
+    ("entry", "hint"),
     [
         ("{select: 0, exclusive: {}}", "write select: {index: [0]}"),
+        ("{select: 3, exclusive: {}}", "write select: {index: [3]}"),
+        ("{select: [0, 1], exclusive: {}}", "write select: {index: [0, 1]}"),
+        ("{select: A100, exclusive: {}}", "{model: A100}"),
+        ("{select: GPU-1234, exclusive: {}}", "{uuid: GPU-1234}"),
+        ("{select: al, exclusive: {}}", "did you mean 'all'?"),
+        ("{select: {index: all}, exclusive: {}}", "write select: all"),
+        ("{select: {index: 2-4}, exclusive: {}}", "write [2, 3, 4]"),
         ("{select: all, exclusive: true}", "write exclusive: {}"),
         ("{select: all, exclusive: }", "write exclusive: {}"),
-        ("{select: all, time-slicing: 4}", "write time-slicing: {replicas: 4}"),
-        ("{select: all, mps: 4}", "write mps: {replicas: 4}"),
-        ("{select: all, mig: 3g.20gb}", "write mig: {layout: [3g.40gb, 2g.20gb]}"),
-        ("{select: all, mig: {layout: 3g.20gb}}", "write a list: [3g.20gb]"),
+        ("{select: all, mig: 3g.20gb}", "write mig: {layout: [3g.20gb]}"),
         ("{select: all, mig: {layout: {3g.40gb: 2}}}", "one item for each MIG device: [3g.40gb, 3g.40gb]"),
+        ("{select: all, mps: 8}", "write mps: {replicas: 8}"),
+        ("{select: all, time-slicing: 3}", "write time-slicing: {replicas: 3}"),
+        ("{select: all, mps: {clients: [{}, {memory: 8}]}}", "write 8Gi"),
+        ("{select: all, mps: {clients: [{}, {threads: 30}]}}", "write 30%"),
+        ("{select: all, mig: all-balanced}", "write mig: {layout: all-balanced}"),
+        ("{select: all, mig: [3g.40gb]}", "write mig: {layout: [3g.40gb]}"),
+        ("{select: all, mig: {3g.40gb: 2}}", "known here: layout"),
+        ("{select: all, mig: {layout: 3g.20gb}}", "write a list: [3g.20gb]"),
+        ("{select: all, mig: {layout: '3g.40gb, 2g.20gb'}}", "write a list: [3g.40gb, 2g.20gb]"),
+        ("{select: all, mig: {layout: {3g.40gb: 1, 1g.10gb+me: 1}}}", "[3g.40gb, 1g.10gb+me]"),
+        ("{select: all, mig: {layout: [{2g.20gb: 2}, 3g.40gb]}}", "[2g.20gb, 2g.20gb, 3g.40gb]"),
+        ("{select: all, mig: {layout: {weird: 1}}}", "[3g.40gb, 3g.40gb]"),
     ],
 )
-def test_shapes_that_people_try_get_the_right_one_as_a_hint(text: str, hint: str) -> None:
-    assert hint in only_problem(text).hint
+def test_a_shape_that_people_try_is_told_how_it_is_written(entry: str, hint: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_policy(f"version: partage/v1\ngpus: [{entry}]", "p.yaml")
+    assert any(hint in problem.hint for problem in caught.value.problems), caught.value
+
+
+def test_entries_that_are_no_list_are_told_how_a_list_is_written() -> None:
+    with pytest.raises(InputError, match="write each entry as an item: '- select"):
+        parse_policy("version: partage/v1\ngpus: {select: all, exclusive: {}}", "p.yaml")

@@ -19,6 +19,8 @@
  *   gpu.I.cold MILLISECONDS       how long it takes to initialise it, at its first use in a session
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
+ *   unprivileged 1                refuse what needs root
+ *   lists split                   in MIG mode the lists of a GPU lack the processes on MIG devices; unnamed: their instances
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -34,7 +36,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, SMALL = 7, TIMED_OUT = 10 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, SMALL = 7, TIMED_OUT = 10 };
 enum { RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
 enum { GPU = 0x10000, MIG = 0x20000, GI = 0x30000, CI = 0x40000, KIND = 0xf0000 };
 
@@ -135,9 +137,30 @@ static void tell(const char *function) {
     if (file) fputs(function, file), fclose(file);
 }
 
+static struct { const char *function; int calls; } counted[128];
+
+static void count_call(const char *function) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    int at = 0;
+    pthread_mutex_lock(&lock);
+    while (counted[at].function && strcmp(counted[at].function, function)) at++;
+    counted[at].function = function;
+    counted[at].calls++;
+    pthread_mutex_unlock(&lock);
+}
+
+/* How often a function was called in this process; NULL: all but the wait for events. */
+int stubCalls(const char *function) {
+    int sum = 0;
+    for (int at = 0; counted[at].function; at++)
+        if (function ? !strcmp(counted[at].function, function) : strcmp(counted[at].function, "nvmlEventSetWait_v2")) sum += counted[at].calls;
+    return sum;
+}
+
 /* What a function has to answer before it looks at anything; handle: NULL where there is none. */
 static int before(const char *function, const void *handle) {
     const char *found;
+    count_call(function);
     if ((found = text("hang.%s", function))) {
         tell(function);
         pause_ms(atol(found));
@@ -150,6 +173,7 @@ static int before(const char *function, const void *handle) {
 }
 
 #define START(handle) do { int code_ = before(__func__, handle); if (code_) return code_; } while (0)
+#define ROOT(handle) do { START(handle); if (lookup("unprivileged")) return NO_PERMISSION; } while (0)
 #define GPU_OF(handle) ((int)((uintptr_t)(handle) >> 8 & 0xff))
 #define PART_OF(handle) ((int)((uintptr_t)(handle) & 0xff))
 #define HANDLE(kind, gpu, part) ((void *)(uintptr_t)((kind) + ((gpu) << 8) + (part)))
@@ -264,7 +288,12 @@ int nvmlInitWithFlags(unsigned flags) {
 int nvmlShutdown(void) {
     if (!sessions) return UNINITIALIZED;
     if (!--sessions) warm = 0;
-    live()->sessions--;
+    /* Without persistence mode a GPU forgets its settings with its last client. */
+    if (!--live()->sessions)
+        for (int gpu = 0; gpu < 8; gpu++) {
+            LiveGpu *one = kept(HANDLE(GPU, gpu, 0));
+            if (one && !one->persistent && !is_held(HANDLE(GPU, gpu, 0))) one->mode = one->slice = 0;
+        }
     return OK;
 }
 
@@ -306,7 +335,31 @@ int nvmlDeviceGetPciInfo_v3(void *device, Pci *to) {
 
 int nvmlDeviceGetName(void *device, char *to, unsigned size) {
     START(device);
-    return copy(to, size, text("gpu.%d.name", GPU_OF(device)));
+    if (((uintptr_t)device & KIND) != MIG) return copy(to, size, text("gpu.%d.name", GPU_OF(device)));
+    if (!kept(device)) return copy(to, size, text("gpu.%d.mig.%d.name", GPU_OF(device), PART_OF(device)));
+    const LiveCi *one = &kept(device)->ci[PART_OF(device)];
+    const LiveGi *in = &kept(device)->gi[one->gi];
+    if (!one->exists) return NOT_FOUND;
+    const char *whole = text("gpu.%d.name", GPU_OF(device));
+    int written = snprintf(to, size, "%s MIG ", whole ? whole : "");
+    if (one->slices != in->slices) written += snprintf(to + written, size - (unsigned)written, "%uc.", one->slices);
+    snprintf(to + written, size - (unsigned)written, "%ug.%ugb%s", in->slices, (in->memory + 1023) / 1024, in->profile == 20 ? "+me" : "");
+    return OK;
+}
+
+int nvmlDeviceGetSerial(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.serial", GPU_OF(device))); }
+int nvmlDeviceGetBoardPartNumber(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.part", GPU_OF(device))); }
+int nvmlDeviceGetVbiosVersion(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.vbios", GPU_OF(device))); }
+
+/* NUMA nodes, one bit each: "MASK" in the first word. */
+int nvmlDeviceGetMemoryAffinity(void *device, unsigned words, unsigned long *to, unsigned scope) {
+    START(device);
+    const char *found = text("gpu.%d.nodes", GPU_OF(device));
+    if (scope || !words) return INVALID_ARGUMENT;
+    if (!found) return NOT_SUPPORTED;
+    memset(to, 0, words * sizeof *to);
+    *to = strtoul(found, NULL, 0);
+    return OK;
 }
 
 int nvmlDeviceGetMinorNumber(void *device, unsigned *to) { START(device); return number(text("gpu.%d.minor", GPU_OF(device)), to); }
@@ -318,7 +371,7 @@ int nvmlDeviceGetComputeMode(void *device, unsigned *to) {
 }
 
 int nvmlDeviceSetComputeMode(void *device, unsigned mode) {
-    START(device);
+    ROOT(device);
     if (!kept(device) || mode == 1 || kept(device)->current) return NOT_SUPPORTED;
     if (mode > 3) return INVALID_ARGUMENT;
     kept(device)->mode = (int)mode + 1;
@@ -381,12 +434,18 @@ int nvmlDeviceGetGpuFabricInfoV(void *device, Fabric *to) {
     unsigned current = 0, pending;
     if (!found || sscanf(found, "%d %d", &state, &to->status) != 2) return NOT_SUPPORTED;
     /* In MIG mode the search for the fabric is suspended: in progress for ever. */
+    const char *clique = text("gpu.%d.clique", GPU_OF(device)); /* "BYTE NUMBER": of the cluster, its clique */
+    unsigned cluster = 0, number = 0;
+    if (clique && sscanf(clique, "%u %u", &cluster, &number) == 2) {
+        to->cluster[15] = (uint8_t)cluster;
+        to->clique = number;
+    }
     to->state = (uint8_t)(state && mig_mode(device, &current, &pending) && current ? 2 : state);
     return OK;
 }
 
 int nvmlDeviceSetMigMode(void *device, unsigned mode, unsigned *activation) {
-    START(device);
+    ROOT(device);
     LiveGpu *one = kept(device);
     if (!one) return NOT_SUPPORTED;
     if (mode > 1) return INVALID_ARGUMENT;
@@ -411,7 +470,7 @@ int nvmlDeviceGetPersistenceMode(void *device, unsigned *to) {
 }
 
 int nvmlDeviceSetPersistenceMode(void *device, unsigned mode) {
-    START(device);
+    ROOT(device);
     if (!kept(device)) return NOT_SUPPORTED;
     kept(device)->persistent = (int)mode;
     return OK;
@@ -447,7 +506,7 @@ int nvmlDeviceGetAttributes_v2(void *mig, Attributes *to) {
 }
 
 int nvmlDeviceGetGpuInstanceById(void *device, unsigned id, void **to) {
-    START(device);
+    ROOT(device);
     *to = HANDLE(GI, GPU_OF(device), (int)id);
     if (kept(device)) return id < 16 && kept(device)->gi[id].exists ? OK : NOT_FOUND;
     return text("gpu.%d.gi.%u", GPU_OF(device), id) ? OK : NOT_FOUND;
@@ -492,7 +551,7 @@ int nvmlDeviceGetGpuInstanceProfileInfo(void *device, unsigned constant, Profile
 }
 
 int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *device, unsigned id, Place *to, unsigned *count) {
-    START(device);
+    ROOT(device);
     Kind kind;
     if (!kind_by_id(device, id, &kind)) return INVALID_ARGUMENT;
     if (to && *count < kind.places) return SMALL;
@@ -502,7 +561,7 @@ int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *device, unsigned id, Pla
 }
 
 int nvmlDeviceGetGpuInstances(void *device, unsigned id, void **to, unsigned *count) {
-    START(device);
+    ROOT(device);
     Kind kind;
     LiveGpu *one = kept(device);
     *count = 0;
@@ -515,7 +574,7 @@ int nvmlDeviceGetGpuInstances(void *device, unsigned id, void **to, unsigned *co
 }
 
 int nvmlDeviceCreateGpuInstanceWithPlacement(void *device, unsigned id, const Place *place, void **to) {
-    START(device);
+    ROOT(device);
     Kind kind;
     LiveGpu *one = kept(device);
     if (!one || !one->current) return NOT_SUPPORTED;
@@ -540,7 +599,7 @@ int nvmlDeviceCreateGpuInstanceWithPlacement(void *device, unsigned id, const Pl
 }
 
 int nvmlGpuInstanceDestroy(void *instance) {
-    START(instance);
+    ROOT(instance);
     LiveGi *one = kept(instance) ? &kept(instance)->gi[PART_OF(instance)] : NULL;
     if (!one || !one->exists) return NOT_FOUND;
     for (int n = 0; n < 8; n++)
@@ -571,7 +630,7 @@ int nvmlGpuInstanceGetComputeInstanceProfileInfo(void *instance, unsigned consta
 }
 
 int nvmlGpuInstanceCreateComputeInstance(void *instance, unsigned id, void **to) {
-    START(instance);
+    ROOT(instance);
     LiveGpu *gpu = kept(instance);
     if (!gpu || !gpu->gi[PART_OF(instance)].exists) return NOT_FOUND;
     if (id > 4 || compute_slices[id] > gpu->gi[PART_OF(instance)].slices) return INVALID_ARGUMENT;
@@ -612,7 +671,7 @@ int nvmlComputeInstanceGetInfo_v2(void *compute, CiInfo *to) {
 }
 
 int nvmlComputeInstanceDestroy(void *compute) {
-    START(compute);
+    ROOT(compute);
     LiveCi *one = &kept(compute)->ci[PART_OF(compute)];
     if (!one->exists) return NOT_FOUND;
     if (is_busy(compute, (int)one->gi, (int)one->ci)) return IN_USE;
@@ -628,10 +687,11 @@ static size_t wide_row(void) {
     return major == 535 && minor >= 43 && minor < 98 ? sizeof(Process) + sizeof(u64) : sizeof(Process);
 }
 
-/* Of a GPU all of its processes, of a MIG device its own. */
+/* Of a GPU all of its processes (for root, if it is in MIG mode), of a MIG device its own. */
 static int processes(void *device, unsigned *count, void *to, size_t row, char kind) {
-    unsigned room = *count, found = 0;
-    const char *line;
+    unsigned room = *count, found = 0, current = 0, pending;
+    const char *line, *odd;
+    if (((uintptr_t)device & KIND) == GPU && lookup("unprivileged") && mig_mode(device, &current, &pending) && current) return NO_PERMISSION;
     for (int n = 0; (line = text("gpu.%d.process.%d", GPU_OF(device), n)); n++) {
         Process one = {0, 0, 0, 0};
         int gi = -1, ci = -1;
@@ -639,6 +699,10 @@ static int processes(void *device, unsigned *count, void *to, size_t row, char k
         char kinds[8] = "C";
         sscanf(line, "%u %d %d %lld %7s", &one.pid, &gi, &ci, &used, kinds);
         if (!strchr(kinds, kind)) continue;
+        if (((uintptr_t)device & KIND) == GPU && gi >= 0 && (odd = lookup("lists"))) {
+            if (!strcmp(odd, "split")) continue;
+            gi = ci = -1;
+        }
         one.memory = (u64)used;
         one.gi = (unsigned)gi;
         one.ci = (unsigned)ci;

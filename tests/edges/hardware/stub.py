@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import shutil
 import sys
 from pathlib import Path
@@ -194,6 +195,11 @@ class StubNode:
         for file, text in (("stat", stat), ("cgroup", cgroup), ("status", "Name: x\nUid:\t1000\t0\t0\t0")):
             self.file(f"proc/{pid}/{file}", text + "\n")
         self.process(pid, name, listed=f"{part} {used} {kinds}", gpu=gpu)
+
+    def calls(self, function: str | None = None) -> int:
+        """How often this process has called a function of NVML, or all of them but the wait for events."""
+        counted: int = ctypes.CDLL(str(self.library)).stubCalls(function and function.encode())
+        return counted
 
     def hangs_in(self) -> str:
         """The function that hung last, or hangs."""

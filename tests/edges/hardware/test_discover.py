@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from partage.edges.hardware.discover import Discovery
-from partage.edges.hardware.nvml_queries import NvLinkPeer, Nvml
+from partage.edges.hardware.gpu_queries import NvLinkPeer
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
 from partage.model.gpu import (
@@ -39,6 +40,7 @@ def look(node: StubNode) -> Inventory:
 def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node: StubNode) -> None:
     node.add_h100s(1)
     node.write(**{"gpu.0.mode": 3, "gpu.0.field.230": 1, "gpu.0.minor": 5, "gpu.0.mig": "0 1"})
+    node.write(**{"gpu.0.serial": 1321, "gpu.0.part": "692-2G520-0200-000", "gpu.0.vbios": "96.00.74.00.1A"})
     node.file("sys/bus/pci/devices/0000:1a:00.0/numa_node", "1\n")
     node.file("dev/nvidiactl", "")
     node.file("proc/sys/kernel/random/boot_id", "5bd3d8a0-0000-4000-8000-000000000001\n")
@@ -60,12 +62,43 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
                 mig_mode=MigMode(current=False, pending=True),
                 compute_mode=ComputeMode.EXCLUSIVE_PROCESS,
                 recovery=RecoveryAction.GPU_RESET,
+                serial="1321",
+                board_part_number="692-2G520-0200-000",
+                vbios_version="96.00.74.00.1A",
             ),
         ),
         control_nodes=("/dev/nvidiactl",),
         boot_id="5bd3d8a0-0000-4000-8000-000000000001",
         open_to_env=True,
     )
+
+
+def test_a_corrupt_inforom_costs_the_serial_number_and_not_the_gpu(node: StubNode) -> None:
+    node.add_h100s(1).write(**{"fail.nvmlDeviceGetSerial": 14, "gpu.0.vbios": "96.00.74.00.1A"})
+    (gpu,) = look(node).gpus
+    assert (gpu.serial, gpu.vbios_version) == (None, "96.00.74.00.1A")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "nodes", "answer"),
+    [
+        ("1", "0x1", 1),
+        ("-1", "0x2", 1),
+        ("-1", "0x1", 0),
+        (None, "0x10", 4),
+        ("-1", "0x3", None),
+        ("-1", "0x0", None),
+        ("-1", None, None),
+    ],
+)
+def test_where_the_kernel_knows_no_numa_node_the_driver_is_asked(
+    node: StubNode, kernel: str | None, nodes: str | None, answer: int | None
+) -> None:
+    """-1: the kernel's word for none. Several nodes are no answer."""
+    node.add_h100s(1).write(**{"gpu.0.nodes": nodes})
+    if kernel is not None:
+        node.file("sys/bus/pci/devices/0000:1a:00.0/numa_node", kernel + "\n")
+    assert look(node).gpus[0].numa_node == answer
 
 
 @pytest.mark.parametrize(("arch", "count", "answer"), [(7, 2, True), (7, 1, None), (9, 2, None)])
@@ -226,6 +259,14 @@ def test_a_driver_that_fails_altogether_is_an_error(node: StubNode) -> None:
     nvml.close()
 
 
+def test_a_clique_is_that_of_a_fabric_that_was_joined(node: StubNode) -> None:
+    node.add_h100s(3).write(
+        **{"gpu.0.clique": "1 7", "gpu.1.fabric": "2 0", "gpu.1.clique": "1 7", "gpu.2.fabric": "3 0"}
+    )
+    cluster = "00000000-0000-0000-0000-000000000001"
+    assert [gpu.clique for gpu in look(node)] == [f"{cluster}.7", None, None]
+
+
 # --- conditions ------------------------------------------------------------------------------------
 
 
@@ -306,8 +347,24 @@ def test_mig_devices_have_names_placements_and_device_files(node: StubNode) -> N
     )
 
 
-def test_without_root_a_gpu_keeps_its_place_and_its_mig_devices_are_hidden(node: StubNode) -> None:
-    with_mig(node).write(**{"fail.nvmlDeviceGetGpuInstanceById": 4})
+def test_without_root_mig_devices_are_listed_and_their_places_are_not_known(node: StubNode) -> None:
+    names = {0: "1c.3g.40gb", 1: "2c.3g.40gb", 3: "1g.10gb+me"}
+    product = "NVIDIA H100 80GB HBM3 MIG"
+    with_mig(node).write(
+        unprivileged=1, **{f"gpu.0.mig.{at}.name": f"{product} {name}" for at, name in names.items()}
+    )
+    inventory = look(node)
+    (gpu,) = inventory.gpus
+    assert (gpu.mig_enabled, gpu.mig_hidden, gpu.mig_unplaced, inventory.lost) == (True, True, True, ())
+    assert gpu.mig_devices == (
+        MigDevice(MigUuid("MIG-a"), 0, 2, 0, "1c.3g.40gb", None, 40448 * MIB, 561, 562),
+        MigDevice(MigUuid("MIG-b"), 1, 2, 1, "2c.3g.40gb", None, 40448 * MIB, 561, 563),
+        MigDevice(MigUuid("MIG-c"), 3, 9, 0, "1g.10gb+me", None, 9984 * MIB),
+    )
+
+
+def test_without_root_and_names_a_gpu_keeps_its_place_and_its_mig_devices_are_hidden(node: StubNode) -> None:
+    with_mig(node).write(unprivileged=1)
     inventory = look(node)
     (gpu,) = inventory.gpus
     assert (gpu.mig_enabled, gpu.mig_devices, gpu.mig_hidden, inventory.lost) == (True, (), True, ())

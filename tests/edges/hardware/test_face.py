@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.helper_client import RemoteHardware
-from partage.errors import DriverUnavailable
+from partage.errors import DriverUnavailable, Unsupported
 from partage.faces.cli import hardware as face
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Inventory
+from partage.model.mps import DaemonSpec
+from partage.model.step import StartDaemon
+from tests.edges.hardware.stub import StubNode
 
 MODULE = [sys.executable, "-P", "-m", "partage.faces.cli.hardware"]
 VERB = [str(Path(sys.executable).with_name("partage")), "hardware"]
@@ -42,8 +45,9 @@ def test_help_says_what_it_does(start: list[str]) -> None:
         ["--socket", "/no/such/directory/s"],
         ["--what"],
         ["--machine", "8xnothing"],
+        ["--mps-daemons", "swarm"],
     ],
-    ids=["long path", "no directory", "unknown option", "unknown machine"],
+    ids=["long path", "no directory", "unknown option", "unknown machine", "unknown home of daemons"],
 )
 def test_what_the_operator_got_wrong_is_exit_code_2_and_no_traceback(
     start: list[str], options: list[str]
@@ -108,3 +112,20 @@ def test_the_face_has_no_other_attributes() -> None:
     with pytest.raises(AttributeError):
         _ = face.no_such_thing
     assert face.command.name == "hardware"
+
+
+@pytest.mark.skipif(Path("/run/systemd/system").is_dir(), reason="systemd runs here, and would be asked")
+async def test_where_daemons_have_to_be_units_none_is_started_without_systemd(
+    node: StubNode, short_dir: Path
+) -> None:
+    node.add_h100s(1)
+    path = short_dir / "h.sock"
+    argv = helper_argv(path, driver_root=node.root, run_dir=short_dir / "run")
+    hardware = RemoteHardware(path, [*argv, "--mps-daemons=systemd"])
+    try:
+        gpu = (await hardware.observe()).gpus[0].uuid
+        with pytest.raises(Unsupported, match="MPS daemons are to be units of the node's systemd, and "):
+            await hardware.perform(StartDaemon(gpu, DaemonSpec(gpu, gpu)))
+        assert await hardware.daemons() == ()
+    finally:
+        await hardware.close()

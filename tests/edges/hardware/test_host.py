@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.hardware.host import Host, SysfsAddress, nvml_address, sysfs_address
+from partage.edges.hardware.host import Host, SysfsAddress, nvml_address, sysfs_address, vgpu_host
+from partage.model.gpu import VgpuHost
 from partage.model.ids import PciBusId
 
 BUS, ADDRESS = PciBusId("00000000:1A:00.0"), SysfsAddress("0000:1a:00.0")
@@ -38,6 +39,66 @@ def test_pci_addresses_are_written_in_two_ways(nvml: str, kernel: str) -> None:
 def test_a_numa_node_is_a_number_that_is_not_negative(tmp_path: Path, text: str, node: int | None) -> None:
     put(tmp_path / "sys/bus/pci/devices/0000:1a:00.0/numa_node", text)
     assert host(tmp_path).numa_node(BUS) == node
+
+
+@pytest.mark.parametrize(("text", "code"), [("0x030200\n", 0x030200), ("", None), ("x", None)])
+def test_the_class_of_a_pci_device(tmp_path: Path, text: str, code: int | None) -> None:
+    put(tmp_path / "sys/bus/pci/devices/0000:1a:00.0/class", text)
+    assert host(tmp_path).pci_class(BUS) == code
+
+
+def test_the_machines_name_is_the_firmwares(tmp_path: Path) -> None:
+    assert host(tmp_path).machine_type() == ""
+    put(tmp_path / "sys/class/dmi/id/product_name", "DGXH100 \n")
+    assert host(tmp_path).machine_type() == "DGXH100"
+
+
+def _configuration(*capabilities: bytes) -> bytes:
+    """A PCI configuration space with these capabilities, each without its pointer to the next."""
+    space = bytearray(256)
+    at, space[0x34] = 0x40, 0x40
+    for number, one in enumerate(capabilities):
+        following = at + len(one) + 1 if number + 1 < len(capabilities) else 0
+        space[at : at + len(one) + 1] = one[:1] + bytes([following]) + one[1:]
+        at = following
+    return bytes(space)
+
+
+_POWER = bytes([0x01, 0x03, 0x00])
+_OTHER_RECORD = bytes([7, 4, 1, 2])
+_HOST_RECORD = bytes([0, 22]) + b"550.144.02" + b"r550_00\0\0\0"
+
+
+def _vendor(letters: bytes, records: bytes) -> bytes:
+    return bytes([0x09, 5 + len(records)]) + letters + records
+
+
+@pytest.mark.parametrize(
+    ("space", "found"),
+    [
+        (
+            _configuration(_POWER, _vendor(b"VF", _OTHER_RECORD + _HOST_RECORD)),
+            VgpuHost("550.144.02", "r550_00"),
+        ),
+        (_configuration(_vendor(b"VF", _HOST_RECORD)), VgpuHost("550.144.02", "r550_00")),
+        (_configuration(_vendor(b"VF", _OTHER_RECORD)), VgpuHost("", "")),
+        (_configuration(_vendor(b"XX", _HOST_RECORD)), None),
+        (_configuration(_POWER), None),
+        (_configuration(_vendor(b"VF", _HOST_RECORD))[:64], None),
+        (b"", None),
+        (bytes([0x40]) * 256, None),
+        (bytes([0xFF]) * 256, None),
+    ],
+)
+def test_a_vgpu_says_in_its_configuration_space_whose_it_is(
+    tmp_path: Path, space: bytes, found: VgpuHost | None
+) -> None:
+    assert vgpu_host(space) == found
+    assert host(tmp_path).vgpu(BUS) is None
+    file = tmp_path / "sys/bus/pci/devices/0000:1a:00.0/config"
+    put(file)
+    file.write_bytes(space)
+    assert host(tmp_path).vgpu(BUS) == found
 
 
 def test_capability_minors_are_read_from_the_kernels_list(tmp_path: Path) -> None:

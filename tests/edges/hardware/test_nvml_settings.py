@@ -210,3 +210,25 @@ def test_a_list_that_names_no_slice_or_several_is_not_guessed_at(
     with pytest.raises(kind) as caught:
         parse_interval(GPU, said)
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("persistent", "after"), [(0, ComputeMode.DEFAULT), (1, ComputeMode.EXCLUSIVE_PROCESS)]
+)
+async def test_without_persistence_mode_a_new_session_finds_the_default_mode(
+    node: StubNode, persistent: int, after: ComputeMode
+) -> None:
+    node.add_h100s(1).with_live_mig(0)
+    first = NvmlHardware(host=node.host)
+    gpu = node.uuid(0)
+    await first.observe()
+    nvml = first._nvml
+    nvml.call("nvmlDeviceSetPersistenceMode", nvml.handle(0), persistent)
+    step = SetComputeMode(gpu, ComputeMode.EXCLUSIVE_PROCESS, ComputeMode.DEFAULT)
+    await first.perform(step)
+    await first.close()
+    second = NvmlHardware(host=node.host)
+    assert (await second.observe()).gpus[0].compute_mode is after
+    await second.perform(step)
+    assert (await second.observe()).gpus[0].compute_mode is ComputeMode.EXCLUSIVE_PROCESS
+    await second.close()

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from partage.agent.reconciler.executor import Executor, TransactionEnd, layouts_before
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.journal import JournalHeader
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.errors import (
     GpuInUse,
@@ -21,7 +24,9 @@ from partage.errors import (
 )
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.ids import GpuUuid
+from partage.model.layout import LayoutItem
 from partage.model.placement import Placement
+from partage.model.policy import DesiredMig
 from partage.model.step import (
     CreateCompute,
     Created,
@@ -31,6 +36,7 @@ from partage.model.step import (
     SetMigMode,
     Verify,
 )
+from partage.plan.reconcile.mig_plan import plan_mig
 from tests.edges.hardware.stub import StubNode
 
 GPU = StubNode.uuid(0)
@@ -356,6 +362,39 @@ async def test_what_was_not_made_is_an_error_with_the_drivers_word(
     with pytest.raises(kind, match=r"cannot create a GPU instance 3g.40gb at 4:4: ") as caught:
         await mig.perform(THREE)
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize(
+    "call", ["nvmlDeviceCreateGpuInstanceWithPlacement", "nvmlGpuInstanceCreateComputeInstance"]
+)
+async def test_what_somebody_else_made_just_before_a_refused_call_is_not_said_to_be_ours(
+    node: StubNode, mig: NvmlHardware, call: str
+) -> None:
+    """Same profile and place, made after the list was read: the refusal says that it is not ours."""
+    node.write(**{f"lie.{call}": 23})
+    with pytest.raises(InsufficientResources):
+        await three(mig, "3g.40gb")
+    gpu = await gpu_of(mig)
+    assert len(gpu.empty_instances) + len(gpu.mig_devices) == 1
+
+
+async def test_a_rollback_leaves_what_was_made_at_our_place_since_the_node_was_observed(
+    node: StubNode, mig: NvmlHardware
+) -> None:
+    """Planned for an empty GPU; an administrator is faster with one of the two instances."""
+    wanted = {GPU: DesiredMig((LayoutItem.parse("3g.40gb@0"), LayoutItem.parse("3g.40gb@4")))}
+    before = await mig.observe()
+    plan = plan_mig(before, wanted, geometry_of)
+    admins = await three(mig, "3g.40gb")
+    executor = Executor(mig, None, geometry_of, lambda *_: None)
+    header = JournalHeader("boot", "", layouts_before(before, plan.transactions))
+    (outcome,) = await executor.execute(plan.transactions, header, before)
+    assert outcome.ending is TransactionEnd.ROLLED_BACK
+    assert isinstance(outcome.error, InsufficientResources)
+    assert [step for step, _ in outcome.done]  # ours at 0 was made, and has gone again
+    assert outcome.left_alone == (f"3g.40gb at 4:4 ({admins[1].uuid})",)
+    gpu = await gpu_of(mig)
+    assert ([one.uuid for one in gpu.mig_devices], gpu.empty_instances) == ([admins[1].uuid], ())
 
 
 # --- destroying ------------------------------------------------------------------------------------

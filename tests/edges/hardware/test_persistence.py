@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.model.step import Reset, SetMigMode
+from partage.edges.hardware.reset import reset_gpus
+from partage.edges.hardware.reset_lock import running_reset
+from partage.errors import DriverUnavailable, GpuInUse
+from partage.model.gpu import MigMode, NoDriver
+from partage.model.mps import DaemonSpec
+from partage.model.step import Reset, SetMigMode, StartDaemon
 from tests.edges.hardware.stub import StubNode
 
 BOTH = (StubNode.uuid(0), StubNode.uuid(1))
 STEP = Reset(BOTH, BOTH[:1])
 LIMIT_S = 20.0
+MARK = "persistence-off.json"
 
 RESETTER = """
 import asyncio, sys
@@ -65,6 +71,13 @@ async def exists(path: Path) -> None:
             await asyncio.sleep(0.005)
 
 
+async def ended(node: StubNode) -> None:
+    """nvidia-smi has ended."""
+    async with asyncio.timeout(LIMIT_S):
+        while running_reset(node.host):
+            await asyncio.sleep(0.005)
+
+
 async def test_who_comes_after_one_that_was_killed_in_a_reset_switches_it_on_again(
     node: StubNode, pair: NvmlHardware
 ) -> None:
@@ -72,14 +85,51 @@ async def test_who_comes_after_one_that_was_killed_in_a_reset_switches_it_on_aga
     started, go = slow_reset(node)
     resetter = await asyncio.create_subprocess_exec(sys.executable, "-c", RESETTER, node.root, *BOTH)
     await exists(started)
-    (mark,) = (node.root / "run").iterdir()
+    mark = node.root / "run" / MARK
+    assert mark.exists()
     resetter.send_signal(signal.SIGKILL)
     await resetter.wait()
     go.touch()
+    await ended(node)
     after = NvmlHardware(host=node.host)
     assert await persistent(after) == [1, 1]
     assert not mark.exists()
     await after.close()
+
+
+async def test_while_nvidia_smi_resets_for_one_that_was_killed_nothing_is_touched(
+    node: StubNode, pair: NvmlHardware
+) -> None:
+    await pair.close()
+    started, go = slow_reset(node)
+    resetter = await asyncio.create_subprocess_exec(sys.executable, "-c", RESETTER, node.root, *BOTH)
+    await exists(started)
+    resetter.send_signal(signal.SIGKILL)
+    await resetter.wait()
+    after = NvmlHardware(host=node.host, keeper=None)
+    driver = (await after.observe()).driver
+    assert isinstance(driver, NoDriver)
+    assert (driver.kind, all(gpu in driver.reason for gpu in BOTH)) == ("resetting", True)
+    daemon = StartDaemon(BOTH[0], DaemonSpec(BOTH[0], BOTH[0]))
+    for step in (STEP, SetMigMode(BOTH[1], enabled=True), daemon):
+        with pytest.raises(DriverUnavailable, match="still resets GPU-0"):
+            await after.perform(step)
+    assert (node.root / "nvidia-smi.log").read_text().count("--gpu-reset") == 1
+    go.touch()
+    await ended(node)
+    assert await persistent(after) == [1, 1]
+    assert (await after.observe()).gpus[0].mig_mode == MigMode(current=True, pending=True)
+    await after.close()
+
+
+async def test_two_resets_do_not_run_at_the_same_time(node: StubNode, pair: NvmlHardware) -> None:
+    started, go = slow_reset(node)
+    act = asyncio.create_task(pair.perform(STEP))
+    await exists(started)
+    with pytest.raises(GpuInUse, match="still resets"):
+        await reset_gpus(node.host, BOTH)
+    go.touch()
+    await act
 
 
 async def test_it_is_not_switched_on_during_the_reset_of_another_process(
@@ -89,12 +139,12 @@ async def test_it_is_not_switched_on_during_the_reset_of_another_process(
     act = asyncio.create_task(pair.perform(STEP))
     await exists(started)
     visitor = NvmlHardware(host=node.host)
-    assert await persistent(visitor) == [0, 0]
+    assert isinstance((await visitor.observe()).driver, NoDriver)
     await visitor.close()
     go.touch()
     await act
     assert await persistent(pair) == [1, 1]
-    assert list((node.root / "run").iterdir()) == []
+    assert not (node.root / "run" / MARK).exists()
 
 
 async def test_after_a_reset_that_was_given_up_it_is_on_again(node: StubNode, pair: NvmlHardware) -> None:
@@ -104,8 +154,9 @@ async def test_after_a_reset_that_was_given_up_it_is_on_again(node: StubNode, pa
     act.cancel()
     with pytest.raises(asyncio.CancelledError):
         await act
-    assert await persistent(pair) == [1, 1]
     go.touch()
+    await ended(node)
+    assert await persistent(pair) == [1, 1]
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"{}", b"[1]", b'["GPU-9"]', b"\xff"])

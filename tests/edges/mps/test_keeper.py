@@ -17,9 +17,10 @@ import pytest
 
 from partage.codec.values import decode, encode
 from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
-from partage.edges.mps.starting import DaemonHost
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
+from partage.model.daemon_home import HomeKind
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
@@ -119,6 +120,53 @@ async def test_a_full_run_directory_is_refused_with_the_reason(simulated: Subjec
             await simulated.keeper().start(simulated.spec())
     finally:
         subprocess.run(["umount", simulated.run_dir], check=True)
+
+
+# --- work in flight ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_client_that_is_terminated_in_the_middle_of_its_work_hits_nobody(
+    simulated: Subject, protocol: int
+):
+    simulated.protocol = protocol
+    await simulated.keeper().start(simulated.spec())
+    working, neighbour = await simulated.tenant(), await simulated.tenant()
+    assert await working.says("work") == "ok"
+    (server,) = (await only(simulated)).servers
+    await simulated.keeper().terminate(GPUS[0], server.pid, working.pid)
+    await working.leaves()
+    assert await neighbour.says("launch") == "ok"
+    assert (await only(simulated)).phase is DaemonPhase.SERVING
+
+
+@pytest.mark.parametrize("protocol", [2, 3])
+async def test_a_daemon_that_a_killed_client_has_wedged_is_replaced_once_it_is_idle(
+    simulated: Subject, protocol: int
+):
+    simulated.protocol = protocol
+    first = await simulated.keeper().start(simulated.spec())
+    working, neighbour = await simulated.tenant(), await simulated.tenant()
+    assert await working.says("work") == "ok"
+    await working.leaves()  # killed
+
+    async def is_hit() -> bool:
+        return await neighbour.says("launch") == "CUDA_ERROR_ILLEGAL_ADDRESS"
+
+    await until(is_hit)
+    assert (await only(simulated)).phase is DaemonPhase.FAULT
+    await neighbour.leaves()
+
+    async def is_idle() -> bool:
+        return not (await only(simulated)).clients
+
+    await until(is_idle)
+    assert "although it has no clients" in (await only(simulated)).reason
+    assert await (await simulated.begins()).hears() == "CUDA_ERROR_MPS_SERVER_NOT_READY"
+    again = await simulated.keeper().start(simulated.spec())
+    assert (again.phase, again.reason) == (DaemonPhase.SERVING, "")
+    assert again.pid != first.pid
+    assert await (await simulated.tenant()).says("launch") == "ok"
 
 
 # --- whose process is it ----------------------------------------------------------------------------
@@ -395,20 +443,17 @@ async def test_where_there_is_selinux_containers_are_let_in(simulated: Subject):
 
 
 def whole_cgroup_tree() -> bool:
-    paths = DaemonPaths(Path("/GPU-of-a-test"))
-    made = DaemonHost().make_cgroup(paths)
-    DaemonHost().remove_cgroup(paths)
-    return bool(made)
+    return DaemonHost().home().kind is HomeKind.CGROUP
 
 
 @pytest.mark.skipif(not whole_cgroup_tree(), reason="the cgroup v2 tree of this machine cannot be written")
 async def test_a_daemon_has_a_session_and_a_cgroup_of_its_own(simulated: Subject):
     pid = (await simulated.keeper().start(simulated.spec())).pid
     assert pid is not None
-    cgroup = DaemonHost().cgroup(DaemonPaths(simulated.home()))
+    host = DaemonHost()
+    cgroup = Path(host.make_cgroups(host.home(), DaemonPaths(simulated.home()))[0])
 
     assert os.getsid(pid) not in (os.getsid(0), 0)
-    assert cgroup is not None
     assert str(pid) in (cgroup / "cgroup.procs").read_text().split()
     await simulated.keeper().stop(GPUS[0])
     assert not cgroup.exists()
@@ -418,20 +463,26 @@ SYSTEMD_RUN = """#!{python} -IS
 import json, os, sys
 options, command = sys.argv[1:sys.argv.index("--")], sys.argv[sys.argv.index("--") + 1:]
 json.dump(options, open({seen!r}, "w"))
-pairs = [option.removeprefix("--setenv=") for option in options if option.startswith("--setenv=")]
-env = dict(pair.split("=", 1) for pair in pairs)
+def given(name):
+    return [option.removeprefix(name) for option in options if option.startswith(name)]
+lines = [*given("--setenv="), *open(given("--property=EnvironmentFile=")[0]).read().splitlines()]
 os.chdir("/")
-os.execve(command[0], command, env)
+os.execve(command[0], command, dict(line.split("=", 1) for line in lines))
 """
 
 
 @needs_root
 async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulated: Subject):
+    """Programs of systemd that keep nothing: what a real one does, test_systemd sees."""
     run, seen = simulated.root / "run-of-the-node", simulated.root / "seen.json"
     (run / "systemd/system").mkdir(parents=True)
-    program = simulated.root / "systemd-run"
-    program.write_text(SYSTEMD_RUN.format(python=sys.executable, seen=str(seen)))
-    program.chmod(0o755)
+    programs = {
+        "systemd-run": SYSTEMD_RUN.format(python=sys.executable, seen=str(seen)),
+        "systemctl": "#!/bin/sh\necho ActiveState=inactive\necho MainPID=0\n",
+    }
+    for name, text in programs.items():
+        (simulated.root / name).write_text(text)
+        (simulated.root / name).chmod(0o755)
     host = DaemonHost(run=run, path=str(simulated.root), own_shm=False)
 
     with socket.socket(socket.AF_UNIX) as listener:
@@ -439,10 +490,12 @@ async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulat
         listener.listen()
         state = await simulated.keeper(host=host).start(simulated.spec())
     assert state.phase is DaemonPhase.SERVING
+    assert state.bound_to.endswith(f"could not be moved to the unit partage-mps-{GPUS[0]}.service")
     options = json.loads(seen.read_text())
     assert f"--unit=partage-mps-{GPUS[0]}.service" in options
     assert f"--property=PIDFile={simulated.home()}/pipe/nvidia-cuda-mps-control.pid" in options
     assert {"--collect", "--service-type=forking", f"--setenv=CUDA_VISIBLE_DEVICES={GPUS[0]}"} <= set(options)
+    assert "2048M" not in "".join(options)  # limits are no part of the call
 
 
 async def test_systemd_that_takes_no_calls_is_not_asked(simulated: Subject):

@@ -5,6 +5,8 @@ GPUs and tenants are stood in for (``stand_in``); command, attacks, environment 
 
 import asyncio
 import os
+import sys
+from ctypes.util import find_library
 
 import pytest
 
@@ -70,8 +72,9 @@ def test_a_daemon_that_enforces_nothing_breaks_the_promise(real):
 def test_a_tenant_that_does_not_reach_the_daemon_proves_nothing(real, monkeypatch):
     monkeypatch.setenv("STAND_IN_LOST", "yes")
     real.starts_daemon()
-    code, document, _ = real.proves("--only", "mps-over-limit", *real.policy(MPS))
-    assert code == 0
+    code, document, said = real.proves("--only", "mps-over-limit", *real.policy(MPS))
+    assert code == 3
+    assert "error: nothing was tried: a tenant is no client of the daemon" in said
     assert "no client of the daemon" in row_of(document, "mps-over-limit")["reason"]
 
 
@@ -111,6 +114,15 @@ def test_without_policy_and_agent_the_daemon_itself_says_what_a_share_is(real):
     assert (row["share"]["memoryBytes"], row["guarantee"]) == (10 << 30, "advisory")
     assert row["verdict"] == "kept"
     assert row_of(document, "exclusive-sees-its-own")["share"] is None
+
+
+def test_without_the_drivers_cuda_library_it_says_so_and_ends_with_4(real):
+    """The tests' machines have none: this is the real interpreter, not the stand-in."""
+    if find_library("cuda") is not None:
+        pytest.skip("this machine has libcuda")
+    code, document, said = real.proves("--engine", "cuda", "--python", sys.executable)
+    assert (code, document) == (4, None)
+    assert "cannot load libcuda.so.1" in said
 
 
 def test_without_a_daemon_the_gpu_is_exclusive(real):
@@ -176,7 +188,7 @@ def test_beside_somebody_elses_client_nothing_is_tried(real):
     with client(real.pipe) as other:
         code, document, _ = real.proves("--faults", *real.policy(MPS))
         other.launch()  # it still works
-    assert (code, row_of(document, "mps-over-limit")["reason"]) == (0, "the daemon has 1 other client")
+    assert (code, row_of(document, "mps-over-limit")["reason"]) == (3, "the daemon has 1 other client")
     assert set(verdicts(document).values()) == {"not-tried"}
 
 
@@ -195,7 +207,7 @@ def test_who_comes_meanwhile_ends_the_trying(real):
     after_the_first_look = real.hardware.calls.total() + 4
     real.hardware._timed.append(TimedFault(Occupy(0), after_calls=after_the_first_look))
     code, document, _ = real.proves(*real.policy("time-slicing: {replicas: 4}"))
-    assert code == 0
+    assert code == 3
     assert row_of(document, "slicing-over-share")["reason"] == "process python has come to the GPU"
 
 
@@ -204,7 +216,7 @@ def test_when_nobody_can_say_who_else_is_there_nothing_is_tried(real):
     gone = DriverGone("failed", "the driver was unloaded")
     real.hardware._timed.append(TimedFault(gone, after_calls=after_the_first_look))
     code, document, _ = real.proves(*real.policy("time-slicing: {replicas: 4}"))
-    assert code == 0
+    assert code == 3
     reason = row_of(document, "slicing-over-share")["reason"]
     assert reason == "it could not be asked what else uses the GPU: the driver was unloaded"
 

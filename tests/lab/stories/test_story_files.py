@@ -94,12 +94,37 @@ def test_the_other_steps(story):
         ("expect: {allocatabel: {}}", "steps[0].expect.allocatabel"),
         ("expect: {health: {weird: [0]}}", "steps[0].expect.health.weird"),
         ("{expect: {}, within: 2h}", "steps[0].within"),
+        ("expect: {pods: {train: Runing}}", "steps[0].expect.pods.train"),
+        ("expect: {health: {healthy: [0, 2]}}", "steps[0].expect.health.healthy[1]"),
+        ("expect: {waiting: [7]}", "steps[0].expect.waiting[0]"),
+        ("fault: {gpu: 2, xid: 79}", "steps[0].fault"),
+        ("fault: {gpu: 2, used-by: python}", "steps[0].fault"),
+        ("fault: {gpu: 0, mig: [3g.40gb]}", "steps[0].fault"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_path(story, line, path):
     with pytest.raises(InputError) as caught:
         story(f"{HEAD}  - {line}\n")
     assert path in [problem.path for problem in caught.value.problems]
+
+
+def test_a_mistyped_step_is_told_the_right_word(story):
+    with pytest.raises(InputError, match="did you mean 'run'"):
+        story(f"{HEAD}  - {{runn: p, requests: {{gpu: 1}}}}\n")
+
+
+@pytest.mark.parametrize("instance", ["xid: 94, gi: 3", "used-by: python, gi: 3, ci: 0"])
+def test_mig_instances_may_be_made_before_a_fault_names_them(story, instance):
+    machine = "machine: h100-sxm5-80gb\nsteps:\n"
+    (step,) = story(f"{machine}  - fault: {{gpu: 0, {instance}}}\n").steps
+    assert isinstance(step, FaultStep)
+
+
+def test_faults_are_judged_by_the_machine_of_the_command_line(story):
+    text = f"{HEAD}  - fault: {{gpu: 2, lost: true}}\n"
+    assert len(story(text, machine="3xl4").steps) == 1
+    with pytest.raises(InputError, match="no GPU 2"):
+        story(text)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +176,7 @@ NOW = NodeSnapshot({"nvidia.com/gpu": 2}, {"nvidia.com/gpu": 1}, (RUNNING,), Non
         Expect(
             "", allocatable={"nvidia.com/gpu": 1, "nvidia.com/unheard-of": 0}, capacity={"nvidia.com/gpu": 2}
         ),
-        Expect("", pods={"default/tr*": "Running"}),
+        Expect("", pods={"default/tr*": PodPhase.RUNNING}),
         Expect("", env={"default/train:main": {"A": "GPU-*"}}),
         Expect("", waiting=(), problem=""),
     ],
@@ -165,8 +190,8 @@ def test_what_is_so_has_no_shortcomings(expect):
     [
         (Expect("", allocatable={"nvidia.com/gpu": 2}), "allocatable nvidia.com/gpu is 1, not 2"),
         (Expect("", capacity={"nvidia.com/gpu": 1}), "capacity nvidia.com/gpu is 2, not 1"),
-        (Expect("", pods={"default/train": "Failed"}), "default/train is Running, not Failed"),
-        (Expect("", pods={"default/x": "Running"}), "no pod is called default/x"),
+        (Expect("", pods={"default/train": PodPhase.FAILED}), "default/train is Running, not Failed"),
+        (Expect("", pods={"default/x": PodPhase.RUNNING}), "no pod is called default/x"),
         (Expect("", env={"default/train:main": {"A": "GPU-2"}}), "default/train:main has A=GPU-1, not GPU-2"),
         (Expect("", env={"default/train:side": {"A": "*"}}), "default/train:side has no A"),
         (Expect("", health={"healthy": (0,)}), "the agent knows no GPU 0"),

@@ -200,8 +200,8 @@ def test_a_selector_that_matches_nothing_is_a_warning(select: str) -> None:
         ("{index: 8, model: h100}", "gpus[0].select.index", "no GPU 8"),
     ],
 )
-def test_a_gpu_that_the_node_does_not_have_is_an_error(select: str, path: str, said: str) -> None:
-    first, *_ = refused(InputError, native(f"{{select: {select}, exclusive: {{}}}}"), eight())
+def test_a_gpu_that_the_node_does_not_have_is_impossible(select: str, path: str, said: str) -> None:
+    first, *_ = refused(Unsatisfiable, native(f"{{select: {select}, exclusive: {{}}}}"), eight())
     assert first.path == path
     assert said in first.message
     assert first.hint
@@ -225,12 +225,12 @@ def test_rest_is_what_no_other_entry_selects_wherever_it_stands() -> None:
 
 def test_all_problems_of_a_policy_are_raised_at_once_and_wrong_outranks_impossible() -> None:
     policy = native(
-        "{select: {index: [0]}, mig: {layout: [5g.50gb]}}, {select: {index: 9}, exclusive: {}},"
+        "{select: {index: [0]}, mig: {layout: [5g.50gb]}}, {select: {model: h100}, exclusive: {}},"
         "{select: {index: 11}, exclusive: {}}"
     )
     said = [problem.message for problem in refused(InputError, policy, eight())]
     assert [text.partition(";")[0] for text in said] == [
-        "the node has no GPU 9",
+        "GPU 0: selected by gpus[0] already",
         "the node has no GPU 11",
         "GPU 0: h100-sxm5-80gb has no profile 5g.50gb",
     ]
@@ -441,9 +441,9 @@ def test_several_items_and_both_kinds_of_sharing_on_one_node() -> None:
         ("[MIG-x]", "no matching device with UUID: MIG-x"),
     ],
 )
-def test_devices_that_are_not_there_are_an_error(devices: str, said: str) -> None:
+def test_devices_that_are_not_there_are_impossible(devices: str, said: str) -> None:
     policy = nvidia(items(f"{{name: gpu, replicas: 2, devices: {devices}}}"))
-    (problem,) = refused(InputError, policy, eight())
+    (problem,) = refused(Unsatisfiable, policy, eight())
     assert (problem.path, problem.message) == ("sharing.timeSlicing.resources[0].devices", said)
 
 
@@ -559,13 +559,19 @@ def test_a_profile_that_no_gpu_has_is_impossible_and_nothing_is_cleared() -> Non
     [
         (f"{{devices: all, {A100}, {BALANCED}}}", "mig-configs.c", "matches no GPU of this node"),
         (f"{{devices: [0, 7], {BALANCED}}}", "mig-configs.c[0].devices", "no GPU 7"),
-        (f"{{devices: [0, 1], {H100}, {BALANCED}}}", "mig-configs.c[0].device-filter", "GPU 1: listed, but"),
     ],
 )
-def test_a_configuration_that_does_not_mean_this_node_is_wrong(entry: str, path: str, said: str) -> None:
-    (problem,) = refused(InputError, mig_parted(entry), node(gpu(0), without_mig(1)))
+def test_a_configuration_that_does_not_mean_this_node_is_impossible(entry: str, path: str, said: str) -> None:
+    (problem,) = refused(Unsatisfiable, mig_parted(entry), node(gpu(0), without_mig(1)))
     assert problem.path == path
     assert said in problem.message
+
+
+def test_a_list_and_a_filter_that_contradict_each_other_are_wrong() -> None:
+    entry = f"{{devices: [0, 1], {H100}, {BALANCED}}}"
+    (problem,) = refused(InputError, mig_parted(entry), node(gpu(0), without_mig(1)))
+    assert problem.path == "mig-configs.c[0].device-filter"
+    assert "GPU 1: listed, but" in problem.message
 
 
 def test_a_configuration_for_mig_on_a_node_without_mig_is_impossible() -> None:

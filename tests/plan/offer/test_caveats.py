@@ -1,8 +1,14 @@
 """What an operator should know before relying on a plan."""
 
+import pytest
 from msgspec.structs import replace
 
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
 from partage.plan.offer.caveats import caveats
+from partage.plan.offer.desired import resolve
+from tests.plan.offer.test_assign import with_devices
+from tests.plan.offers import gpu, node
 from tests.plan.test_turn import EXCLUSIVE, desired, observed
 
 
@@ -15,7 +21,7 @@ def test_mig_devices_that_only_root_may_read_are_named():
     inventory = observed()
     hidden = tuple(replace(gpu, mig_hidden=gpu.index == 2) for gpu in inventory)
     (found,) = [one for one in sentences(replace(inventory, gpus=hidden)) if "root only" in one]
-    assert found.startswith("The MIG devices of GPU 2 can be read")
+    assert found.startswith("Where the MIG devices of GPU 2 are can be read")
 
 
 def test_gpus_without_persistence_mode_are_named():
@@ -24,3 +30,29 @@ def test_gpus_without_persistence_mode_are_named():
     cold = tuple(replace(gpu, persistence=gpu.index > 1) for gpu in inventory)
     (found,) = [one for one in sentences(replace(inventory, gpus=cold)) if "Persistence" in one]
     assert "GPUs 0-1:" in found
+
+
+def kept(inventory, text):
+    policy = parse_policy(f"version: partage/v1\ngpus: [{text}]", "p.yaml").policy
+    found = resolve(policy, inventory, geometry_of)
+    all_of_them = caveats(policy, inventory, found.offer, ctk_found=True, layouts=found.layouts)
+    return [one.sentence for one in all_of_them if "all-disabled" in one.sentence]
+
+
+def test_exclusive_on_a_gpu_in_mig_mode_is_said_to_leave_the_layout():
+    inventory = node(gpu(0), with_devices(gpu(1), "3g.40gb"))
+    (sentence,) = kept(inventory, "{select: all, exclusive: {}}")
+    assert sentence.startswith("In MIG mode: GPU 1.")
+    assert "mig: {layout: all-disabled}" in sentence
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{select: all, time-slicing: {replicas: 2}}",
+        "{select: {index: 1}, mig: {layout: all-disabled}}",
+        "{select: {index: 0}, exclusive: {}}, {select: {index: 1}, mig: {layout: [1g.10gb]}}",
+    ],
+)
+def test_who_says_what_becomes_of_the_layout_is_told_nothing(text):
+    assert kept(node(gpu(0), with_devices(gpu(1), "3g.40gb")), text) == []

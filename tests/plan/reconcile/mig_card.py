@@ -107,9 +107,10 @@ class Card:
                 del self.instances[gi_id][2][ci_id]
             case DestroyInstance(_, profile, placement, gi_id):
                 assert gi_id in (None, self._at(placement))
-                found = self.instances.pop(self._at(placement))
+                found = self.instances[self._at(placement)]
                 assert (found[0], found[1]) == (profile, placement)
                 assert not found[2], "compute instances live"
+                del self.instances[self._at(placement)]
             case CreateInstance(_, profile, placement):
                 assert self.instances or not self.in_use, "in use"
                 return Created(self._instance(profile, placement))

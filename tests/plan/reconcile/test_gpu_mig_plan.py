@@ -116,6 +116,33 @@ def test_on_an_empty_gpu_the_layout_sits_where_the_rule_puts_it():
     assert isinstance(answer.steps[-1], Verify)
 
 
+def unplaced(*names):
+    """An H100 with this layout, as somebody without root sees it."""
+    card = Card(H100)
+    done(card, desired(*names))
+    gpu = card.gpu()
+    return replace(gpu, mig_devices=tuple(replace(one, placement=None) for one in gpu.mig_devices))
+
+
+def test_without_root_a_layout_that_is_there_needs_nothing():
+    gpu = unplaced("3g.40gb@0", "2g.20gb@4")
+    answer = plan_of(gpu, desired("2g.20gb", "3g.40gb"), geometry(H100))
+    assert isinstance(answer, GpuMigPlan)
+    assert (answer.steps, answer.gone, answer.layout) == ((), (), ("3g.40gb", "2g.20gb"))
+    assert set(answer.kept) == {one.uuid for one in gpu.mig_devices}
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [desired("3g.40gb"), desired("3g.40gb@0", "2g.20gb@4"), desired(), desired(enabled=False)],
+)
+def test_without_root_a_change_of_mig_devices_is_refused_and_says_so(wanted):
+    answer = plan_of(unplaced("3g.40gb@0", "2g.20gb@4"), wanted, geometry(H100))
+    assert isinstance(answer, Blocked)
+    assert answer.kind is BlockKind.NOT_PERMITTED
+    assert answer.reason.startswith("GPU 0: only root may read where its MIG devices are")
+
+
 @pytest.mark.parametrize("model_id", MODELS)
 def test_on_an_empty_gpu_nothing_is_searched(model_id):
     for multiset in list(oracle.feasible(model_id))[:20]:

@@ -14,6 +14,7 @@ from partage.sim.node.faults import (
     DriverLoaded,
     FailCall,
     HideProcesses,
+    LastClientLeaves,
     Occupy,
     Reboot,
     ResetGpu,
@@ -151,3 +152,23 @@ async def test_without_a_driver_a_mode_is_nobodys_to_set():
     await hardware.inject(DriverLoaded())
     await hardware.perform(SetComputeMode(gpu, ComputeMode.PROHIBITED, ComputeMode.DEFAULT))
     assert (await hardware.observe()).gpus[1].compute_mode is ComputeMode.PROHIBITED
+
+
+@pytest.mark.parametrize(
+    ("persistence", "used", "lost"),
+    [("false", False, True), ("true", False, False), ("null", False, False), ("false", True, False)],
+)
+async def test_a_gpu_without_persistence_mode_forgets_its_settings_with_its_last_client(
+    persistence, used, lost
+):
+    hardware = simulated(
+        "gpus: [{name: NVIDIA L4, time_slice: long, compute_mode: 3, persistence: " + persistence + "}]"
+    )
+    if used:
+        await hardware.inject(Occupy(0, "nv-hostengine"))
+    await hardware.inject(LastClientLeaves(0))
+    (gpu,) = (await hardware.observe()).gpus
+    mode, interval = (
+        (ComputeMode.DEFAULT, Interval.DEFAULT) if lost else (ComputeMode.EXCLUSIVE_PROCESS, Interval.LONG)
+    )
+    assert (gpu.compute_mode, await intervals(hardware)) == (mode, [interval])

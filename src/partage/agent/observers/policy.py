@@ -1,143 +1,165 @@
-"""The policy in force: the file's, the last good one, or every GPU exclusive. Reloaded when its content
-changes."""
+"""The policy in force: the one that is chosen for the node, the last good one, or every GPU exclusive.
+
+Chosen again when the files change, or the labels of the node.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from partage.agent.node_policy import (
+    ChosenLayouts,
+    NodeChoice,
+    NodePolicy,
+    PolicyRefusal,
+    node_policy,
+    restored,
+)
 from partage.agent.options import AgentOptions
-from partage.edges.files.input_file import read_regular_input
-from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy
+from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.files.policy_directory import PolicyFiles, PolicyTexts
 from partage.edges.files.state import SavedPolicy
 from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.edges.ticks import until_tick
-from partage.errors import InputError, PartageError, Problem, Unsatisfiable
+from partage.errors import InputError, Problem, Unsatisfiable
+from partage.model.choice_rules import ChoiceRules
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.node_labels import MIG_CONFIG, NodeLabels
+from partage.model.policy import Policy
 from partage.model.share import resources_of
 from partage.plan.offer.assign import GeometryOf
 from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.report import PolicyReport, PolicyState
+from partage.plan.report import PolicyReason, PolicyReport, PolicyState
 
 log = logging.getLogger(__name__)
-
-UNSETTLED_S = 2.0
-"""A file that changed less than this many seconds ago is read again: two writes within one tick of the file
-system's clock have the same times."""
-
-_Signature = tuple[int, ...]
-
-
-class PolicyFile(Struct):
-    """Detects changes of a file: edited in place, replaced, or behind a symlink that was swapped (a
-    ConfigMap). It is read only if its status has changed."""
-
-    path: Path
-    config: str | None
-    environ: Mapping[str, str]
-    _seen: _Signature | None = None
-    _settled: bool = False
-
-    def changed(self) -> bool:
-        """Whether it has to be read: its status differs from the last call."""
-        try:
-            status = self.path.stat()
-        except OSError as error:
-            signature: _Signature = (error.errno or 0,)
-            settled = True
-        else:
-            signature = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-            settled = abs(time.time() - status.st_mtime) >= UNSETTLED_S
-        if signature == self._seen and self._settled:
-            return False
-        self._seen, self._settled = signature, settled
-        return True
-
-    def read(self) -> LoadedPolicy:
-        """Read and check it. Raises InputError with all problems."""
-        name = str(self.path)
-        return parse_policy(read_regular_input(name), name, self.config, self.environ)
 
 
 class PolicyObserver(Struct):
     """The policy in force, and the problems of a newer one.
 
-    good: the policy in force; desired: what it asks of the node. uses_last_good: it is not what the file
-    says. problems: why the file's content is refused; misfit: why the policy in force no longer fits the
-    node. ask: asks for a turn.
+    fallback: the last good policy of an earlier agent. labels: of the node, None: not known.
+    good: the policy in force, with ``layouts`` by label; desired: what it asks of the node. uses_last_good:
+    it is not the one that was asked for. problems: why that one is refused; misfit: why the policy in force
+    no longer fits the node. layouts_problems: why the label that asks for a layout is refused. ask: asks for
+    a turn.
     """
 
     options: AgentOptions
     geometry_of: GeometryOf
     ask: Callable[[], None]
     fallback: SavedPolicy | None = None
-    good: LoadedPolicy | None = None
+    changes: DirectoryChanges | None = None
+    labels: NodeLabels | None = None
+    good: NodePolicy | None = None
+    layouts: ChosenLayouts | None = None
     desired: DesiredState | None = None
     uses_last_good: bool = False
     problems: tuple[Problem, ...] = ()
     misfit: tuple[Problem, ...] = ()
+    layouts_problems: tuple[Problem, ...] = ()
     reloads_ok: int = 0
     reloads_failed: int = 0
-    _file: PolicyFile | None = None
-    _newest: LoadedPolicy | None = None
+    _reason: PolicyReason = PolicyReason.IN_FORCE
+    _files: PolicyFiles | None = None
+    _texts: PolicyTexts | None = None
+    _unread: tuple[Problem, ...] = ()
+    _chosen: NodePolicy | PolicyRefusal | None = None
+    _newest: NodePolicy | None = None
     _judged_on: Inventory | None = None
     _error: InputError | Unsatisfiable | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    # --- reading ---
+    # --- reading and choosing ---
 
     def start(self) -> None:
-        """Read the policy of the command line. Raises InputError if it is wrong and there is no last good
-        one."""
+        """Read and choose. Raises InputError if the policy is wrong and there is no last good one, except
+        where a label can put it right.
+        """
         options = self.options
-        if options.policy is None:
-            if options.config is not None:
-                raise InputError(
-                    "--config names a configuration of a policy file", "say which with --policy FILE"
-                )
-            self._newest = built_in(options.environ)
-            return
-        self._file = PolicyFile(options.policy, options.config, options.environ)
-        self._file.changed()
-        try:
-            self._newest = self._file.read()
-        except InputError as error:
-            self._refuse(error)
-            if self._last_good() is None:
-                raise
+        if options.policy is None and options.config is not None:
+            raise InputError(
+                "--config names a configuration of a policy file", "say which with --policy FILE"
+            )
+        if options.node_labels is not None:
+            self.labels = options.node_labels
+        if options.policy is not None:
+            self._files = PolicyFiles(options.policy)
+            self._files.changed()
+            self._take_texts(*_read(self._files))
+        self._choose()
+        if isinstance(self._chosen, PolicyRefusal) and self._last_good() is None and not self._may_change():
+            raise InputError(self._chosen.problems)
 
     async def watch(self) -> None:
-        """Check the file every policy_s. A wrong one changes nothing."""
+        """Check the files every policy_s, and a directory at once when it changes. Wrong ones change
+        nothing.
+        """
         while True:
-            await until_tick(self.options.intervals.policy_s)
-            if self._file is not None and self._file.changed():
-                await self._reload(self._file)
+            if self.changes is not None and self._files is not None and self._texts and self._texts.directory:
+                self.changes.watch(self._files.path, self._changed, contents=True)
+            await until_tick(self.options.intervals.policy_s, self._changed)
+            self._changed.clear()
+            if self._files is not None and self._files.changed():
+                self._take_texts(*await asyncio.to_thread(_read, self._files))
+                if self._choose():
+                    self.ask()
 
-    async def _reload(self, file: PolicyFile) -> None:
-        try:
-            loaded = await asyncio.to_thread(file.read)
-        except InputError as error:
-            if error.problems != self.problems:
-                self._newest = None
-                self._refuse(error)
-                self.ask()
-            return
-        if self._newest is None or loaded.digest != self._newest.digest:
-            self._newest, self._judged_on = loaded, None
+    def know_labels(self, labels: NodeLabels) -> None:
+        """The labels of the node are these now."""
+        known, self.labels = self.labels, labels
+        if labels != known and self._choose():
             self.ask()
 
-    def _refuse(self, error: PartageError) -> None:
-        if error.problems == self.problems:
+    def _take_texts(self, texts: PolicyTexts | None, unread: tuple[Problem, ...]) -> None:
+        self._texts, self._unread = texts, unread
+
+    def _choose(self) -> bool:
+        """Choose among what was read. False: the answer is the one from before."""
+        options = self.options
+        rules = ChoiceRules(options.config, options.fallback)
+        choice = NodeChoice(self.labels, self._awaited, rules, options.environ)
+        if self._unread:
+            chosen: NodePolicy | PolicyRefusal = PolicyRefusal(PolicyReason.WRONG, self._unread)
+        else:
+            chosen = node_policy(self._texts, choice)
+        if chosen == self._chosen:
+            return False
+        self._chosen = chosen
+        if isinstance(chosen, PolicyRefusal):
+            self._newest = None
+            self._refuse(chosen.reason, chosen.problems)
+            self._refuse_layouts(chosen.layouts_problems)
+        else:
+            self._newest, self._judged_on = chosen, None
+        return True
+
+    @property
+    def _awaited(self) -> bool:
+        """The labels come from a cluster."""
+        return self.options.awaits_labels and self.options.node_labels is None
+
+    def _may_change(self) -> bool:
+        """Another label may choose another policy, or another ConfigMap be mounted, without a restart."""
+        chosen = self._chosen
+        in_directory = self._texts is not None and self._texts.directory
+        waits = isinstance(chosen, PolicyRefusal) and chosen.reason is PolicyReason.LABELS_UNKNOWN
+        return self._awaited and (in_directory or waits)
+
+    def _refuse(self, reason: PolicyReason, problems: tuple[Problem, ...]) -> None:
+        if (reason, problems) == (self._reason, self.problems):
             return
-        self.problems = error.problems
+        self._reason, self.problems = reason, problems
+        if reason is PolicyReason.LABELS_UNKNOWN:
+            log.info("policy waits for the labels of the node")
+            return
         self.reloads_failed += 1
-        for problem in error.problems:
-            log.error("policy refused", extra={"problem": str(problem)})
+        for problem in problems:
+            log.error("policy refused", extra={"reason": reason, "problem": str(problem)})
 
     # --- applying it to the node ---
 
@@ -157,57 +179,99 @@ class PolicyObserver(Struct):
             self._use_last_good(last, node)
 
     def check_in_force(self) -> None:
-        """Raises InputError or Unsatisfiable if the policy was refused and there is no last good one."""
-        if self.good is None and self._error is not None:
+        """Raises InputError or Unsatisfiable if the policy was refused, there is no last good one, and no
+        label can put it right.
+        """
+        if self.good is None and self._error is not None and not self._may_change():
             raise self._error
 
-    def _take(self, loaded: LoadedPolicy, node: KnownNode) -> bool:
-        """Put it in force, if it fits the node."""
-        try:
-            desired = self._resolve(loaded, node)
-        except (InputError, Unsatisfiable) as error:
-            self._error = error
-            self._refuse(error)
-            return False
-        if loaded is not self.good:
-            self._adopted(loaded, desired)
-        self.good, self.desired, self.uses_last_good = loaded, desired, False
-        self.problems = self.misfit = ()
-        return True
+    def _take(self, chosen: NodePolicy, node: KnownNode) -> bool:
+        """Put it in force, if it fits the node: with the layouts of the label, else with those of the last
+        good label, else without any.
+        """
+        refused: InputError | Unsatisfiable | None = None
+        of_label: tuple[Problem, ...] = chosen.layouts_problems
+        for layouts in self._candidates(chosen):
+            try:
+                desired = self._resolve(chosen.policy(layouts), node)
+            except (InputError, Unsatisfiable) as error:
+                refused = error
+                if layouts is not None and layouts == chosen.layouts:
+                    of_label = error.problems
+                continue
+            if chosen is not self.good:
+                self._adopted(chosen, desired)
+            self.good, self.layouts, self.desired, self.uses_last_good = chosen, layouts, desired, False
+            self.problems = self.misfit = ()
+            self._reason = PolicyReason.IN_FORCE
+            self._refuse_layouts(of_label)
+            return True
+        assert refused is not None
+        self._error = refused
+        self._refuse(PolicyReason.DOES_NOT_FIT, refused.problems)
+        return False
 
-    def _adopted(self, loaded: LoadedPolicy, desired: DesiredState) -> None:
+    def _candidates(self, chosen: NodePolicy) -> Iterator[ChosenLayouts | None]:
+        """Layouts to try, the best first."""
+        if chosen.layouts is not None:
+            yield chosen.layouts
+        if chosen.layouts is not None or chosen.layouts_unknown or chosen.layouts_problems:
+            before = self.layouts if self.good is not None else self._last_layouts()
+            if before is not None and before != chosen.layouts:
+                yield before
+        yield None
+
+    def _last_layouts(self) -> ChosenLayouts | None:
+        last = self._last_good()
+        return last.layouts if last else None
+
+    def _refuse_layouts(self, problems: tuple[Problem, ...]) -> None:
+        if problems == self.layouts_problems:
+            return
+        self.layouts_problems = problems
+        for problem in problems:
+            log.error("mig layout of the label refused", extra={"problem": str(problem)})
+
+    def _adopted(self, chosen: NodePolicy, desired: DesiredState) -> None:
         self.reloads_ok += 1
+        loaded = chosen.loaded
         for problem in (*loaded.warnings, *desired.warnings):
             log.warning("policy has a warning", extra={"problem": str(problem)})
-        source = loaded.policy.source or "built-in"
-        log.info("policy in force", extra={"source": source, "digest": loaded.digest[:12] or None})
+        layouts = desired.policy.layouts
+        facts = {
+            "source": loaded.policy.source or "built-in",
+            "digest": loaded.digest[:12] or None,
+            "by": chosen.by or None,
+            "layouts": layouts.name if layouts else None,
+        }
+        log.info("policy in force", extra=facts)
 
-    def _last_good(self) -> LoadedPolicy | None:
+    def _last_good(self) -> NodePolicy | None:
         """The policy from the state directory, if it can still be parsed."""
         saved = self.fallback
         if saved is None:
             return None
         try:
-            return parse_policy(saved.text, saved.source, saved.config, self.options.environ)
+            return restored(saved, self.options.environ)
         except InputError as error:
             log.warning("last good policy cannot be used", extra={"problem": str(error)})
             self.fallback = None
             return None
 
-    def _use_last_good(self, last: LoadedPolicy, node: KnownNode) -> None:
+    def _use_last_good(self, last: NodePolicy, node: KnownNode) -> None:
         try:
-            self.desired = self._resolve(last, node)
+            self.desired = self._resolve(last.policy(last.layouts), node)
         except (InputError, Unsatisfiable) as error:
             log.warning("last good policy does not fit either", extra={"problem": str(error)})
             return
-        self.good, self.uses_last_good = last, True
-        log.warning("last good policy in force", extra={"source": last.policy.source})
+        self.good, self.layouts, self.uses_last_good = last, last.layouts, True
+        log.warning("last good policy in force", extra={"source": last.loaded.policy.source})
 
-    def _resolve_again(self, loaded: LoadedPolicy, node: KnownNode) -> None:
+    def _resolve_again(self, good: NodePolicy, node: KnownNode) -> None:
         """The node has changed. If the policy no longer fits, its last desired state stays."""
-        self.uses_last_good = loaded is not self._newest
+        self.uses_last_good = good is not self._newest
         try:
-            self.desired = self._resolve(loaded, node)
+            self.desired = self._resolve(good.policy(self.layouts), node)
         except (InputError, Unsatisfiable) as error:
             if error.problems != self.misfit:
                 log.warning("policy no longer fits the node", extra={"problem": str(error)})
@@ -215,8 +279,8 @@ class PolicyObserver(Struct):
             return
         self.misfit = ()
 
-    def _resolve(self, loaded: LoadedPolicy, node: KnownNode) -> DesiredState:
-        policy = with_driver_root(loaded.policy, self.options.driver_root)
+    def _resolve(self, policy: Policy, node: KnownNode) -> DesiredState:
+        policy = with_driver_root(policy, self.options.driver_root)
         desired = resolve(policy, node.inventory, self.geometry_of)
         check_plugin_sockets(self.options.kubelet_dir, resources_of(desired.offer))
         return desired
@@ -225,29 +289,33 @@ class PolicyObserver(Struct):
 
     def digest(self) -> str:
         """Digest of the text of the policy in force; empty for none."""
-        return self.good.digest if self.good else ""
+        return self.good.loaded.digest if self.good else ""
+
+    @property
+    def asked_layouts(self) -> str:
+        """The layout that the label asks for; empty for none, or where the labels are not known."""
+        return self.labels.get(MIG_CONFIG, "") if self.labels else ""
 
     @property
     def saved(self) -> SavedPolicy | None:
         """The policy for the state file."""
-        if self.good is None:
-            return self.fallback
-        if not self.good.text:
-            return None
-        config = self.fallback.config if self.uses_last_good and self.fallback else self.options.config
-        return SavedPolicy(self.good.text, self.good.policy.source, config)
+        return self.fallback if self.good is None else self.good.remembered(self.layouts)
 
     @property
     def report(self) -> PolicyReport:
         """The policy's part of the report."""
-        loaded, desired = self.good or self._newest, self.desired
+        shown, desired = self.good or self._newest, self.desired
+        loaded = shown.loaded if shown else None
+        misfit = PolicyReason.DOES_NOT_FIT if self.misfit else PolicyReason.IN_FORCE
         return PolicyReport(
             state=self._state(),
             source=loaded.policy.source if loaded else "",
-            config=self.options.config,
+            config=shown.name if shown else self.options.config,
             digest=loaded.digest if loaded else "",
             problems=(*self.problems, *self.misfit),
             warnings=(*(loaded.warnings if loaded else ()), *(desired.warnings if desired else ())),
+            reason=self._reason if self.problems else misfit,
+            chosen_by=shown.by if shown else "",
         )
 
     def _state(self) -> PolicyState:
@@ -255,4 +323,12 @@ class PolicyObserver(Struct):
             return PolicyState.NONE
         if self.uses_last_good or self.problems:
             return PolicyState.LAST_GOOD
-        return PolicyState.FILE if self._file is not None else PolicyState.BUILT_IN
+        return PolicyState.FILE if self.good.saved is not None else PolicyState.BUILT_IN
+
+
+def _read(files: PolicyFiles) -> tuple[PolicyTexts | None, tuple[Problem, ...]]:
+    """What is there, or why it cannot be read."""
+    try:
+        return files.read(), ()
+    except InputError as error:
+        return None, error.problems

@@ -263,7 +263,7 @@ class ApplyRun(Struct):
         before = self._before if makes_layout(batch[0]) else {}
         header = JournalHeader(inventory.boot_id, self.digest, before, back=self.only_layouts)
         executor = Executor(self.hardware, journal, self.geometry_of, self.progress(inventory))
-        return await executor.execute(batch, header)
+        return await executor.execute(batch, header, inventory)
 
     async def _note(self, outcomes: Sequence[TransactionOutcome]) -> None:
         """What failed is not retried, except if a GPU instance had no room: once, with a new instance."""

@@ -1,8 +1,10 @@
 """Carries out transactions: each step is journalled before it is done, and rolled back if a later one fails.
 
 Transactions are independent: one that fails is rolled back by itself, and the others go on. After an error
-the GPU is observed again: what could not be rolled back step by step is planned back by difference, once. A
-GPU that is then in neither the new nor the old state is reported as ``partial``; its journal is not ended.
+the GPU is observed again: what could not be rolled back step by step is planned back by difference, once.
+Only what the steps say that they made, or what was there before, is destroyed for that; what somebody else
+has made meanwhile is left alone. A GPU that is then in neither the new nor the old state is reported as
+``partial``; its journal is not ended.
 """
 
 from __future__ import annotations
@@ -13,17 +15,16 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from partage.agent.reconciler.rollback import Rollback
 from partage.edges.files.journal import Journal, JournalHeader
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError, PartageError
-from partage.model.gpu import Gpu, Inventory, NoDriver
+from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
-from partage.model.step import Created, Step, Transaction, undo
+from partage.model.step import Created, Step, Transaction
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.gpu_mig_plan import live_layout
-from partage.plan.reconcile.live_instances import to_renew
-from partage.plan.reconcile.mig_plan import plan_mig
 from partage.values import Frozen
 
 FINISH_S = 5.0
@@ -60,7 +61,8 @@ class TransactionOutcome(Frozen):
     """The outcome of one transaction.
 
     done: the steps that were done, and what each created. failed: the step that failed, error: why.
-    rollback_failure: what could not be rolled back, a sentence.
+    rollback_failure: what could not be rolled back, a sentence. left_alone: what a rollback found that is
+    not of this transaction.
     """
 
     transaction: Transaction
@@ -69,6 +71,7 @@ class TransactionOutcome(Frozen):
     failed: Step | None = None
     error: PartageError | None = None
     rollback_failure: str = ""
+    left_alone: tuple[str, ...] = ()
 
     @property
     def reason(self) -> str:
@@ -76,9 +79,17 @@ class TransactionOutcome(Frozen):
         if self.error is None:
             return ""
         where = f"{self.failed}: " if self.failed is not None else ""
-        return f"{where}{self.error}" + (
-            f"; it could not be rolled back: {self.rollback_failure}" if self.rollback_failure else ""
-        )
+        found = f"{where}{self.error}"
+        if self.rollback_failure:
+            found += f"; it could not be rolled back: {self.rollback_failure}"
+        return f"{found}; {self.left_alone_words}" if self.left_alone else found
+
+    @property
+    def left_alone_words(self) -> str:
+        """What a rollback found and left alone, a clause; empty: nothing."""
+        if not self.left_alone:
+            return ""
+        return f"left alone, as this change is not known to have made it: {', '.join(self.left_alone)}"
 
 
 class JournalFailed(PartageError):
@@ -94,9 +105,11 @@ class Executor(Struct):
     progress: Progress
 
     async def execute(
-        self, transactions: Sequence[Transaction], header: JournalHeader
+        self, transactions: Sequence[Transaction], header: JournalHeader, inventory: Inventory
     ) -> tuple[TransactionOutcome, ...]:
         """Do all transactions, one after the other. Raises JournalFailed once something was done.
+
+        inventory: of the node for which they were planned.
 
         A cancelled call finishes the step that is under way, within FINISH_S, and leaves a journal without an
         end, as a killed process does.
@@ -108,7 +121,7 @@ class Executor(Struct):
                 TransactionOutcome(one, TransactionEnd.NOT_STARTED, error=error) for one in transactions
             )
         try:
-            outcomes = [await self._transaction(one, header.before) for one in transactions]
+            outcomes = [await self._transaction(one, header.before, inventory) for one in transactions]
             if all(outcome.ending is not TransactionEnd.PARTIAL for outcome in outcomes):
                 await self._write(lambda journal: journal.end())
             return tuple(outcomes)
@@ -117,16 +130,21 @@ class Executor(Struct):
                 self.journal.close()
 
     async def _transaction(
-        self, transaction: Transaction, before: Mapping[GpuUuid, DesiredMig]
+        self, transaction: Transaction, before: Mapping[GpuUuid, DesiredMig], inventory: Inventory
     ) -> TransactionOutcome:
         done: list[tuple[Step, Created | None]] = []
         for step in transaction.steps:
             try:
                 done.append((step, await self._step(step, StepStatus.DOING)))
             except HardwareError as error:
-                failure = await self._roll_back(transaction, done, before)
+                was = {uuid: before[uuid] for uuid in transaction.gpus if uuid in before}
+                rollback = Rollback(
+                    self.hardware, self._take_back, self.geometry_of, inventory, was, list(done)
+                )
+                failure = await rollback.run(step, error)
                 ending = TransactionEnd.PARTIAL if failure else TransactionEnd.ROLLED_BACK
-                return TransactionOutcome(transaction, ending, tuple(done), step, error, failure)
+                alone = tuple(map(str, rollback.foreign))
+                return TransactionOutcome(transaction, ending, tuple(done), step, error, failure, alone)
         return TransactionOutcome(transaction, TransactionEnd.DONE, tuple(done))
 
     async def _step(self, step: Step, phase: StepStatus) -> Created | None:
@@ -147,6 +165,9 @@ class Executor(Struct):
         self.progress(step, StepStatus.DONE, "")
         return made
 
+    async def _take_back(self, step: Step) -> Created | None:
+        return await self._step(step, StepStatus.ROLLING_BACK)
+
     async def _finish(self, task: asyncio.Task[Created | None]) -> None:
         """Wait for a step to end, and journal it: the driver carries it out anyway."""
         await asyncio.wait({task}, timeout=FINISH_S)
@@ -158,40 +179,6 @@ class Executor(Struct):
                 await self._write(lambda journal: journal.failed(str(error)))
             else:
                 await self._write(lambda journal: journal.done(task.result()))
-
-    async def _roll_back(
-        self,
-        transaction: Transaction,
-        done: Iterable[tuple[Step, Created | None]],
-        before: Mapping[GpuUuid, DesiredMig],
-    ) -> str:
-        """Roll the GPUs of a transaction back. Returns why that failed; empty if it did not."""
-        was = {uuid: before[uuid] for uuid in transaction.gpus if uuid in before}
-        stuck = await self._back(undo(done))
-        try:
-            inventory = await self.hardware.observe()
-            if not _differing(inventory, was):
-                return ""
-            # The step that failed was done all the same, or one of its predecessors could not be undone.
-            renew = to_renew(inventory, *stuck) if stuck else {}
-            uses = await self.hardware.uses()
-            plan = plan_mig(inventory, was, self.geometry_of, uses, renew=renew)
-            if plan.blocked:
-                return "; ".join(one.reason for one in plan.blocked)
-            stuck = await self._back(step for one in plan.transactions for step in one.steps) or stuck
-            differing = _differing(await self.hardware.observe(), was)
-        except HardwareError as error:
-            return str(error)
-        return f"{differing}: {stuck[1]}" if differing and stuck else differing
-
-    async def _back(self, steps: Iterable[Step]) -> tuple[Step, HardwareError] | None:
-        """Do the steps until one fails; returns that one, and why."""
-        for step in steps:
-            try:
-                await self._step(step, StepStatus.ROLLING_BACK)
-            except HardwareError as error:
-                return step, error
-        return None
 
     async def _write(self, entry: Callable[[Journal], None]) -> None:
         """Write to the journal without blocking the loop."""
@@ -209,24 +196,3 @@ def layouts_before(inventory: Inventory, transactions: Iterable[Transaction]) ->
     gpus = dict.fromkeys(uuid for one in transactions for uuid in one.gpus)
     found = ((uuid, inventory.gpu(uuid)) for uuid in gpus)
     return {uuid: live_layout(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}
-
-
-def _differing(inventory: Inventory, was: Mapping[GpuUuid, DesiredMig]) -> str:
-    """Which GPUs differ from their old layout, a sentence; empty: none."""
-    if isinstance(inventory.driver, NoDriver):
-        return inventory.driver.reason
-    lost = {gpu.uuid: gpu for gpu in inventory.lost}
-    said = []
-    for uuid, layout in was.items():
-        gpu = inventory.gpu(uuid)
-        if gpu is None:
-            said.append(f"GPU {lost[uuid].index} is lost" if uuid in lost else f"{uuid} does not answer")
-        elif not _is_as(gpu, layout):
-            said.append(f"GPU {gpu.index} is not as it was")
-    return "; ".join(said)
-
-
-def _is_as(gpu: Gpu, layout: DesiredMig) -> bool:
-    """Whether the layout matches. An empty GPU instance does not: a failed creation may have left it."""
-    settled = gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending
-    return settled and not gpu.empty_instances and live_layout(gpu) == layout

@@ -94,7 +94,7 @@ class NodePort(Struct):
         header = JournalHeader(inventory.boot_id, self.policies.digest(), before)
         executor = Executor(self.hardware.hardware, journal, self.geometry_of, log_progress(inventory))
         try:
-            (outcome,) = await executor.execute([transaction], header)
+            (outcome,) = await executor.execute([transaction], header, inventory)
         except JournalFailed as error:
             return TransactionOutcome(transaction, TransactionEnd.PARTIAL, error=error)
         if journal is not None and outcome.ending in (TransactionEnd.DONE, TransactionEnd.ROLLED_BACK):

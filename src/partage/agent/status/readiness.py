@@ -15,9 +15,15 @@ from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.draft import without_files
 from partage.plan.reconcile.known_node import UNSEEN
-from partage.plan.report import DependencyProblems, Report
+from partage.plan.report import DependencyProblems, MigConfigState, PolicyReason, PolicyState, Report
 from partage.text import gpus
 from partage.values import Frozen
+
+_POLICY_CODES = {
+    PolicyReason.UNKNOWN_NAME: "policy-unknown",
+    PolicyReason.NONE_CHOSEN: "policy-unknown",
+    PolicyReason.LABELS_UNKNOWN: "labels-unknown",
+}
 
 
 class ReadinessReason(Frozen):
@@ -49,7 +55,10 @@ def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
     if report is None:
         not_well.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
         return Readiness(tuple(not_well), ())
-    not_well += [*_hardware(status, report), *_kubelet(status, report, intervals)]
+    hardware = list(_hardware(status, report))
+    not_well += [*hardware, *_kubelet(status, report, intervals)]
+    if report.policy.state is PolicyState.NONE and report.policy.problems and not hardware:
+        not_well.append(ReadinessReason("no-policy", report.policy.message))
     degraded = (*_degraded(report), *_unwatched(status), *_without_stream(status, report, intervals))
     return Readiness(tuple(not_well), degraded)
 
@@ -99,8 +108,12 @@ def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
 
 
 def _degraded(report: Report) -> Iterator[ReadinessReason]:
+    code = _POLICY_CODES.get(report.policy.reason, "policy-refused")
     for problem in report.policy.problems:
-        yield ReadinessReason("policy-refused", str(problem))
+        yield ReadinessReason(code, str(problem))
+    layout = report.mig_config
+    if layout is not None and layout.state is MigConfigState.FAILED:
+        yield ReadinessReason("mig-config-failed", f"{layout.name}: {layout.reason}")
     yield from _degraded_gpus(report)
     yield from _dependencies(report.dependencies)
 
@@ -121,6 +134,8 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
                 yield ReadinessReason(
                     "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
                 )
+            elif one.bound_to:
+                yield ReadinessReason("mps-daemon-bound", f"GPU {gpu.index}, {one.device}: {one.bound_to}")
     if cold := [gpu.index for gpu in report.node.inventory if gpu.persistence is False]:
         yield ReadinessReason(
             "persistence-off", f"{gpus(cold)}: initialised anew by each first client, 1 to 3 s each"
@@ -136,5 +151,6 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "state-not-saved": needed.state_dir,
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,
+        "node-not-updated": needed.api_server,
     }
     yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

@@ -189,7 +189,10 @@ def lacks_geometry(gpu: Gpu) -> bool:
 
 
 def why_no_geometry(gpu: Gpu) -> str:
-    """One sentence about a GPU for which ``geometry_of`` returns None."""
+    """One sentence about a GPU for which ``geometry_of`` returns None.
+
+    What the driver says comes first: a GPU without a MIG mode has no MIG, in the catalogue or not.
+    """
     if gpu.mig_mode is None:
         return f"{gpu.product} has no MIG"
     model = load_catalogue().by_gpu(gpu)
@@ -286,4 +289,6 @@ def _spec(name: str, row: Mapping[str, Any], preferred: list[int]) -> ProfileSpe
         max_count=row["max_count"],
         memory_bytes=memory_mib * MIB if memory_mib else None,
         engines=Engines(**engines) if engines else None,
+        multiprocessors=row["sm"],
+        smi_id=row["smi_id"],
     )

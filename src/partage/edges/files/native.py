@@ -6,13 +6,16 @@ to a node are found by ``plan.offer.assign``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import TypeVar
 
-from partage.codec.fields import Dialect, Field, Notes, Table
+from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
+from partage.codec.yaml_document import Value
 from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, read_time_slicing
 from partage.model.ids import parse_resource_name
+from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pci import parse_pci_address
 from partage.model.policy import (
     AllDevices,
@@ -22,6 +25,7 @@ from partage.model.policy import (
     GpuCriteria,
     GpuEntry,
     GpuSelector,
+    LabelCondition,
     MigStrategy,
     Options,
     Policy,
@@ -38,8 +42,12 @@ MOST_ENTRIES = 512
 
 _TOP = ("version", "gpus", "resources")
 _STRATEGIES = ("exclusive", "time-slicing", "mps", "mig")
-_ENTRY = ("select", "name", "guard", "watch", "change", *_STRATEGIES)
+_ENTRY = ("select", "when", "name", "guard", "watch", "change", *_STRATEGIES)
+_WHEN = ("label",)
+_MOST_CONDITIONS = 16
 _CRITERIA = ("index", "uuid", "model", "pci")
+_RANGE = re.compile(r"(\d{1,2})\s*-\s*(\d{1,2})", re.ASCII)
+_ENTRIES_HINT = "write each entry as an item: '- select: ...'"
 _RESOURCES = (
     "rename-shared",
     "fail-requests-greater-than-one",
@@ -58,6 +66,7 @@ DIALECT = Dialect(
         **dict.fromkeys(_RESOURCES, "'resources', at the top"),
         **dict.fromkeys(_ENTRY, "an entry of 'gpus'"),
         **dict.fromkeys(_CRITERIA, "'select'"),
+        "label": "'when'",
         **dict.fromkeys(CLIENT_KEYS[1:], "a client of 'mps'"),
         "replicas": "'time-slicing' or 'mps'",
         "interval": "'time-slicing'",
@@ -84,7 +93,7 @@ def read_native(notes: Notes) -> Policy:
     _version(table)
     options = _options(table.get("resources"))
     listed = table.get("gpus")
-    fields = (listed.items(MOST_ENTRIES) if listed else None) or []
+    fields = (listed.items(MOST_ENTRIES, _ENTRIES_HINT) if listed else None) or []
     read = [(field, entry) for field in fields if (entry := _entry(field)) is not None]
     _contradictions(read, options)
     return Policy(tuple(entry for _, entry in read), options, notes.file, FORMAT)
@@ -164,7 +173,43 @@ def _entry(field: Field) -> GpuEntry | None:
         name=table.value("name", lambda found: found.parsed(parse_resource_name), None),
         guard=table.boolean("guard", default=False),
         watch=table.choice("watch", WatchAction.WARN),
+        when=table.value("when", _when, ()),
     )
+
+
+def _when(field: Field) -> tuple[LabelCondition, ...]:
+    """``{label: {pool: inference, zone: [a, b]}}``, ordered by key."""
+    table = field.table(_WHEN, "{label: {pool: inference}}")
+    labels = table.required("label", "when: {label: {pool: inference}}") if table else None
+    members = labels.mapping() if labels else None
+    if labels is None or members is None:
+        return ()
+    if not members:
+        labels.error("names no label", "name one, {pool: inference}, or remove 'when'")
+    if len(members) > _MOST_CONDITIONS:
+        labels.error(f"names {len(members)} labels, and at most {_MOST_CONDITIONS} are read")
+    found = [_condition(key, member) for key, member in members.items()]
+    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.key))
+
+
+def _condition(key: str, field: Field) -> LabelCondition | None:
+    try:
+        parse_label_key(key)
+    except ValueError as error:
+        field.error(str(error))
+        return None
+    items = field.one_or_many()
+    if items is not None and not items:
+        field.error("lists no value", "remove the label, or list at least one value")
+    values = [value for item in items or () if (value := _label_value(item)) is not None]
+    return LabelCondition(key, tuple(sorted(set(values))))
+
+
+def _label_value(field: Field) -> str | None:
+    if isinstance(field.value, bool | int | float):
+        field.unfit("text", "a label's value is text: put it in quotes")
+        return None
+    return field.parsed(parse_label_value)
 
 
 def _select(field: Field | None) -> GpuSelector:
@@ -175,19 +220,41 @@ def _select(field: Field | None) -> GpuSelector:
             return AllDevices()
         if field.value == "rest":
             return RemainingGpus()
-        field.error(f"{field.value[:60]!r} is not a selector", "all, rest, or a mapping: {index: [0, 1]}")
+        kind = "uuid" if field.value.startswith("GPU-") else "model"
+        near = nearest_word(field.value, ("all", "rest"))
+        hint = f"did you mean {near!r}?" if near else f"write all, rest, or {{{kind}: {field.value[:60]}}}"
+        field.error(f"{field.value[:60]!r} is not a selector", hint)
         return GpuCriteria()
-    table = field.table(_CRITERIA, "{index: [0]}")
+    table = field.table(_CRITERIA, f"{{index: {_indexes_in(field.value) or [0]}}}")
     if table is None:
         return GpuCriteria()
     if not field.value:
         field.error("selects nothing: there is no criterion", f"give one of {', '.join(_CRITERIA)}")
     return GpuCriteria(
-        index=_criterion(table, "index", lambda item: item.integer(at_least=0)),
+        index=_criterion(table, "index", _index),
         uuid=_criterion(table, "uuid", lambda item: item.parsed(_gpu_uuid)),
         model=_criterion(table, "model", lambda item: item.parsed(_model_pattern)),
         pci=_criterion(table, "pci", lambda item: item.parsed(parse_pci_address, "0000:07:00.0")),
     )
+
+
+def _indexes_in(value: Value) -> list[int]:
+    """The GPU indexes that were meant by a number, or by a list of numbers."""
+    values = value if isinstance(value, list) else [value]
+    return [one for one in values if type(one) is int][:16]
+
+
+def _index(field: Field) -> int | None:
+    if field.value == "all":
+        field.error("all is not an index", "write select: all")
+        return None
+    found = _RANGE.fullmatch(field.value) if isinstance(field.value, str) else None
+    if found is not None and int(found[1]) < int(found[2]):
+        field.error(
+            f"{field.value!r} is not an index", f"write {list(range(int(found[1]), int(found[2]) + 1))}"
+        )
+        return None
+    return field.integer(at_least=0)
 
 
 def _criterion(table: Table, key: str, read: Callable[[Field], T | None]) -> tuple[T, ...]:
@@ -244,27 +311,42 @@ def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
 
 
 def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> None:
-    """Contradictions that do not depend on a node."""
-    first: dict[tuple[str, object], str] = {}
-    everything = next((field for field, entry in read if isinstance(entry.select, AllDevices)), None)
-    for field, entry in read:
-        if everything is not None and field is not everything:
+    """Contradictions that do not depend on a node. Entries with unlike ``when`` are judged on the node."""
+    first: dict[tuple[str, object], list[GpuEntry]] = {}
+    everything = [(at, one) for at, (_, one) in enumerate(read) if isinstance(one.select, AllDevices)]
+    for position, (field, entry) in enumerate(read):
+        others = (one for at, one in everything if at < position or not isinstance(entry.select, AllDevices))
+        if taken := next((one for one in others if _leaves_nothing(one, entry)), None):
             field.error(
-                f"{everything.place.path} selects all GPUs already",
-                f"write 'select: rest' in {everything.place.path}: what no other entry selects",
+                f"{taken.origin} selects all GPUs already",
+                f"write 'select: rest' in {taken.origin}: what no other entry selects",
             )
             continue
         for criterion in _sole_criterion(entry.select):
-            origin = first.setdefault(criterion, entry.origin)
-            if origin != entry.origin:
+            before = first.setdefault(criterion, [])
+            if owner := next((one for one in before if _meet(one, entry)), None):
                 field.error(
-                    f"{criterion[0]} {criterion[1]} is selected by {origin} already".replace("  ", " ")
+                    f"{criterion[0]} {criterion[1]} is selected by {owner.origin} already".replace("  ", " ")
                 )
+            before.append(entry)
         if entry.mig is not None and entry.mig.enabled and options.mig_strategy is MigStrategy.NONE:
             field.error(
                 "a MIG layout under resources.mig-strategy none, which offers whole GPUs",
                 "mig-strategy: mixed names MIG devices by profile, single calls them nvidia.com/gpu",
             )
+
+
+def _meet(one: GpuEntry, other: GpuEntry) -> bool:
+    """There are certainly nodes on which both count."""
+    return not one.when or not other.when or one.when == other.when
+
+
+def _leaves_nothing(everything: GpuEntry, entry: GpuEntry) -> bool:
+    """``entry`` can select no GPU. One for the rest may be there for the nodes on which ``everything`` does
+    not count.
+    """
+    for_others = isinstance(entry.select, RemainingGpus) and everything.when and everything.when != entry.when
+    return _meet(everything, entry) and not for_others
 
 
 def _sole_criterion(select: GpuSelector) -> Iterator[tuple[str, object]]:

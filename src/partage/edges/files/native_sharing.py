@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from enum import StrEnum
 
 from partage.codec.fields import Field
+from partage.codec.yaml_document import Value
 from partage.model.ids import parse_resource_name
 from partage.model.layout import LayoutItem
 from partage.model.named_layouts import DISABLED, ENABLED, parse_layout_name
@@ -15,6 +18,9 @@ from partage.units import MIB, parse_bytes, parse_percent
 
 MOST_ITEMS = 512
 """Limit for the clients of a GPU and the MIG devices of a layout, far above what is possible."""
+
+_MOST_MEANT = 8
+"""Limit for the MIG devices that a hint names."""
 
 _TIME_SLICING = ("replicas", "interval")
 _MPS = ("replicas", "clients", "exclusive-process", "users", "protocol")
@@ -32,7 +38,7 @@ class MpsUsers(StrEnum):
 
 def read_time_slicing(field: Field) -> TimeSlicing:
     """The value of ``time-slicing``."""
-    table = field.table(_TIME_SLICING, "{replicas: 4}")
+    table = field.table(_TIME_SLICING, _replicas_example(field))
     if table is None:
         return TimeSlicing(2)
     interval = table.value("interval", lambda found: found.choice(Interval), None)
@@ -41,13 +47,18 @@ def read_time_slicing(field: Field) -> TimeSlicing:
     )
 
 
+def _replicas_example(field: Field) -> str:
+    """What was meant by a number in place of a mapping."""
+    return f"{{replicas: {field.value if type(field.value) is int and field.value >= 2 else 4}}}"
+
+
 def _replicas(field: Field) -> int | None:
     return field.integer(at_least=2)
 
 
 def read_mps(field: Field) -> Mps:
     """The value of ``mps``: equal shares, or clients."""
-    table = field.table(_MPS, "{replicas: 4}")
+    table = field.table(_MPS, _replicas_example(field))
     if table is None:
         return Mps(2)
     alone = table.boolean("exclusive-process", default=True)
@@ -95,9 +106,18 @@ def _client(field: Field) -> MpsClient | None:
         return None
     return MpsClient(
         name=table.value("name", lambda found: found.parsed(_client_name), None),
-        memory_bytes=table.value("memory", lambda found: found.parsed(_memory, "8Gi"), None),
-        threads_percent=table.value("threads", lambda found: found.parsed(parse_percent, "20%"), None),
+        memory_bytes=table.value("memory", lambda found: _with_unit(found, _memory, "Gi"), None),
+        threads_percent=table.value("threads", lambda found: _with_unit(found, parse_percent, "%"), None),
     )
+
+
+def _with_unit(field: Field, parse: Callable[[str], int], unit: str) -> int | None:
+    """An amount; a number without its unit is an error that says how to write it."""
+    example = "8Gi" if unit == "Gi" else "20%"
+    if type(field.value) is int and field.value > 0:
+        field.unfit(f"text such as {example}", f"write {field.value}{unit}")
+        return None
+    return field.parsed(parse, example)
 
 
 def _client_name(text: str) -> str:
@@ -128,7 +148,7 @@ def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
 
 def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
     """The value of ``mig``: how each MIG device is shared, and the layout."""
-    table = field.table(_MIG, "{layout: [3g.40gb, 2g.20gb]}")
+    table = field.table(_MIG, f"{{layout: {_meant_layout(field.value) or '[3g.40gb, 2g.20gb]'}}}")
     if table is None:
         return Exclusive(), DesiredMig()
     what = "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]"
@@ -143,7 +163,11 @@ def _layout(field: Field) -> DesiredMig:
     """A list of MIG devices, or the name of a layout."""
     if isinstance(field.value, str):
         return _named_layout(field)
-    items = field.items(MOST_ITEMS, "write one item for each MIG device: [3g.40gb, 3g.40gb]")
+    meant = _meant_layout(field.value) or "[3g.40gb, 3g.40gb]"
+    if isinstance(field.value, list) and any(isinstance(one, dict) for one in field.value):
+        field.error("has to be a list of MIG profiles", f"write one item for each MIG device: {meant}")
+        return DesiredMig()
+    items = field.items(MOST_ITEMS, f"write one item for each MIG device: {meant}")
     if items is not None and not items:
         field.error("is empty", "for a GPU that is not shared write exclusive: {}")
     return DesiredMig(
@@ -152,15 +176,34 @@ def _layout(field: Field) -> DesiredMig:
 
 
 def _named_layout(field: Field) -> DesiredMig:
-    if _is_item(field.value):
-        field.error(
-            f"{field.value!r} is a MIG device, not the name of a layout", f"write a list: [{field.value}]"
-        )
+    if (meant := _meant_layout(field.value)).startswith("["):
+        said = "is a MIG device" if _is_item(field.value) else "are MIG devices"
+        field.error(f"{field.value!r} {said}, not the name of a layout", f"write a list: {meant}")
         return DesiredMig()
     name = field.parsed(parse_layout_name)
     if name == DISABLED:
         return DesiredMig(enabled=False)
     return DesiredMig(named=None if name == ENABLED else name)
+
+
+def _meant_layout(value: Value) -> str:
+    """The layout that was meant by another way to write it: ``{3g.40gb: 2}``, ``3g.40gb, 2g.20gb``, a list of
+    both; empty if that is not known.
+    """
+    parts = value if isinstance(value, list) else [value]
+    names: list[str] = []
+    for part in parts:
+        if isinstance(part, str):
+            names += [word for word in re.split(r"[\s,+]+(?!me|gfx)", part) if word]
+        elif isinstance(part, dict):
+            for name, count in part.items():
+                names += [name] * (count if type(count) is int and 0 <= count <= _MOST_MEANT else 1)
+        else:
+            return ""
+    if len(names) == 1 and names[0].startswith("all-") and isinstance(value, str):
+        return names[0]
+    fits = names and len(names) <= _MOST_MEANT and all(map(_is_item, names))
+    return f"[{', '.join(names)}]" if fits else ""
 
 
 def _is_item(value: object) -> bool:

@@ -1,8 +1,11 @@
-"""Reads a policy in any format: Partage's own, NVIDIA's device plugin's, mig-parted's."""
+"""Reads a policy in any format: Partage's own, NVIDIA's device plugin's, mig-parted's; or in a ConfigMap."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from partage.codec.fields import Notes
 from partage.codec.yaml_document import Value, YamlDocument, describe, read_lenient
@@ -12,10 +15,17 @@ from partage.errors import InputError, Problem
 from partage.model.policy import ALL_EXCLUSIVE, Policy
 from partage.values import Frozen
 
+if TYPE_CHECKING:
+    from partage.edges.files.config_map import ConfigEntry
+
 _FORMATS = (
     "'version: partage/v1' (Partage), 'version: v1' (NVIDIA's device plugin), "
     "'version: v1' with 'mig-configs' (mig-parted)"
 )
+
+
+_CONFIG_MAP = b"ConfigMap"
+"""A file without this word is no ConfigMap."""
 
 
 class LoadedPolicy(Frozen):
@@ -30,8 +40,8 @@ class LoadedPolicy(Frozen):
 def load_policy(path: str, config: str | None = None, env: Mapping[str, str] | None = None) -> LoadedPolicy:
     """The policy in a file, or on standard input if the path is ``-``.
 
-    config: which of several named configurations (mig-parted's files). env: variables that override
-    NVIDIA's format only. Raises InputError with all problems: no such file, unreadable, invalid.
+    config: which of several named configurations (mig-parted's files, ConfigMaps). env: variables that
+    override NVIDIA's format only. Raises InputError with all problems: no such file, unreadable, invalid.
     """
     return parse_policy(read_input(path), path, config, env)
 
@@ -43,10 +53,51 @@ def parse_policy(
     import hashlib  # takes a millisecond
 
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    document = read_lenient(data, name)
-    policy, warnings = _policy(document, name, config, env or {})
+    entries = _config_entries(data, name)
+    if entries is None:
+        policy, warnings = _policy(read_lenient(data, name), name, config, env or {})
+    else:
+        policy, warnings = _in_config_map(entries, config, name, env or {})
     digest = hashlib.sha256(data).hexdigest()
     return LoadedPolicy(policy, warnings, data.decode("utf-8-sig"), digest)
+
+
+def configurations(data: bytes, file: str) -> list[str]:
+    """What ``config`` can name in a file: configurations of mig-parted, policies in ConfigMaps; nothing for
+    other policies. Raises InputError for a document among several that is no YAML.
+    """
+    from partage.edges.files.config_map import configuration_names, named_configurations
+
+    entries = _config_entries(data, file)
+    return named_configurations(data, file) if entries is None else configuration_names(entries)
+
+
+def _config_entries(data: bytes, file: str) -> Sequence[ConfigEntry] | None:
+    """The keys of the ConfigMaps in a file; None if it has none."""
+    if _CONFIG_MAP not in data:
+        return None
+    from partage.edges.files.config_map import config_entries
+
+    return config_entries(data, file)
+
+
+def _in_config_map(
+    entries: Sequence[ConfigEntry], config: str | None, name: str, env: Mapping[str, str]
+) -> tuple[Policy, tuple[Problem, ...]]:
+    """The policy in one key of a ConfigMap. Its problems name the place in the file."""
+    from partage.edges.files.config_map import choose_entry
+
+    entry, inner = choose_entry(entries, config, name)
+    try:
+        policy, warnings = _policy(read_lenient(entry.text, name), name, inner, env)
+    except InputError as error:
+        raise InputError([_placed(problem, entry, name) for problem in error.problems]) from error
+    placed = tuple(replace(one, origin=f"{entry.path}.{one.origin}") for one in policy.entries)
+    return replace(policy, entries=placed), tuple(_placed(problem, entry, name) for problem in warnings)
+
+
+def _placed(problem: Problem, entry: ConfigEntry, file: str) -> Problem:
+    return entry.place(problem) if problem.file == file else problem  # others are of variables
 
 
 def built_in(env: Mapping[str, str]) -> LoadedPolicy:

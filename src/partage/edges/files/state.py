@@ -15,8 +15,8 @@ from pathlib import Path
 from msgspec import field, json
 
 from partage.codec.values import CodecError, decode, encode
+from partage.edges.files.directory_lock import take_lock
 from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
-from partage.edges.files.state_lock import take_lock
 from partage.edges.read_file import read_regular
 from partage.errors import InputError
 from partage.model.health import Health
@@ -36,11 +36,16 @@ class SavedPolicy(Frozen):
     """The last good policy.
 
     source: the file's name as given. config: which of its several configurations; None where it has one.
+    labels: of the node, those on which it depends. layouts: text of the file in which the MIG layout of the
+    node's label stands, layouts_source its name; empty where there is none.
     """
 
     text: str
     source: str
     config: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    layouts: str = ""
+    layouts_source: str = ""
 
     @property
     def digest(self) -> str:
@@ -196,12 +201,17 @@ def _decode(content: bytes, now_s: float) -> SavedState:
 
 def _written(policy: SavedPolicy) -> WrittenPolicy:
     source = policy.source.encode("utf-8", "backslashreplace").decode()  # a file name may be any bytes
-    return WrittenPolicy(policy.text, source, policy.config, policy.digest)
+    layouts_source = policy.layouts_source.encode("utf-8", "backslashreplace").decode()
+    return WrittenPolicy(
+        policy.text, source, policy.config, policy.digest, dict(policy.labels), policy.layouts, layouts_source
+    )
 
 
 def _policy(written: WrittenPolicy) -> SavedPolicy:
     """Raises ValueError if the text is not what was written."""
-    policy = SavedPolicy(written.text, written.source, written.config)
+    policy = SavedPolicy(
+        written.text, written.source, written.config, written.labels, written.layouts, written.layouts_source
+    )
     if written.sha256 != policy.digest:
         raise ValueError("the policy in it does not have the digest that was written with it")
     return policy

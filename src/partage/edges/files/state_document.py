@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from partage.model.health import PROBATION_CAP_S, PROBATION_S, Health, HealthState, HealthStatus
 from partage.model.ids import GpuUuid, parse_resource_name
@@ -25,12 +25,15 @@ Probation = Annotated[float, Meta(ge=PROBATION_S, le=PROBATION_CAP_S)]
 
 
 class WrittenPolicy(Frozen):
-    """The last good policy. sha256: of the text, in hexadecimal."""
+    """The last good policy. sha256: of the text, in hexadecimal. Older agents wrote no labels or layouts."""
 
     text: str
     source: str
     config: str | None
     sha256: str
+    labels: dict[str, str] = field(default_factory=dict)
+    layouts: str = ""
+    layouts_source: str = ""
 
 
 class WrittenServing(Frozen):

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.instances import possible_starts, profile_names
-from partage.edges.hardware.nvml_queries import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted, Unsupported
 from partage.model.driver_geometry import driver_geometry
 from partage.model.geometry import Geometry, ProfileSpec

@@ -25,11 +25,13 @@ def change_and_check(
     result: Callable[[], T | None],
     *,
     explain: Callable[[], HardwareError | None] = lambda: None,
+    refused: tuple[type[HardwareError], ...] = (),
 ) -> T:
     """Call ``change``, then return what ``result`` reads from the GPU.
 
     result: None if the change is not there. explain: the error for what blocks the change, read from the GPU;
-    None if nothing is found. Raises HardwareError.
+    None if nothing is found. refused: errors of the driver that say that nothing was changed; what ``result``
+    would find then, somebody else has made. Raises HardwareError.
     """
     refusal: HardwareError | None = None
     try:
@@ -37,7 +39,7 @@ def change_and_check(
     except HardwareError as error:
         refusal = error
     try:
-        outcome = result()
+        outcome = None if isinstance(refusal, refused) else result()
         known = explain() if outcome is None else None
     except HardwareError as error:
         raise (refusal or error) from None

@@ -1,8 +1,9 @@
 """The compute mode of a GPU: which processes may create contexts on it. NVML changes it at once.
 
 The driver sets exclusive-process mode although contexts exist: they keep running, and the next one is
-refused. An MPS server, for example, cannot start then. So processes with contexts are listed first. On
-Linux the mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode).
+refused. An MPS server, for example, cannot start then. So processes with contexts are listed first. The
+mode is default again after a reboot (nvml.h, nvmlDeviceSetComputeMode), and without persistence mode already
+when the last client of the GPU has gone: an MPS server is such a client, and so is a session of NVML.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import GpuUse, SetComputeMode, UseKind, reverse
 
 if TYPE_CHECKING:  # the simulation uses this module without a driver
+    from partage.edges.hardware.gpu_queries import Handle
     from partage.edges.hardware.host import Host
-    from partage.edges.hardware.nvml_queries import Handle, Nvml
+    from partage.edges.hardware.nvml_queries import Nvml
 
 _CALL = "nvmlDeviceSetComputeMode"
 

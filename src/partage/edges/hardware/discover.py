@@ -8,13 +8,15 @@ from msgspec.structs import replace
 
 from partage.edges.hardware.asked_geometry import AskedGeometries, Lacks
 from partage.edges.hardware.capability_files import with_files
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices
-from partage.edges.hardware.nvml_queries import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Nvml
+from partage.edges.hardware.session_memory import GpuFacts
 from partage.edges.hardware.topology import Topology
-from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted
-from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
+from partage.errors import DriverUnavailable, GpuLost, HardwareError
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.health import GpuCondition
 from partage.model.ids import GpuUuid, PciBusId
 from partage.values import Frozen
@@ -42,6 +44,7 @@ class Discovery:
         self._seen: dict[int, GpuIdentity] = {}
         self._listed = 0
         self._virtual = host.virtual()
+        self._machine_type = host.machine_type()
 
     def without_driver(self, reason: NoDriver) -> Inventory:
         """What is known of a node whose driver does not work."""
@@ -92,6 +95,8 @@ class Discovery:
             open_to_env=self._host.open_to_env(),
             fabric_manager=self._fabric_manager(gpus),
             virtual=self._virtual,
+            machine_type=self._machine_type,
+            vgpu=next(filter(None, (self._host.vgpu(gpu.pci_bus_id) for gpu in gpus)), None),
         )
 
     def _fabric_manager(self, gpus: Sequence[Gpu]) -> bool | None:
@@ -105,6 +110,7 @@ class Discovery:
         if count != self._listed:
             self._listed = count
             self._seen.clear()
+            self._nvml.memory.forget()
         return count
 
     def _gpu(self, index: int, minors: CapabilityMinors) -> tuple[Gpu, Handle]:
@@ -114,55 +120,82 @@ class Discovery:
         except (DriverUnavailable, GpuLost):
             raise
         except HardwareError:
+            self._nvml.memory.forget()
             return self._read_gpu(index, self._host.capability_minors())
 
     def _read_gpu(self, index: int, minors: CapabilityMinors) -> tuple[Gpu, Handle]:
         nvml = self._nvml
         handle = nvml.handle(index)
-        pci = nvml.pci(handle)
         uuid = nvml.gpu_uuid(handle)
-        minor = nvml.minor(handle)
-        minor = index if minor is None else minor
-        memory_bytes = nvml.memory_bytes(handle)
-        mig_mode = nvml.mig_mode(handle)
-        devices: tuple[MigDevice, ...] | None = ()
-        empty: tuple[EmptyInstance, ...] = ()
-        if mig_mode and mig_mode.current:
-            devices = self._mig_devices(handle, minor, memory_bytes, minors)
-            used = frozenset(device.gi_id for device in devices or ())
-            empty = empty_instances(nvml, handle, memory_bytes, used)
-        self._seen[index] = GpuIdentity(uuid, pci.bus_id)
+        facts = self._facts(index, handle, uuid)
+        minor = index if facts.minor is None else facts.minor
+        in_mig_mode = facts.mig_mode is not None and facts.mig_mode.current
+        devices = self._mig_devices(handle, minor, facts.memory_bytes, minors) if in_mig_mode else ()
+        empty = empty_instances(nvml, handle, facts.memory_bytes, devices) if in_mig_mode else ()
         gpu = Gpu(
             index=index,
             uuid=uuid,
             minor=minor,
-            product=nvml.product(handle),
-            architecture=nvml.architecture(handle),
-            compute_capability=nvml.compute_capability(handle),
-            memory_bytes=memory_bytes,
-            pci_bus_id=pci.bus_id,
-            pci_device_id=pci.device_id,
-            numa_node=self._host.numa_node(pci.bus_id),
-            mig_mode=mig_mode,
-            mig_devices=devices or (),
-            mig_hidden=devices is None,
-            empty_instances=empty,
+            product=facts.product,
+            architecture=facts.architecture,
+            compute_capability=facts.compute_capability,
+            memory_bytes=facts.memory_bytes,
+            pci_bus_id=facts.pci_bus_id,
+            pci_device_id=facts.pci_device_id,
+            numa_node=facts.numa_node,
+            mig_mode=facts.mig_mode,
+            mig_devices=devices,
+            mig_hidden=empty is None or any(device.placement is None for device in devices),
+            empty_instances=empty or (),
             compute_mode=nvml.compute_mode(handle),
             recovery=nvml.fields(handle).recovery,
             persistence=nvml.persistence(handle),
+            pci_class=self._host.pci_class(facts.pci_bus_id),
+            clique=nvml.clique(handle),
+            serial=facts.serial,
+            board_part_number=facts.board_part_number,
+            vbios_version=facts.vbios_version,
         )
         return gpu, handle
 
+    def _facts(self, index: int, handle: Handle, uuid: GpuUuid) -> GpuFacts:
+        """What does not change on a GPU. After a change of its MIG mode it may be another device file."""
+        nvml, memory = self._nvml, self._nvml.memory
+        mig_mode = nvml.mig_mode(handle)
+        known = memory.facts.get(uuid)
+        if known is not None and known.mig_mode == mig_mode:
+            self._seen[index] = GpuIdentity(uuid, known.pci_bus_id)
+            return known
+        memory.forget_gpu(uuid, nvml.address(handle))
+        pci = nvml.pci(handle)
+        self._seen[index] = GpuIdentity(uuid, pci.bus_id)
+        facts = memory.facts[uuid] = GpuFacts(
+            mig_mode=mig_mode,
+            pci_bus_id=pci.bus_id,
+            pci_device_id=pci.device_id,
+            minor=nvml.minor(handle),
+            product=nvml.product(handle),
+            architecture=nvml.architecture(handle),
+            compute_capability=nvml.compute_capability(handle),
+            memory_bytes=nvml.memory_bytes(handle),
+            numa_node=self._numa_node(handle, pci.bus_id),
+            serial=nvml.board_text("nvmlDeviceGetSerial", handle),
+            board_part_number=nvml.board_text("nvmlDeviceGetBoardPartNumber", handle),
+            vbios_version=nvml.board_text("nvmlDeviceGetVbiosVersion", handle),
+        )
+        return facts
+
+    def _numa_node(self, handle: Handle, pci_bus_id: PciBusId) -> int | None:
+        """As the kernel says; where it says none, as in many virtual machines, as the driver does."""
+        node = self._host.numa_node(pci_bus_id)
+        return self._nvml.nearest_node(handle) if node is None else node
+
     def _mig_devices(
         self, handle: Handle, gpu_minor: int, memory_bytes: int, minors: CapabilityMinors
-    ) -> tuple[MigDevice, ...] | None:
-        """None if only root may ask where the GPU instances are (``nvmlDeviceGetGpuInstanceById``)."""
-        try:
-            devices = read_mig_devices(
-                self._nvml, handle, gpu_minor=gpu_minor, gpu_memory_bytes=memory_bytes, minors=minors
-            )
-        except NotPermitted:
-            return None
+    ) -> tuple[MigDevice, ...]:
+        devices = read_mig_devices(
+            self._nvml, handle, gpu_minor=gpu_minor, gpu_memory_bytes=memory_bytes, minors=minors
+        )
         return with_files(self._host, gpu_minor, devices)
 
     def _condition(self, index: int, count: int) -> GpuCondition | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NewType
 
 from partage.edges import procfs
+from partage.model.gpu import VgpuHost
 from partage.model.ids import GpuUuid, PciBusId
 from partage.model.paths import CONTROL_NODES
 from partage.values import Frozen
@@ -28,6 +29,11 @@ _HYPERVISORS = ("QEMU", "KVM", "VMware", "Virtual Machine", "VirtualBox", "Xen",
 """Found in sys_vendor or product_name of a virtual machine's firmware, and not in that of physical
 machines.
 """
+
+_CAPABILITIES = 0x34
+"""Where a PCI configuration space says at which byte its list of capabilities begins."""
+
+_VENDOR_CAPABILITY = 0x09
 
 _KERNEL_THREAD = "kthreadd"
 _FABRIC_MANAGER = "nv-fabricmanage"
@@ -106,6 +112,26 @@ class Host(Frozen):
         firmware = [_read(self.sys / "class/dmi/id" / name) for name in ("sys_vendor", "product_name")]
         return True if any(maker in text for text in firmware for maker in _HYPERVISORS) else None
 
+    def machine_type(self) -> str:
+        """The firmware's name of the machine; empty if there is none."""
+        return _read(self.sys / "class/dmi/id/product_name", 256).strip()
+
+    def pci_class(self, pci_bus_id: PciBusId) -> int | None:
+        """The class code of a PCI device; None if the kernel does not list the device."""
+        text = _read(self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "class", 32)
+        try:
+            return int(text, 16)
+        except ValueError:
+            return None
+
+    def vgpu(self, pci_bus_id: PciBusId) -> VgpuHost | None:
+        """The host of a vGPU; None for another GPU, and where only root may read its configuration space."""
+        path = self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id) / "config"
+        try:
+            return vgpu_host(path.read_bytes()[:256])
+        except OSError:
+            return None
+
     def boot_id(self) -> str:
         """Changes with every boot; empty if the kernel does not provide it."""
         return procfs.boot_id(self.proc)
@@ -144,6 +170,30 @@ class Host(Frozen):
         except tomllib.TOMLDecodeError:
             return None
         return value if isinstance(value, bool) else None
+
+
+def vgpu_host(config: bytes) -> VgpuHost | None:
+    """What a vGPU's PCI configuration space says of its host; None if it is not that of a vGPU.
+
+    A vGPU has a vendor capability with the letters VF. Records follow, each with an id and its length; record
+    0 has the version and the branch of the host's driver in ten bytes each. Source: facts of NVIDIA's GPU
+    Feature Discovery; not seen on a vGPU.
+    """
+    at = config[_CAPABILITIES] if len(config) == 256 else 0
+    for _ in range(48):  # more capabilities do not fit, and a broken list may be a circle
+        if not 64 <= at <= 251 or (config[at] == _VENDOR_CAPABILITY and config[at + 3 : at + 5] == b"VF"):
+            break
+        at = config[at + 1]
+    if not 64 <= at <= 251 or config[at] != _VENDOR_CAPABILITY:
+        return None
+    end, record = min(at + config[at + 2], 256), at + 5
+    while record + 1 < end and config[record] != 0 and config[record + 1] > 0:
+        record += config[record + 1]
+    if record + 22 > end or config[record] != 0:
+        return VgpuHost("", "")
+    texts = (config[record + 2 : record + 12], config[record + 12 : record + 22])
+    version, branch = (text.split(b"\0")[0].decode("ascii", "replace").strip() for text in texts)
+    return VgpuHost(version, branch)
 
 
 def sysfs_address(pci_bus_id: PciBusId) -> SysfsAddress:

@@ -7,20 +7,15 @@ profiles on other models, so the names are computed for each GPU, as for MIG dev
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from partage.edges.hardware.gpu_queries import NOT_HERE, Handle
+from partage.edges.hardware.known_migs import mig_uuid
 from partage.edges.hardware.mig_devices import profile_of
-from partage.edges.hardware.nvml_queries import (
-    MOST_PROFILES,
-    NOT_HERE,
-    GiProfile,
-    Handle,
-    Nvml,
-    placement_of,
-)
+from partage.edges.hardware.nvml_queries import MOST_PROFILES, GiProfile, Nvml, placement_of
 from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND
 from partage.errors import NotPermitted, Unsupported
-from partage.model.gpu import EmptyInstance
+from partage.model.gpu import EmptyInstance, MigDevice
 from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import named_gigabytes
@@ -126,19 +121,44 @@ def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[C
 
 
 def empty_instances(
-    nvml: Nvml, gpu: Handle, gpu_memory_bytes: int, used: frozenset[int]
-) -> tuple[EmptyInstance, ...]:
-    """GPU instances without compute instances. used: ids of GPU instances that have MIG devices.
+    nvml: Nvml, gpu: Handle, gpu_memory_bytes: int, devices: Iterable[MigDevice]
+) -> tuple[EmptyInstance, ...] | None:
+    """GPU instances without compute instances; None: only root may list them. devices: the GPU's MIG devices.
 
-    Only root may list GPU instances; other users get an empty answer. Raises HardwareError.
+    Not asked for if the MIG devices leave no place for one. Raises HardwareError.
     """
+    used = {device.gi_id: device.placement for device in devices}
     try:
+        if not _has_room(nvml, gpu, tuple(used.values())):
+            return ()
         listed = gpu_instances(nvml, gpu, gpu_memory_bytes)
     except NotPermitted:
-        return ()
+        return None
     return tuple(
         EmptyInstance(one.gi_id, one.profile, one.placement) for one in listed if one.gi_id not in used
     )
+
+
+def _has_room(nvml: Nvml, gpu: Handle, taken: Collection[Placement | None]) -> bool:
+    """Whether an instance of any profile has a place beside those that are taken. True if it is not known."""
+    memory, address = nvml.memory.places, nvml.address(gpu)
+    if address not in memory:
+        memory[address] = _all_places(nvml, gpu)
+    places = memory[address]
+    return places is None or any(
+        all(one is None or not place.overlaps(one) for one in taken) for place in places
+    )
+
+
+def _all_places(nvml: Nvml, gpu: Handle) -> tuple[Placement, ...] | None:
+    """The placements of all profiles on an empty GPU; None if the driver does not report those of one."""
+    found: set[Placement] = set()
+    for profile_id in nvml.gi_profiles(gpu):
+        places = possible_starts(nvml, gpu, profile_id)
+        if places is None:
+            return None
+        found.update(places)
+    return tuple(sorted(found)) or None
 
 
 def possible_starts(nvml: Nvml, gpu: Handle, profile_id: int) -> tuple[Placement, ...] | None:
@@ -168,8 +188,4 @@ def _uuid(nvml: Nvml, gpu: Handle, device: Handle, gi_id: int, ci_id: int) -> Mi
     uuid = nvml.uuid(device)
     if uuid.startswith("MIG-"):
         return MigUuid(uuid)
-    for mig in nvml.mig_handles(gpu).values():
-        attributes = nvml.mig_attributes(mig)
-        if (attributes.gi_id, attributes.ci_id) == (gi_id, ci_id):
-            return attributes.uuid
-    return MigUuid("")
+    return mig_uuid(nvml, gpu, gi_id, ci_id) or MigUuid("")

@@ -2,44 +2,56 @@
 
 from __future__ import annotations
 
+import re
+
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors
-from partage.edges.hardware.nvml_queries import GiProfile, Handle, MigAttributes, Nvml
+from partage.edges.hardware.known_migs import known_migs
+from partage.edges.hardware.nvml_queries import GiProfile, Nvml
+from partage.edges.hardware.session_memory import KnownMig
 from partage.errors import HardwareError
 from partage.model.gpu import MigDevice
 from partage.model.profile import MigProfile, named_gigabytes
+
+_NAME = re.compile(r"MIG \S+$", re.ASCII)
+"""The ``1g.10gb`` of ``NVIDIA H100 80GB HBM3 MIG 1g.10gb``."""
 
 
 def read_mig_devices(
     nvml: Nvml, gpu: Handle, *, gpu_minor: int, gpu_memory_bytes: int, minors: CapabilityMinors
 ) -> tuple[MigDevice, ...]:
-    """All compute instances of a GPU in MIG mode, by NVML's index. Raises HardwareError."""
-    handles = nvml.mig_handles(gpu)
-    profiles = nvml.gi_profiles(gpu) if handles else {}
-    devices = []
-    for index, mig in handles.items():
-        attributes = nvml.mig_attributes(mig)
-        profile_id, placement = nvml.gpu_instance(gpu, attributes.gi_id)
-        profile = _profile(attributes, profiles.get(profile_id), gpu_memory_bytes)
-        device = MigDevice(
-            uuid=attributes.uuid,
-            index=index,
-            gi_id=attributes.gi_id,
-            ci_id=attributes.ci_id,
-            profile=str(profile),
-            placement=placement,
-            memory_bytes=attributes.memory_bytes,
-            gi_minor=minors.get((gpu_minor, attributes.gi_id, None)),
-            ci_minor=minors.get((gpu_minor, attributes.gi_id, attributes.ci_id)),
+    """All compute instances of a GPU in MIG mode, by NVML's index. Raises HardwareError.
+
+    Where only root may ask for GPU instances (``nvmlDeviceGetGpuInstanceById``), they have no placement, and
+    those without a name that has a profile are left out.
+    """
+    return tuple(
+        MigDevice(
+            uuid=known.attributes.uuid,
+            index=known.index,
+            gi_id=known.attributes.gi_id,
+            ci_id=known.attributes.ci_id,
+            profile=str(_profile(nvml, gpu, known, gpu_memory_bytes)),
+            placement=None if known.instance is None else known.instance.placement,
+            memory_bytes=known.attributes.memory_bytes,
+            gi_minor=minors.get((gpu_minor, known.attributes.gi_id, None)),
+            ci_minor=minors.get((gpu_minor, known.attributes.gi_id, known.attributes.ci_id)),
+            multiprocessors=known.attributes.multiprocessors or None,
         )
-        devices.append(device)
-    return tuple(devices)
+        for known in known_migs(nvml, gpu)
+        if known.instance is not None or _NAME.search(known.name)
+    )
 
 
-def _profile(attributes: MigAttributes, kind: GiProfile | None, gpu_memory_bytes: int) -> MigProfile:
-    if kind is None:
-        raise HardwareError(f"the GPU instance profile of MIG device {attributes.uuid} is not known")
-    gigabytes = named_gigabytes(attributes.memory_bytes, gpu_memory_bytes)
+def _profile(nvml: Nvml, gpu: Handle, known: KnownMig, gpu_memory_bytes: int) -> MigProfile:
+    attributes = known.attributes
     try:
+        if known.instance is None:
+            return MigProfile.parse(known.name.split()[-1])
+        kind = nvml.gi_profiles(gpu).get(known.instance.profile_id)
+        if kind is None:
+            raise HardwareError(f"the GPU instance profile of MIG device {attributes.uuid} is not known")
+        gigabytes = named_gigabytes(attributes.memory_bytes, gpu_memory_bytes)
         return profile_of(attributes.compute_slices, kind, gigabytes)
     except ValueError as error:
         raise HardwareError(f"MIG device {attributes.uuid} cannot be named: {error}") from error

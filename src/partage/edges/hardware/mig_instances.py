@@ -42,6 +42,8 @@ from partage.model.step import (
 )
 
 T = TypeVar("T")
+_REFUSED = (InsufficientResources, GpuInUse)
+"""The driver has made nothing. An instance that is new all the same was made by somebody else just now."""
 InstanceStep = CreateInstance | CreateCompute | DestroyCompute | DestroyInstance | Verify
 
 
@@ -86,7 +88,7 @@ class MigInstances:
             new = (one for one in self._instances(gpu) if one.gi_id not in before)
             return next((Created(one.gi_id) for one in new if _is(one, step.profile, step.placement)), None)
 
-        return self._attempt(step, create, created, lambda: self._slices_taken(gpu, step))
+        return self._attempt(step, create, created, lambda: self._slices_taken(gpu, step), refused=_REFUSED)
 
     def _profile_id(self, gpu: MigGpu, step: CreateInstance) -> int:
         """The id of the profile on this GPU. Raises Unsupported before anything was changed."""
@@ -119,16 +121,23 @@ class MigInstances:
             raise Unsupported(f"on GPU {gpu.uuid} {instance} cannot hold a {step.profile}")
         before = {one.ci_id for one in self._compute_instances(gpu, instance)}
 
+        new: list[int] = []
+
         def create() -> None:
-            self._nvml.call("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile_id)
+            handle = self._nvml.call("nvmlGpuInstanceCreateComputeInstance", instance.handle, profile_id)
+            new.append(int(self._nvml.call("nvmlComputeInstanceGetInfo", handle).id))
 
         def created() -> Created | None:
             for one in self._compute_instances(gpu, instance):
-                if one.ci_id not in before and one.profile == step.profile:
+                # Of several new ones, only the driver's answer says which is ours.
+                is_ours = one.ci_id in new if new else one.ci_id not in before
+                if is_ours and one.profile == step.profile:
                     return Created(instance.gi_id, one.ci_id, one.uuid)
             return None
 
-        return self._attempt(step, create, created, lambda: self._too_few_slices(gpu, instance, step))
+        return self._attempt(
+            step, create, created, lambda: self._too_few_slices(gpu, instance, step), refused=_REFUSED
+        )
 
     def _too_few_slices(
         self, gpu: MigGpu, instance: GpuInstance, step: CreateCompute
@@ -235,8 +244,11 @@ class MigInstances:
         change: Callable[[], object],
         result: Callable[[], T | None],
         explain: Callable[[], HardwareError | None] = lambda: None,
+        refused: tuple[type[HardwareError], ...] = (),
     ) -> T:
-        return change_and_check(self._nvml, self._host, step, change, result, explain=explain)
+        return change_and_check(
+            self._nvml, self._host, step, change, result, explain=explain, refused=refused
+        )
 
 
 def _is(instance: GpuInstance, profile: str, placement: Placement) -> bool:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from partage.edges.hardware.checked_change import step_error
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.instances import gpu_instances
-from partage.edges.hardware.nvml_queries import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.translate import RESET_REQUIRED, translate
 from partage.errors import GpuInUse, HardwareError, Unsupported
 from partage.model.gpu import MigMode

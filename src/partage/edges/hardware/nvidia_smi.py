@@ -48,11 +48,17 @@ def find_nvidia_smi(driver_root: Path, purpose: str) -> Path:
 
 
 async def run_nvidia_smi(
-    host: Host, purpose: str, *arguments: str, deadline_s: float, may_kill: bool = True
+    host: Host,
+    purpose: str,
+    *arguments: str,
+    deadline_s: float,
+    may_kill: bool = True,
+    lock: int | None = None,
 ) -> SmiOutput:
     """Run it until it ends. Raises Unsupported if it is not installed, HardwareTimeout.
 
-    may_kill: False: it goes on when the caller gives up or this process ends.
+    may_kill: False: it goes on when the caller gives up or this process ends. lock: an open file that it
+    inherits.
     """
     # Not asyncio's subprocess, which is killed with its loop; not a pipe, which ends with this process.
     with os.fdopen(os.memfd_create("nvidia-smi"), "rb") as output:
@@ -63,6 +69,7 @@ async def run_nvidia_smi(
             stderr=subprocess.STDOUT,
             env=_environment(host),
             start_new_session=True,
+            pass_fds=() if lock is None else (lock,),
         )
         try:
             code = await _exit_code(process, deadline_s)

@@ -30,6 +30,7 @@ from partage.edges.hardware.reset import (
     reset_gpus,
     verify_reset,
 )
+from partage.edges.hardware.reset_lock import running_reset
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
@@ -145,6 +146,8 @@ class NvmlHardware:
         match step:
             case EndProcess():
                 await self._end(step)
+            case StartDaemon() if running := running_reset(self._host):
+                raise DriverUnavailable(running, "wait until it has ended")
             case StartDaemon() | StopDaemon() | EndClient():
                 await perform_daemon_step(self._keeper, step)
             case _:
@@ -169,6 +172,7 @@ class NvmlHardware:
             finally:
                 self._idle.set()
                 if not isinstance(step, Verify):
+                    self._nvml.something_changed()
                     self._mailbox.put(Events(changed=True))  # not every driver raises an event for it
         return None
 
@@ -245,6 +249,8 @@ class NvmlHardware:
 
     def _publisher(self, loop: asyncio.AbstractEventLoop) -> Callable[[Events], None]:
         def publish(events: Events) -> None:
+            if events.changed:
+                self._nvml.something_changed()
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._mailbox.put, events)
 
@@ -322,6 +328,9 @@ class NvmlHardware:
         if self._nvml.is_open and self._needs_new_session():
             self._end_session()
         if not self._nvml.is_open:
+            if running := running_reset(self._host):
+                self._interrupted = True
+                return NoDriver("resetting", running, "wait until it has ended; dmesg may say more")
             self._opened_at = self._clock()
             missing = self._nvml.open()
             if missing is not None:

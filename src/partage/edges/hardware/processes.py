@@ -12,8 +12,6 @@ from partage.edges.hardware.running_processes import (
     GpuPart,
     NvmlDevices,
     RunningProcess,
-    listed_processes,
-    read_devices,
     skip_failures,
 )
 from partage.edges.procfs import ProcessInfo, own_pids, read_process
@@ -27,11 +25,10 @@ _RANK = {kind: rank for rank, kind in enumerate(ProcessKind)} | {ProcessKind.MPS
 
 def processes(nvml: Nvml, host: Host) -> Processes:
     """All processes that the driver lists, each with its data in /proc. Raises DriverUnavailable."""
-    devices = read_devices(nvml)
+    devices = NvmlDevices(nvml)
     own = own_pids(host.proc)
-    found = _merged(listed_processes(nvml, devices.handles))
-    gpus = dict.fromkeys(part.gpu for part in devices.handles)
-    running = [one for gpu in gpus for one in found if one.part.gpu == gpu and one.pid not in own]
+    found = _merged(devices.processes())
+    running = [one for gpu in devices.handles for one in found if one.part.gpu == gpu and one.pid not in own]
     seen = {pid: read_process(host.proc, pid) for pid in {one.pid for one in running}}
     rows = tuple(_row(one, devices, seen[one.pid]) for one in running)
     memory = tuple(_memory(nvml, devices))
@@ -62,7 +59,7 @@ def _row(one: RunningProcess, devices: NvmlDevices, seen: ProcessInfo | None) ->
         pid=one.pid,
         used_bytes=one.used_bytes,
         kind=kind,
-        device=devices.migs.get(part),
+        device=devices.mig_device(part),
         gi_id=part.gi_id,
         ci_id=part.ci_id,
         name=name,
@@ -73,12 +70,11 @@ def _row(one: RunningProcess, devices: NvmlDevices, seen: ProcessInfo | None) ->
 
 
 def _memory(nvml: Nvml, devices: NvmlDevices) -> Iterator[GpuMemory]:
-    for part, handle in devices.handles.items():
-        if part.gi_id is None:
-            used = None
-            with skip_failures():
-                used = nvml.used_bytes(handle)
-            yield GpuMemory(part.gpu, used)
+    for gpu, handle in devices.handles.items():
+        used = None
+        with skip_failures():
+            used = nvml.used_bytes(handle)
+        yield GpuMemory(gpu, used)
 
 
 # --- whether we see all of them ------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import find_nvidia_smi, run_nvidia_smi
-from partage.edges.hardware.nvml_queries import Handle, Nvml
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import RESET_DEADLINE_S
+from partage.edges.hardware.reset_lock import reset_lock
 from partage.errors import (
     GpuInUse,
     GpuLost,
@@ -74,10 +76,14 @@ async def reset_gpus(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = RE
     """Reset GPUs, by UUID, in one call. None if nvidia-smi reports success, else its output.
 
     Also if the caller gives up, nvidia-smi goes on: a reset that is ended in the middle can lose the GPU.
-    Raises Unsupported, HardwareTimeout.
+    Until it has ended no process of Partage opens a session (``running_reset``). Raises Unsupported,
+    HardwareTimeout, GpuInUse while another reset runs.
     """
     arguments = ("--gpu-reset", "-i", ",".join(gpus))
-    said = await run_nvidia_smi(host, _PURPOSE, *arguments, deadline_s=deadline_s, may_kill=False)
+    with reset_lock(host, gpus) as lock:
+        said = await run_nvidia_smi(
+            host, _PURPOSE, *arguments, deadline_s=deadline_s, may_kill=False, lock=lock
+        )
     return str(said) if said.code else None
 
 

@@ -1,4 +1,8 @@
-"""The processes with contexts on GPUs, from the driver's three lists of every GPU and every MIG device.
+"""The processes with contexts on GPUs, from the driver's three lists of every GPU.
+
+In MIG mode the list of a GPU has the processes of its MIG devices too, with their instances, "only if the
+caller has appropriate privileges" (nvml.h, nvmlDeviceGetComputeRunningProcesses). Until that was seen, and
+whenever a process has no instance, every MIG device is asked for its own list.
 
 MPS clients have a list of their own and are in no other; an MPS server is in the compute list. A process
 may be in several lists, with the same memory in each.
@@ -7,10 +11,13 @@ may be in several lists, with the same memory in each.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from partage.edges.hardware.nvml_queries import NO_INSTANCE, Handle, Nvml
+from partage.edges.hardware.gpu_queries import Handle
+from partage.edges.hardware.known_migs import known_migs, mig_uuid
+from partage.edges.hardware.nvml_queries import NO_INSTANCE, Nvml
+from partage.edges.hardware.session_memory import KnownMig
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.process import ProcessKind
@@ -51,14 +58,6 @@ class GpuPart(Frozen):
         )
 
 
-class NvmlDevices(Frozen):
-    """minors: minor number to UUID of GPUs. handles: of GPUs and MIG devices. migs: UUIDs of MIG devices."""
-
-    minors: Mapping[int, GpuUuid]
-    handles: Mapping[GpuPart, Handle]
-    migs: Mapping[GpuPart, MigUuid]
-
-
 class RunningProcess(Frozen):
     """One process in one list."""
 
@@ -68,35 +67,102 @@ class RunningProcess(Frozen):
     used_bytes: int | None
 
 
-def read_devices(nvml: Nvml) -> NvmlDevices:
-    """All devices that answer now."""
-    minors: dict[int, GpuUuid] = {}
-    handles: dict[GpuPart, Handle] = {}
-    migs: dict[GpuPart, MigUuid] = {}
-    for uuid, handle in nvml.handles().items():
+class NvmlDevices:
+    """The GPUs that answer now, and their MIG devices as far as they matter. For one use.
+
+    minors: minor number to UUID of GPUs. handles: of GPUs.
+    """
+
+    def __init__(self, nvml: Nvml) -> None:
+        """Raises DriverUnavailable."""
+        self.minors: dict[int, GpuUuid] = {}
+        self.handles: dict[GpuUuid, Handle] = {}
+        self._nvml = nvml
+        self._in_mig_mode: set[GpuUuid] = set()
+        self._found: dict[GpuPart, MigUuid | None] = {}
+        for uuid, handle in nvml.handles().items():
+            with skip_failures():
+                self.handles[uuid] = handle
+                mode = nvml.mig_mode(handle)
+                if mode and mode.current:
+                    self._in_mig_mode.add(uuid)
+                facts = nvml.memory.facts.get(uuid)
+                minor = facts.minor if facts and facts.mig_mode == mode else nvml.minor(handle)
+                if minor is not None:
+                    self.minors[minor] = uuid
+
+    def mig_device(self, part: GpuPart) -> MigUuid | None:
+        """The UUID of the MIG device that is this part of a GPU; None if there is none."""
+        if part.gi_id is None or part.ci_id is None or part.gpu not in self._in_mig_mode:
+            return None
+        if part not in self._found:
+            self._found[part] = None
+            with skip_failures():
+                self._found[part] = mig_uuid(self._nvml, self.handles[part.gpu], part.gi_id, part.ci_id)
+        return self._found[part]
+
+    def processes(self) -> Iterator[RunningProcess]:
+        """The processes that the driver lists. On a GPU in MIG mode it reports the instances of a process."""
+        versions = _versions(self._nvml.driver().version)
+        for uuid, handle in self.handles.items():
+            migs: tuple[KnownMig, ...] | None = None
+            for kind in _LISTS:
+                listed = _listed(self._nvml, kind, versions, GpuPart(uuid), handle)
+                yield from listed or ()
+                if uuid in self._in_mig_mode and self._has_to_ask_migs(listed):
+                    if migs is None:
+                        migs = self._migs(handle)
+                    found = list(self._on_migs(kind, versions, uuid, migs))
+                    self._learn(listed, found)
+                    yield from found
+
+    def _has_to_ask_migs(self, listed: Sequence[RunningProcess] | None) -> bool:
+        """Whether the list of a GPU in MIG mode may lack processes, or their instances."""
+        return not self._nvml.memory.names_instances or listed is None or not _named_all(listed)
+
+    def _learn(self, listed: Sequence[RunningProcess] | None, found: Sequence[RunningProcess]) -> None:
+        """Whether the list of the GPU has all that the lists of its MIG devices have. Without processes on
+        MIG devices nothing can be learned.
+        """
+        memory = self._nvml.memory
+        if listed is None or not _named_all(listed):
+            memory.names_instances = False
+        elif found and {(one.pid, one.part) for one in found} <= {(one.pid, one.part) for one in listed}:
+            memory.names_instances = True
+
+    def _migs(self, handle: Handle) -> tuple[KnownMig, ...]:
         with skip_failures():
-            handles[GpuPart(uuid)] = handle
-            minor = nvml.minor(handle)
-            if minor is not None:
-                minors[minor] = uuid
-            mode = nvml.mig_mode(handle)
-            for mig in nvml.mig_handles(handle).values() if mode and mode.current else ():
-                attributes = nvml.mig_attributes(mig)
-                part = GpuPart(uuid, attributes.gi_id, attributes.ci_id)
-                handles[part], migs[part] = mig, attributes.uuid
-    return NvmlDevices(minors, handles, migs)
+            return known_migs(self._nvml, handle)
+        return ()
+
+    def _on_migs(
+        self, kind: ProcessKind, versions: Iterable[str], gpu: GpuUuid, migs: Iterable[KnownMig]
+    ) -> Iterator[RunningProcess]:
+        for mig in migs:
+            part = GpuPart(gpu, mig.attributes.gi_id, mig.attributes.ci_id)
+            self._found[part] = mig.attributes.uuid
+            yield from _listed(self._nvml, kind, versions, part, mig.handle) or ()
 
 
-def listed_processes(nvml: Nvml, handles: Mapping[GpuPart, Handle]) -> Iterator[RunningProcess]:
-    """The processes that the driver lists. On a GPU in MIG mode it reports the instances of a process."""
-    versions = _versions(nvml.driver().version)
-    for part, handle in handles.items():
-        for kind, call in _LISTS.items():
-            for one in _processes(nvml, call, versions, handle):
-                used = one.usedGpuMemory
-                yield RunningProcess(
-                    int(one.pid), _named(part, one), kind, None if used is None else int(used)
-                )
+def _named_all(listed: Iterable[RunningProcess]) -> bool:
+    return all(one.part.ci_id is not None for one in listed)
+
+
+def _listed(
+    nvml: Nvml, kind: ProcessKind, versions: Iterable[str], part: GpuPart, handle: Handle
+) -> list[RunningProcess] | None:
+    """The processes of one list; None if it cannot be read."""
+    with skip_failures():
+        return [
+            RunningProcess(
+                int(one.pid),
+                _named(part, one),
+                kind,
+                None if one.usedGpuMemory is None else int(one.usedGpuMemory),
+            )
+            for one in _processes(nvml, _LISTS[kind], versions, handle)
+        ]
+    return None
 
 
 def _versions(driver: str) -> tuple[str, ...]:
@@ -106,11 +172,10 @@ def _versions(driver: str) -> tuple[str, ...]:
 
 
 def _processes(nvml: Nvml, call: str, versions: Iterable[str], handle: Handle) -> Iterable[Any]:
-    with skip_failures():
-        for version in versions:
-            processes: list[Any] | None = nvml.optional(call + version, handle)
-            if processes is not None:
-                return processes
+    for version in versions:
+        processes: list[Any] | None = nvml.optional(call + version, handle)
+        if processes is not None:
+            return processes
     return ()
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import combinations
 
-from partage.edges.hardware.nvml_queries import Handle, NvLinkPeer, Nvml
+from partage.edges.hardware.gpu_queries import Handle, NvLinkPeer
+from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import DriverUnavailable, HardwareError
 from partage.model.gpu import Gpu, Link
 from partage.model.ids import GpuUuid, PciBusId

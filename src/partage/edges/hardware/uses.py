@@ -14,7 +14,7 @@ from pathlib import Path
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.running_processes import GpuPart, NvmlDevices, listed_processes, read_devices
+from partage.edges.hardware.running_processes import GpuPart, NvmlDevices
 from partage.edges.procfs import name_of, own_pids, pids
 from partage.model.step import PERSISTENCE_DAEMON, GpuUse, UseKind
 
@@ -31,10 +31,10 @@ name.
 
 def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
     """All uses, without this process; what may not be read is left out. Raises DriverUnavailable."""
-    devices = read_devices(nvml)
+    devices = NvmlDevices(nvml)
     held: dict[int, set[GpuPart]] = {}
     for pid, part in (
-        *((one.pid, one.part) for one in listed_processes(nvml, devices.handles)),
+        *((one.pid, one.part) for one in devices.processes()),
         *_opened(host, devices),
     ):
         held.setdefault(pid, set()).add(part)
@@ -45,7 +45,7 @@ def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
         name = name_of(host.proc, pid)
         kind = UseKind.MONITOR if name.startswith(_MONITORS) else UseKind.PROCESS
         found += [
-            GpuUse(part.gpu, kind, name or "unknown", pid, devices.migs.get(part), part.gi_id, part.ci_id)
+            GpuUse(part.gpu, kind, name or "unknown", pid, devices.mig_device(part), part.gi_id, part.ci_id)
             for part in sorted(_narrowest(parts), key=_order)
         ]
     return tuple(found)

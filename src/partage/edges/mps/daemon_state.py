@@ -82,7 +82,8 @@ def state_from_reply(
 ) -> DaemonState:
     """The state of a daemon that has replied. Blocking."""
     assert found.identity is not None
-    phase, reason = _judge(found, servers, limits)
+    missing = processes.missing_program(found.identity.pid)
+    phase, reason = _judge(found, servers, limits, missing)
     multi_user = processes.multi_user(found.identity.pid)
     known = replace(_silent(found, reason), phase=phase, multi_user=multi_user)
     return replace(known, servers=servers, limits=limits)
@@ -90,7 +91,10 @@ def state_from_reply(
 
 def _silent(found: FoundDaemon, reason: str) -> DaemonState:
     pid = found.identity.pid if found.identity else None
-    return DaemonState(found.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason)
+    bound_to = found.record.bound_to if found.record else ""
+    return DaemonState(
+        found.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason, bound_to=bound_to
+    )
 
 
 async def list_servers(control: DaemonControl, processes: ProcessTable) -> tuple[MpsServer, ...]:
@@ -126,9 +130,13 @@ def has_named_server(servers: tuple[MpsServer, ...]) -> bool:
 
 
 def _judge(
-    found: FoundDaemon, servers: tuple[MpsServer, ...], limits: ClientLimits
+    found: FoundDaemon, servers: tuple[MpsServer, ...], limits: ClientLimits, missing: str
 ) -> tuple[DaemonPhase, str]:
+    """missing: why the daemon cannot run another server; empty: it can."""
     faults = [server for server in servers if server.status is ServerStatus.FAULT]
+    if faults and not any(server.clients for server in servers):
+        reason = f"server {faults[0].pid} is faulty although it has no clients left"
+        return DaemonPhase.STARTING, f"{reason}: the daemon has to be replaced"
     if faults:
         return DaemonPhase.FAULT, _fault(faults[0])
     if found.record is None:
@@ -140,6 +148,10 @@ def _judge(
         )
     if limits != found.record.spec.limits:
         return DaemonPhase.STARTING, f"it allows {limits}, but should allow {found.record.spec.limits}"
+    if missing and not any(server.clients for server in servers):
+        return DaemonPhase.STARTING, f"it cannot run a server and has to be replaced: {missing}"
+    if missing:
+        return DaemonPhase.SERVING, f"it is replaced once it has no clients: {missing}"
     return DaemonPhase.SERVING, found.record.remark
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from partage.edges.mps import directories, record, starting
+from partage.edges.mps import directories, record, starting, unit_daemon
 from partage.edges.mps.control_v2 import ControlV2, limits_environment
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.daemon_state import (
@@ -26,14 +26,15 @@ from partage.edges.mps.daemon_state import (
     observe_daemon,
     state_from_reply,
 )
+from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord
-from partage.edges.mps.starting import DaemonHost
 from partage.edges.mps.stopping import in_thread, kill, kill_orphans, wait_until, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError, NotFound, Unsupported
+from partage.model.daemon_home import DaemonHome, HomeKind
 from partage.model.ids import DeviceUuid
 from partage.model.mps import (
     MULTI_USER_OPTIONS,
@@ -80,11 +81,12 @@ class MpsKeeper:
         run_dir: Path,
         driver_root: Path = Path("/"),
         *,
+        driver_on_node: Path | None = None,
         host: DaemonHost | None = None,
         deadlines: DaemonDeadlines | None = None,
     ) -> None:
         self._run_dir = run_dir
-        self._driver = DriverFiles(driver_root)
+        self._driver = DriverFiles(driver_root, driver_on_node)
         self._host = host or DaemonHost()
         self._deadlines = deadlines or DaemonDeadlines()
         self._processes = ProcessTable(self._host.proc)
@@ -184,13 +186,19 @@ class MpsKeeper:
 
         The new one is ``starting`` if it took clients before it had its limits.
         """
+        shared = ((self._run_dir, self._run_dir), self._driver.places)
+        home = await asyncio.to_thread(self._host.home, shared)
         if found.identity is not None:
             await self._quit(found, self._control(found))
         await end(found)
-        return await self._start_daemon(spec, found.paths, end)
+        return await self._start_daemon(spec, found.paths, home, end)
 
     async def _start_daemon(
-        self, spec: DaemonSpec, paths: DaemonPaths, end: Callable[[FoundDaemon], Awaitable[None]]
+        self,
+        spec: DaemonSpec,
+        paths: DaemonPaths,
+        home: DaemonHome,
+        end: Callable[[FoundDaemon], Awaitable[None]],
     ) -> DaemonState:
         """Start the daemon. end: called if it does not start."""
         remark = await asyncio.to_thread(
@@ -205,8 +213,11 @@ class MpsKeeper:
         if spec.namespaces:
             await self._configure(paths, spec)
         try:
-            await self._launch(written, paths)
-            written = replace(written, identity=await self._daemon_process(paths))
+            await self._launch(written, paths, home)
+            identity = await self._daemon_process(paths)
+            deadline_s = self._deadlines.answer_s
+            bound_to = await unit_daemon.bound_to(self._host, home, paths, identity.pid, deadline_s)
+            written = replace(written, identity=identity, bound_to=bound_to)
             await self._write(paths, written)
             found = FoundDaemon(paths, written, written.identity, spec.protocol)
             return await self._set_and_verify(found, self._control(found))
@@ -215,7 +226,7 @@ class MpsKeeper:
             await end(FoundDaemon(paths, written, None))
             raise
 
-    async def _launch(self, written: DaemonRecord, paths: DaemonPaths) -> None:
+    async def _launch(self, written: DaemonRecord, paths: DaemonPaths, home: DaemonHome) -> None:
         """Run the program, with one server for all users if that is wanted, or if the program can do it.
 
         A named server needs that option: without it, it would refuse all users except its own.
@@ -223,27 +234,29 @@ class MpsKeeper:
         spec = written.spec
         options = (*OPTIONS, str(paths.configuration)) if spec.namespaces else ()
         if spec.multi_user is False:
-            return await self._run(written, paths, options)
+            return await self._run(written, paths, home, options)
         try:
-            return await self._run(written, paths, (*options, MULTI_USER_OPTIONS[spec.protocol]))
+            return await self._run(written, paths, home, (*options, MULTI_USER_OPTIONS[spec.protocol]))
         except Unsupported:
             raise
         except DaemonError:
             if spec.multi_user or spec.namespaces:
                 raise
-        return await self._run(written, paths, options)
+        return await self._run(written, paths, home, options)
 
-    async def _run(self, written: DaemonRecord, paths: DaemonPaths, options: tuple[str, ...]) -> None:
+    async def _run(
+        self, written: DaemonRecord, paths: DaemonPaths, home: DaemonHome, options: tuple[str, ...]
+    ) -> None:
         spec = written.spec
         limits = {} if spec.namespaces else limits_environment(spec)
-        environment = self._driver.environment(paths) | limits | {"CUDA_VISIBLE_DEVICES": spec.device}
-        await starting.start_daemon(
-            [str(self._driver.program()), "-d", *options],
-            environment,
-            paths,
-            host=self._host,
-            own_shm=self._host.own_shm and directories.is_own_shm(paths),
-            deadline_s=self._deadlines.start_s,
+        driver, deadline_s = self._driver, self._deadlines.start_s
+        own_shm = self._host.own_shm and directories.is_own_shm(paths)
+        if home.kind is HomeKind.UNIT:
+            return await unit_daemon.start_unit(
+                driver, options, limits, paths, host=self._host, own_shm=own_shm, deadline_s=deadline_s
+            )
+        return await starting.start_daemon(
+            driver, options, limits, paths, host=self._host, home=home, own_shm=own_shm, deadline_s=deadline_s
         )
 
     async def _daemon_process(self, paths: DaemonPaths) -> DaemonIdentity:
@@ -362,6 +375,7 @@ class MpsKeeper:
 
     async def _ended(self, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
         await kill_orphans(self._processes, found.paths, self._deadlines.answer_s)
+        await unit_daemon.stop_unit(self._host, found.paths, self._deadlines.answer_s)
         await asyncio.to_thread(remove, found.paths)
         await asyncio.to_thread(self._host.remove_cgroup, found.paths)
 

@@ -1,4 +1,4 @@
-"""The small program that becomes a control daemon: join a cgroup, mount another /dev/shm, then exec.
+"""The small program that becomes a control daemon: join cgroups, mount another /dev/shm, then exec.
 
 It is run by path with the standard library only, so it starts quickly. The new mount namespace is for the
 daemon only, so it is created in this process and not in the helper.
@@ -21,6 +21,7 @@ MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = (
 )
 _MNT_DETACH = 2
 _CLONE_NEWNS = 0x00020000
+_CLONE_NEWCGROUP = 0x02000000
 
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where glibc's shm_open looks
 FAILED = 126
@@ -58,18 +59,34 @@ def _own_shared_memory(directory: str) -> None:
     mount(directory, SHARED_MEMORY, None, MS_BIND)
 
 
-def _join(cgroup: str) -> None:
-    procs = os.open(f"{cgroup}/cgroup.procs", os.O_WRONLY)
-    os.write(procs, b"0")
-    os.close(procs)
+def _join(namespace: str, cgroups: list[str]) -> None:
+    """Join these cgroups as far as possible: who started the daemon looks where it is (``home.bound_to``)."""
+    if namespace:
+        try:
+            handle = os.open(namespace, os.O_RDONLY)
+            if ctypes.CDLL(None, use_errno=True).setns(handle, _CLONE_NEWCGROUP):
+                sys.stderr.write(f"{namespace}: {os.strerror(ctypes.get_errno())}\n")
+            os.close(handle)
+        except OSError as error:
+            sys.stderr.write(f"{error}\n")
+    for cgroup in cgroups:
+        try:
+            procs = os.open(f"{cgroup}/cgroup.procs", os.O_WRONLY)
+            try:
+                os.write(procs, b"0")
+            finally:
+                os.close(procs)
+        except OSError as error:
+            sys.stderr.write(f"{cgroup} cannot be joined: {error}\n")
 
 
 def main(arguments: list[str]) -> int:
-    """``launch.py CGROUP SHM PROGRAM ...``; an empty CGROUP or SHM means none."""
-    cgroup, shm, *command = arguments
+    """``launch.py NAMESPACE CGROUPS SHM PROGRAM ...``; empty: none. NAMESPACE: of the cgroups. CGROUPS: with
+    colons between them.
+    """
+    namespace, cgroups, shm, *command = arguments
     try:
-        if cgroup:
-            _join(cgroup)
+        _join(namespace, [cgroup for cgroup in cgroups.split(os.pathsep) if cgroup])
         if shm:
             _own_shared_memory(shm)
         os.umask(0o022)  # clients of other users open what the daemon makes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from partage.errors import Unsupported
@@ -14,6 +15,7 @@ from partage.values import Frozen
 _PROGRAM_DIRECTORIES = ("usr/bin", "bin", "usr/sbin", "usr/local/bin", "usr/local/nvidia/bin")
 _LIBRARY_DIRECTORIES = (*LIBRARY_DIRECTORIES, "usr/local/nvidia/lib64")
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_LOADERS = ("lib64/ld-linux-x86-64.so.2", "lib/ld-linux-aarch64.so.1")
 _LONGEST_SOCKET = f"{SERVER}/share00/control"
 """Longer than any socket name of version 2 (``control_privileged``)."""
 
@@ -57,6 +59,16 @@ class DaemonPaths(Frozen):
         return self.home / "daemon.json"
 
     @property
+    def start_log(self) -> Path:
+        """What the control program printed when it was started."""
+        return self.home / "start.log"
+
+    @property
+    def unit_limits(self) -> Path:
+        """Variables with the limits, for a daemon that is a unit of systemd."""
+        return self.home / "limits.env"
+
+    @property
     def configuration(self) -> Path:
         """The file that a daemon with named servers reads when it starts."""
         return self.home / "mps.toml"
@@ -77,10 +89,30 @@ class DaemonPaths(Frozen):
         return self.pipe / f"{CONTROL_PROGRAM}.pid"
 
 
+class NodeProgram(Frozen):
+    """The control program as the node itself finds it.
+
+    root: what to change the root to before; ``/``: nothing. program: its path from there.
+    """
+
+    root: Path
+    program: Path
+    environment: Mapping[str, str]
+
+
 class DriverFiles(Frozen):
-    """The programs of a driver that is installed below ``root``."""
+    """The programs of a driver that is installed below ``root``.
+
+    on_node: where that is in the node's own file system, if this process is in a container.
+    """
 
     root: Path = Path("/")
+    on_node: Path | None = None
+
+    @property
+    def places(self) -> tuple[Path, Path]:
+        """Where the driver is here, and where on the node."""
+        return self.root, self.on_node or self.root
 
     def program(self) -> Path:
         """The control program. Raises Unsupported."""
@@ -93,25 +125,43 @@ class DriverFiles(Frozen):
             "it comes with the driver's compute utilities; --driver-root says where the driver is",
         )
 
-    def environment(self, paths: DaemonPaths) -> dict[str, str]:
+    def for_node(self, paths: DaemonPaths) -> NodeProgram:
+        """The control program and its environment for a start by the node itself. Raises Unsupported.
+
+        A driver container's root is a whole one, with a loader; the programs are run in it, as they find
+        their libraries there. Otherwise (GKE's ``/home/kubernetes/bin/nvidia``) the node's loader is used.
+        """
+        below = self.program().relative_to(self.root)
+        _, root = self.places
+        if root == Path("/") or any(os.path.lexists(self.root / loader) for loader in _LOADERS):
+            return NodeProgram(root, Path("/") / below, DriverFiles().environment(paths))
+        return NodeProgram(Path("/"), root / below, self.environment(paths, seen=root))
+
+    def environment(self, paths: DaemonPaths, *, seen: Path | None = None) -> dict[str, str]:
         """The whole environment of the program; nothing is inherited.
 
-        Below another root than ``/`` the driver's programs and libraries are not in the usual directories.
-        Finding them this way has not been tested on real hardware.
+        seen: the driver's root as the program sees it; None: as this process does. Below another root than
+        ``/`` the driver's programs and libraries are not in the usual directories. Finding them this way has
+        not been tested on real hardware.
         """
+        shown = seen or self.root
         found = {
             "PATH": _SYSTEM_PATH,
             "CUDA_MPS_PIPE_DIRECTORY": str(paths.pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(paths.log),
         }
         if self.root != Path("/"):
-            found["PATH"] = ":".join([*self._below(_PROGRAM_DIRECTORIES), _SYSTEM_PATH])
+            found["PATH"] = ":".join(
+                [*(str(shown / one) for one in self._below(_PROGRAM_DIRECTORIES)), _SYSTEM_PATH]
+            )
             libraries = [
-                path for path in self._below(_LIBRARY_DIRECTORIES) if Path(path, "libcuda.so.1").exists()
+                str(shown / one)
+                for one in self._below(_LIBRARY_DIRECTORIES)
+                if (self.root / one / "libcuda.so.1").exists()
             ]
             if libraries:
                 found["LD_LIBRARY_PATH"] = ":".join(libraries)
         return found
 
     def _below(self, directories: tuple[str, ...]) -> list[str]:
-        return [str(path) for path in (self.root / directory for directory in directories) if path.is_dir()]
+        return [directory for directory in directories if (self.root / directory).is_dir()]

@@ -7,6 +7,7 @@ if it has the program's name, its environment names this pipe directory, and it 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 from itertools import pairwise
@@ -20,6 +21,23 @@ from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, SERVER_PROGRA
 
 _NAME_AMONG = 3
 """The program's name is one of the first words of the command line; an interpreter may be before it."""
+
+
+_DELETED = " (deleted)"
+"""What the kernel adds to the path of a program whose file has been removed (proc_pid_exe(5))."""
+
+
+def _is_program(word: str) -> bool:
+    return PurePath(word).name == CONTROL_PROGRAM
+
+
+def _is_listed(root: Path, path: PurePath) -> bool:
+    """Whether there is such an entry. A link is not followed: it would lead into this process's root."""
+    try:
+        (root / path.relative_to("/")).lstat()
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    return True
 
 
 class ProcessTable:
@@ -70,6 +88,31 @@ class ProcessTable:
         """The short name of a process's command; empty if there is none."""
         return procfs.name_of(self._proc, pid)
 
+    def missing_program(self, pid: int) -> str:
+        """Why a daemon cannot run its server any more, a clause; empty if it can, or that cannot be seen.
+
+        The server's program is run when it is needed: by then the image from which the daemon was started may
+        be gone. It is looked for in the daemon's own file system, beside its own program and in its PATH.
+        """
+        own = next((word for word in self._words(pid, "cmdline")[:_NAME_AMONG] if _is_program(word)), "")
+        try:
+            if str((self._proc / str(pid) / "exe").readlink()).endswith(_DELETED):
+                return f"its own program {own} has been removed"
+            root = self._proc / str(pid) / "root"
+            root.stat()
+            searched = [str(PurePath(own).parent), *self._path_of(pid)]
+            if not any(_is_listed(root, PurePath(one) / SERVER_PROGRAM) for one in searched):
+                return f"there is no {SERVER_PROGRAM} in its file system any more"
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.EACCES) or not self._words(pid, "cmdline")[0]:
+                return ""  # it may not be looked at, or has ended
+            return f"its file system is gone: {error.strerror}"
+        return ""
+
+    def _path_of(self, pid: int) -> list[str]:
+        words = (word for word in self._words(pid, "environ") if word.startswith("PATH="))
+        return next(words, "").removeprefix("PATH=").split(":")
+
     def orphans(self, paths: DaemonPaths) -> tuple[DaemonIdentity, ...]:
         """Servers and partly started daemons of these directories; not control programs that only query."""
         return tuple(
@@ -92,7 +135,7 @@ class ProcessTable:
 
     def _belongs(self, pid: int, paths: DaemonPaths) -> bool:
         words = self._words(pid, "cmdline")[:_NAME_AMONG]
-        if CONTROL_PROGRAM not in {PurePath(word).name for word in words}:
+        if not any(map(_is_program, words)):
             return False
         return f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
 

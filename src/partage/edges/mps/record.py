@@ -32,12 +32,13 @@ class DaemonIdentity(Frozen):
 
 class DaemonRecord(Frozen):
     """identity: None while the daemon is being started. remark: a problem with its directories, while it
-    runs.
+    runs. bound_to: as in ``DaemonState``.
     """
 
     spec: DaemonSpec
     identity: DaemonIdentity | None = None
     remark: str = ""
+    bound_to: str = ""
 
 
 def save_record(path: Path, record: DaemonRecord) -> None:

@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
-from partage.edges.files.state_lock import check_unlocked
+from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
-from partage.faces.cli.common import machine_option, policy_options
+from partage.faces.cli.common import choice_rules, config_option, machine_option, node_labels, policy_option
 from partage.faces.cli.hardware import helper_argv
 from partage.faces.lean_imports import lean_imports
 from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
     from partage.edges.hardware.helper_client import RemoteHardware
+    from partage.edges.kube.config import ClusterConfig
 
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -35,12 +36,13 @@ def _directory(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     shown = f" ({default})" if default is not None else ""
     return click.option(
-        option, type=click.Path(path_type=Path), default=default, metavar="PATH", help=text + shown
+        option, type=click.Path(path_type=Path), default=default, metavar="PATH", help=f"{text}{shown}."
     )
 
 
 @click.command("agent", short_help="Run the node.")
-@policy_options
+@policy_option("Default: every GPU is exclusive.", standard_input=False)
+@config_option
 @machine_option
 @_directory("--kubelet-dir", KUBELET_DIR, "The kubelet's device-plugins directory")
 @_directory(
@@ -52,14 +54,31 @@ def _directory(
 @_directory(
     "--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog"
 )
-@_directory("--driver-root", None, "Where the driver is installed; overrides the policy")
+@_directory("--driver-root", None, "Root directory of the NVIDIA driver; overrides the policy")
 @_directory("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
 @click.option(
     "--http",
     metavar="HOST:PORT",
     help="Serve /metrics, /healthz, /livez and /report.json; port 0: any free port.",
 )
-@click.option("--log-level", type=click.Choice(_LEVELS), default="info", show_default=True)
+@click.option(
+    "--cluster",
+    "where",
+    metavar="auto|off|KUBECONFIG",
+    default="auto",
+    show_default=True,
+    help="The cluster whose Node is kept up to date; auto: that of the pod in which the agent runs.",
+)
+@click.option(
+    "--node-name",
+    metavar="NAME",
+    envvar="NODE_NAME",
+    default="",
+    help="The name of this node in the cluster; without it, nothing is written there ($NODE_NAME).",
+)
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
+)
 def command(
     *,
     policy: str | None,
@@ -74,11 +93,14 @@ def command(
     driver_root: Path | None,
     hardware_socket: Path | None,
     http: str | None,
+    where: str,
+    node_name: str,
     log_level: str,
 ) -> None:
     """Run the node: offer its GPUs to the kubelet, as the policy says.
 
-    The policy file is read again when its content changes. Runs until SIGTERM or SIGINT.
+    The policy is read again when its content changes. Of a directory of policies, the labels of the node
+    choose one. Runs until SIGTERM or SIGINT.
     """
     if policy == "-":
         raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
@@ -93,19 +115,37 @@ def command(
         container_logs=container_logs.absolute(),
         policy=Path(policy) if policy is not None else None,
         config=config,
+        fallback=choice_rules(config).fallback,
+        node_labels=node_labels(),
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
+        cluster=_cluster(where, node_name),
+        node_name=node_name,
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
+    check_unlocked(options.run_dir, RUN_LOCK)
     helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
-        with lean_imports():
+        with lean_imports(tls=options.cluster is not None):
             from partage.faces.agent import serve  # while the helper imports what it needs
 
         serve(options, helper.hardware, http, log_level)
     finally:
         gc.enable()
+
+
+def _cluster(where: str, node_name: str) -> ClusterConfig | None:
+    """The cluster whose Node this is; None without one. Raises InputError."""
+    if where == "off" or (where == "auto" and not node_name):
+        return None
+    if not node_name:
+        raise InputError("--cluster needs the name of this node", "add --node-name NAME, or set NODE_NAME")
+    if where == "auto" and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None
+    from partage.edges.kube.config import cluster_config
+
+    return cluster_config(where, os.environ)
 
 
 class AgentHelper:

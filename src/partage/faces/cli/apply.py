@@ -13,7 +13,7 @@ import click
 from partage.agent.options import KUBELET_DIR, pod_resources_of
 from partage.edges.kubelet.sockets import may_exist
 from partage.errors import InputError
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
 from partage.faces.cli.drain import DrainCommand, drain_command
 from partage.values import Frozen
@@ -48,8 +48,10 @@ class ApplyOptions(Frozen):
 
 
 @click.command(name="apply")
-@common.policy_options
+@common.policy_option("Needed, except with --undo.")
+@common.config_option
 @common.machine_option
+@common.driver_root_option
 @common.hardware_socket_option
 @click.option(
     "--pod-resources",
@@ -74,7 +76,12 @@ class ApplyOptions(Frozen):
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @click.option("--undo", is_flag=True, help="Restore the MIG layouts from before an interrupted run.")
 @common.run_dir_option
-@click.option("--write", metavar="FILE", help="With --machine: write the resulting machine to FILE.")
+@click.option(
+    "--write",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="With --machine: write the resulting machine to FILE.",
+)
 @common.output_option("table", "json", "yaml")
 def command(
     *,
@@ -129,14 +136,16 @@ def command(
 
 def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOptions) -> None:
     """Raises Unsatisfiable where an agent runs: it owns the node. Says what the agent would do."""
-    from partage.edges.files.state_lock import is_locked
+    from partage.edges.files.directory_lock import is_locked
     from partage.errors import Unsatisfiable
     from partage.faces.cli.plan import make_plan
 
     if options.state_dir is None or not is_locked(options.state_dir):
         return
     report = common.agent_report(options.machine, options.run_dir)
-    plan = make_plan(common.read_policy(policy, config), options.machine, options.run_dir, report=report)
+    plan = make_plan(
+        common.read_policy(policy, config, report), options.machine, options.run_dir, report=report
+    )
     if plan.report is None:
         return
     gpus = [

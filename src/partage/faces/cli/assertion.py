@@ -14,6 +14,7 @@ _FALSE = 1
 @click.command(name="assert")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @common.hardware_socket_option
 @common.run_dir_option
 @common.state_dir_option
@@ -35,20 +36,34 @@ def command(
     Exit code 0: all GPUs are as the policy wants them; 1: some are not, and what differs is printed; 2: the
     policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
-    from partage.edges.files.catalogue import geometry_of
-    from partage.faces.documents.assertion import AssertionDocument, difference_rows
-    from partage.plan.reconcile.planner import plan_node
-
     loaded = common.read_policy(policy, config)
     found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir)
+
+    from partage.edges.files.catalogue import geometry_of
+    from partage.faces.documents.assertion import (
+        AssertionDocument,
+        compared_row,
+        compared_sentence,
+        difference_rows,
+    )
+    from partage.plan.reconcile.planner import plan_node
+
     common.print_problems([*loaded.warnings, *found.desired.warnings])
     rows = difference_rows(found, plan_node(found.desired, found.now, geometry_of))
     if output == "table":
         for row in rows:
             click.echo(f"GPU {row.index}: {row.detail}")
+        if not rows:
+            click.echo(compared_sentence(found.desired))
     else:
         problems = (*loaded.warnings, *found.desired.warnings)
         common.print_document(
-            AssertionDocument(as_wanted=not rows, differences=rows, problems=problems), output
+            AssertionDocument(
+                as_wanted=not rows,
+                compared=compared_row(found.desired),
+                differences=rows,
+                problems=problems,
+            ),
+            output,
         )
     return _FALSE if rows else 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage import __version__
-from partage.faces.cli import common, lab
+from partage.faces.cli import common, completion, lab
 
 if TYPE_CHECKING:
     from partage.lab.bench.model import BenchMachine, BenchReport, BenchSettings
@@ -50,9 +50,21 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 @click.command(name="bench")
-@click.option("--read", metavar="FILE", help="Show a recorded run; nothing is measured.")
-@click.option("--save", metavar="FILE", help="Save the run with every sample (JSON).")
-@click.option("--plot", metavar="FILE", help="Plot the run: .png or .svg (needs matplotlib).")
+@click.option(
+    "--read",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Show a recorded run; nothing is measured.",
+)
+@click.option(
+    "--save", metavar="FILE", shell_complete=completion.files, help="Save the run with every sample (JSON)."
+)
+@click.option(
+    "--plot",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Plot the run: .png or .svg (needs matplotlib).",
+)
 @click.option("--quick", is_flag=True, help="Three repeats of half a second in one pass, for a first look.")
 @click.option("--gpu", metavar="INDEX|UUID", help="Which GPU (default: the first).")
 @click.option(
@@ -60,17 +72,27 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     default="1,2,4,8",
     show_default=True,
     callback=_numbers,
+    metavar="COUNT,...",
     help="Numbers of processes to measure.",
 )
 @click.option(
-    "--only", default=",".join(_EXPERIMENTS), show_default=True, callback=_chosen, help="Experiments."
+    "--only",
+    default=",".join(_EXPERIMENTS),
+    show_default=True,
+    callback=_chosen,
+    metavar="NAME,...",
+    help="Experiments.",
 )
 @click.option(
-    "--repeats", type=click.IntRange(1, 1000), help="Repeats of every measurement (6; 3 with --quick)."
+    "--repeats",
+    type=click.IntRange(1, 1000),
+    metavar="COUNT",
+    help="Repeats of every measurement (6; 3 with --quick).",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(0.01, 600),
+    metavar="SECONDS",
     help="Duration for one process alone (2; 0.5 with --quick).",
 )
 @click.option("--small", type=click.IntRange(1), metavar="POINTS", help="Points of a small kernel.")
@@ -89,6 +111,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     metavar="DIR",
     help="Run directory of the agent.",
 )
+@common.driver_root_option
 @click.option("--guard", is_flag=True, help="Also measure what the guard costs.")
 @click.option("--python", metavar="PATH", help="The interpreter that has PyTorch.")
 @click.option(
@@ -201,6 +224,8 @@ def _settings(asked: dict[str, object]) -> BenchSettings:
 
 
 def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachine, TenantPlace]:
+    from msgspec.structs import replace
+
     from partage.errors import DriverUnavailable
     from partage.lab.bench import node
     from partage.lab.daemon import find_pipe
@@ -218,7 +243,10 @@ def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachi
     gpu = find_gpu(inventory, _text(asked["gpu"]))
     device = gpu.mig_devices[0].uuid if gpu.mig_devices else gpu.uuid
     pipe = find_pipe(device, Path(str(asked["run_dir"])), asked["mps_pipe"])  # type: ignore[arg-type]
-    return node.gpu_machine(inventory, gpu, uses), node.gpu_place(gpu, settings, pipe)
+    place = node.gpu_place(gpu, settings, pipe)
+    if root := common.driver_root():
+        place = replace(place, driver_root=root)
+    return node.gpu_machine(inventory, gpu, uses), place
 
 
 def _text(value: object) -> str | None:

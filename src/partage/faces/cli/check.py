@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.errors import InputError, Problem, Unsatisfiable
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 from partage.faces.manifest import CheckedProblem
 from partage.values import Frozen
 
@@ -17,28 +17,46 @@ if TYPE_CHECKING:
     from partage.faces.input_files import ManifestInput
     from partage.faces.manifest import Resources
     from partage.model.gpu import Inventory
+    from partage.model.node_labels import NodeLabels
     from partage.model.policy import Policy
 
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
 class CheckContext(Frozen):
-    """What files are checked against. inventory, offered: None where nothing was given."""
+    """What files are checked against. inventory, offered, labels: None where nothing was given."""
 
     config: str | None
     inventory: Inventory | None
     offered: Resources | None
+    labels: NodeLabels | None = None
 
 
 @click.command(name="check")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...", shell_complete=completion.files)
+@click.option(
+    "-f",
+    "--file",
+    "more_files",
+    multiple=True,
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="The same as FILE without the option.",
+)
 @click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
-@click.option("--policy", metavar="FILE", help="Check the manifests against what this policy offers.")
-@click.option("--config", metavar="NAME", help="Which named configuration of a policy file.")
+@click.option(
+    "--policy",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Check the manifests against what this policy offers.",
+)
+@common.config_option
 @common.machine_option
+@common.driver_root_option
 @common.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     files: tuple[str, ...],
+    more_files: tuple[str, ...],
     strict: bool,
     policy: str | None,
     config: str | None,
@@ -50,10 +68,14 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
     manifest, a ConfigMap with such policies, a machine or a story; - is standard input. With --machine the
     policies are also checked against that machine; of a file with several configurations at least one must
-    fit it, or the one named by --config.
+    fit it, or the one named by --config. So must one of the variants that 'when' makes of a policy, or the
+    one that --node-labels chooses.
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
+    files += more_files
+    if not files:
+        raise click.UsageError("missing argument 'FILE...'", click.get_current_context())
     context = _context(policy, config, machine)
     verdicts = [verdict for file in files for verdict in check_file(file, context)]
     problems = tuple(verdict.problem for verdict in verdicts)
@@ -79,18 +101,19 @@ def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
 def _context(policy: str | None, config: str | None, machine: str | None) -> CheckContext:
     from partage.model.share import resources_of
 
+    labels = common.node_labels()
     inventory = None
     if machine is not None or policy is not None:
         inventory = common.need_driver(common.observe(machine))
     if policy is None or inventory is None:
-        return CheckContext(config, inventory, None)
+        return CheckContext(config, inventory, None, labels)
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
 
     read = common.read_policy(policy, config).policy
     offer = advertise(assign(read, inventory, geometry_of), inventory, read)
-    return CheckContext(None, inventory, resources_of(offer))
+    return CheckContext(None, inventory, resources_of(offer), labels)
 
 
 # --- one file ----------------------------------------------------------------------------------
@@ -128,11 +151,11 @@ def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[Checke
     A file of many configurations is for many kinds of nodes: configurations that do not fit the machine are
     no errors, as long as one fits.
     """
-    from partage.faces.input_files import configurations
+    from partage.edges.files.policy import configurations
 
     named = configurations(content, file) if context.config is None else []
     names: list[str | None] = list(named) if named else [context.config]
-    judged = [(name, *_configuration(content, file, name, context)) for name in names]
+    judged = [one for name in names for one in _configuration(content, file, name, context)]
     one_fits = any(not errors_of(here) for _, _, here in judged)
     found: list[CheckedProblem] = []
     for name, said, here in judged:
@@ -146,28 +169,44 @@ def errors_of(verdicts: Sequence[CheckedProblem]) -> list[Problem]:
     return [verdict.problem for verdict in verdicts if verdict.problem.severity == "error"]
 
 
-def _elsewhere(file: str, config: str | None, errors: Sequence[Problem]) -> CheckedProblem:
-    """The warning for a configuration that is not for this machine."""
+def _elsewhere(file: str, what: str, errors: Sequence[Problem]) -> CheckedProblem:
+    """The warning for something that is not for this machine."""
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-    sentence = f"configuration {config} is not for this machine: {first.message}{more}"
+    sentence = f"{what} is not for this machine: {first.message}{more}"
     return CheckedProblem(Problem(file, first.path, "warning", sentence, first.hint))
 
 
-def _configuration(
-    content: bytes, file: str, config: str | None, context: CheckContext
-) -> tuple[list[CheckedProblem], list[CheckedProblem]]:
-    """The problems of one configuration, and those on the machine."""
-    from partage.edges.files.policy import parse_policy
+_Judged = tuple[str, list[CheckedProblem], list[CheckedProblem]]
+"""What was judged, its problems, and those on the machine."""
 
+
+def _configuration(content: bytes, file: str, config: str | None, context: CheckContext) -> list[_Judged]:
+    """One configuration; its variants, where it depends on labels."""
+    from partage.edges.files.policy import parse_policy
+    from partage.plan.offer.conditions import for_node, variants
+
+    what = f"configuration {config}"
     try:
         loaded = parse_policy(content, file, config, os.environ)
     except InputError as error:
-        return [CheckedProblem(problem) for problem in error.problems], []
+        return [(what, [CheckedProblem(problem) for problem in error.problems], [])]
     said = [CheckedProblem(problem) for problem in loaded.warnings]
-    return said, [] if context.inventory is None else list(
-        _on_machine(loaded.policy, file, context.inventory)
-    )
+    inventory = context.inventory
+    if inventory is None:
+        return [(what, said, [])]
+    if context.labels is not None:
+        there = for_node(loaded.policy, context.labels)
+        return [(what, said, list(_on_machine(there, file, inventory)))]
+    found = variants(loaded.policy)
+    if len(found) == 1:
+        return [(what, said, list(_on_machine(loaded.policy, file, inventory)))]
+    return [(_variant(labels), said, list(_on_machine(there, file, inventory))) for labels, there in found]
+
+
+def _variant(labels: NodeLabels) -> str:
+    shown = ", ".join(f"{key}={value}" for key, value in labels.items())
+    return f"what the policy says for nodes {f'with {shown}' if shown else 'without such labels'}"
 
 
 def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
@@ -196,24 +235,27 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
 
 
 def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
-    from partage.faces.input_files import configs_of, objects
+    from partage.edges.files.policy import configurations
+    from partage.faces.input_files import objects
     from partage.faces.manifest import findings
 
-    for path, document in objects(paper):
-        yield from findings(document, paper.file, path, context.offered)
-        for where, text in configs_of(document, path):
-            yield from _policy(text.encode(), f"{paper.file}: {where}", context)
+    for path, document, line_of in objects(paper):
+        yield from findings(document, paper.file, path, context.offered, line_of)
+    if configurations(paper.content, paper.file):
+        yield from _policy(paper.content, paper.file, context)
 
 
 def _story(file: str) -> Iterator[CheckedProblem]:
     from pathlib import Path
 
+    from partage.lab.stories.possible import check_policy
     from partage.lab.stories.read import read_story
 
     try:
-        read_story(Path(file))
-    except InputError as error:
-        yield from (CheckedProblem(problem) for problem in error.problems)
+        check_policy(read_story(Path(file)))
+    except (InputError, Unsatisfiable) as error:
+        here = isinstance(error, Unsatisfiable)
+        yield from (CheckedProblem(problem, here=here) for problem in error.problems)
 
 
 def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:

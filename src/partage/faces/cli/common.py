@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -17,10 +18,14 @@ import click
 from partage.agent.options import RUN_DIR, STATE_DIR
 from partage.codec.values import to_plain
 from partage.errors import Problem
+from partage.faces.cli import completion
+from partage.faces.lean_imports import lean_imports
+from partage.model.choice_rules import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.agent.node_policy import NodeChoice
     from partage.agent.reconciler.apply_once import PlanInput
     from partage.edges.files.policy import LoadedPolicy
     from partage.edges.hardware.port import Hardware
@@ -31,6 +36,11 @@ if TYPE_CHECKING:
 
 OUTPUT_KEY = "partage.output"
 """Key of ``-o`` in click's context, so that errors are written in the same format."""
+
+CHOICE_KEY = "partage.policy-choice"
+"""Key of ``--node-labels`` and ``--fallback`` in click's context: they go with ``--policy`` everywhere."""
+
+_DRIVER_ROOT_KEY = "partage.driver-root"
 
 DEFAULT_RUN_DIR = str(RUN_DIR)
 
@@ -66,21 +76,125 @@ def machine_option(command: Command) -> Command:
     return click.option(
         "--machine",
         metavar="NAME|FILE",
+        shell_complete=completion.machines,
         help="Use a simulated node instead of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
     )(command)
 
 
-def policy_options(command: Command) -> Command:
-    """``--policy`` and ``--config``."""
-    command = click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")(
-        command
-    )
+def driver_root_option(command: Command) -> Command:
+    """``--driver-root``, which ``open_hardware`` finds by itself."""
     return click.option(
-        "--policy",
-        metavar="FILE",
-        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's; - is standard "
-        "input. Default: every GPU is exclusive.",
+        "--driver-root",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        expose_value=False,
+        callback=_remember_driver_root,
+        help="Root directory of the NVIDIA driver (/).",
     )(command)
+
+
+def _remember_driver_root(ctx: click.Context, parameter: click.Parameter, value: Path | None) -> None:
+    del parameter
+    ctx.meta[_DRIVER_ROOT_KEY] = value
+
+
+def driver_root() -> Path | None:
+    """``--driver-root`` of the verb that runs; None where it was not given."""
+    ctx = click.get_current_context(silent=True)
+    return None if ctx is None else ctx.meta.get(_DRIVER_ROOT_KEY)
+
+
+def policy_options(command: Command) -> Command:
+    """``--policy``, which may be left out, and ``--config``."""
+    return policy_option("Default: every GPU is exclusive.")(config_option(command))
+
+
+def policy_option(without: str, *, standard_input: bool = True) -> Callable[[Command], Command]:
+    """``--policy``. without: what holds where it is left out, a sentence."""
+    stdin = " Use - for standard input." if standard_input else ""
+    return click.option(
+        "-f",
+        "--policy",
+        metavar="FILE|DIR",
+        shell_complete=completion.files,
+        help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's, or a ConfigMap "
+        f"of such files. Of a directory of policies, labels of the node choose one.{stdin} {without}",
+    )
+
+
+def config_option(command: Command) -> Command:
+    """``--config``, and ``--fallback`` and ``--node-labels``, which ``choice_options`` finds by itself."""
+    command = click.option(
+        "--config",
+        metavar="NAME",
+        shell_complete=completion.configurations,
+        help="Name of a configuration, where the policy file has several; of a directory, the policy of "
+        "nodes without a label.",
+    )(command)
+    command = click.option(
+        "--fallback",
+        metavar="LIST",
+        expose_value=False,
+        callback=partial(_remember_choice, "fallback"),
+        help="With a directory, for nodes without a label and without --config: named, single, empty, in "
+        "the order in which they are tried (named,single).",
+    )(command)
+    return node_labels_option(command)
+
+
+def node_labels_option(command: Command) -> Command:
+    """``--node-labels``, read by ``choice_options``."""
+    return click.option(
+        "--node-labels",
+        metavar="KEY=VALUE,...|FILE",
+        expose_value=False,
+        callback=partial(_remember_choice, "labels"),
+        help="The labels of the node, or a file that kubectl get node -o yaml has written; '' is a node "
+        "without labels.",
+    )(command)
+
+
+def _remember_choice(what: str, ctx: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    del parameter
+    ctx.meta.setdefault(CHOICE_KEY, {})[what] = value
+
+
+def choice_options(config: str | None) -> NodeChoice:
+    """What a policy is chosen by on this command line. Raises InputError."""
+    from partage.agent.node_policy import NodeChoice
+
+    return NodeChoice(labels=node_labels(), rules=choice_rules(config), environ=os.environ)
+
+
+def node_labels() -> dict[str, str] | None:
+    """``--node-labels``; None where they are not given. Raises InputError."""
+    said = _said("labels")
+    if said is None:
+        return None
+    from partage.edges.files.node_labels import read_node_labels
+
+    return read_node_labels(said)
+
+
+def _said(what: str) -> str | None:
+    context = click.get_current_context(silent=True)
+    said: dict[str, str | None] = context.meta.get(CHOICE_KEY, {}) if context else {}
+    return said.get(what)
+
+
+def choice_rules(config: str | None) -> ChoiceRules:
+    """The rules for a directory. Raises InputError for a fallback that is not known."""
+    from partage.errors import InputError
+
+    fallback = _said("fallback")
+    if fallback is None:
+        return ChoiceRules(config)
+    words = [word.strip() for word in fallback.split(",") if word.strip()]
+    known = [one.value for one in Fallback]
+    for word in words:
+        if word not in known:
+            raise InputError(f"--fallback {word[:40]!r} is not known", f"a list of {', '.join(known)}")
+    return ChoiceRules(config, tuple(map(Fallback, words)))
 
 
 def state_dir_option(command: Command) -> Command:
@@ -113,7 +227,8 @@ def run_dir_option(command: Command) -> Command:
     return click.option(
         "--run-dir",
         metavar="DIR",
-        help=f"Where a running agent writes its report ({DEFAULT_RUN_DIR}; with --machine: none).",
+        help="Run directory of the agent, with its report and its MPS daemons "
+        f"({DEFAULT_RUN_DIR}; with --machine: none).",
     )(command)
 
 
@@ -147,27 +262,39 @@ def console() -> Console:
 # --- the node ----------------------------------------------------------------------------------
 
 
-def read_policy(policy: str | None, config: str | None) -> LoadedPolicy:
-    """The policy of ``--policy``, or every GPU exclusive. Raises InputError with all problems."""
-    from partage.edges.files.policy import built_in, load_policy
+def read_policy(policy: str | None, config: str | None, report: ReportDocument | None = None) -> LoadedPolicy:
+    """The policy of ``--policy`` on a node with the labels of ``--node-labels``, or every GPU exclusive.
+
+    report: of the agent that runs there; where labels are not given, they are those that it knows.
+    Raises InputError with all problems.
+    """
+    from msgspec.structs import replace
+
+    from partage.agent.node_policy import PolicyRefusal, node_policy
+    from partage.edges.files.policy_directory import read_policies
     from partage.errors import InputError
 
-    if policy is not None:
-        return load_policy(policy, config, os.environ)
-    if config is not None:
+    if policy is None and config is not None:
         raise InputError(
             "--config names a configuration of a policy file", "name the file with --policy FILE"
         )
-    return built_in(os.environ)
+    choice = choice_options(config)
+    if choice.labels is None and report is not None and (seen := report.planner_input) is not None:
+        choice = replace(choice, labels=seen.labels)
+    chosen = node_policy(None if policy is None else read_policies(policy), choice)
+    if isinstance(chosen, PolicyRefusal):
+        raise InputError(chosen.problems)
+    if chosen.layouts_problems:
+        raise InputError(chosen.layouts_problems)
+    return replace(chosen.loaded, policy=chosen.policy(chosen.layouts))
 
 
 def open_hardware(
     machine: str | None,
     socket: Path | None = None,
-    driver_root: Path = Path("/"),
     run_dir: str | None = None,
 ) -> Hardware:
-    """The real node, by its driver below a root or by a helper at ``socket``, or the simulated one.
+    """The real node, by its driver (``--driver-root``) or by a helper at ``socket``, or the simulated one.
 
     run_dir: MPS daemons have their directories below it.
     """
@@ -175,6 +302,11 @@ def open_hardware(
 
     if machine is not None and socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
+    root = driver_root()
+    if root is not None and (machine is not None or socket is not None):
+        other = "--machine" if machine is not None else "--hardware-socket"
+        raise InputError(f"{other} and --driver-root exclude each other", "only the real driver has a root")
+    root = root or Path("/")
     if socket is not None:
         from partage.edges.hardware.helper_client import RemoteHardware
 
@@ -188,8 +320,8 @@ def open_hardware(
     from partage.edges.mps.keeper import MpsKeeper
     from partage.faces.unknown_models import lacks_geometry
 
-    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), driver_root)
-    return NvmlHardware(driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
+    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), root)
+    return NvmlHardware(root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 
 def ask(
@@ -199,7 +331,8 @@ def ask(
     run_dir: str | None = None,
 ) -> T:
     """Open the node, ask it once, close it. Raises InputError for a machine that does not exist."""
-    import asyncio
+    with lean_imports():
+        import asyncio
 
     async def once() -> T:
         hardware = open_hardware(machine, socket, run_dir=run_dir)
@@ -218,7 +351,8 @@ def observe(machine: str | None, socket: Path | None = None) -> Inventory:
 
 def observe_with_uses(machine: str | None) -> tuple[Inventory, tuple[GpuUse, ...]]:
     """Observe the node and the uses of its GPUs once; no uses without a driver."""
-    from partage.agent.reconciler.apply_once import NodeAccess
+    with lean_imports():
+        from partage.agent.reconciler.apply_once import NodeAccess
 
     return ask(lambda hardware: NodeAccess(hardware).observe(), machine)
 
@@ -235,7 +369,8 @@ def plan_input(
 
     state_dir: has the settings that GPUs had before Partage changed them.
     """
-    from partage.agent.reconciler.apply_once import observe_input
+    with lean_imports():
+        from partage.agent.reconciler.apply_once import observe_input
     from partage.edges.files.catalogue import geometry_of
     from partage.edges.files.state import read_state
     from partage.plan.offer.desired import resolve
@@ -277,9 +412,11 @@ def _report_file(machine: str | None, run_dir: str | None) -> Path | None:
 
 def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | None:
     """The last report of the agent on this node; a warning if it cannot be used."""
-    from partage.faces.documents.report import Unreadable, read_report
-
     path = _report_file(machine, run_dir)
+    if path is None or _is_absent(path):
+        return None
+    from partage.faces.documents.report import Unreadable, read_report  # imports all of the agent's status
+
     found = read_report(path)
     if found is None:
         return None
@@ -290,6 +427,16 @@ def agent_report(machine: str | None, run_dir: str | None) -> ReportDocument | N
         found = Unreadable(f"{path} is not used: {why}")
     print_problems([Problem("", "", "warning", found.reason)])
     return None
+
+
+def _is_absent(path: Path) -> bool:
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # why it cannot be read is said by who reads it
+    return False
 
 
 def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
@@ -308,9 +455,13 @@ def ctk_found(policy: Policy, inventory: Inventory) -> bool:
 
 
 def write_file(path: str, content: str | bytes) -> None:
-    """Write a file. Raises InputError if that fails."""
+    """Write a file, standard output for ``-``. Raises InputError if that fails."""
     from partage.errors import InputError
 
+    if path == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content.encode() if isinstance(content, str) else content)
+        return
     try:
         Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:

@@ -12,6 +12,7 @@ from partage.faces.cli import common
 
 @click.command(name="export")
 @common.machine_option
+@common.driver_root_option
 @common.hardware_socket_option
 @common.output_option("yaml", "json")
 def command(machine: str | None, hardware_socket: Path | None, output: str) -> int:

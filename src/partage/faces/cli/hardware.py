@@ -1,7 +1,8 @@
 """``partage hardware``: the agent's privileged helper, one GPU driver behind one socket.
 
 The agent starts it as ``python -m partage.faces.cli.hardware``, which imports neither click nor TLS: a
-helper that was killed during a hanging driver call must be back quickly.
+helper that was killed during a hanging driver call must be back quickly, and importing click takes
+30 ms. This is the only verb that reads its options with argparse; its errors look like those of the others.
 """
 
 from __future__ import annotations
@@ -48,27 +49,51 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     At once: a thread may wait for events in the driver, which must not be unloaded below it, and the end of
     the interpreter takes 50 ms.
     """
+    os._exit(_run(parser().parse_args(arguments)))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of the helper."""
     import argparse
 
-    parser = argparse.ArgumentParser(
+    class Parser(argparse.ArgumentParser):
+        """Says what is wrong as all verbs do."""
+
+        def error(self, message: str) -> NoReturn:
+            self.exit(2, f"error: {message} ({self.prog} --help shows how to use it)\n")
+
+    found = Parser(
         prog="partage hardware",
         description="Serve the node's GPUs on a unix socket, to root and to the user that runs it.",
     )
-    parser.add_argument(
+    found.add_argument(
         "--socket", type=Path, default=Path(DEFAULT_SOCKET), help=f"path of the socket ({DEFAULT_SOCKET})"
     )
-    parser.add_argument("--machine", metavar="NAME|FILE", help="use a simulated node instead of this one")
-    parser.add_argument(
+    found.add_argument("--machine", metavar="NAME|FILE", help="use a simulated node instead of this one")
+    found.add_argument(
         "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (/)"
     )
-    parser.add_argument(
+    found.add_argument(
+        "--driver-root-on-node",
+        type=Path,
+        metavar="DIR",
+        help="where that is in the node's own file system, if this is a container (as --driver-root)",
+    )
+    found.add_argument(
         "--run-dir",
         type=Path,
         default=Path(DEFAULT_RUN_DIR),
         metavar="DIR",
         help=f"MPS daemons have their directories below it ({DEFAULT_RUN_DIR})",
     )
-    parser.add_argument(
+    found.add_argument(
+        "--mps-daemons",
+        choices=("auto", "systemd", "pod"),
+        default="auto",
+        help="where MPS daemons live: in units of the node's systemd; with the pod, or in the node's cgroups "
+        "where those can be written; auto: as units where systemd takes calls",
+    )
+    found.add_argument(
         "--allow-uid",
         type=int,
         action="append",
@@ -76,12 +101,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         metavar="UID",
         help="another user id that may connect; repeatable",
     )
-    parser.add_argument(
+    found.add_argument(
         "--allow-container",
         metavar="NAMESPACE/POD*/CONTAINER",
         help="serve only this container of pods whose names begin like this; needs the node's process ids",
     )
-    parser.add_argument(
+    found.add_argument(
         "--container-logs",
         type=Path,
         default=Path("/var/log/containers"),
@@ -89,8 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         help="where the kubelet links containers' logs by container id, for --allow-container "
         "(/var/log/containers)",
     )
-    parser.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
-    os._exit(_run(parser.parse_args(arguments)))
+    found.add_argument(
+        "--no-network", action="store_true", help="leave the network; only sockets with a path remain"
+    )
+    found.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
+    return found
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -101,6 +129,10 @@ def _run(options: argparse.Namespace) -> int:
 
     log.configure()
     try:
+        if options.no_network:
+            from partage.edges.hardware.no_network import leave_network
+
+            leave_network()
         return asyncio.run(_serve(options))
     except PartageError as error:
         for problem in error.problems:
@@ -155,10 +187,14 @@ def _hardware(options: argparse.Namespace) -> Hardware:
 
         return SimulatedHardware(load_machine(options.machine))
     from partage.edges.hardware.nvml import NvmlHardware
+    from partage.edges.mps.home import DaemonHost
     from partage.edges.mps.keeper import MpsKeeper
     from partage.faces.unknown_models import lacks_geometry
+    from partage.model.daemon_home import HomeChoice
 
-    keeper = MpsKeeper(options.run_dir, options.driver_root)
+    host = DaemonHost(choice=HomeChoice(options.mps_daemons))
+    on_node = options.driver_root_on_node
+    keeper = MpsKeeper(options.run_dir, options.driver_root, driver_on_node=on_node, host=host)
     return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
 
 

@@ -8,11 +8,14 @@ caught: they print a traceback.
 
 from __future__ import annotations
 
+import errno
+import gc
 import importlib
 import itertools
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,28 +24,43 @@ import click
 from partage import __version__
 from partage.errors import InputError, PartageError, Problem
 from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems
+from partage.faces.lean_imports import lean_imports
 
 VERBS = {
     "show": "Show the node: its GPUs, offers and holders, and a picture.",
     "plan": "Show what a policy would offer, its steps, and what blocks them.",
+    "fits": "Show which MIG devices fit on a GPU model, and where.",
     "apply": "Change the node once, as a policy says, without the agent.",
     "assert": "Check whether the node is as the policy wants it.",
     "export": "Write the live node as a policy.",
+    "labels": "Print the labels of the node, as NVIDIA names them.",
     "check": "Check policies, manifests and stories before they are used.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "Measure what sharing a GPU costs and gives.",
     "prove": "Try to break what shares guarantee, and report the result.",
     "slurm": "Write and check Slurm's configuration of GPUs.",
+    "machines": "List the GPU models that Partage knows, and how to name them.",
     "record": "Write this node to a machine file for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
     "hardware": "The agent's privileged helper; the agent starts it itself.",
+    "completion": "Print the script with which a shell completes partage.",
+    "help": "Show the help of a verb.",
 }
 
 _MODULES = {"assert": "assertion"}
 """Modules that cannot have the name of their verb."""
 
-_INTERRUPTED = 130
-_PIPE_CLOSED = 141
+_SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "record"})
+"""Verbs that are over in a moment. Most of their work is to import modules, and then to free them."""
+
+COMPLETE = "_PARTAGE_COMPLETE"
+"""Variable with which a completion script asks what could come next."""
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a write to a full or broken disk fails with."""
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
 
 
 class VerbGroup(click.Group):
@@ -56,7 +74,10 @@ class VerbGroup(click.Group):
         del ctx
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"partage.faces.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        with lean_imports():
+            import hashlib  # noqa: F401 - most verbs use it, none of them OpenSSL's functions
+
+            module = importlib.import_module(f"partage.faces.cli.{_MODULES.get(cmd_name, cmd_name)}")
         verb: click.Command = module.command
         return verb
 
@@ -65,7 +86,7 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in VERBS and not name.startswith("-"):
-            raise click.UsageError(f"there is no verb {name!r}{_nearest(name)}", ctx)
+            raise unknown_verb(name, ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -73,6 +94,11 @@ class VerbGroup(click.Group):
         del ctx
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+
+def unknown_verb(name: str, ctx: click.Context) -> click.UsageError:
+    """The error for a verb that does not exist."""
+    return click.UsageError(f"there is no verb {name!r}{_nearest(name)}", ctx)
 
 
 def _nearest(name: str) -> str:
@@ -86,10 +112,10 @@ def _nearest(name: str) -> str:
     cls=VerbGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     subcommand_metavar="VERB [OPTIONS]",
-    epilog="--machine uses a simulated node instead of the real one, for every verb: "
-    "partage show --machine 8xh100-sxm5-80gb",
+    epilog="Without a GPU: partage show --machine 8xh100-sxm5-80gb. Every verb that looks at a node takes "
+    "--machine and uses a simulated node then, except bench, which needs a real GPU.",
 )
-@click.version_option(__version__, prog_name="partage", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", prog_name="partage", message="%(prog)s %(version)s")
 def partage() -> None:
     """Share the NVIDIA GPUs of a node, each GPU in its own way.
 
@@ -106,7 +132,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
-    sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if COMPLETE in os.environ:
+        from click.shell_completion import shell_complete
+
+        sys.exit(shell_complete(partage, {}, "partage", COMPLETE, os.environ[COMPLETE]))
+    if not _SHORT.intersection(given[:1]):
+        sys.exit(run(given))
+    gc.set_threshold(50_000)  # imports make no garbage: 10 ms
+    code = run(given)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(code)  # without freeing 500 modules one by one: 25 ms
 
 
 def run(arguments: list[str]) -> int:
@@ -117,12 +155,22 @@ def run(arguments: list[str]) -> int:
         code = _invoke(arguments, meta)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of stdout has ended (``| head``). Python would report it again when it closes stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _PIPE_CLOSED
+        _drop_output()  # the reader has ended (``| head``)
+        return PIPE_CLOSED
+    except OSError as error:
+        if error.errno not in _FULL or error.filename is not None:
+            raise
+        _drop_output()
+        print_problems([Problem("", "", "error", f"standard output cannot be written: {error.strerror}")])
+        return InputError.exit_code
     except (KeyboardInterrupt, click.Abort):
-        return _INTERRUPTED
+        return INTERRUPTED
     return code
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere. Python would fail with it again when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
@@ -137,16 +185,29 @@ def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
         return leaving.exit_code
     except SystemExit as leaving:  # the helper reads its options without click
         return leaving.code if isinstance(leaving.code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as help_:
+        click.echo(help_.format_message())
+        return 0
     except click.ClickException as error:
-        error.show()
+        problems = [_usage_problem(error)]
+        print_problems(problems)
         # The parser stops at the first wrong option, before it has noted the others.
         meta.setdefault(OUTPUT_KEY, _output_in(arguments))
-        _answer_in_kind([Problem("", "", "error", error.format_message())], meta)
+        _answer_in_kind(problems, meta)
         return InputError.exit_code
     except PartageError as error:
         print_problems(error.problems)
         _answer_in_kind(error.problems, meta)
         return error.exit_code
+
+
+def _usage_problem(error: click.ClickException) -> Problem:
+    """A wrong use of the command line, said as every other problem."""
+    said = error.format_message().strip().rstrip(".").replace(". Did you mean", "; did you mean")
+    said = said[:1].lower() + said[1:]
+    ctx = getattr(error, "ctx", None)
+    hint = "" if ctx is None else f"{ctx.command_path} --help shows how to use it"
+    return Problem("", "", "error", said, hint)
 
 
 def _output_in(arguments: Sequence[str]) -> str:

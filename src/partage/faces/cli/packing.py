@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import click
+
 from partage.faces.cli import common
 from partage.model.ids import DeviceUuid, device_of
 
@@ -40,9 +42,25 @@ def print_packing(
         raise Unsatisfiable([*error.problems, *unavailable_warnings(unavailable)]) from error
     if output == "table":
         _print(packing, unavailable)
+    elif output == "policy":
+        _print_policy(packing, unavailable)
     else:
         common.print_document(packing_document(packing, unavailable), output)
     return 0
+
+
+def _print_policy(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> None:
+    """The policy on stdout, what is to be known about it on stderr."""
+    import yaml
+
+    from partage.faces.documents.packing import disturbed_sentence, gpus_sentence, unavailable_warnings
+    from partage.faces.packed_policy import policy_of_packing
+
+    policy = policy_of_packing(packing)
+    common.print_problems(unavailable_warnings(unavailable))
+    for line in (gpus_sentence(packing), disturbed_sentence(packing)):
+        click.echo(line, err=True)
+    click.echo(yaml.safe_dump(policy, sort_keys=False, default_flow_style=None, width=110), nl=False)
 
 
 def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:

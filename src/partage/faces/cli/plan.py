@@ -44,6 +44,7 @@ class PolicyOnNode(Frozen):
 @click.command(name="plan")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @click.option(
     "--demand",
     metavar="3g.40gb=2,1g.10gb=9",
@@ -65,7 +66,7 @@ class PolicyOnNode(Frozen):
 )
 @common.run_dir_option
 @common.state_dir_option
-@common.output_option("table", "json", "yaml")
+@common.output_option("table", "json", "yaml", "policy")
 @click.argument("more_machines", nargs=-1, metavar="")
 def command(
     *,
@@ -85,7 +86,8 @@ def command(
     Nothing is changed. Beside a running agent the steps are those that the agent has still to do, or with
     another --policy those that it would do. Without an agent and without --policy all GPUs are exclusive.
 
-    With --demand: which MIG layouts on which GPUs provide the wanted devices.
+    With --demand: which MIG layouts on which GPUs provide the wanted devices; -o policy writes them as a
+    policy for apply.
 
     Exit code 2: the policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
@@ -100,9 +102,13 @@ def command(
         return packing.print_packing(demand, nodes, run_dir, output, time_limit_s)
     if machines or time_limit_s is not None:
         raise click.UsageError("--machines and --time-limit go with --demand")
-    loaded = common.read_policy(policy, config)
-    common.print_problems(loaded.warnings)
+    if output == "policy":
+        raise click.UsageError(
+            "-o policy goes with --demand; partage export writes the live node as a policy"
+        )
     report = common.agent_report(machine, run_dir)
+    loaded = common.read_policy(policy, config, report)
+    common.print_problems(loaded.warnings)
     planned = make_plan(loaded, machine, run_dir, state_dir, report=report, named=policy is not None)
     common.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
@@ -149,7 +155,13 @@ def make_plan(
         offer=offer,
         plan=plan_node(desired, now, geometry_of),
         warnings=(*loaded.warnings, *desired.warnings),
-        caveats=caveats(policy, inventory, offer, ctk_found=common.ctk_found(policy, inventory)),
+        caveats=caveats(
+            policy,
+            inventory,
+            offer,
+            ctk_found=common.ctk_found(policy, inventory),
+            layouts=desired.layouts,
+        ),
         report=report if seen is not None else None,
     )
 

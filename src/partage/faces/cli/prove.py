@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage import __version__
-from partage.faces.cli import common, lab
+from partage.faces.cli import common, completion, lab
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 @click.command(name="prove")
-@click.option("--policy", metavar="FILE", help="The promises, instead of those in the agent's report.")
-@click.option("--config", metavar="NAME", help="Which named configuration of the policy file.")
+@common.policy_option("Default: what the agent's report promises, or the MPS daemons that run.")
+@common.config_option
 @common.machine_option
 @click.option("--gpu", metavar="INDEX|UUID", help="Only this GPU (default: all).")
 @click.option("--only", metavar="ATTACK,...", callback=_names, help="Only these attacks.")
@@ -71,7 +71,9 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option(
     "--report", type=lab.DIRECTORY, metavar="DIR", help="Write prove.json and prove.md to this directory."
 )
-@click.option("--read", metavar="FILE", help="Show a saved report; nothing is tried.")
+@click.option(
+    "--read", metavar="FILE", shell_complete=completion.files, help="Show a saved report; nothing is tried."
+)
 @click.option("--engine", type=click.Choice(("torch", "cuda")), default="torch", show_default=True,
               help="How tenants use the GPU: through PyTorch, or the driver's library alone.")  # fmt: skip
 @click.option(
@@ -79,8 +81,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 )
 @lab.mps_pipe_option
 @common.run_dir_option
-@click.option("--driver-root", type=lab.DIRECTORY, default="/", show_default=True, metavar="DIR",
-              help="Directory where the driver is installed.")  # fmt: skip
+@common.driver_root_option
 @click.option("--pod-resources", metavar="PATH",
               help="The kubelet's PodResources socket (if it exists); none: do not ask.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
@@ -104,8 +105,10 @@ def command(
     With --machine the attacks run against a simulated MPS control daemon (without a policy: four shares);
     attacks that need real hardware are not tried.
 
-    Exit code 1: a promise is broken; 3: a GPU is in use; 4: no driver, or no PyTorch.
+    Exit code 1: a promise is broken; 3: a GPU is in use, or nothing could be tried; 4: no driver, no
+    libcuda.so.1, or no PyTorch.
     """
+    from partage.errors import Problem
     from partage.faces.render.proof_tables import proof_lines
     from partage.lab.prove.document import PROOF
 
@@ -120,11 +123,14 @@ def command(
     if report is not None:
         _write(found, report)
     lab.print_report(found, PROOF, output, proof_lines)
+    if found.untried:
+        common.print_problems([Problem("", "", "error", f"nothing was tried: {'; '.join(found.untried)}")])
     return found.exit_code
 
 
 def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOptions:
-    named = {"deadline_s": asked.pop("deadline"), **asked}
+    root = common.driver_root() or Path("/")
+    named = {"deadline_s": asked.pop("deadline"), "driver_root": root, **asked}
     return ProveOptions(loaded=loaded, **named)  # type: ignore[arg-type]
 
 
@@ -174,7 +180,7 @@ async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
 
     socket = pod_resources_socket(options.pod_resources, options.machine)
     pods = None if socket is None else PodResourcesClient(socket)
-    hardware = common.open_hardware(options.machine, driver_root=options.driver_root)
+    hardware = common.open_hardware(options.machine)
     try:
         yield NodeAccess(hardware, pods)
     finally:

@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 import datetime as dt
+import sys
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
+
+FORMATS = ("json", "yaml")
+
+
+def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    del ctx, parameter
+    if value not in (None, *FORMATS):
+        raise click.BadParameter(f"{value!r} is no format (json, yaml); to write a file: --to {value}")
+    return value
 
 
 @click.command(name="record")
 @common.machine_option
-@click.option("-o", "--output", metavar="FILE", help="Output file (default: standard output).")
-def command(machine: str | None, output: str | None) -> None:
+@common.driver_root_option
+@click.option(
+    "--to",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Write to this file; - is standard output (the default).",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="[json|yaml]",
+    callback=_format,
+    help="Output format. Default: as the file's name ends, else json.",
+)
+def command(machine: str | None, to: str | None, output: str | None) -> None:
     """Write this node to a machine file for the simulation.
 
-    The file can be used with --machine on any computer. It has UUIDs and PCI addresses, but nothing about
-    what runs on the GPUs. With --machine the simulated node is written, as a start for your own file.
+    The file can be used with --machine on any computer. It has UUIDs, PCI addresses and serial numbers, but
+    nothing about what runs on the GPUs. With --machine the simulated node is written, as a start for your own
+    file.
     """
+    from partage.errors import NotPermitted
+    from partage.plan.offer.caveats import mig_hidden
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
     from partage.text import count_of
 
     inventory = common.need_driver(common.observe(machine))
+    if hidden := mig_hidden(inventory):
+        raise NotPermitted(f"the node cannot be recorded: {hidden[0].lower()}{hidden[1:]}", "run it as root")
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
-    text = machine_text(inventory, recorded, as_yaml=is_yaml_name(output))
-    if output is None or output == "-":
-        click.echo(text, nl=False)
+    as_yaml = output == "yaml" or (output is None and is_yaml_name(to))
+    text = machine_text(inventory, recorded, as_yaml=as_yaml)
+    if to is None or to == "-":
+        sys.stdout.write(text)
     else:
-        common.write_file(output, text)
-        click.echo(f"{output}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)
+        common.write_file(to, text)
+        click.echo(f"{to}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -30,15 +30,33 @@ class ShownNode(Frozen):
 @click.command(name="show")
 @common.policy_options
 @common.machine_option
+@common.driver_root_option
 @common.run_dir_option
-@click.option("--picture", metavar="FILE", help="Also draw the GPUs to a file: .svg or .png.")
+@click.option(
+    "--picture",
+    metavar="FILE",
+    shell_complete=completion.files,
+    help="Also draw the GPUs to a file: .svg or .png.",
+)
+@click.option("-w", "--watch", is_flag=True, help="Show the node again and again, until Ctrl-C.")
+@click.option(
+    "--interval",
+    type=click.FloatRange(0.1, 86400),
+    default=2.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="With --watch: time between two looks at the node.",
+)
 @common.output_option("table", "json", "yaml")
-def command(  # noqa: PLR0917 - click calls it by keyword
+def command(
+    *,
     policy: str | None,
     config: str | None,
     machine: str | None,
     run_dir: str | None,
     picture: str | None,
+    watch: bool,
+    interval: float,
     output: str,
 ) -> None:
     """Show the node: its GPUs, what they offer, who holds the shares, and a picture.
@@ -46,15 +64,33 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     If an agent runs, offers and holders come from its report. With --policy: what that policy would offer.
     Without either: what the node offers if all GPUs are exclusive.
 
+    With --watch the terminal is drawn again each time. In a file or a pipe the answers follow each other:
+    tables with an empty line between them, YAML documents with ---.
+
     Exit code 4: no usable driver; the message says what to do.
     """
     if picture is not None:
         from partage.faces.render.picture_files import check_picture_name
 
         check_picture_name(picture)
-    node = _look(policy, config, machine, run_dir)
-    if picture is not None:
-        _draw(node, picture)
+    if watch and "-" in (policy, machine):
+        raise click.UsageError("--watch reads its files again and again; standard input can be read once")
+
+    def show_once() -> None:
+        node = _look(policy, config, machine, run_dir)
+        if picture is not None:
+            _draw(node, picture)
+        _answer(node, output)
+
+    if watch:
+        from partage.faces.cli.watch import repeat
+
+        repeat(show_once, interval, between={"table": "\n", "yaml": "---\n"}.get(output, ""))
+    else:
+        show_once()
+
+
+def _answer(node: ShownNode, output: str) -> None:
     if output == "table":
         _print(node, common.console())
     else:
@@ -73,7 +109,7 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
         return ShownNode(inventory, report.offer, source, report)
     from partage.faces.cli.plan import make_plan
 
-    loaded = common.read_policy(policy, config)
+    loaded = common.read_policy(policy, config, report)
     plan = make_plan(loaded, machine, run_dir, report=report)
     common.print_problems(plan.warnings)
     source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"
@@ -99,7 +135,6 @@ def _draw(node: ShownNode, path: str) -> None:
 
 
 def _print(node: ShownNode, console: Console) -> None:
-    from partage.faces.documents.show import shown_shares
     from partage.faces.render.picture import legend, picture
     from partage.faces.render.rows import (
         links_sentence,
@@ -132,6 +167,8 @@ def _print(node: ShownNode, console: Console) -> None:
     console.print(resources_table(node.offer))
     console.print(guarantees_used(node.offer))
     if report is not None:
+        from partage.faces.documents.show import shown_shares
+
         for line in withdrawn_lines(report.withdrawn):
             console.print(f"! {line}", style="yellow", markup=False)
         if report.held:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common, completion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,9 +23,10 @@ FALSE = 1
 
 
 @click.command(name="simulate")
-@click.argument("story", metavar="STORY")
+@click.argument("story", metavar="STORY", shell_complete=completion.files)
 @common.machine_option
-@common.policy_options
+@common.policy_option("Default: the policy of the story.")
+@common.config_option
 @click.option(
     "--seed",
     type=int,
@@ -48,13 +49,15 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     STORY is a YAML file (docs/reference/stories.md): which machine, which policy, which pods come and go,
     what breaks, and what is expected. The agent is the one that runs on real nodes; it talks to an embedded
-    kubelet over real sockets. --machine, --policy and --config override those of the story.
+    kubelet over real sockets. --machine, --policy, --config and --node-labels override
+    those of the story.
 
     Exit code 0: every expectation was met; 1: one was not; 2: story or policy is wrong; 3: impossible.
     """
     from partage.lab.stories.read import read_story
 
-    read = read_story(Path(story), machine=machine, policy=policy, config=config)
+    labels = common.node_labels()
+    read = read_story(Path(story), machine=machine, policy=policy, config=config, labels=labels)
     _log(verbose=verbose)
     ending = _print_play(read, seed) if output == "table" else _play(read, seed, lambda _: None)
     if output != "table":

@@ -40,10 +40,12 @@ class GpuOutcome(StrEnum):
 
 
 class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
-    """One GPU. reason: of a refusal or a failure. steps: those that were planned.
+    """One GPU.
 
-    layout, kept, destroyed, refusal, holders: as in ``PlannedGpuRow``.
-    rollback_failure: what could not be undone.
+    outcome: ``untouched``: something keeps all GPUs from being touched; ``partial``: neither as wanted nor as
+    it was. reason: of a refusal or a failure. steps: those that were planned. layout, kept, destroyed: only
+    with a MIG layout: what is there in the end, and which MIG devices stayed and went. refusal, holders: only
+    where something is in the way. rollback_failure: what could not be undone.
     """
 
     index: int
@@ -60,7 +62,9 @@ class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
 
 
 class ApplyDocument(Document, kw_only=True):
-    """The answer of ``apply``. policy: None with ``--undo``. resumed: the run before, if it was cut off."""
+    """The answer of ``apply``. policy: None with ``--undo``. dry_run: nothing was done. resumed: what became
+    of the run before, if it was cut off. gpus: one row for each GPU.
+    """
 
     kind: Literal["Apply"] = "Apply"
     policy: PolicySource | None
@@ -92,7 +96,8 @@ def problems(applied: ApplyResult) -> list[Problem]:
         )
         gpus = outcome.transaction.gpus
         where = gpus_text(gpu.index for gpu in applied.first.inventory if gpu.uuid in gpus)
-        said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}")
+        alone = f"; {outcome.left_alone_words}" if outcome.left_alone else ""
+        said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}{alone}")
     return [Problem("", "", "error", text) for text in said]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from partage.agent.reconciler.apply_once import PlanInput
@@ -11,9 +11,12 @@ from partage.faces.documents.document import Document
 from partage.faces.documents.plan import StepRow, step_rows
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid
+from partage.plan.offer.desired import DesiredState
+from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 from partage.plan.reconcile.node_plan import NodePlan
+from partage.text import gpus as gpus_text
 from partage.values import Frozen
 
 
@@ -35,13 +38,54 @@ class DifferenceRow(Frozen, kw_only=True, omit_defaults=True):
     steps: tuple[StepRow, ...]
 
 
+class ComparedRow(Frozen):
+    """For what the policy has wishes, and on which GPUs (indexes)."""
+
+    mig_layouts: tuple[int, ...]
+    mps_daemons: tuple[int, ...]
+    compute_modes: tuple[int, ...]
+    time_slices: tuple[int, ...]
+
+
 class AssertionDocument(Document, kw_only=True):
-    """The answer of ``assert``. problems: warnings of the policy."""
+    """The answer of ``assert``. compared: also where all is as wanted. problems: warnings of the policy."""
 
     kind: Literal["Assertion"] = "Assertion"
     as_wanted: bool
+    compared: ComparedRow
     differences: tuple[DifferenceRow, ...]
     problems: tuple[Problem, ...]
+
+
+def compared_row(desired: DesiredState) -> ComparedRow:
+    """What of the node is compared with the policy."""
+    gpus = list(desired.inventory)
+
+    def those(wanted: Callable[[GpuSettings], object]) -> tuple[int, ...]:
+        return tuple(gpu.index for gpu in gpus if wanted(desired.settings.get(gpu.uuid, NO_SETTINGS)))
+
+    return ComparedRow(
+        mig_layouts=tuple(gpu.index for gpu in gpus if gpu.uuid in desired.layouts),
+        mps_daemons=those(lambda one: one.daemons),
+        compute_modes=those(lambda one: one.exclusive_process),
+        time_slices=those(lambda one: one.interval),
+    )
+
+
+def compared_sentence(desired: DesiredState) -> str:
+    """``as wanted: GPUs 0-3; MIG layout of GPU 2, MPS daemon of GPU 0``, where nothing differs."""
+    row = compared_row(desired)
+    parts = {
+        "MIG layout": row.mig_layouts,
+        "MPS daemon": row.mps_daemons,
+        "compute mode": row.compute_modes,
+        "time slice": row.time_slices,
+    }
+    wanted = [f"{what} of {gpus_text(indexes)}" for what, indexes in parts.items() if indexes]
+    all_gpus = gpus_text(gpu.index for gpu in desired.inventory)
+    if not wanted:
+        return f"as wanted: {all_gpus}; the policy needs no {', '.join(parts)}, and none is left from before"
+    return f"as wanted: {all_gpus}; compared: {', '.join(wanted)}"
 
 
 def difference_rows(found: PlanInput, plan: NodePlan) -> tuple[DifferenceRow, ...]:

@@ -23,7 +23,7 @@ class ProblemsDocument(Document, kw_only=True):
 
 
 class CheckDocument(Document, kw_only=True):
-    """The answer of ``check``."""
+    """The answer of ``check``. files: as they were named."""
 
     kind: Literal["Check"] = "Check"
     files: tuple[str, ...]
@@ -31,7 +31,9 @@ class CheckDocument(Document, kw_only=True):
 
 
 class PolicySource(Frozen):
-    """Which policy it is."""
+    """Which policy it is. source: its file, or a word for the built-in one. format: ``partage/v1``,
+    ``nvidia/v1`` or ``mig-parted/v1``.
+    """
 
     source: str
     format: str

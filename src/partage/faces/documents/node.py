@@ -20,14 +20,16 @@ class DriverRow(Frozen, omit_defaults=True):
 
 
 class MigDeviceRow(Frozen):
-    """One MIG device. gpu_instance, compute_instance: the driver's ids."""
+    """One MIG device. gpu_instance, compute_instance: the driver's ids. placement: None: only root may read
+    it.
+    """
 
     index: int
     uuid: MigUuid
     profile: str
     gpu_instance: int
     compute_instance: int
-    placement: Placement
+    placement: Placement | None
     memory_bytes: int
 
 
@@ -48,6 +50,9 @@ class GpuRow(Frozen):
     mig_mode: MigMode | None
     mig_devices: tuple[MigDeviceRow, ...]
     recovery_action: str | None
+    serial: str | None
+    board_part_number: str | None
+    vbios_version: str | None
 
 
 class LinkRow(Frozen):
@@ -59,7 +64,9 @@ class LinkRow(Frozen):
 
 
 class NodeRow(Frozen, kw_only=True):
-    """A node. open_to_env, boot_id: as in ``Inventory``."""
+    """A node. open_to_env: pods can set ``NVIDIA_VISIBLE_DEVICES`` themselves; None: not known. boot_id: of
+    the kernel's last start. lost: GPUs that do not answer.
+    """
 
     simulated: bool
     driver: DriverRow

@@ -21,7 +21,9 @@ _MOST_MACHINES = 3
 
 
 class OptimalityRow(Frozen, omit_defaults=True):
-    """Why fewer do not suffice. prices, worth, spared: as in ``PriceProof``, where the prices prove it."""
+    """Why fewer do not suffice. prices: profile to its price, a fraction of a GPU, where prices prove it.
+    worth: what the demand is worth at these prices. spared: what the best GPUs are worth above one.
+    """
 
     sentences: tuple[str, ...]
     prices: Mapping[str, str] | None = None
@@ -41,7 +43,11 @@ class PackedDeviceRow(Frozen, omit_defaults=True):
 
 
 class AssignmentRow(Frozen):
-    """What one GPU does for the demand. serves: profile to number. machine: None for this node."""
+    """What one GPU does for the demand. machine: None for this node; ``NAME#2`` for the second of one name.
+    gpu: its index. mig_mode_change: MIG mode has to be turned on. layout: all MIG devices in the end, with
+    their starts, fit for a policy. serves: profile to number. reused: live devices that serve. disturbed:
+    what is destroyed.
+    """
 
     machine: str | None
     gpu: int
@@ -64,7 +70,12 @@ class UnavailableRow(Frozen):
 
 
 class PackingDocument(Document, kw_only=True):
-    """The answer of ``plan --demand``. gap: number of GPUs above the bound."""
+    """The answer of ``plan --demand``.
+
+    demand: profile to number. bound: fewer GPUs cannot serve it. gap: number of GPUs above the bound.
+    disturbed: number of live instances that are destroyed. disturbed_bound: fewer cannot be.
+    optimal: both bounds are reached. gpus_available: GPUs whose layout can be changed now.
+    """
 
     kind: Literal["Packing"] = "Packing"
     demand: Mapping[str, int]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from partage.errors import Problem
 from partage.faces.documents.document import Document, PolicySource, row
 from partage.faces.documents.node import DriverRow
-from partage.faces.documents.report import EntryRow
 from partage.faces.documents.resources import ResourceRow
 from partage.faces.wording import container_name
 from partage.model.gpu import Gpu, Inventory
@@ -20,12 +19,18 @@ from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.plan.serve.ledger import Certainty, LedgerEntry
 from partage.values import Frozen
 
+if TYPE_CHECKING:
+    from partage.faces.documents.report import EntryRow
+
 
 class StepRow(Frozen):
-    """One step. act: ``create-instance``. gpus: indexes of the GPUs that it changes.
+    """One step.
 
-    idle: indexes of GPUs that must not be used meanwhile, and that lose every instance. reboot: as in
-    ``Reset``.
+    act: ``set-mig-mode``, ``reset``, ``destroy-compute``, ``destroy-instance``, ``create-instance``,
+    ``create-compute``, ``verify``, ``set-compute-mode``, ``set-time-slice``, ``start-daemon``,
+    ``stop-daemon``. gpus: indexes of the GPUs that it changes. detail: a sentence. idle: indexes of GPUs that
+    must not be used meanwhile, and that lose every instance. reboot: needed; None: in a virtual machine,
+    perhaps.
     """
 
     act: str
@@ -38,7 +43,8 @@ class StepRow(Frozen):
 class HolderRow(Frozen):
     """A pod, process or monitor that is in the way of a change. gpu: None for a GPU that does not answer.
 
-    devices: the MIG devices that it uses; none: the GPU as a whole. profile, why: as in ``Blocker``.
+    devices: the MIG devices that it uses; none: the GPU as a whole. profile: of the instance in the way.
+    why: why it is in the way, a sentence.
     """
 
     kind: UseKind
@@ -61,9 +67,11 @@ class HeldRow(Frozen, kw_only=True):
 
 
 class PlannedGpuRow(Frozen, kw_only=True, omit_defaults=True):
-    """The plan of one GPU. reason: why it is not settled.
+    """The plan of one GPU. reason: why it is not settled, a sentence. steps: those that remain, in order; a
+    step of several GPUs stands with each of them. waiting_for: held shares that its change waits for.
 
-    layout, kept, destroyed: only with a MIG layout. refusal, holders: only where something is in the way.
+    layout: what will be there, ``3g.40gb@4``; only with a MIG layout. kept, destroyed: UUIDs of MIG devices,
+    only with a MIG layout. refusal, holders: only where something is in the way.
     """
 
     index: int
@@ -87,7 +95,10 @@ class PlanAgent(Frozen):
 
 
 class PlanDocument(Document, kw_only=True):
-    """The answer of ``plan``. steps: of all GPUs, each once. agent: None where none runs."""
+    """The answer of ``plan``. gpus: one row for each GPU. steps: of all GPUs, each once, in the order in
+    which they can be done. agent: for which it is planned; None where none runs. caveats: what to know before
+    relying on it. problems: warnings.
+    """
 
     kind: Literal["Plan"] = "Plan"
     policy: PolicySource

@@ -24,7 +24,7 @@ from partage.model.policy import Policy, Strategy
 from partage.model.share import NodeOffer
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
-from partage.plan.report import PolicyState
+from partage.plan.report import MigConfigState, PolicyReason, PolicyState
 from partage.plan.serve.ledger import Certainty, Hold, Holder
 from partage.values import Frozen
 
@@ -43,13 +43,27 @@ class AgentProcess(Frozen):
 
 
 class PolicyRow(Frozen):
-    """The policy in force. problems: errors and warnings of the one that was asked for."""
+    """The policy in force. problems: errors and warnings of the one that was asked for; reason: whether that
+    one is in force, and why not; message: the same for people. chosen_by: what chose it; empty: there is no
+    choice.
+    """
 
     state: PolicyState
     source: str
     config: str | None
     digest: str
     problems: tuple[Problem, ...]
+    reason: PolicyReason = PolicyReason.IN_FORCE
+    message: str = ""
+    chosen_by: str = ""
+
+
+class MigConfigRow(Frozen):
+    """What became of the layout that the label ``nvidia.com/mig.config`` asks for."""
+
+    name: str
+    state: MigConfigState | None
+    reason: str
 
 
 class HealthRow(Frozen):
@@ -132,10 +146,11 @@ class ReportedResourceRow(ResourceRow):
 
 
 class PlannedFrom(Frozen):
-    """What the agent's planner looked at."""
+    """What the agent's planner looked at. labels: of the Node; None: not known."""
 
     policy: Policy
     snapshot: Snapshot
+    labels: Mapping[str, str] | None = None
 
 
 class ReportDocument(Document, kw_only=True):
@@ -152,6 +167,7 @@ class ReportDocument(Document, kw_only=True):
     reasons: tuple[ReadinessReason, ...]
     degraded: tuple[ReadinessReason, ...]
     policy: PolicyRow
+    mig_config: MigConfigRow | None = None
     node: NodeRow
     gpus: tuple[ReportedGpuRow, ...]
     resources: tuple[ReportedResourceRow, ...]

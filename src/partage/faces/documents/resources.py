@@ -17,9 +17,13 @@ Verify = Callable[[DeviceOffer], Guarantee | None]
 
 
 class ResourceDeviceRow(Frozen, kw_only=True, omit_defaults=True):
-    """One GPU or MIG device. uuid: None for a device that has still to be made.
+    """One GPU or MIG device. Keys that do not apply are left out.
 
-    Keys that do not apply are left out.
+    uuid: None for a device that has still to be made. index: ``6``, or ``6:1`` for a MIG device.
+    sharing: how the device itself is shared. replicas: shares that it is split into.
+    first_share, count: which of them are here. memory_bytes: of one share.
+    pipe: its namespace below the MPS daemon's pipe directory. interval: length of a time slice.
+    one_share_only: a container may hold one share only. planned: it has still to be made.
     """
 
     uuid: DeviceUuid | None
@@ -41,7 +45,9 @@ class ResourceDeviceRow(Frozen, kw_only=True, omit_defaults=True):
 
 
 class ResourceGpuRow(Frozen):
-    """What one GPU adds to a resource. memory_bytes: of the smallest share, where shares differ."""
+    """What one GPU adds to a resource. memory_bytes: of the smallest share, where shares differ.
+    planned: a MIG device in it has still to be made.
+    """
 
     index: int
     uuid: GpuUuid
@@ -58,8 +64,10 @@ class ResourceGpuRow(Frozen):
 class ResourceRow(Frozen):
     """One resource: how many shares, how, with what guarantee, and on which GPUs.
 
-    guarantee: the weaker one of promised and verified, each the weakest of all shares.
-    strategy: ``mixed`` for several. None, as the guarantees: nothing is offered under this name any more.
+    strategy: ``exclusive``, ``time-slicing``, ``mps``, ``mig``, or ``mixed`` for several; None, as the
+    guarantees: nothing is offered under this name any more. guarantee: the weaker one of promised and
+    verified, each the weakest of all shares. promised: what follows from the policy. verified: what was seen
+    in force; None where nothing was seen. gpus: one row for each GPU that adds to it.
     """
 
     name: ResourceName

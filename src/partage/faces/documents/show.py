@@ -25,8 +25,8 @@ class ShownShare(HeldRow):
 class ShownAgent(Frozen):
     """The agent, from its report at that time. policy: its source, empty for none.
 
-    reasons: everything that is wrong. troubles, pending: GPU UUID to what is wrong with it, and to why it is
-    not as the policy wants it. waited_for: GPUs that change once their shares are released.
+    reasons: everything that is wrong. troubles: GPU UUID to what is wrong with it. pending: GPU UUID to why
+    it is not as the policy wants it. waited_for: GPUs that change once their shares are released.
     """
 
     version: str
@@ -47,7 +47,9 @@ class NodeAnswer(NodeRow, kw_only=True):
 
 
 class NodeDocument(Document, NodeAnswer):
-    """The same as a document. ``kind`` is not among the keyword-only fields, and so it is written first."""
+    """The answer of ``show``: the node, what it offers, and who holds it."""
+
+    # Not among the keyword-only fields, so it is written first.
 
     kind: Literal["Node"] = "Node"
 

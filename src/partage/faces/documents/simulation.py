@@ -34,7 +34,10 @@ class PodRow(Frozen):
 
 
 class SimulationDocument(Document, kw_only=True):
-    """How the story went, and how the node stands at its end. policy: the name of its file."""
+    """How the story went, and how the node stands at its end. policy: the name of its file. passed: every
+    expectation was met. protocol_errors: what agent and kubelet did against the protocol.
+    capacity, allocatable: resource name to number, as a Node has them.
+    """
 
     kind: Literal["Simulation"] = "Simulation"
     title: str

@@ -16,7 +16,9 @@ TimeOf = Callable[[float], str]
 
 
 class UsageRow(Frozen):
-    """What one container uses of a device. at_least: some of its processes have no figure."""
+    """What one container uses of a device. pids: its processes. at_least: some of its processes have no
+    figure. share_bytes: memory of its shares. over: it uses more than its shares.
+    """
 
     gpu: GpuUuid
     device: DeviceUuid
@@ -33,7 +35,9 @@ class UsageRow(Frozen):
 
 
 class ConcernRow(UsageRow):
-    """A container that does something wrong."""
+    """A container that does something wrong. concern: ``over``: it uses more than its shares; ``ungranted``:
+    it holds no share. reason: a sentence.
+    """
 
     concern: ViolationKind
     reason: str

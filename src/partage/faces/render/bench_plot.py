@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from partage.errors import Unsatisfiable
+from partage.errors import missing_library
 from partage.faces.render.drawing import DIM, INK, LINE
 from partage.faces.render.picture_files import check_picture_name
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
@@ -66,7 +66,7 @@ def check_plot(path: str) -> None:
     """Raises InputError for a wrong file name, Unsatisfiable if matplotlib is not installed."""
     check_picture_name(path)
     if importlib.util.find_spec("matplotlib") is None:
-        raise Unsatisfiable("a plot needs matplotlib, which is not installed", "pip install 'partage[plot]'")
+        raise missing_library("a plot", "matplotlib", "matplotlib")
 
 
 def plot_file(bench: BenchReport, path: str) -> bytes:

@@ -77,7 +77,7 @@ class Drawing(Frozen):
     shapes: tuple[Shape, ...]
 
 
-def draw(cards: Sequence[GpuCard], caption: str) -> Drawing:
+def draw(cards: Sequence[GpuCard], caption: str, noun: str = "GPU") -> Drawing:
     """All cards, two in a row; below them a legend and the caption, a sentence."""
     beside = min(2, max(1, len(cards)))
     width = 2 * _MARGIN + beside * (_CARD + _GAP) - _GAP
@@ -87,7 +87,7 @@ def draw(cards: Sequence[GpuCard], caption: str) -> Drawing:
         row = cards[first : first + beside]
         height = max(map(_height, row))
         for column, card in enumerate(row):
-            shapes.extend(_card(card, _MARGIN + column * (_CARD + _GAP), y, height))
+            shapes.extend(_card(card, _MARGIN + column * (_CARD + _GAP), y, height, noun))
         y += height + _GAP
     shapes.extend(_legend(cards, y))
     shapes.append(Label(_MARGIN, y + 46, _fitting(caption, width - 2 * _MARGIN, 12), 12, DIM))
@@ -103,12 +103,12 @@ def _height(card: GpuCard) -> int:
 # --- one card ----------------------------------------------------------------------------------
 
 
-def _card(card: GpuCard, x: int, y: int, height: int) -> Iterator[Shape]:
+def _card(card: GpuCard, x: int, y: int, height: int, noun: str) -> Iterator[Shape]:
     edge = TROUBLE if card.trouble else LINE
     full, _ = _colours(card)
     yield Box(x, y, _CARD, height, PAPER, edge)
     sharing_text = _fitting(card.sharing_text, 220, 13)
-    title = _fitting(f"GPU {card.index}  {card.product}", _CARD - 40 - _width(sharing_text, 13, _BOLD), 15)
+    title = _fitting(f"{noun} {card.index}  {card.product}", _CARD - 40 - _width(sharing_text, 13, _BOLD), 15)
     yield Label(x + 14, y + 26, title, 15, bold=True)
     yield Label(x + _CARD - 14, y + 26, sharing_text, 13, full, bold=True, at_end=True)
     bars = x + _LEFT

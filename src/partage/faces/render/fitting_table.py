@@ -54,7 +54,9 @@ class FittingTable(Table):
     def _texts(self, number: int) -> list[Text]:
         """The cells of a column, without its header."""
         cells = self.columns[number].cells
-        return [cell if isinstance(cell, Text) else Text.from_markup(str(cell)) for cell in cells]
+        return [
+            cell if isinstance(cell, Text) else Text.from_markup(str(cell), emoji=False) for cell in cells
+        ]
 
     def _needs(self, number: int, texts: Sequence[Text]) -> tuple[int, int]:
         """The widths of a column at which no word is split, and at which nothing is folded."""

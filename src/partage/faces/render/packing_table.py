@@ -44,15 +44,15 @@ def packing_table(packing: Packing) -> tuple[Table, int]:
 def _kind(one: PackedGpu) -> _Kind:
     return _Kind(
         product=product_word(one.candidate.gpu.product),
-        layout=_layout(one.layout),
+        layout=compact_layout(one.layout),
         serves=demand_words(served_counts(one.serves).items()),
-        destroyed=_layout([gone.item for gone in one.disturbed]),
+        destroyed=compact_layout([gone.item for gone in one.disturbed]),
         mode_change=not one.candidate.gpu.mig_enabled,
     )
 
 
-def _layout(items: Sequence[LayoutItem]) -> str:
-    """``1g.10gb@0-3 3g.40gb@4``."""
+def compact_layout(items: Sequence[LayoutItem]) -> str:
+    """``1g.10gb@0-3  3g.40gb@4``."""
     starts: dict[str, list[int]] = {}
     for item in items:
         starts.setdefault(str(item.profile), []).append(item.start or 0)

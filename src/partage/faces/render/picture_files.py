@@ -1,4 +1,4 @@
-"""Drawings as files: SVG, and PNG if Pillow is installed (``pip install 'partage[picture]'``)."""
+"""Drawings as files: SVG, and PNG if Pillow is installed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import io
 from html import escape
 from typing import TYPE_CHECKING
 
-from partage.errors import InputError, Problem, Unsatisfiable
+from partage.errors import InputError, Problem, missing_library
 from partage.faces.render.drawing import Box, Drawing, Label
 
 if TYPE_CHECKING:
@@ -94,9 +94,7 @@ def png(drawing: Drawing) -> bytes:
     try:
         from PIL import Image, ImageDraw
     except ImportError as missing:
-        hint = "pip install 'partage[picture]', or write an .svg"
-        problem = Problem("", "", "error", "a PNG needs Pillow, which is not installed", hint)
-        raise Unsatisfiable([problem]) from missing
+        raise missing_library("a PNG", "Pillow", "pillow", "an .svg needs nothing") from missing
     image = Image.new("RGB", (drawing.width * _SCALE, drawing.height * _SCALE))
     canvas = ImageDraw.Draw(image)
     for shape in drawing.shapes:

@@ -23,17 +23,26 @@ _BAD = (GpuOutcome.REFUSED, GpuOutcome.ROLLED_BACK, GpuOutcome.PARTIAL)
 
 
 def applied_table(gpus: Sequence[AppliedGpuRow]) -> Table:
-    """What ``apply`` did, or would do, GPU by GPU; GPUs on which there was nothing to do are left out."""
+    """What ``apply`` did, or would do, GPU by GPU; GPUs on which there was nothing to do are left out.
+
+    Steps that were done are counted: each was printed when it began.
+    """
     table = plain_table("GPUs", "GPU", "Outcome", "MIG devices", "Steps", right=("GPU",))
     for gpu in gpus:
         if gpu.outcome is not GpuOutcome.UNCHANGED:
             layout = _INSTEAD.get(gpu.outcome, ", ".join(gpu.layout or ()) or "-")
-            steps = gpu.reason or "\n".join(step.detail for step in gpu.steps)
+            steps = gpu.reason or _steps(gpu)
             style = "red" if gpu.outcome in _BAD else ""
             table.add_row(str(gpu.index), gpu.outcome, layout, Text(steps), style=style)
     if not table.rows:
         table.add_row("", "nothing to do", "", "")
     return table
+
+
+def _steps(gpu: AppliedGpuRow) -> str:
+    if gpu.outcome is GpuOutcome.DONE:
+        return f"{len(gpu.steps)} done"
+    return "\n".join(step.detail for step in gpu.steps)
 
 
 def steps_table(rows: Sequence[StepRow]) -> Table:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from partage.faces.documents.report import ReportedGpuRow
-from partage.faces.documents.show import ShownShare
 from partage.faces.wording import pod_name, product_word, sharing_text
 from partage.lab.share_names import shares_of
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu
@@ -17,6 +16,10 @@ from partage.plan.serve.ledger import Hold
 from partage.text import count_of, listed, numbers
 from partage.units import format_bytes
 from partage.values import Frozen
+
+if TYPE_CHECKING:  # the report imports all of the agent's status
+    from partage.faces.documents.report import ReportedGpuRow
+    from partage.faces.documents.show import ShownShare
 
 
 class OfferLine(Frozen):

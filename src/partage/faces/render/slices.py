@@ -107,7 +107,9 @@ def slices_of(gpu: Gpu, offer: GpuOffer, geometry: Geometry | None) -> GpuSlices
     """
     if not (any(offering.profile for offering in offer) or (gpu.mig_enabled and not offer)):
         return None
-    live: dict[DeviceUuid, Placement] = {device.uuid: device.placement for device in gpu.mig_devices}
+    if gpu.mig_unplaced and not any(offering.placement for offering in offer):
+        return None
+    live: dict[DeviceUuid, Placement | None] = {device.uuid: device.placement for device in gpu.mig_devices}
     at: dict[Placement, list[DeviceOffer]] = {}
     for offering in offer:
         placement = offering.placement or live.get(offering.device)
@@ -133,7 +135,7 @@ def _unoffered(gpu: Gpu, offered: Mapping[Placement, object]) -> list[DrawnInsta
     """Instances that are not offered, also those without MIG devices."""
     rest: dict[Placement, list[str]] = {}
     for device in gpu.mig_devices:
-        if device.placement not in offered:
+        if device.placement is not None and device.placement not in offered:
             rest.setdefault(device.placement, []).append(device.profile)
     cut = [DrawnInstance(_label(names), placement, _compute(names)) for placement, names in rest.items()]
     return cut + [DrawnInstance(empty.profile, empty.placement, 0) for empty in gpu.empty_instances]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.documents.show import ShownShare
 from partage.faces.render.fitting_table import FittingTable
 from partage.faces.render.rows import gpu_cells, holder_cells, offer_lines
 from partage.faces.wording import guarantee_words
 from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.ids import GpuUuid
 from partage.model.share import Guarantee, NodeOffer
+
+if TYPE_CHECKING:
+    from partage.faces.documents.show import ShownShare
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",

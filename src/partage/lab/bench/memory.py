@@ -1,7 +1,8 @@
 """Tensors of a third of a limit: two and a half fit, three do not, if the limit holds.
 
-The third tensor ends exactly at the limit, and the CUDA context needs room, too. Every try is a new process,
-because a process that ran out of memory once may behave differently afterwards.
+The third tensor ends exactly at the limit, and the CUDA context needs room, too: of a small limit fewer
+thirds fit. Every try is a new process, because a process that ran out of memory once may behave differently
+afterwards.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from partage.errors import DaemonError, Unsupported
 from partage.lab.bench.model import BenchSettings, MemoryTry
 from partage.lab.daemon import MpsDaemon
 from partage.lab.place import TenantMode, TenantPlace
+from partage.lab.sizes import CUDA_NEEDS_BYTES
 from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, start_tenant
 from partage.units import MIB
 from partage.values import Frozen
 
-THIRDS = (2.5, 3.0)
+_MOST_THIRDS = 2.5
 
 
 class MemoryLimit(Frozen):
@@ -49,6 +51,13 @@ async def try_allocation(
     return None
 
 
+def thirds_tried(limit_bytes: int, *, on_gpu: bool = True) -> tuple[float, ...]:
+    """How many thirds of a limit are tried: what surely fits, in tenths, then what does not."""
+    needs_bytes = CUDA_NEEDS_BYTES if on_gpu else 0
+    tenths = 30 * (limit_bytes - needs_bytes) // limit_bytes
+    return (min(tenths / 10, _MOST_THIRDS), 3.0) if tenths > 0 else (3.0,)
+
+
 def tensor_sizes(limit_bytes: int, thirds: float) -> tuple[int, ...]:
     """Sizes in bytes: whole thirds of the limit, then the rest."""
     third = limit_bytes // 3
@@ -60,10 +69,10 @@ def tensor_sizes(limit_bytes: int, thirds: float) -> tuple[int, ...]:
 async def try_memory(
     settings: BenchSettings, place: TenantPlace, launch: TenantLaunch
 ) -> AsyncIterator[MemoryTry]:
-    """Two and a half thirds, then three, of every limit there is on this machine."""
+    """What surely fits, mostly two and a half thirds, then three, of every limit there is on this machine."""
     for mode, limit in await memory_limits(settings, place):
         environment = place.environment(mode, limit=limit.client)
-        for thirds in THIRDS:
+        for thirds in thirds_tried(limit.bytes, on_gpu=place.on_gpu):
             failure = await try_allocation(
                 launch, environment, tensor_sizes(limit.bytes, thirds), settings.deadline_s
             )

@@ -134,7 +134,7 @@ class MemoryTry(Frozen):
 
     limit_bytes: the limit; source: where it comes from, a sentence.
     promise: ``hard``, ``guarded``, ``advisory`` or ``none``: how far the limit is enforced.
-    thirds: 2.5 or 3. seen: ``fits``, or what a TenantFailure says.
+    thirds: 3, or fewer that fit if the limit holds, mostly 2.5. seen: ``fits``, or what a TenantFailure says.
     """
 
     mode: TenantMode

@@ -123,5 +123,15 @@ class ProofReport(LabReport, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """1 where a promise is broken."""
-        return 1 if self.count(ProofVerdict.BROKEN) else 0
+        """1 where a promise is broken, 3 where nothing was tried."""
+        if self.count(ProofVerdict.BROKEN):
+            return 1
+        return 3 if self.untried else 0
+
+    @property
+    def untried(self) -> tuple[str, ...]:
+        """Why nothing at all was tried, each reason once; empty where something was."""
+        if any(row.verdict is not ProofVerdict.NOT_TRIED for row in self.rows):
+            return ()
+        offered = [row.reason for row in self.rows if row.share is not None]
+        return tuple(dict.fromkeys(offered or [row.reason for row in self.rows]))

@@ -18,7 +18,8 @@ from partage.lab.prove.outcomes import (
     was_limited,
 )
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import Allocated, ExperimentStage, allocate_in_pieces
+from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, allocate_in_pieces
+from partage.lab.sizes import CUDA_NEEDS_BYTES, beyond_bytes, data_bytes, piece_bytes
 from partage.lab.tenant import OK
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
@@ -39,12 +40,17 @@ def _by_variable(share: PromisedShare) -> bool:
 
 @attack(
     "mps-below-limit", "MPS", Guarantee.GUARDED,
-    promised="A client can have five sixths of its share for its data; CUDA's own needs are in the rest.",
-    tried="A tenant allocates five sixths of its share in one piece.",
+    promised=(
+        "A client can have five sixths of its share for its data, of a small share all but 1 GiB; CUDA's own "
+        "needs are in the rest."
+    ),
+    tried="A tenant allocates that much in one piece.",
     on=is_mps,
 )  # fmt: skip
 async def _below(stage: ExperimentStage) -> AttackOutcome:
-    wanted = stage.share.bytes * 5 // 6
+    wanted = data_bytes(stage.share.bytes)
+    if not wanted:
+        raise CannotTry(f"CUDA's own needs may take all of a share of {format_bytes(stage.share.bytes)}")
     answer = await (await stage.tenant()).allocate(wanted)
     words = f"{format_bytes(wanted)} of {format_bytes(stage.share.bytes)}"
     return kept(f"it got {words}") if answer == OK else weaker(f"{words} were refused: {answer}")
@@ -60,7 +66,7 @@ async def _over(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
     most = above_limit(share.bytes, share.device_bytes)
     neighbour = await stage.tenant()
-    require_working(await neighbour.allocate(max(share.bytes // 16, MIB)), await neighbour.attempt("launch"))
+    require_working(await neighbour.allocate(piece_bytes(share.bytes)), await neighbour.attempt("launch"))
     return await allocate_beside(stage, neighbour, share.bytes, most, "the share")
 
 
@@ -73,7 +79,9 @@ async def _over(stage: ExperimentStage) -> AttackOutcome:
 async def _lowered(stage: ExperimentStage) -> AttackOutcome:
     half = max(stage.share.bytes // 2 // MIB, 1) * MIB
     tenant = await stage.tenant({MEMORY_VARIABLE: f"0={half // MIB}M"})
-    return allocation_outcome(await allocate_in_pieces(tenant, half, half * 5 // 4), half, "the lower limit")
+    return allocation_outcome(
+        await allocate_in_pieces(tenant, half, beyond_bytes(half)), half, "the lower limit"
+    )
 
 
 @attack(
@@ -132,7 +140,11 @@ async def _with_variable(stage: ExperimentStage, value: str) -> AttackOutcome:
 
 
 def _which_held(share: PromisedShare, got: Allocated) -> str:
-    return "the daemon's limit held" if got.bytes > share.bytes // 2 else "its own limit held"
+    if got.bytes > share.bytes // 2:
+        return "the daemon's limit held"
+    # CUDA's own needs may have taken the other half of a small share.
+    small = got.bytes >= share.bytes - CUDA_NEEDS_BYTES
+    return "a limit held, the daemon's or its own" if small else "its own limit held"
 
 
 ATTACKS = (_below, _over, _raised, _lowered, _unseen, _dropped)

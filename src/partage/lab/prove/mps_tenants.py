@@ -11,7 +11,8 @@ from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried
 from partage.lab.prove.mps_memory import is_mps
 from partage.lab.prove.outcomes import at_most_of_device, limit_avoided
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import AttackNeed, ExperimentStage
+from partage.lab.prove.stage import AttackNeed, ExperimentStage, allocate_in_pieces
+from partage.lab.sizes import data_bytes
 from partage.lab.tenant import OK, OUT_OF_MEMORY
 from partage.model.share import Guarantee
 from partage.units import format_bytes
@@ -31,20 +32,21 @@ def _has_ceiling(share: PromisedShare) -> bool:
         "The limit is each process's: several in one container can have a multiple of the share, which the "
         "watchdog reports."
     ),
-    tried="Two processes of one tenant allocate five sixths of the share each.",
+    tried="Two processes of one tenant allocate in pieces, each up to five sixths of the share.",
     on=is_mps,
 )  # fmt: skip
 async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
     each = at_most_of_device(2 * (share.bytes * 5 // 6), share.device_bytes) // 2
     one, other = await stage.tenant(), await stage.tenant()
-    answers = [await one.allocate(each), await other.allocate(each)]
-    size = format_bytes(share.bytes)
-    if answers == [OK, OK]:
-        return kept(f"two processes got {format_bytes(2 * each)} together, with a share of {size}")
-    if answers == [OK, OUT_OF_MEMORY]:
+    got = [await allocate_in_pieces(tenant, share.bytes, each) for tenant in (one, other)]
+    together, size = sum(one.bytes for one in got), format_bytes(share.bytes)
+    if together > share.bytes:
+        return kept(f"two processes got {format_bytes(together)} together, with a share of {size}")
+    if got[1].answer == OUT_OF_MEMORY and together < 2 * data_bytes(share.bytes):
         return kept(f"the second process was refused: together they are held to the share of {size}")
-    return not_tried(f"the processes did not reach their limits: {', '.join(answers)}")
+    answers = ", ".join(one.answer for one in got)
+    return not_tried(f"the processes did not reach their limits: {format_bytes(together)}, {answers}")
 
 
 @attack(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weaker
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, allocate_in_pieces
+from partage.lab.sizes import beyond_bytes, has_room
 from partage.lab.tenant import OK, OUT_OF_MEMORY, TenantProcess
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
@@ -31,16 +32,15 @@ async def make_fault(tenant: TenantProcess) -> str:
 
 
 def above_limit(limit_bytes: int, device_bytes: int) -> int:
-    """How much to ask for so that the limit and not the device refuses: a quarter more than the limit.
-
-    Raises CannotTry where that is more than nine tenths of the device.
+    """How much to ask for so that the limit and not the device refuses. Raises CannotTry where the device
+    has no room for that.
     """
-    return at_most_of_device(limit_bytes * 5 // 4, device_bytes)
+    return at_most_of_device(beyond_bytes(limit_bytes), device_bytes)
 
 
 def at_most_of_device(amount_bytes: int, device_bytes: int) -> int:
-    """The amount. Raises CannotTry where it is more than nine tenths of the device."""
-    if amount_bytes > device_bytes * 9 // 10:
+    """The amount. Raises CannotTry where the device may refuse it by itself (``has_room``)."""
+    if not has_room(amount_bytes, device_bytes):
         raise CannotTry(
             "the share is so large a part of the device that its limit cannot be told from the device's own"
         )

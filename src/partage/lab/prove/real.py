@@ -92,4 +92,4 @@ def _with_shared_memory(shm: Path) -> tuple[str, ...]:
     """
     if os.geteuid() != 0 or not shm.is_mount():
         return ()
-    return (sys.executable, "-I", "-S", launch.__file__, "", str(shm))
+    return (sys.executable, "-I", "-S", launch.__file__, "", "", str(shm))

@@ -16,6 +16,7 @@ from partage.lab.daemon import MpsDaemon
 from partage.lab.place import MEMORY_VARIABLE, THREADS_VARIABLE, TenantMode, TenantPlace
 from partage.lab.prove.model import Evidence
 from partage.lab.prove.share import PromisedShare
+from partage.lab.sizes import piece_bytes
 from partage.lab.tenant import OK, TenantProcess, start_tenant
 from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy
@@ -25,7 +26,6 @@ VariableChanges = Mapping[str, str | None]
 """Of a tenant's environment; None: without that variable."""
 UNCHANGED: VariableChanges = {}
 _GONE_S = 10.0
-_PIECES = 16
 
 
 class CannotTry(Exception):
@@ -197,11 +197,10 @@ class ExperimentStage:
 
 
 async def allocate_in_pieces(tenant: TenantProcess, limit_bytes: int, most_bytes: int) -> Allocated:
-    """Allocate sixteenths of a limit until one is refused, or until one more would exceed ``most_bytes``.
-
-    Raises TenantLost.
+    """Allocate pieces of a limit until one is refused, or until one more would exceed ``most_bytes``. Raises
+    TenantLost.
     """
-    piece = max(limit_bytes // _PIECES, MIB)
+    piece = piece_bytes(limit_bytes)
     got = 0
     while got + piece <= most_bytes:
         answer = await tenant.allocate(piece)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 from partage.codec.fields import Field, Table
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
 from partage.model.health import HealthState
+from partage.plan.report import MigConfigState
+from partage.sim.kubelet.pod import PodPhase
+from partage.text import numbers
 
 T = TypeVar("T")
 
-_KEYS = ("allocatable", "capacity", "pods", "env", "health", "waiting", "problem")
+_KEYS = ("allocatable", "capacity", "pods", "env", "health", "waiting", "mig-config", "problem")
 _MOST_GPUS = 64
 _LONGEST_WAIT_S = 60
 _SECONDS = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)\s*s?", re.ASCII)
 
 
-def read_expectation(step: Table) -> Expect | None:
-    """The ``expect`` of a step, with its ``within``."""
+def read_expectation(step: Table, gpus: Collection[int] | None) -> Expect | None:
+    """The ``expect`` of a step, with its ``within``. gpus: indexes that the machine has; None: not known."""
     place = step.required("expect")
     table = place.table(_KEYS) if place else None
     if place is None or table is None:
@@ -29,10 +32,11 @@ def read_expectation(step: Table) -> Expect | None:
         within_s=step.value("within", _within, DEFAULT_WITHIN_S),
         allocatable=_each(table, "allocatable", lambda field: field.integer(0)),
         capacity=_each(table, "capacity", lambda field: field.integer(0)),
-        pods=_by_pod(_each(table, "pods", Field.text)),
+        pods=_by_pod(_each(table, "pods", lambda field: field.choice(PodPhase))),
         env=_by_pod(_each(table, "env", lambda field: _members(field, _pattern))),
-        health=table.value("health", _health, {}),
-        waiting=table.value("waiting", _indexes, None),
+        health=table.value("health", lambda field: _health(field, gpus), {}),
+        waiting=table.value("waiting", lambda field: _indexes(field, gpus), None),
+        mig_config=table.value("mig-config", _mig_config, None),
         problem=table.value("problem", Field.text, None),
     )
 
@@ -57,15 +61,27 @@ def _pattern(place: Field) -> str | None:
     return place.text()
 
 
-def _health(place: Field) -> dict[str, tuple[int, ...]]:
+def _health(place: Field, gpus: Collection[int] | None) -> dict[str, tuple[int, ...]]:
     table = place.table(tuple(state.value for state in HealthState))
     named = [state.value for state in HealthState if table and state.value in table]
-    return {state: _indexes(table.here(state)) for state in named} if table else {}
+    return {state: _indexes(table.here(state), gpus) for state in named} if table else {}
 
 
-def _indexes(place: Field) -> tuple[int, ...]:
-    numbers = [item.integer(0) for item in place.items(at_most=_MOST_GPUS) or []]
-    return tuple(number for number in numbers if number is not None)
+def _indexes(place: Field, gpus: Collection[int] | None) -> tuple[int, ...]:
+    found = [_index(item, gpus) for item in place.items(at_most=_MOST_GPUS) or []]
+    return tuple(number for number in found if number is not None)
+
+
+def _index(place: Field, gpus: Collection[int] | None) -> int | None:
+    number = place.integer(0)
+    if number is not None and gpus is not None and number not in gpus:
+        place.error(f"the machine has no GPU {number}", f"it has {numbers(gpus) or 'none'}")
+        return None
+    return number
+
+
+def _mig_config(place: Field) -> str | None:
+    return "" if place.value == "" else place.choice(MigConfigState)
 
 
 def _within(place: Field) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import field
 
-from partage.sim.kubelet.pod import Pod
+from partage.sim.kubelet.pod import Pod, PodPhase
 from partage.sim.node.faults import Fault
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
@@ -27,10 +27,14 @@ def short_key(key: str) -> str:
 
 
 class PolicyText(Frozen):
-    """A policy as the agent finds it: the content of a file, or of the story. name: for messages."""
+    """A policy as the agent finds it: the content of a file, or of the story. name: for messages.
+
+    files: of a directory of named policies, by name; None: there is one file.
+    """
 
     name: str
-    content: bytes
+    content: bytes = b""
+    files: Mapping[str, bytes] | None = None
 
 
 # --- steps -------------------------------------------------------------------------------------
@@ -61,6 +65,12 @@ class ChangePolicy(Frozen):
     policy: PolicyText
 
 
+class LabelNode(Frozen):
+    """Labels of the Node are set; None: removed."""
+
+    labels: Mapping[str, str | None]
+
+
 class RestartKubelet(Frozen):
     """The kubelet stops and starts again; its device plugins have to register again."""
 
@@ -85,10 +95,12 @@ class Expect(Frozen):
     """All of this has to be true within ``within_s``. Patterns may hold ``*``.
 
     allocatable, capacity: resource to count; 0 also stands for a name the kubelet does not know.
-    pods:     pod to phase (Running, Succeeded, Failed) or to a text in the reason of its refusal.
+    pods:     pod to phase.
     env:      pod or pod/container to variable to pattern.
     health:   state (healthy, suspect, unhealthy, probation) to the GPUs that are in it, by index.
     waiting:  GPUs that wait for their holders before they change; None: not asked.
+    mig_config: what became of the layout that a label asks for (pending, success, failed, rebooting); empty:
+              no label does. None: not asked.
     problem:  a text in a problem that the agent reports; empty: it reports none. None: not asked.
     """
 
@@ -96,10 +108,11 @@ class Expect(Frozen):
     within_s: float = DEFAULT_WITHIN_S
     allocatable: Mapping[str, int] = field(default_factory=dict)
     capacity: Mapping[str, int] = field(default_factory=dict)
-    pods: Mapping[str, str] = field(default_factory=dict)
+    pods: Mapping[str, PodPhase] = field(default_factory=dict)
     env: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     health: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     waiting: tuple[int, ...] | None = None
+    mig_config: str | None = None
     problem: str | None = None
 
 
@@ -108,6 +121,7 @@ StoryStep = (
     | RunPods
     | EndPods
     | ChangePolicy
+    | LabelNode
     | RestartKubelet
     | RestartAgent
     | TimePasses
@@ -117,7 +131,9 @@ StoryStep = (
 
 
 class Story(Frozen):
-    """A story, ready to be played. policy None: every GPU exclusive."""
+    """A story, ready to be played. policy None: every GPU exclusive. labels: of the Node; None: there is no
+    cluster that has labels.
+    """
 
     file: Path
     title: str
@@ -125,3 +141,4 @@ class Story(Frozen):
     policy: PolicyText | None
     config: str | None
     steps: tuple[StoryStep, ...]
+    labels: Mapping[str, str] | None = None

@@ -5,21 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import assert_never
 
 from msgspec.structs import replace
 
-from partage.edges.files.policy import parse_policy
-from partage.errors import Problem
+from partage.errors import InputError, Problem, Unsatisfiable
 from partage.lab.share_names import shares_of
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
     Expect,
     FaultStep,
+    LabelNode,
     PolicyText,
     Remark,
     RestartAgent,
@@ -30,7 +30,14 @@ from partage.lab.stories.model import (
     TimePasses,
     short_key,
 )
-from partage.lab.stories.sentences import expectation_sentence, pod_lines, refusal_sentence, waiting_sentences
+from partage.lab.stories.possible import check_policy
+from partage.lab.stories.sentences import (
+    expectation_sentence,
+    label_sentence,
+    pod_lines,
+    refusal_sentence,
+    waiting_sentences,
+)
 from partage.lab.stories.stage import StoryStage
 from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.model.gpu import Inventory
@@ -79,18 +86,13 @@ async def play(
     seed: of the order in which the kubelet names free devices. on_scene: called for each scene as it happens.
     Raises what the agent raises at its start: InputError or Unsatisfiable for a policy that cannot hold.
     """
-    if story.policy is not None:
-        # Once before, so that problems carry the name that the operator knows.
-        parse_policy(story.policy.content, story.policy.name, story.config)
+    check_policy(story)  # before the agent reads it, so that problems carry the name that the operator knows
     with tempfile.TemporaryDirectory(prefix="partage-", dir=_short_folder()) as folder:
         player = StoryPlayer(story, Path(folder), seed, on_scene)
         try:
-            await player.start()
-            for step in story.steps:
-                await player.perform(step)
-            return await player.ending()
-        finally:
-            await player.stage.close()
+            return await player.play()
+        except (InputError, Unsatisfiable) as error:
+            raise type(error)(player.named(error.problems)) from error
 
 
 def _short_folder() -> str | None:
@@ -111,6 +113,16 @@ class StoryPlayer:
         self.policy_name: str = ""
         self.stage = StoryStage(self.story, self.folder, self.seed, self._report_late_pod)
         self.policy_name = self.story.policy.name if self.story.policy else ""
+
+    async def play(self) -> StoryEnding:
+        """From the start of the agent to the end of the last step. Leaves no process behind."""
+        try:
+            await self.start()
+            for step in self.story.steps:
+                await self.perform(step)
+            return await self.ending()
+        finally:
+            await self.stage.close()  # raises what the agent has raised
 
     async def start(self) -> None:
         """Done when everything is registered, and what the policy wants is made."""
@@ -143,6 +155,11 @@ class StoryPlayer:
                 await self._end(step)
             case ChangePolicy():
                 await self._change_policy(step.policy)
+            case LabelNode():
+                self.stage.set_labels(step.labels)
+                await self.stage.noticed()
+                await self.stage.rest()
+                self._report("label", label_sentence(step.labels), details=tuple(self._waiting()))
             case RestartKubelet():
                 await self._restart("the kubelet", self.stage.kubelet.restart)
             case RestartAgent():
@@ -216,19 +233,28 @@ class StoryPlayer:
             same = report is not None and report.policy.digest == digest and not report.policy.problems
             return same or counts.reloads_ok + counts.reloads_failed > before
 
-        await self.stage.eventually(noticed)
+        await (self.stage.eventually(noticed) if policy.files is None else self.stage.noticed())
         await self.stage.eventually(self.stage.at_rest)
         problems = self._problems()
         said = "is refused, the last good one stays" if problems else "is taken over"
-        report = self.stage.agent_status.report
-        details = [str(problem) for problem in problems] or (waiting_sentences(report) if report else [])
+        details = [str(problem) for problem in problems] or self._waiting()
         self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
 
+    def _waiting(self) -> list[str]:
+        report = self.stage.agent_status.report
+        return waiting_sentences(report) if report else []
+
     def _problems(self) -> list[Problem]:
-        """What is wrong with the policy, under the name that the story gave it."""
-        report, own = self.stage.agent_status.report, str(self.stage.settings.policy)
-        name = Path(self.policy_name).name
-        problems = report.policy.problems if report else ()
+        """What is wrong with the policy, under the name of its file, without the folder."""
+        report = self.stage.agent_status.report
+        return self._under(Path(self.policy_name).name, report.policy.problems if report else ())
+
+    def named(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems of the copy that the agent reads, under the name that the story gave the policy."""
+        return self._under(self.policy_name, problems)
+
+    def _under(self, name: str, problems: Sequence[Problem]) -> list[Problem]:
+        own = str(self.stage.settings.policy)
         return [replace(problem, file=name) if problem.file == own else problem for problem in problems]
 
     async def _restart(self, what: str, restart: Callable[[], Awaitable[None]]) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from partage.codec.fields import Dialect, Field, Notes, Place, Table
+from partage.codec.fields import Dialect, Field, Notes, Place, Table, nearest_word
 from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input, read_regular_input
+from partage.edges.files.policy_directory import read_policies
 from partage.errors import InputError, Unsatisfiable
 from partage.lab.stories.expectation import read_expectation
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
     FaultStep,
+    LabelNode,
     PolicyText,
     Remark,
     RestartAgent,
@@ -26,19 +28,22 @@ from partage.lab.stories.model import (
     TimePasses,
     full_pattern,
 )
+from partage.lab.stories.possible import gpu_indexes, why_impossible
 from partage.model.ids import parse_resource_name
+from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
 
-_TOP = ("title", "machine", "policy", "config", "steps")
+_TOP = ("title", "machine", "policy", "config", "labels", "steps")
 _STEPS = {
     "say": ("say",),
     "run": ("run", "requests", "containers", "init", "copies", "refused"),
     "end": ("end",),
     "policy": ("policy",),
+    "label": ("label",),
     "restart": ("restart",),
     "later": ("later",),
     "fault": ("fault",),
@@ -53,9 +58,14 @@ _POD_NAME = re.compile(r"(?:[a-z0-9][a-z0-9-]{0,62}/)?[a-z0-9][a-z0-9.-]{0,200}"
 
 
 def read_story(
-    path: Path, *, machine: str | None = None, policy: str | None = None, config: str | None = None
+    path: Path,
+    *,
+    machine: str | None = None,
+    policy: str | None = None,
+    config: str | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> Story:
-    """The story in that file; machine, policy and config outrank the file's own.
+    """The story in that file; machine, policy, config and labels outrank the file's own.
 
     Raises InputError with all problems.
     """
@@ -68,24 +78,68 @@ def read_story(
         raise AssertionError("a root that is no mapping has been noted")
     reader = StoryReader(path.parent)
     chosen_machine = load_machine(machine) if machine is not None else reader.machine(top)
+    reader = StoryReader(path.parent, chosen_machine)
     steps = reader.steps(top)
     chosen_policy = (
-        PolicyText(policy, read_input(policy))
-        if policy is not None
-        else top.value("policy", reader.policy, None)
+        _policy_text(policy, read_input) if policy is not None else top.value("policy", reader.policy, None)
     )
+    _check_kinds(top, chosen_policy, steps)
     title = top.value("title", Field.text, None)
     config = config if config is not None else top.value("config", Field.text, None)
     notes.finish()
     assert chosen_machine is not None, "a machine that could not be made has been noted"
     title = title or path.resolve().parent.name
-    return Story(path, title, chosen_machine, chosen_policy, config, steps)
+    known = labels if labels is not None else top.value("labels", _labels, None)
+    if known is None and any(isinstance(step, LabelNode) for step in steps):
+        known = {}
+    notes.finish()
+    return Story(path, title, chosen_machine, chosen_policy, config, steps, known)
+
+
+def _policy_text(path: str, read: Callable[[str], bytes]) -> PolicyText:
+    """A policy, or a directory of them. Raises InputError."""
+    found = read_policies(path, read)
+    if not found.directory:
+        return PolicyText(path, found.text(path))
+    return PolicyText(path, files={name: found.text(name) for name in found.names})
+
+
+def _check_kinds(top: Table, policy: PolicyText | None, steps: Sequence[StoryStep]) -> None:
+    """The agent's ``--policy`` names a file or a directory, and does not change."""
+    policies = [policy] if policy is not None else []
+    policies += [step.policy for step in steps if isinstance(step, ChangePolicy)]
+    if len({one.files is None for one in policies}) > 1:
+        top.whole.error("some of its policies are files, and some are directories", "take one kind")
+
+
+def _labels(place: Field) -> dict[str, str] | None:
+    found = _label_changes(place)
+    return None if found is None else {key: value for key, value in found.items() if value is not None}
+
+
+def _label_changes(place: Field) -> dict[str, str | None] | None:
+    """Key to value; null removes a label."""
+    members = place.mapping()
+    if members is None:
+        return None
+    changes: dict[str, str | None] = {}
+    for key, field in members.items():
+        value = None if field.value is None else field.parsed(parse_label_value)
+        try:
+            changes[parse_label_key(key)] = value
+        except ValueError as error:
+            field.error(str(error))
+    return changes
 
 
 class StoryReader(Frozen):
-    """Reads the parts of a story; problems are noted. folder: of the story, for names of files."""
+    """Reads the parts of a story; problems are noted.
+
+    folder: of the story, for names of files. node: on which it is played; None: not known.
+    """
 
     folder: Path
+    node: Machine | None = None
 
     def machine(self, top: Table) -> Machine | None:
         """By name, or a machine file beside the story."""
@@ -110,7 +164,7 @@ class StoryReader(Frozen):
             return None
         path = str(self.folder / name)
         try:
-            return PolicyText(path, read_regular_input(path))
+            return _policy_text(path, read_regular_input)
         except InputError as error:
             for problem in error.problems:
                 place.error(f"{path}: {problem.message}", problem.hint)
@@ -126,9 +180,14 @@ class StoryReader(Frozen):
         written = place.value if isinstance(place.value, dict) else {}
         verbs = [verb for verb in _STEPS if verb in written]
         if len(verbs) != 1:
+            near = (
+                None
+                if verbs
+                else next(filter(None, (nearest_word(key, list(_STEPS)) for key in written)), None)
+            )
             place.error(
                 "a step does exactly one thing" if verbs else "this step does nothing that is known",
-                f"one of: {', '.join(_STEPS)}",
+                f"did you mean {near!r}?" if near else f"one of: {', '.join(_STEPS)}",
             )
             return None
         table = place.table(_STEPS[verbs[0]])
@@ -167,6 +226,10 @@ class StoryReader(Frozen):
         policy = step.value("policy", self.policy, None)
         return None if policy is None else ChangePolicy(policy)
 
+    def _label(self, step: Table) -> StoryStep | None:
+        changes = step.value("label", _label_changes, None)
+        return None if changes is None else LabelNode(changes)
+
     def _restart(self, step: Table) -> StoryStep | None:
         match step.text("restart", ""):
             case "kubelet":
@@ -187,10 +250,14 @@ class StoryReader(Frozen):
     def _fault(self, step: Table) -> StoryStep | None:
         place = step.required("fault")
         fault = read_fault(place) if place else None
-        return FaultStep(fault) if fault else None
+        if place is None or fault is None:
+            return None
+        if self.node is not None and (why := why_impossible(self.node, fault)):
+            place.error(why, "the machine of this story cannot do that")
+        return FaultStep(fault)
 
     def _expect(self, step: Table) -> StoryStep | None:
-        return read_expectation(step)
+        return read_expectation(step, None if self.node is None else gpu_indexes(self.node))
 
 
 def _containers(step: Table) -> tuple[Container, ...]:

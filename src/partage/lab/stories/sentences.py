@@ -53,6 +53,12 @@ def waiting_sentences(report: Report) -> list[str]:
     return lines
 
 
+def label_sentence(labels: Mapping[str, str | None]) -> str:
+    """What has become of labels of the Node."""
+    parts = [f"{key} is removed" if value is None else f"{key}={value}" for key, value in labels.items()]
+    return ", ".join(parts)
+
+
 def expectation_sentence(expect: Expect) -> str:
     """What is expected, in one line."""
     parts = [f"{count} {name}" for name, count in expect.allocatable.items()]
@@ -64,6 +70,8 @@ def expectation_sentence(expect: Expect) -> str:
     parts += [f"{gpus(indexes)} {state}" for state, indexes in expect.health.items() if indexes]
     if expect.waiting is not None:
         parts.append(f"{gpus(expect.waiting)} waiting" if expect.waiting else "no GPU waiting")
+    if expect.mig_config is not None:
+        parts.append(f"MIG layout of the label: {expect.mig_config or 'none'}")
     if expect.problem is not None:
         parts.append(f"a problem: {expect.problem}" if expect.problem else "no problem")
     return ", ".join(parts)

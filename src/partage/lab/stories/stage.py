@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from partage.agent import compose
@@ -14,6 +14,7 @@ from partage.errors import InputError, Unreachable
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
 from partage.lab.stories.rest import at_rest
 from partage.lab.stories.unmet_expectations import NodeSnapshot
+from partage.model.node_labels import NodeLabels
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
 from partage.sim.node.hardware import SimulatedHardware
@@ -76,7 +77,7 @@ class StoryStage:
             pod_resources=pod_resources / "kubelet.sock",
             state_dir=self.folder / "state",
             run_dir=self.folder / "run",
-            policy=self.folder / "policy.yaml" if needs_file else None,
+            policy=self._policy_path() if needs_file else None,
             config=self.story.config,
             container_logs=self.folder / "containers",
             intervals=INTERVALS,
@@ -86,6 +87,14 @@ class StoryStage:
             kubelet_dir, self.settings.pod_resources, seed=self.seed, clock=self.clock
         )
         self.agent_status = AgentStatus(self.clock)
+        self._labels: dict[str, str] = dict(self.story.labels or {})
+        self._know_labels: Callable[[NodeLabels], None] = lambda _: None
+        self._swaps: int = 0
+
+    def _policy_path(self) -> Path:
+        """A file, or a directory as the kubelet mounts a ConfigMap."""
+        directory = self.story.policy is not None and self.story.policy.files is not None
+        return self.folder / ("policies" if directory else "policy.yaml")
 
     async def open(self) -> None:
         """Start the kubelet, then the agent; done when everything is registered."""
@@ -107,7 +116,13 @@ class StoryStage:
     async def start_agent(self) -> None:
         """Raises what keeps the agent from starting, and Unreachable if the kubelet does not take it."""
         self.agent_status, self._stop = AgentStatus(self.clock), asyncio.Event()
-        running = compose.run(self.settings, self.hardware, stop=self._stop, status=self.agent_status)
+        running = compose.run(
+            self.settings,
+            self.hardware,
+            stop=self._stop,
+            status=self.agent_status,
+            labels=None if self.story.labels is None else self._tell_labels,
+        )
         self._agent = asyncio.create_task(running, name="agent")
         if not await self.eventually(self.settled):
             missing = [state for state in self.agent_status.endpoints() if not state.registered]
@@ -122,11 +137,45 @@ class StoryStage:
             await agent
 
     def write_policy(self, policy: PolicyText) -> None:
-        """Replace the policy file as an operator's editor does: at once."""
+        """Replace the policy file as an operator's editor does: at once; a directory as the kubelet does."""
         assert self.settings.policy is not None
+        if policy.files is not None:
+            self._write_directory(self.settings.policy, policy.files)
+            return
         beside = self.settings.policy.with_suffix(".new")
         beside.write_bytes(policy.content)
         beside.replace(self.settings.policy)
+
+    def _write_directory(self, directory: Path, files: Mapping[str, bytes]) -> None:
+        """Names are symlinks into ``..data``, which is swapped."""
+        self._swaps += 1
+        content = directory / f"..{self._swaps}"
+        content.mkdir(parents=True)
+        for name, text in files.items():
+            (content / name).write_bytes(text)
+        beside = directory / "..data_tmp"
+        beside.symlink_to(content.name)
+        beside.replace(directory / "..data")
+        there = {link.name for link in directory.iterdir() if not link.name.startswith("..")}
+        for name in files.keys() - there:
+            (directory / name).symlink_to(f"..data/{name}")
+        for name in there - files.keys():
+            (directory / name).unlink()
+
+    # --- labels ---
+
+    def set_labels(self, changes: Mapping[str, str | None]) -> None:
+        """Change labels of the Node. None: remove."""
+        for key, value in changes.items():
+            self._labels.pop(key, None)
+            if value is not None:
+                self._labels[key] = value
+        self._know_labels(dict(self._labels))
+
+    async def _tell_labels(self, know: Callable[[NodeLabels], None]) -> None:
+        self._know_labels = know
+        know(dict(self._labels))
+        await asyncio.Event().wait()
 
     # --- what can be waited for ---
 

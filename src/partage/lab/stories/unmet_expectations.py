@@ -29,6 +29,7 @@ def unmet_expectations(expect: Expect, now: NodeSnapshot) -> list[str]:
         *_environments(expect, now),
         *_health(expect, now.report),
         *_waiting(expect, now.report),
+        *_mig_config(expect, now.report),
         *_problem(expect, now.report),
     ]
 
@@ -92,6 +93,17 @@ def _waiting(expect: Expect, report: Report | None) -> Iterator[str]:
     found = tuple(gpu.index for gpu in report.gpus if gpu.waits) if report else ()
     if found != tuple(sorted(expect.waiting)):
         yield f"GPUs {list(found)} wait for their holders, not {list(expect.waiting)}"
+
+
+def _mig_config(expect: Expect, report: Report | None) -> Iterator[str]:
+    if expect.mig_config is None:
+        return
+    found = report.mig_config if report else None
+    state = (found.state or "unknown") if found else ""
+    if state != expect.mig_config:
+        reason = f" ({found.reason})" if found and found.reason else ""
+        wanted = expect.mig_config or "absent"
+        yield f"the MIG layout of the label is {state or 'not asked for'}{reason}, not {wanted}"
 
 
 def _problem(expect: Expect, report: Report | None) -> Iterator[str]:

@@ -181,7 +181,7 @@ def _replicas_path(target: Target) -> str:
     """The path of the replicas in the policy file, which differs between the formats."""
     if not target.origin or isinstance(target.sharing, Exclusive):
         return target.origin
-    if target.origin.startswith("sharing."):
+    if ".sharing." in f".{target.origin}":  # an item of NVIDIA's format; in a ConfigMap below its key
         return f"{target.origin}.replicas"
     strategy = "mps" if isinstance(target.sharing, Mps) else "time-slicing"
     if isinstance(target.sharing, Mps) and target.sharing.clients:

@@ -9,6 +9,7 @@ from msgspec import field
 from partage.errors import Problem
 from partage.model.gpu import Gpu, Inventory, MigDevice, NoDriver
 from partage.model.ids import VENDOR, GpuUuid, ResourceName, parse_resource_name
+from partage.model.node_labels import MIG_CONFIG
 from partage.model.policy import (
     DesiredMig,
     Exclusive,
@@ -28,11 +29,11 @@ from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, PlannedDevice, devices_of
 from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
-from partage.plan.offer.select import GeometryOf, glob_matches, select
+from partage.plan.offer.select import GeometryOf, glob_matches, select, select_layouts
 from partage.text import gpus
 from partage.values import Frozen
 
-__all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign"]
+__all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign", "default_name", "mig_resource"]
 
 _GPU = ResourceName(f"{VENDOR}/gpu")
 _SUFFIX = ".shared"
@@ -64,6 +65,7 @@ class Assignment(Frozen):
     pending: GPU UUID to a sentence: what has still to be done (a layout to make).
     existing: the MIG devices that live on GPUs with something pending, as the policy shares them.
     layouts: GPU UUID to the MIG layout, or none, that the policy asks for; other GPUs stay as they are.
+    labelled: GPUs whose layout is that of the node's label.
     warnings: doubtful things, each with file and path.
     """
 
@@ -72,6 +74,7 @@ class Assignment(Frozen):
     pending: Mapping[GpuUuid, str]
     existing: tuple[Target, ...] = ()
     layouts: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
+    labelled: frozenset[GpuUuid] = frozenset()
     warnings: tuple[Problem, ...] = ()
 
     @property
@@ -83,7 +86,7 @@ class Assignment(Frozen):
 def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Assignment:
     """Lay ``policy`` over ``inventory``.
 
-    Raises InputError (a GPU that the node does not have, overlapping selectors) or Unsatisfiable (a MIG
+    Raises InputError (overlapping selectors) or Unsatisfiable (a GPU that the node does not have, a MIG
     layout that does not fit, MIG strategy ``single`` with unequal devices), each with *all* problems;
     InputError first.
 
@@ -94,14 +97,17 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     findings = Findings(policy.source)
     owners = select(policy, inventory, geometry_of, findings)
     strategy = policy.options.mig_strategy
+    labelled = select_layouts(policy.layouts, inventory, geometry_of, findings)
+    _check_labelled(policy, inventory, owners, labelled, findings)
+    laid_out = {**owners, **labelled}
     presented = {
-        gpu.uuid: devices_of(gpu, owners.get(gpu.uuid), strategy, geometry_of(gpu), findings)
+        gpu.uuid: devices_of(gpu, laid_out.get(gpu.uuid), strategy, geometry_of(gpu), findings)
         for gpu in inventory
     }
     if strategy is MigStrategy.SINGLE:
         _check_single(policy, inventory, presented, findings)
     devices = [
-        ClaimableDevice(gpu, mig, _default_name(gpu, mig, policy.options), position)
+        ClaimableDevice(gpu, mig, _name(gpu, mig, policy.options), position)
         for gpu in inventory
         for position, mig in enumerate(presented[gpu.uuid].devices)
     ]
@@ -116,23 +122,50 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
         targets=tuple(targets),
         strategies=_strategies(inventory, presented, targets),
         pending={uuid: shown.pending for uuid, shown in presented.items() if shown.pending},
-        existing=tuple(_existing(inventory, presented, owners, policy.options)),
-        layouts=_layouts(owners, strategy),
+        existing=tuple(_existing(policy, inventory, presented, owners)),
+        layouts=_layouts(laid_out, strategy),
+        labelled=frozenset(labelled),
         warnings=findings.warnings(),
     )
 
 
 def _existing(
+    policy: Policy,
     inventory: Inventory,
     presented: Mapping[GpuUuid, GpuDevices],
     owners: Mapping[GpuUuid, GpuEntry],
-    options: Options,
 ) -> Iterator[Target]:
-    """Only an entry of GPUs asks for a layout, so no entry of resources concerns these devices."""
+    devices = [
+        ClaimableDevice(gpu, mig, _name(gpu, mig, policy.options), position)
+        for gpu in inventory
+        for position, mig in enumerate(presented[gpu.uuid].existing)
+    ]
+    unsaid = Findings(policy.source)  # these devices go, so what does not suit them is no problem
+    claims = claim(policy, devices, inventory, unsaid)
+    for device in devices:
+        claimed = claims.get(device.key)
+        yield _target(device, owners.get(device.gpu.uuid), claimed, policy.options, unsaid)
+
+
+def _check_labelled(
+    policy: Policy,
+    inventory: Inventory,
+    owners: Mapping[GpuUuid, GpuEntry],
+    labelled: Mapping[GpuUuid, GpuEntry],
+    findings: Findings,
+) -> None:
+    """A GPU has one layout, and MIG strategy ``none`` offers no MIG device."""
     for gpu in inventory:
-        for position, mig in enumerate(presented[gpu.uuid].existing):
-            device = ClaimableDevice(gpu, mig, _default_name(gpu, mig, options), position)
-            yield _of_gpu(device, owners[gpu.uuid], options)
+        owner, entry = owners.get(gpu.uuid), labelled.get(gpu.uuid)
+        if entry is None or entry.mig is None:
+            continue
+        if owner is not None and owner.mig not in (None, entry.mig):
+            message = f"{owner.origin} has a layout of its own, and the label {MIG_CONFIG} asks for another"
+            hint = "remove one of the two; how MIG devices are shared can be said without a layout"
+            findings.add("wrong", entry.origin, message, hint, [gpu.index])
+        if entry.mig.enabled and policy.options.mig_strategy is MigStrategy.NONE:
+            message = "a MIG layout under MIG strategy none, which offers whole GPUs"
+            findings.add("impossible", entry.origin, message, "set the MIG strategy to mixed or single")
 
 
 def _layouts(owners: Mapping[GpuUuid, GpuEntry], strategy: MigStrategy) -> dict[GpuUuid, DesiredMig]:
@@ -146,16 +179,28 @@ def _layouts(owners: Mapping[GpuUuid, GpuEntry], strategy: MigStrategy) -> dict[
 # --- names -------------------------------------------------------------------------------------
 
 
-def _default_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
-    """The name from the operator's patterns, else from the MIG strategy."""
-    if mig is None:
-        return _by_pattern(gpu.product, options.gpu_names) or _GPU
-    named = _by_pattern(mig.profile, options.mig_names)
+def default_name(product: str, profile: str | None, options: Options) -> ResourceName:
+    """The name of a device that is not shared: from the operator's patterns, else from the MIG strategy.
+
+    profile: of a MIG device; None for a whole GPU.
+    """
+    if profile is None:
+        return _by_pattern(product, options.gpu_names) or _GPU
+    named = _by_pattern(profile, options.mig_names)
     if named is not None:
         return named
     if options.mig_strategy is MigStrategy.SINGLE:
         return _GPU
-    return ResourceName(f"{VENDOR}/mig-{mig.profile.replace('+', '.').replace(',', '.')}")
+    return ResourceName(f"{VENDOR}/{mig_resource(profile)}")
+
+
+def mig_resource(profile: str) -> str:
+    """The part of a resource's name after the slash, for a MIG profile: ``mig-1g.10gb.me``."""
+    return f"mig-{profile.replace('+', '.').replace(',', '.')}"
+
+
+def _name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
+    return default_name(gpu.product, None if mig is None else mig.profile, options)
 
 
 def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:

@@ -94,7 +94,7 @@ def _lowest(
         order += [(lost.index, None) for lost in inventory.lost]
     if n > len(order):
         message = f"requested {n} devices to be replicated, but only {len(order)} devices available"
-        findings.add("wrong", path, message)
+        findings.add("impossible", path, message)
     ranked = sorted(order, key=lambda row: (row[0], row[1].position if row[1] else 0))
     return [device for _, device in ranked[:n] if device is not None]
 
@@ -114,7 +114,9 @@ def _listed(
         if index in by_index:
             taken[by_index[index].key] = by_index[index]
         elif index.partition(":")[0] not in lost:
-            findings.add("wrong", path, f"no matching device at index: {index}", _has(devices, inventory))
+            findings.add(
+                "impossible", path, f"no matching device at index: {index}", _has(devices, inventory)
+            )
     by_uuid = {uuid.casefold(): device for device in devices for uuid in _uuids(device)}
     lost_uuids = {gpu.uuid.casefold() for gpu in inventory.lost if gpu.uuid}
     unread = any(gpu.uuid is None for gpu in inventory.lost)
@@ -126,7 +128,9 @@ def _listed(
             message = f"no matching device with UUID: {uuid}, unless it is the GPU that is lost"
             findings.add("doubtful", path, message)
         elif uuid.casefold() not in lost_uuids:
-            findings.add("wrong", path, f"no matching device with UUID: {uuid}", _has(devices, inventory))
+            findings.add(
+                "impossible", path, f"no matching device with UUID: {uuid}", _has(devices, inventory)
+            )
     return list(taken.values())
 
 

@@ -27,7 +27,8 @@ class DesiredState(Frozen):
     strategies: of every GPU that answers. layouts: the MIG layout, or none, of GPUs that the policy names;
     others stay as they are. settings, existing_settings: what GPUs have to be set to for ``offer`` and
     ``existing``.
-    watch_of: what happens to a container that exceeds its share.
+    watch_of: what happens to a container that exceeds its share. labelled: GPUs whose layout is that of the
+    node's label.
     """
 
     policy: Policy
@@ -41,6 +42,7 @@ class DesiredState(Frozen):
     settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
     existing_settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
     watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
+    labelled: frozenset[GpuUuid] = frozenset()
 
 
 def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> DesiredState:
@@ -61,6 +63,7 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
         settings=settings_of(assignment.targets),
         existing_settings=settings_of(assignment.existing),
         watch_of=assignment.watch_of,
+        labelled=assignment.labelled,
     )
 
 

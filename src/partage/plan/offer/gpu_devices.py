@@ -106,7 +106,7 @@ def _as_found(gpu: Gpu) -> GpuDevices:
 def _desired_devices(
     gpu: Gpu, entry: GpuEntry, desired: DesiredMig, geometry: Geometry | None, findings: Findings
 ) -> GpuDevices:
-    path = f"{entry.origin}.{'mig-devices' if entry.origin.startswith('mig-configs') else 'mig.layout'}"
+    path = _layout_path(entry.origin)
     try:
         return _live_or_planned(gpu, _spelled_out(gpu, desired, geometry, path, findings), geometry)
     except _Impossible as reason:
@@ -114,6 +114,13 @@ def _desired_devices(
     except DoesNotFit as misfit:
         findings.add("impossible", path, str(misfit), gpus=[gpu.index])
     return GpuDevices((), mig=True, judged=False)
+
+
+def _layout_path(origin: str) -> str:
+    """Where the layout stands: below an entry of Partage's or mig-parted's format, or in a label."""
+    if origin.startswith("label "):
+        return origin
+    return f"{origin}.{'mig-devices' if 'mig-configs' in origin else 'mig.layout'}"
 
 
 class _Impossible(Exception):

@@ -9,8 +9,10 @@ from functools import lru_cache
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid
+from partage.model.layout import DoesNotFit
+from partage.model.named_layouts import resolve_layout
 from partage.model.pci import parse_pci_address
-from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, Policy, RemainingGpus
+from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, NodeLayouts, Policy, RemainingGpus
 from partage.plan.offer.findings import Findings
 from partage.text import gpus
 
@@ -25,9 +27,38 @@ def select(
 ) -> Mapping[GpuUuid, GpuEntry]:
     """GPU UUID to the entry that selects it. GPUs that no entry selects are missing."""
     entries = [entry for entry in policy.entries if isinstance(entry, GpuEntry)]
+    for entry in entries:
+        if entry.when:  # who resolves a policy asks ``conditions.for_node`` first
+            findings.add("wrong", f"{entry.origin}.when", "the labels of the node are not known")
     if policy.later_wins:
         return _last_wins(entries, inventory, findings)
     return _exactly_one(entries, inventory, geometry_of, findings)
+
+
+def select_layouts(
+    layouts: NodeLayouts | None, inventory: Inventory, geometry_of: GeometryOf, findings: Findings
+) -> Mapping[GpuUuid, GpuEntry]:
+    """GPU UUID to the entry of the label's layouts that matches it. A layout's name that only some models
+    have concerns only those.
+    """
+    if layouts is None:
+        return {}
+    owners = _last_wins(layouts.entries, inventory, findings)
+    fitting = {gpu: entry for gpu, entry in owners.items() if _has_name(inventory, gpu, entry, geometry_of)}
+    return fitting or owners
+
+
+def _has_name(inventory: Inventory, uuid: GpuUuid, entry: GpuEntry, geometry_of: GeometryOf) -> bool:
+    named = entry.mig.named if entry.mig else None
+    gpu = inventory.gpu(uuid)
+    geometry = geometry_of(gpu) if gpu else None
+    if named is None or geometry is None:
+        return named is None
+    try:
+        resolve_layout(geometry, (), named)
+    except DoesNotFit:
+        return False
+    return True
 
 
 # --- Partage's own format: every GPU has one entry ---------------------------------------------
@@ -37,6 +68,9 @@ def _exactly_one(
     entries: Sequence[GpuEntry], inventory: Inventory, geometry_of: GeometryOf, findings: Findings
 ) -> Mapping[GpuUuid, GpuEntry]:
     owners: dict[GpuUuid, GpuEntry] = {}
+    rest = [entry.origin for entry in entries if isinstance(entry.select, RemainingGpus)]
+    for origin in rest[1:]:
+        findings.add("wrong", f"{origin}.select", f"rest is selected by {rest[0]} already")
     for entry in sorted(entries, key=lambda entry: isinstance(entry.select, RemainingGpus)):
         _name_absent(entry, inventory, findings)
         chosen = [gpu for gpu in inventory if _selects(entry, gpu, geometry_of(gpu), owners)]
@@ -130,7 +164,7 @@ def _name_absent(entry: GpuEntry, inventory: Inventory, findings: Findings) -> N
     has = f"it has {gpus(indexes)}" if (indexes := all_indexes(inventory)) else "it has no GPU"
     for index in where.index:
         if index not in indexes:
-            findings.add("wrong", f"{path}.index", f"the node has no GPU {index}", has)
+            findings.add("impossible", f"{path}.index", f"the node has no GPU {index}", has)
     unread = any(lost.uuid is None for lost in inventory.lost)
     known = _folded([gpu.uuid for gpu in inventory] + [lost.uuid for lost in inventory.lost if lost.uuid])
     for uuid in where.uuid:
@@ -148,7 +182,7 @@ def _absent(findings: Findings, path: str, what: str, *, unread: bool) -> None:
     if unread:
         findings.add("doubtful", path, f"the node has no GPU {what}, unless it is the one that is lost")
     else:
-        findings.add("wrong", path, f"the node has no GPU {what}", "partage show lists what it has")
+        findings.add("impossible", path, f"the node has no GPU {what}", "partage show lists what it has")
 
 
 def all_indexes(inventory: Inventory) -> set[int]:
@@ -230,7 +264,7 @@ def _name_absent_index(entry: GpuEntry, where: GpuCriteria, inventory: Inventory
     for index in where.index:
         if index not in indexes:
             has = f"it has {gpus(indexes)}" if indexes else "it has no GPU"
-            findings.add("wrong", f"{entry.origin}.devices", f"the node has no GPU {index}", has)
+            findings.add("impossible", f"{entry.origin}.devices", f"the node has no GPU {index}", has)
 
 
 def filter_matches(gpu: Gpu, filters: Sequence[str]) -> bool:
@@ -248,5 +282,8 @@ def _matches_no_gpu(
     else:
         ids = ", ".join(dict.fromkeys(gpu.pci_device_id for gpu in inventory))
         findings.add(
-            "wrong", config, "the configuration matches no GPU of this node", f"their PCI device ids: {ids}"
+            "impossible",
+            config,
+            "the configuration matches no GPU of this node",
+            f"their PCI device ids: {ids}",
         )

@@ -118,6 +118,8 @@ def _examine(
         return f"{gpu.product} has no MIG"
     if gpu.uuid in held:
         return "is held as a whole"
+    if gpu.mig_unplaced:
+        return "has MIG devices at places that only root may read"
     if gpu.recovery not in (None, RecoveryAction.NONE):
         return f"waits for {gpu.recovery.word.replace('-', ' ')}"
     if geometry is None or not any(spec.starts for spec in geometry.profiles):
@@ -136,7 +138,7 @@ def _instances(gpu: Gpu, geometry: Geometry, held: frozenset[DeviceUuid]) -> Ite
         by_instance.setdefault(device.gi_id, []).append(device)
     for devices in by_instance.values():
         spec = _spec(geometry, devices[0].profile)
-        yield CandidateInstance(spec, devices[0].placement.start, tuple(_devices(devices, held)))
+        yield CandidateInstance(spec, devices[0].known_placement.start, tuple(_devices(devices, held)))
     for empty in gpu.empty_instances:
         yield CandidateInstance(_spec(geometry, empty.profile), empty.placement.start, ())
 

@@ -1,7 +1,7 @@
 """Integer programs over choices: how many GPUs of each group take which choice. Solved by HiGHS through
 scipy.
 
-scipy is an extra (``partage[planner]``): nothing here imports it before a program is solved.
+scipy is an extra: nothing here imports it before a program is solved.
 
 The number of GPUs is mostly found by prices instead of search. The linear relaxation gives every
 demanded profile a price at which hardly any GPU is worth more than one; the price of the demand is then
@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.errors import InputError
+from partage.errors import missing_library
 from partage.values import Frozen
 
 _OPTIMAL, _INFEASIBLE = 0, 2
@@ -135,12 +135,11 @@ class Deadline:
 
 
 def need_solver() -> None:
-    """Raise InputError with the command to install scipy if it is missing."""
+    """Raise Unsatisfiable with the command to install scipy if it is missing."""
     try:
         import scipy.optimize  # noqa: F401
     except ImportError as error:
-        hint = "pip install 'partage[planner]'"
-        raise InputError("packing needs scipy, which is not installed", hint) from error
+        raise missing_library("--demand", "scipy", "scipy") from error
 
 
 def solve(program: IntegerProgram, objectives: int, deadline: Deadline) -> Packed:

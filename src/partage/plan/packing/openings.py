@@ -72,7 +72,7 @@ def openings(
         return kept, _less(left, kept.values())
 
     by_removed: dict[int, list[NewInstances]] = {}
-    for same_profiles in _new_instances(geometry, quota):
+    for same_profiles in new_instances_of(geometry, quota):
         needed = same_profiles[0].needs
         if not all(map(le, needed, left)):
             continue
@@ -104,8 +104,10 @@ def _add_least(ways: dict[int, NewInstances], removed: int, new_instances: NewIn
 
 
 @lru_cache(maxsize=64)
-def _new_instances(geometry: Geometry, quota: Quota) -> tuple[tuple[NewInstances, ...], ...]:
-    """Every set of GPU instances on an empty GPU; equal profiles together, preferred starts first."""
+def new_instances_of(geometry: Geometry, quota: Quota) -> tuple[tuple[NewInstances, ...], ...]:
+    """Every set of GPU instances on an empty GPU, none included; equal profiles together, preferred starts
+    first.
+    """
     limits, needs = _budgets(geometry)
     wanted = dict(quota)
     instances = sorted(

@@ -24,6 +24,7 @@ class BlockKind(StrEnum):
     """Why there are no steps. Only HELD can end by itself, and SHARED if it comes from HELD."""
 
     NO_MIG = "no-mig"
+    NOT_PERMITTED = "not-permitted"
     UNKNOWN_GEOMETRY = "unknown-geometry"
     DOES_NOT_FIT = "does-not-fit"
     HELD = "held"

@@ -75,7 +75,7 @@ def _planned(step: Step, new: Mapping[DeviceUuid, MigDevice]) -> PlannedStep:
     if not isinstance(step, StartDaemon) or step.spec.device not in new:
         return step
     device = new[step.spec.device]
-    return StartDaemonAt(step.gpu, device.profile, device.placement, step.spec.limits)
+    return StartDaemonAt(step.gpu, device.profile, device.known_placement, step.spec.limits)
 
 
 def _interval_after(made: Gpu, first: Iterable[Step], interval: Interval | None) -> Interval | None:

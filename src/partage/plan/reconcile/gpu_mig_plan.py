@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
-from partage.model.gpu import Gpu
+from partage.model.gpu import Gpu, MigDevice, MigMode
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, matches
 from partage.model.named_layouts import resolve_layout
@@ -74,6 +74,9 @@ class GpuMigSteps(Frozen):
 
     def planned(self, steps: Sequence[Step]) -> GpuMigPlan:
         """The plan with these steps."""
+        if self.idle:
+            layout = tuple(map(str, live_layout(self.gpu).items))
+            return GpuMigPlan(self.gpu.uuid, (), tuple(one.uuid for one in self.gpu.mig_devices), (), layout)
         kept = [one.uuid for instance in self.instances for one in instance.kept]
         gone = tuple(device.uuid for device in self.gpu.mig_devices if device.uuid not in kept)
         return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.instances))
@@ -93,10 +96,19 @@ def ordered_steps(
 
 
 def live_layout(gpu: Gpu) -> DesiredMig:
-    """The live layout as a desired one, with fixed starts, for undo. Empty GPU instances are left out."""
-    devices = sorted(gpu.mig_devices, key=lambda one: (one.placement, one.ci_id))
-    items = tuple(LayoutItem(MigProfile.parse(one.profile), one.placement.start) for one in devices)
+    """The live layout as a desired one, with fixed starts where they are known, for undo. Empty GPU instances
+    are left out.
+    """
+    devices = sorted(gpu.mig_devices, key=_order)
+    items = tuple(
+        LayoutItem(MigProfile.parse(one.profile), None if one.placement is None else one.placement.start)
+        for one in devices
+    )
     return DesiredMig(items, enabled=gpu.mig_enabled)
+
+
+def _order(device: MigDevice) -> tuple[int, int]:
+    return device.gi_id if device.placement is None else device.placement.start, device.ci_id
 
 
 # --- one GPU, by phase ---------------------------------------------------------------------------
@@ -121,6 +133,8 @@ def gpu_mig_steps(
         if not desired.enabled:
             return GpuMigSteps(gpu, ())
         return Blocked(gpu.uuid, BlockKind.NO_MIG, f"GPU {gpu.index}: {gpu.product} has no MIG")
+    if gpu.mig_unplaced:
+        return _unplaced(gpu, desired, geometry, reset_with_others=reset_with_others)
     mode, reset = _mode(gpu, desired.enabled)
     all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
@@ -129,8 +143,7 @@ def gpu_mig_steps(
     try:
         found = _placement(gpu, desired, geometry, () if all_go else live)
     except DoesNotFit as misfit:
-        reason = f"GPU {gpu.index}: {misfit}"
-        return Blocked(gpu.uuid, BlockKind.DOES_NOT_FIT, reason, misfit=misfit.kind)
+        return _misfit(gpu, misfit)
     if found is None:
         reason = f"GPU {gpu.index}: not plannable: no MIG placements are known for {gpu.product}"
         return Blocked(gpu.uuid, BlockKind.UNKNOWN_GEOMETRY, reason)
@@ -145,6 +158,25 @@ def gpu_mig_steps(
     return GpuMigSteps(
         gpu, found.instances, _destroys(gpu, found.instances, live), mode, reset, creates, verify
     )
+
+
+def _misfit(gpu: Gpu, misfit: DoesNotFit) -> Blocked:
+    return Blocked(gpu.uuid, BlockKind.DOES_NOT_FIT, f"GPU {gpu.index}: {misfit}", misfit=misfit.kind)
+
+
+def _unplaced(
+    gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, *, reset_with_others: bool
+) -> GpuMigSteps | Blocked:
+    """Nothing to do if the profiles are those that are wanted; only root can plan anything else."""
+    modes_are_right = gpu.mig_mode == MigMode(desired.enabled, desired.enabled) and not reset_with_others
+    try:
+        wanted = resolve_layout(geometry, desired.items, desired.named).items if geometry else desired.items
+    except DoesNotFit as misfit:
+        return _misfit(gpu, misfit)
+    if modes_are_right and (geometry or not desired.named) and matches(gpu.mig_devices, wanted):
+        return GpuMigSteps(gpu, ())
+    reason = f"GPU {gpu.index}: only root may read where its MIG devices are, and change them: run it as root"
+    return Blocked(gpu.uuid, BlockKind.NOT_PERMITTED, reason)
 
 
 def _mode(gpu: Gpu, enabled: bool) -> tuple[SetMigMode | None, bool]:

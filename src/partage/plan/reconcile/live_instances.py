@@ -97,7 +97,9 @@ def _filled(gi_id: int, devices: list[MigDevice], tenants: Iterable[GpuUse], ren
         )
         for device in sorted(devices, key=lambda device: device.ci_id)
     )
-    return LiveInstance(gi_id, computes[0].profile.gpu_instance, devices[0].placement, computes, renew=renew)
+    return LiveInstance(
+        gi_id, computes[0].profile.gpu_instance, devices[0].known_placement, computes, renew=renew
+    )
 
 
 def _uses(use: GpuUse, device: MigDevice) -> bool:

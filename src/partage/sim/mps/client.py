@@ -1,8 +1,8 @@
 """A client of the simulated MPS daemon, in place of a program with CUDA.
 
-As a program it reads one request a line (``allocate BYTES``, ``launch``, ``fault``) and prints one answer a
-line: ``ok``, or ``error`` with the name of CUDA's error. The first answer is about the connection. With a
-user id as argument it runs as that user.
+As a program it reads one request a line (``allocate BYTES``, ``launch``, ``work``, ``fault``) and prints one
+answer a line: ``ok``, or ``error`` with the name of CUDA's error. The first answer is about the connection.
+With a user id as argument it runs as that user.
 """
 
 from __future__ import annotations
@@ -58,6 +58,10 @@ class MpsConnection:
         """A kernel without fault. Raises CudaError after a fault of any client of the server."""
         self._call(do="launch")
 
+    def work(self) -> None:
+        """A kernel that does not end: the process has work in flight from now on. Raises CudaError."""
+        self._call(do="work")
+
     def fault(self) -> None:
         """A kernel that writes to an invalid address. Raises CudaError."""
         self._call(do="fault")
@@ -96,6 +100,8 @@ def main(argv: Sequence[str]) -> int:
                     connection.allocate(int(amount))
                 case ["launch"]:
                     connection.launch()
+                case ["work"]:
+                    connection.work()
                 case ["fault"]:
                     connection.fault()
             _print("ok")

@@ -13,6 +13,7 @@ from partage.sim.mps.limits import DaemonLimits
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
 LAUNCH_FAILED = "CUDA_ERROR_LAUNCH_FAILED"
+ILLEGAL_ADDRESS = "CUDA_ERROR_ILLEGAL_ADDRESS"
 CONNECTION_FAILED = "CUDA_ERROR_MPS_CONNECTION_FAILED"
 NOT_READY = "CUDA_ERROR_MPS_SERVER_NOT_READY"
 TOO_MANY = "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED"
@@ -23,7 +24,8 @@ NOT_PERMITTED = "CUDA_ERROR_NOT_PERMITTED"
 class SimulatedClient(Struct, eq=False):
     """One process and its connection. env: its environment variables.
 
-    error: what all its calls answer from now on; empty: they work.
+    error: what all its calls answer from now on; empty: they work. working: a kernel of it runs and does not
+    end.
     route: names of the server and the namespace through whose socket it came, empty without names.
     """
 
@@ -36,14 +38,19 @@ class SimulatedClient(Struct, eq=False):
     limit_bytes: int | None = None
     threads: float = 100.0
     error: str = ""
+    working: bool = False
     route: tuple[str, str] = ("", "")
 
 
 class SimulatedServer(Struct, eq=False):
-    """A server and its clients. limits: for clients that come next (``set_...`` changes them)."""
+    """A server and its clients. limits: for clients that come next (``set_...`` changes them).
+
+    wedged: it serves nobody any more, also when all its clients have gone.
+    """
 
     pid: int
     uid: int
     limits: DaemonLimits
     status: ServerStatus = ServerStatus.INITIALIZING
     clients: list[SimulatedClient] = field(default_factory=list)
+    wedged: bool = False

@@ -161,6 +161,8 @@ class ControlDaemon:
                 return self._state.allocate(client, int(request["bytes"]))
             case "fault":
                 self._state.fault(client)
+            case "work":
+                client.working = not client.error
         return client.error
 
     def _answer(self, peer: _Peer, **reply: object) -> None:
@@ -214,9 +216,7 @@ class ControlDaemon:
             case AnswerClient(client, error):
                 self._answer_client(client, error)
             case StartServer(uid, name, devices):
-                pid, output = self._servers.start(uid, devices)
-                self._state.started(pid, uid, name)
-                self._watch(output, lambda: self._read_server(pid, output))
+                self._start_server(uid, name, devices)
             case StopServer(pid):
                 self._servers.stop(pid)
             case WriteLog(text):
@@ -229,6 +229,17 @@ class ControlDaemon:
                 self._open_socket(route)
             case CloseSocket(route):
                 self._close_socket(route)
+
+    def _start_server(self, uid: int, name: str, devices: int) -> None:
+        """Run the server's program, which is looked for only now: its file may have gone since the daemon
+        was started.
+        """
+        try:
+            pid, output = self._servers.start(uid, devices)
+        except OSError as error:
+            return self._state.not_started(uid, name, f"{error.filename}: {error.strerror}")
+        self._state.started(pid, uid, name)
+        return self._watch(output, lambda: self._read_server(pid, output))
 
     def _answer_client(self, client: SimulatedClient, error: str) -> None:
         peer = self._peers.get(client)

@@ -142,17 +142,27 @@ class NamedState(MpsState):
         server.pid = pid
         self.actions.append(WriteLog(f"Starting new server {name} {pid} for user {uid}"))
 
+    def not_started(self, uid: int, name: str, reason: str) -> None:
+        del uid
+        self.actions.append(WriteLog(f"Failed to start server: {reason}"))
+        self._gone(self._server_named(name))
+        self._admit_pending()
+
     def ended(self, pid: int, code: int) -> None:
         for server in [one for one in self.servers if isinstance(one, NamedServer) and one.pid == pid]:
             if server.status is ServerStatus.INITIALIZING:
                 self.actions.append(WriteServerLog(server.name, "no CUDA-capable device is detected"))
-            self.servers.remove(server)
             self.actions.append(WriteLog(f"Server {server.name} {pid} exited with status {code}"))
-            self.actions += [CloseSocket((server.name, name)) for name in server.namespaces]
-            self.actions.append(CloseSocket((server.name, "")))
-            for client in server.clients:
-                client.error = client.error or CONNECTION_FAILED
+            self._gone(server)
         self._admit_pending()
+
+    def _gone(self, server: NamedServer) -> None:
+        """A server that has ended, or never ran: its sockets go with it, its clients have lost all."""
+        self.servers.remove(server)
+        self.actions += [CloseSocket((server.name, name)) for name in server.namespaces]
+        self.actions.append(CloseSocket((server.name, "")))
+        for client in server.clients:
+            client.error = client.error or CONNECTION_FAILED
 
     # --- rules ------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from partage.model.mps import ServerStatus
 from partage.sim.mps.actions import Action, AnswerClient, StartServer, StopServer, WriteLog
 from partage.sim.mps.clients import (
     CONNECTION_FAILED,
+    ILLEGAL_ADDRESS,
     LAUNCH_FAILED,
     NO_DEVICE,
     NOT_PERMITTED,
@@ -71,6 +72,14 @@ class MpsState:
         self.servers.append(SimulatedServer(pid, uid, self.defaults))
         self.actions.append(WriteLog(f"Starting new server {pid} for user {uid}"))
 
+    def not_started(self, uid: int, name: str, reason: str) -> None:
+        """The program of a server could not be run: its clients are answered that there is none."""
+        del name
+        self._starting = None
+        self.actions.append(WriteLog(f"Failed to start server: {reason}"))
+        self._refuse([client for client in self._pending if self._user(client) == uid])
+        self._admit_pending()
+
     def ready(self, pid: int) -> None:
         """A server has created its contexts."""
         for server in self._with_pid(pid):
@@ -91,10 +100,7 @@ class MpsState:
             for client in server.clients:
                 client.error = client.error or CONNECTION_FAILED
             if server.status is ServerStatus.INITIALIZING:
-                failed = [client for client in self._pending if self._user(client) == server.uid]
-                for client in failed:
-                    self._pending.remove(client)
-                    self._answer(client, CONNECTION_FAILED)
+                self._refuse([client for client in self._pending if self._user(client) == server.uid])
         self._admit_pending()
 
     def disconnect(self, client: SimulatedClient) -> None:
@@ -103,9 +109,20 @@ class MpsState:
             self._pending.remove(client)
         for server in self.servers:
             if client in server.clients:
+                if client.working:
+                    self._wedge(server)
                 server.clients.remove(client)
                 self._recover(server)
         self._admit_pending()
+
+    def _wedge(self, server: SimulatedServer) -> None:
+        """A client has gone with work in flight. Seen by others (NVIDIA's Dynamo project, driver 615): its
+        neighbours get an illegal address, and clients that come later are not served until the daemon is
+        restarted. What state the server then has is not known; here it is FAULT.
+        """
+        server.status, server.wedged = ServerStatus.FAULT, True
+        for one in server.clients:
+            one.error = one.error or ILLEGAL_ADDRESS
 
     def fault(self, client: SimulatedClient) -> None:
         """A fatal fault of one client: every client of its server gets the error."""
@@ -119,7 +136,7 @@ class MpsState:
         """Destroy the contexts of a client; whether there was such a client."""
         for server in self._with_pid(server_pid):
             for client in [one for one in server.clients if one.pid == client_pid]:
-                client.error, client.used_bytes = TERMINATED, 0
+                client.error, client.used_bytes, client.working = TERMINATED, 0, False
                 server.clients.remove(client)
                 self._recover(server)
                 self._admit_pending()
@@ -152,6 +169,12 @@ class MpsState:
     def server(self, pid: int) -> SimulatedServer | None:
         """The server with this pid."""
         return next(iter(self._with_pid(pid)), None)
+
+    def _refuse(self, clients: Iterable[SimulatedClient]) -> None:
+        """Clients that wait for a server that does not come."""
+        for client in clients:
+            self._pending.remove(client)
+            self._answer(client, CONNECTION_FAILED)
 
     # --- rules --------------------------------------------------------------------------------
 
@@ -218,7 +241,7 @@ class MpsState:
 
     def _recover(self, server: SimulatedServer) -> None:
         """After a fault a server works again when all its clients have gone."""
-        if server.status is ServerStatus.FAULT and not server.clients:
+        if server.status is ServerStatus.FAULT and not server.clients and not server.wedged:
             server.status = ServerStatus.ACTIVE
 
     def _answer(self, client: SimulatedClient, error: str) -> None:

@@ -24,6 +24,7 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     HideProcesses,
+    LastClientLeaves,
     LoseCapabilityFiles,
     LoseGpu,
     Occupy,
@@ -43,6 +44,7 @@ from partage.sim.node.resets import (
     reboot,
     reset_condition,
     reset_gpu,
+    without_clients,
     without_lost,
 )
 from partage.sim.node.state import SimulatedNode, SimulatedProcess, gpu_at, with_gpu
@@ -70,7 +72,7 @@ def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
             return load_driver(state, Driver(version or last.version, cuda or last.cuda))
         case SetMig() | LoseCapabilityFiles():
             return _change_mig(state, fault)
-        case Occupy() | Vacate() | HideProcesses() | SetDaemonPhase():
+        case Occupy() | Vacate() | HideProcesses() | SetDaemonPhase() | LastClientLeaves():
             return _change_processes(state, fault)
         case RaiseXid(index):
             return _after_xid(state, fault) if index is not None else state
@@ -122,12 +124,14 @@ def _require_instance(gpu: Gpu, gi: int | None) -> None:
 
 
 def _change_processes(
-    state: SimulatedNode, fault: Occupy | Vacate | HideProcesses | SetDaemonPhase
+    state: SimulatedNode, fault: Occupy | Vacate | HideProcesses | SetDaemonPhase | LastClientLeaves
 ) -> SimulatedNode:
     """Processes come and go, are hidden or seen; daemons change their phase."""
     match fault:
         case SetDaemonPhase(index, phase):
             return replace(state, daemons=daemons_in_phase(state, gpu_at(state, index).uuid, phase))
+        case LastClientLeaves(index):
+            return without_clients(state, gpu_at(state, index))
         case HideProcesses(on):
             return replace(state, processes_hidden=on)
         case Occupy():

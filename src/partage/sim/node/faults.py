@@ -215,6 +215,17 @@ class LoseCapabilityFiles(Frozen):
         )
 
 
+class LastClientLeaves(Frozen):
+    """Partage closes the driver for a moment, as when its helper is replaced. A GPU without persistence mode
+    that nothing else has open forgets its compute mode and its time slice.
+    """
+
+    gpu: int
+
+    def __str__(self) -> str:
+        return f"Partage closes GPU {self.gpu} for a moment"
+
+
 class SetDaemonPhase(Frozen):
     """The MPS daemons of a GPU end, have a fault, do not answer, or serve again."""
 
@@ -242,6 +253,7 @@ Fault = (
     | Vacate
     | HideProcesses
     | LoseCapabilityFiles
+    | LastClientLeaves
     | SetDaemonPhase
 )
 

@@ -81,7 +81,7 @@ def verify(state: SimulatedNode, step: Verify) -> SimulatedNode:
             f"GPU {gpu.index}: MIG mode is {_word(mode)}, not {'on' if step.enabled else 'off'}"
         )
     live = sorted(
-        str(LayoutItem(MigProfile.parse(one.profile), one.placement.start)) for one in gpu.mig_devices
+        str(LayoutItem(MigProfile.parse(one.profile), one.known_placement.start)) for one in gpu.mig_devices
     )
     if live != sorted(step.devices):
         raise StateMismatch(f"GPU {gpu.index} has {_listed(live)}, not {_listed(sorted(step.devices))}")

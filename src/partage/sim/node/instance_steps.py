@@ -66,7 +66,8 @@ def _instances(gpu: Gpu) -> list[tuple[int, MigProfile, Placement]]:
     """Id, profile and placement of every GPU instance, by id."""
     rows = {one.gi_id: (MigProfile.parse(one.profile), one.placement) for one in gpu.empty_instances}
     rows |= {
-        one.gi_id: (MigProfile.parse(one.profile).gpu_instance, one.placement) for one in gpu.mig_devices
+        one.gi_id: (MigProfile.parse(one.profile).gpu_instance, one.known_placement)
+        for one in gpu.mig_devices
     }
     return [(gi_id, *rows[gi_id]) for gi_id in sorted(rows)]
 
@@ -134,7 +135,7 @@ def destroy_compute(state: SimulatedNode, step: DestroyCompute) -> SimulatedNode
     starts = {**state.compute_starts, **compute_starts(inside, state.compute_starts)}
     empty = gpu.empty_instances
     if not any(one.gi_id == device.gi_id for one in rest):
-        host = EmptyInstance(device.gi_id, step.instance, device.placement)
+        host = EmptyInstance(device.gi_id, step.instance, device.known_placement)
         empty = tuple(sorted([*empty, host], key=lambda one: one.gi_id))
     changed = replace(gpu, mig_devices=rest, empty_instances=empty)
     return replace(with_gpu(state, changed), compute_starts=starts)

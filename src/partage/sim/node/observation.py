@@ -19,6 +19,7 @@ def inventory_of(state: SimulatedNode) -> Inventory:
             open_to_env=state.open_to_env,
             virtual=state.virtual,
             simulated=True,
+            machine_type=state.machine_type,
         )
     gpus = tuple(
         replace(_with_files(state, gpu), recovery=state.conditions[index].recovery)
@@ -37,6 +38,8 @@ def inventory_of(state: SimulatedNode) -> Inventory:
         fabric_manager=state.fabric_manager,
         virtual=state.virtual,
         simulated=True,
+        machine_type=state.machine_type,
+        vgpu=state.vgpu,
     )
 
 

@@ -60,6 +60,15 @@ def load_driver(state: SimulatedNode, driver: Driver) -> SimulatedNode:
     return replace(_without_mig(state), driver=driver, last_driver=driver, uses=())
 
 
+def without_clients(state: SimulatedNode, gpu: Gpu) -> SimulatedNode:
+    """The node after Partage has closed a GPU for a moment: a GPU that nobody has open is not initialised any
+    more, unless it is in persistence mode.
+    """
+    if gpu.persistence is not False or any(use.gpu == gpu.uuid for use in state.all_uses):
+        return state
+    return without_settings(state, gpu.index)
+
+
 def mode_change_needs_reset(gpu: Gpu) -> bool:
     """Whether a change of MIG mode is pending until a reset: as the catalogue says, else by architecture."""
     model = load_catalogue().by_gpu(gpu)

@@ -8,7 +8,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver, VgpuHost
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
@@ -79,6 +79,8 @@ class SimulatedNode(Frozen):
     processes_hidden: bool = False
     without_files: frozenset[int] = frozenset()
     compute_starts: Mapping[MigUuid, int] = field(default_factory=dict)
+    machine_type: str = ""
+    vgpu: VgpuHost | None = None
 
     @property
     def all_uses(self) -> tuple[GpuUse, ...]:
@@ -116,6 +118,8 @@ def power_on(machine: Machine) -> SimulatedNode:
         first_boot_id=inventory.boot_id,
         open_to_env=inventory.open_to_env,
         fabric_manager=inventory.fabric_manager,
+        machine_type=inventory.machine_type,
+        vgpu=inventory.vgpu,
         virtual=inventory.virtual,
         time_slices=machine.time_slices,
     )

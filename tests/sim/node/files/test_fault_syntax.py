@@ -8,7 +8,7 @@ from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.ids import ContainerId, PodUid
 from partage.model.step import UseKind
-from partage.sim.node.faults import Fault, HideProcesses, Occupy, SetCondition, Vacate
+from partage.sim.node.faults import Fault, HideProcesses, LastClientLeaves, Occupy, SetCondition, Vacate
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.units import GIB
 
@@ -44,6 +44,7 @@ def test_a_process_is_told_in_words():
         1, "train", pid=4711, memory_bytes=8 * GIB, container=CID, pod=UID, mps=True
     )
     assert fault_of({"processes-hidden": False}) == HideProcesses(on=False)
+    assert fault_of({"gpu": 2, "last-client-leaves": True}) == LastClientLeaves(2)
 
 
 @pytest.mark.parametrize(

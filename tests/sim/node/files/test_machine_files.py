@@ -442,6 +442,25 @@ def test_a_gpu_without_mig_has_no_geometry():
     assert "has no MIG" in found["gpus[0].mig-geometry"]
 
 
+@pytest.mark.parametrize("serial", ["1321020008373", 1321020008373])
+def test_what_is_written_on_the_board_is_read_and_written(serial):
+    row = {
+        "name": "t4",
+        "serial": serial,
+        "board_part_number": "900-2G183",
+        "vbios_version": "90.04.38.00.03",
+    }
+    machine = read({"gpus": [row]})
+    (gpu,) = machine.inventory.gpus
+    assert (gpu.serial, gpu.board_part_number, gpu.vbios_version) == (
+        "1321020008373",
+        "900-2G183",
+        "90.04.38.00.03",
+    )
+    assert read_machine(written(machine.inventory), "m").inventory == machine.inventory
+    assert "gpus[0].serial" in problems({"gpus": [{"name": "t4", "serial": True}]})
+
+
 @pytest.mark.parametrize(
     ("words", "place", "message"),
     [

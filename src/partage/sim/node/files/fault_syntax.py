@@ -33,6 +33,7 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     HideProcesses,
+    LastClientLeaves,
     LoseCapabilityFiles,
     LoseGpu,
     Occupy,
@@ -96,7 +97,7 @@ def read_fault(place: Field) -> Fault | None:
     turns MIG mode off; ``capability-files``, true or false; ``{gpu: 2, used-by: python, gi: 1, ci: 0,
     kind: process | monitor, pid: 4711}``, without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``,
     ``container: ID``, ``pod: UID`` and ``mps: true``; ``{gpu: 2, left-by: python}``, where true means all
-    programs.
+    programs; ``{gpu: 2, last-client-leaves: true}``.
     Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``,
     ``{processes-hidden: true}``.
     Of a call of the port (observe, conditions, events, perform, uses, processes, time-slices):
@@ -200,6 +201,11 @@ def _reboot(words: Table) -> Fault:
     return Reboot()
 
 
+def _last_client_leaves(words: Table) -> Fault:
+    _yes(words, "last-client-leaves")
+    return LastClientLeaves(_gpu(words))
+
+
 def _driver(words: Table) -> Fault:
     word = words.needed("driver", Field.some_text) or ""
     if word == "gone":
@@ -294,6 +300,7 @@ _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
         lambda words: LoseCapabilityFiles(_gpu(words), not _truth(words, "capability-files")),
         ("gpu",),
     ),
+    "last-client-leaves": (_last_client_leaves, ("gpu",)),
     "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps")),
     "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),

@@ -30,6 +30,7 @@ GPU_KEYS = (
     "index", "uuid", "minor", "name", "memory-bytes", "pci-bus-id", "pci-device-id", "compute-capability",
     "architecture", "brand", "numa-node", "mig-mode", "mig-devices", "empty-instances",
     "compute-mode", "time-slice", "recovery", "persistence", "mig-geometry",
+    "serial", "board-part-number", "vbios-version", "pci-class", "clique",
 )  # fmt: skip
 
 
@@ -128,6 +129,11 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         compute_mode=row.value("compute-mode", _compute_mode, ComputeMode.DEFAULT),
         recovery=row.nullable("recovery", _recovery, gpu.recovery),
         persistence=row.nullable("persistence", Field.boolean, gpu.persistence),
+        pci_class=row.nullable("pci-class", lambda field: field.integer(0, 0xFFFFFF), None),
+        clique=row.nullable("clique", Field.some_text, None),
+        serial=row.nullable("serial", _serial, gpu.serial),
+        board_part_number=row.nullable("board-part-number", Field.some_text, gpu.board_part_number),
+        vbios_version=row.nullable("vbios-version", Field.some_text, gpu.vbios_version),
     )
 
 
@@ -159,6 +165,11 @@ def _architecture(field: Field) -> str | None:
         return field.word({name: name for name in (*ARCHITECTURES.values(), UNKNOWN_ARCHITECTURE)})
     number = field.integer(0)
     return None if number is None else architecture_name(number)
+
+
+def _serial(field: Field) -> str | None:
+    """Serial numbers look like numbers."""
+    return str(field.value) if type(field.value) is int else field.some_text()
 
 
 def _capability(field: Field) -> tuple[int, int] | None:

@@ -13,7 +13,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from partage.codec.fields import Dialect, Field, Notes, Table
 from partage.codec.yaml_document import YamlDocument, describe, read_document
 from partage.errors import InputError
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LinkPath, LostGpu, NoDriver, cuda_version
+from partage.model.gpu import (
+    Driver,
+    Gpu,
+    Inventory,
+    Link,
+    LinkPath,
+    LostGpu,
+    NoDriver,
+    VgpuHost,
+    cuda_version,
+)
 from partage.model.policy import Interval
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
@@ -27,7 +37,7 @@ from partage.sim.node.topology import has_nvswitch, links_between
 VERSION, KIND = "partage/v1", "Machine"
 _KEYS = (
     "version", "kind", "recorded", "driver", "cuda-driver", "no-driver", "gpus", "lost", "links",
-    "device-nodes", "boot-id", "open-to-env", "fabric-manager", "virtual", "faults",
+    "device-nodes", "boot-id", "open-to-env", "fabric-manager", "virtual", "machine-type", "vgpu", "faults",
 )  # fmt: skip
 _DIALECT = Dialect(
     any_spelling=True,
@@ -78,6 +88,8 @@ def _machine(top: Table, name: str) -> Machine:
         fabric_manager=top.nullable("fabric-manager", Field.boolean, nvswitch),
         virtual=top.nullable("virtual", Field.boolean, False),
         simulated=True,
+        machine_type=top.text("machine-type", ""),
+        vgpu=top.nullable("vgpu", _vgpu, None),
     )
     faults = _faults(top, inventory)
     slices = {row.gpu.index: row.time_slice for row in rows if row.time_slice is not Interval.DEFAULT}
@@ -107,6 +119,11 @@ def _driver(top: Table) -> Driver | NoDriver:
         return NoDriver("", "")
     kind = row.value("kind", Field.some_text, "driver-missing")
     return NoDriver(kind, row.value("reason", Field.some_text, "there is no driver"), row.text("hint", ""))
+
+
+def _vgpu(field: Field) -> VgpuHost | None:
+    row = field.table(("version", "branch"))
+    return None if row is None else VgpuHost(row.text("version", ""), row.text("branch", ""))
 
 
 def _cuda(field: Field) -> str | None:

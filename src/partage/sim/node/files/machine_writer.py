@@ -35,6 +35,7 @@ def machine_text(inventory: Inventory, recorded: str = "", *, as_yaml: bool) -> 
 def machine_rows(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
     """What a machine file says of a node, with the keys of YAML."""
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
+    vgpu = inventory.vgpu
     return {
         "version": VERSION,
         "kind": KIND,
@@ -44,6 +45,8 @@ def machine_rows(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
         "open-to-env": inventory.open_to_env,
         "fabric-manager": inventory.fabric_manager,
         "virtual": inventory.virtual,
+        "machine-type": inventory.machine_type,
+        "vgpu": vgpu and {"version": vgpu.version, "branch": vgpu.branch},
         "device-nodes": list(inventory.control_nodes),
         "gpus": [_gpu(gpu) for gpu in inventory.gpus],
         "lost": [
@@ -107,6 +110,11 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "compute-mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
         "persistence": gpu.persistence,
+        "pci-class": gpu.pci_class,
+        "clique": gpu.clique,
+        "serial": gpu.serial,
+        "board-part-number": gpu.board_part_number,
+        "vbios-version": gpu.vbios_version,
         **({"mig-geometry": _geometry(gpu.geometry)} if gpu.geometry else {}),
     }
 
@@ -140,10 +148,11 @@ def _mig_device(device: MigDevice) -> dict[str, Any]:
         "gi": device.gi_id,
         "ci": device.ci_id,
         "profile": device.profile,
-        "start": device.placement.start,
-        "size": device.placement.size,
+        "start": device.known_placement.start,
+        "size": device.known_placement.size,
         "uuid": device.uuid,
         "memory-bytes": device.memory_bytes,
         "gi-minor": device.gi_minor,
         "ci-minor": device.ci_minor,
+        "multiprocessors": device.multiprocessors,
     }

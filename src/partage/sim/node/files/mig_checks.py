@@ -51,7 +51,11 @@ def layout_problems(
 
 
 def _host(device: MigDevice | EmptyInstance) -> tuple[MigProfile, int]:
-    return MigProfile.parse(device.profile).gpu_instance, device.placement.start
+    return MigProfile.parse(device.profile).gpu_instance, _place(device).start
+
+
+def _place(device: MigDevice | EmptyInstance) -> Placement:
+    return device.known_placement if isinstance(device, MigDevice) else device.placement
 
 
 def _instance_problems(gi: int, members: Sequence[MigDevice]) -> Iterator[str]:
@@ -70,5 +74,5 @@ def _instance_problems(gi: int, members: Sequence[MigDevice]) -> Iterator[str]:
 def _overlaps(devices: Sequence[MigDevice | EmptyInstance]) -> Iterator[str]:
     for position, device in enumerate(devices):
         for other in devices[:position]:
-            if device.placement.overlaps(other.placement):
+            if _place(device).overlaps(_place(other)):
                 yield f"GPU instances {other.gi_id} and {device.gi_id} overlap"

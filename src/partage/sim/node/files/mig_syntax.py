@@ -17,7 +17,18 @@ from partage.units import MIB
 from partage.values import Frozen
 
 EMPTY_KEYS = ("gi", "profile", "start", "size")
-MIG_KEYS = ("gi", "ci", "profile", "start", "size", "uuid", "memory-bytes", "gi-minor", "ci-minor")
+MIG_KEYS = (
+    "gi",
+    "ci",
+    "profile",
+    "start",
+    "size",
+    "uuid",
+    "memory-bytes",
+    "gi-minor",
+    "ci-minor",
+    "multiprocessors",
+)
 _HIGHEST_SLICE = 63
 
 
@@ -79,6 +90,7 @@ def _mig_device(row: Table, gpu: Gpu, index: int) -> MigDevice | None:
         memory_bytes=row.value("memory-bytes", lambda field: field.integer(MIB), memory_bytes),
         gi_minor=row.nullable("gi-minor", _minor, gi_minor(gpu.minor, needed.gi)),
         ci_minor=row.nullable("ci-minor", _minor, ci_minor(gpu.minor, needed.gi, needed.ci)),
+        multiprocessors=row.nullable("multiprocessors", _minor, None),
     )
 
 

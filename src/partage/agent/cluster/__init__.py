@@ -1,0 +1,1 @@
+"""The agent in a cluster: what it follows and writes there."""

@@ -1,0 +1,50 @@
+"""The labels of a node as somebody writes them down: in one text, or a file that kubectl has written."""
+
+from __future__ import annotations
+
+from partage.codec.yaml_document import Value, describe, read_document
+from partage.edges.files.input_file import STDIN, read_input
+from partage.errors import InputError, Problem
+from partage.model.node_labels import parse_label_key, parse_label_value, parse_labels
+
+
+def read_node_labels(said: str) -> dict[str, str]:
+    """``pool=inference,zone=a``; an empty text for no labels; or the name of a file, ``-`` for standard
+    input: a Node as ``kubectl get node NAME -o yaml`` prints it, or a mapping of labels.
+
+    Raises InputError.
+    """
+    if said.strip() and "=" not in said:
+        return _from_file(said)
+    try:
+        return parse_labels(said)
+    except ValueError as error:
+        raise InputError(f"--node-labels: {error}", "pool=inference,zone=a, or a file's name") from error
+
+
+def _from_file(file: str) -> dict[str, str]:
+    document = read_document(read_input(file), "standard input" if file == STDIN else file).value
+    path = ""
+    if isinstance(document, dict) and "metadata" in document:
+        metadata, path = document["metadata"], "metadata.labels"
+        document = metadata.get("labels", {}) if isinstance(metadata, dict) else None
+    if not isinstance(document, dict):
+        said = "has to be a Node, or a mapping of labels"
+        raise InputError([Problem(file, path, "error", said, "kubectl get node NAME -o yaml prints a Node")])
+    labels: dict[str, str] = {}
+    problems = []
+    for key, value in document.items():
+        try:
+            labels[parse_label_key(key)] = _value(value)
+        except ValueError as error:
+            problems.append(Problem(file, f"{path}.{key}".lstrip("."), "error", str(error)))
+    if problems:
+        raise InputError(problems)
+    return labels
+
+
+def _value(value: Value) -> str:
+    """Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"a label's value is text, not {describe(value)}: put it in quotes")  # noqa: TRY004
+    return parse_label_value(value)

@@ -1,0 +1,1 @@
+"""The API server of Kubernetes: one small port, spoken with httpx."""

@@ -1,0 +1,148 @@
+"""The port on a real API server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.config import ClusterConfig
+from partage.edges.kube.connection import Connection, Refused
+from partage.edges.kube.events import EventWriter
+from partage.edges.kube.objects import Json, LeaseJson, NodeJson, PodList, lease_json, second
+from partage.edges.kube.port import (
+    ClusterEvent,
+    ClusterNode,
+    ClusterPod,
+    Eviction,
+    Lease,
+    NodeCondition,
+    Taint,
+    WatchState,
+)
+from partage.edges.kube.watch import NodeWatch
+from partage.errors import Absent
+
+MANAGER = "partage"
+"""The field manager: what it owns of a Node can be seen in metadata.managedFields."""
+
+_APPLY = "application/apply-patch+yaml"
+_MERGE = "application/merge-patch+json"
+_STRATEGIC = "application/strategic-merge-patch+json"
+_PAGE = "500"
+
+
+class ApiCluster:
+    """Speaks to one API server. instance: the node or user whose events these are."""
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        instance: str = MANAGER,
+        *,
+        wall: Callable[[], float] = time.time,
+        backoff: Callable[[], Backoff] = Backoff,
+    ) -> None:
+        self._connection = Connection(config, backoff)
+        self._events = EventWriter(self._connection, instance, wall=wall)
+        self._wall = wall
+
+    async def node(self, name: str) -> ClusterNode:
+        return (await self._connection.call(NodeJson, "GET", _node(name))).value()
+
+    async def apply_node(
+        self, node: ClusterNode, labels: Mapping[str, str], annotations: Mapping[str, str]
+    ) -> ClusterNode:
+        # With its uid, the request cannot create a Node that has just been deleted.
+        meta: Json = {
+            "name": node.name,
+            "uid": node.uid,
+            "labels": dict(labels),
+            "annotations": dict(annotations),
+        }
+        return await self._patch(
+            _node(node.name),
+            {"apiVersion": "v1", "kind": "Node", "metadata": meta},
+            _APPLY,
+            {"fieldManager": MANAGER, "force": "true"},
+        )
+
+    async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
+        # The list is atomic: applied, it would take away the taints of others.
+        rows = [{"key": one.key, "effect": one.effect, "value": one.value} for one in taints]
+        meta: Json = {"resourceVersion": node.version, "uid": node.uid}
+        body: Json = {"metadata": meta, "spec": {"taints": rows}}
+        return await self._patch(_node(node.name), body, _MERGE, {"fieldManager": MANAGER})
+
+    async def set_condition(self, name: str, condition: NodeCondition) -> None:
+        now = second(self._wall())
+        row: Json = {
+            "type": condition.type,
+            "status": condition.status,
+            "reason": condition.reason,
+            "message": condition.message,
+            "lastTransitionTime": condition.changed_at or now,
+            "lastHeartbeatTime": now,
+        }
+        body: Json = {"status": {"conditions": [row]}}
+        await self._patch(f"{_node(name)}/status", body, _STRATEGIC, {"fieldManager": MANAGER})
+
+    async def _patch(
+        self, path: str, body: Json, media_type: str, parameters: Mapping[str, str]
+    ) -> ClusterNode:
+        found = await self._connection.call(
+            NodeJson, "PATCH", path, parameters=parameters, body=body, media_type=media_type
+        )
+        return found.value()
+
+    async def pods(self, node: str) -> tuple[ClusterPod, ...]:
+        found: list[ClusterPod] = []
+        parameters = {"fieldSelector": f"spec.nodeName={node}", "limit": _PAGE}
+        while True:
+            page = await self._connection.call(PodList, "GET", "/api/v1/pods", parameters=parameters)
+            found += [one.value() for one in page.items or ()]
+            if not page.metadata.continue_:
+                return tuple(found)
+            parameters = {**parameters, "continue": page.metadata.continue_}
+
+    async def evict(self, namespace: str, name: str, grace_seconds: int | None = None) -> Eviction:
+        body: Json = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+        }
+        if grace_seconds is not None:
+            body["deleteOptions"] = {"gracePeriodSeconds": grace_seconds}
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
+        try:
+            await self._connection.call(type(None), "POST", path, body=body)
+        except Absent:
+            return Eviction.GONE
+        except Refused:  # the only one that the connection lets through
+            return Eviction.PROTECTED
+        return Eviction.ACCEPTED
+
+    async def record(self, event: ClusterEvent) -> None:
+        await self._events.record(event)
+
+    async def lease(self, namespace: str, name: str) -> Lease:
+        try:
+            return (await self._connection.call(LeaseJson, "GET", _lease(namespace, name))).value()
+        except Absent:
+            return Lease(namespace, name)
+
+    async def write_lease(self, lease: Lease) -> Lease:
+        place = _lease(lease.namespace, lease.name)
+        method, path = ("PUT", place) if lease.version else ("POST", place.rpartition("/")[0])
+        return (await self._connection.call(LeaseJson, method, path, body=lease_json(lease))).value()
+
+    async def watch_node(self, name: str, seen: Callable[[WatchState], None]) -> None:
+        await NodeWatch(self._connection, name, seen).run()
+
+
+def _node(name: str) -> str:
+    return f"/api/v1/nodes/{name}"
+
+
+def _lease(namespace: str, name: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases/{name}"

@@ -1,0 +1,190 @@
+"""Requests to the API server: credentials that rotate, deadlines, retries, and errors as those of Partage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, TypeVar
+
+from partage.codec.values import CodecError, decode, encode
+from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.config import ClusterConfig
+from partage.edges.kube.exchange import Exchange, ProtocolError, Request, connect
+from partage.edges.kube.objects import Details, Json, Status
+from partage.errors import Absent, ClusterError, Conflict, Rejected, Unreachable
+
+if TYPE_CHECKING:
+    import ssl
+
+T = TypeVar("T")
+Parameters = Mapping[str, str]
+
+CALL_S, CONNECT_S = 15.0, 5.0
+"""Deadlines of a request and of a connection, in seconds."""
+
+TRIES = 3
+"""How often a request is sent that was answered with 429, with a fault of the server, or not at all."""
+
+LONGEST_RETRY_AFTER_S = 30.0
+
+_BUSY, _GONE = 429, 410
+
+
+class Refused(ClusterError):
+    """An answer that is not 2xx. Never leaves this package."""
+
+    def __init__(self, code: int, said: Status, retry_after_s: float) -> None:
+        super().__init__(said.message or f"HTTP {code}")
+        self.code, self.said, self.retry_after_s = code, said, retry_after_s
+
+
+class Connection:
+    """The way to one API server. Each request has a connection of its own: they are minutes apart."""
+
+    def __init__(self, config: ClusterConfig, backoff: Callable[[], Backoff] = Backoff) -> None:
+        self.config = config
+        self.backoff = backoff
+        self._tls: ssl.SSLContext | None = None
+        self._tls_of: object = None
+
+    async def call(
+        self,
+        kind: type[T],
+        method: str,
+        path: str,
+        *,
+        parameters: Parameters | None = None,
+        body: Json | None = None,
+        media_type: str = "application/json",
+    ) -> T:
+        """Send a request, again where that can help, and decode its answer.
+
+        Raises Unreachable, Conflict, Absent or Rejected; Refused for a 429 that is the answer to this very
+        request (a PodDisruptionBudget). InputError if the credentials cannot be read.
+        """
+        content = None if body is None else encode(body)
+        asked = Request(method, path, parameters or {}, content, media_type)
+        backoff = self.backoff()
+        for left in reversed(range(TRIES)):
+            try:
+                return _decoded(kind, await self._once(asked), self.config)
+            except Refused as error:
+                if is_protected(error):
+                    raise
+                if not left or not _may_help(error):
+                    raise as_ours(error, self.config, f"{method} {path}") from error
+                await asyncio.sleep(backoff.pause_s(min(error.retry_after_s, LONGEST_RETRY_AFTER_S)))
+            except Unreachable:
+                if not left or method == "POST":  # it may have arrived
+                    raise
+                await asyncio.sleep(backoff.pause_s())
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _once(self, asked: Request) -> bytes:
+        async with self._sent(asked, CALL_S) as exchange:
+            async with asyncio.timeout(CALL_S):
+                return await exchange.content()
+
+    @asynccontextmanager
+    async def lines(
+        self, path: str, parameters: Parameters, idle_s: float
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """The lines of an answer that goes on. idle_s: how long nothing may come.
+
+        Raises Unreachable (also in the block, when the connection ends), Refused, InputError.
+        """
+        async with self._sent(Request("GET", path, parameters), idle_s) as exchange:
+            yield exchange.lines()
+
+    @asynccontextmanager
+    async def _sent(self, asked: Request, idle_s: float) -> AsyncIterator[Exchange]:
+        """A request, and the beginning of its answer. Raises Refused for one that is not 2xx."""
+        config, token, tls = self.config, self._token(), self._context()
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                exchange = await connect(config.url, tls, config.server_name)
+            try:
+                async with asyncio.timeout(CALL_S):
+                    await exchange.send(asked, token)
+                    if not exchange.code // 100 == 2:
+                        raise refusal(exchange.code, await exchange.content(), exchange.retry_after)
+                exchange.idle_s = idle_s
+                yield exchange
+            finally:
+                exchange.close()
+        except (OSError, ProtocolError) as error:  # TimeoutError is an OSError
+            why = (
+                "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+            )
+            raise Unreachable(f"the API server {config.url} cannot be reached: {why}") from error
+
+    def _token(self) -> str:
+        """The token of now: the kubelet replaces the file before the token expires."""
+        if self.config.token is None:
+            return ""
+        return self.config.token.read().decode("ascii", "replace").strip()
+
+    def _context(self) -> ssl.SSLContext | None:
+        """With the certificates of now. Raises InputError."""
+        if self.config.url.startswith("http://"):
+            return None
+        version = self.config.version()
+        if self._tls is None or version != self._tls_of:
+            self._tls, self._tls_of = self.config.tls(), version
+        return self._tls
+
+
+def refusal(code: int, content: bytes, retry_after: str = "") -> Refused:
+    """The error of an answer that is not 2xx."""
+    try:
+        said = decode(Status, content, strict=False)
+    except CodecError:
+        said = Status(content[:200].decode("utf-8", "replace").strip())
+    seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
+    return Refused(code, said, seconds or float((said.details or Details()).retry_after_seconds))
+
+
+def is_protected(error: Refused) -> bool:
+    """Whether a PodDisruptionBudget is the reason."""
+    causes = (error.said.details or Details()).causes or ()
+    return error.code == _BUSY and any(one.reason == "DisruptionBudget" for one in causes)
+
+
+def is_expired(error: Refused) -> bool:
+    """Whether the version of a watch is too old."""
+    return error.code == _GONE or error.said.reason in ("Expired", "Gone")
+
+
+def _may_help(error: Refused) -> bool:
+    """Whether the same request may succeed a moment later."""
+    return error.code == _BUSY or error.code >= 500
+
+
+def as_ours(error: Refused, config: ClusterConfig, asked: str) -> ClusterError:
+    """The error for others than this package. asked: method and path."""
+    said = error.said.message or f"HTTP {error.code}"
+    match error.code:
+        case 404:
+            return Absent(said)
+        case 409:
+            return Conflict(said)
+        case 401:
+            return Rejected(
+                f"the API server {config.url} does not accept the credentials: {said}",
+                "the token or certificate has expired, or is of another cluster",
+            )
+        case 403:
+            return Rejected(f"{asked} is not permitted: {said}", "give the account this permission (RBAC)")
+        case _ if _may_help(error):
+            return Unreachable(f"the API server {config.url} answered {error.code}: {said}")
+    return Rejected(f"{asked} was refused: {said}")
+
+
+def _decoded(kind: type[T], content: bytes, config: ClusterConfig) -> T:
+    if kind is type(None):
+        return None
+    try:
+        return decode(kind, content, strict=False)
+    except CodecError as error:
+        raise Rejected(f"{config.url} answered something that no API server says: {error}") from error

@@ -1,0 +1,249 @@
+"""What the API server sends and is sent, as far as it is read: JSON to values of the port, and back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from partage.edges.kube.port import (
+    ClusterNode,
+    ClusterPod,
+    Lease,
+    NodeCondition,
+    ObjectReference,
+    Taint,
+    Truth,
+)
+from partage.values import Frozen
+
+Json = dict[str, object]
+
+
+class Owner(Frozen):
+    """A row of ownerReferences."""
+
+    kind: str = ""
+    controller: bool = False
+
+
+class Meta(Frozen):
+    """metadata."""
+
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    resource_version: str = ""
+    labels: Mapping[str, str] | None = None
+    annotations: Mapping[str, str] | None = None
+    deletion_timestamp: str | None = None
+    owner_references: tuple[Owner, ...] | None = None
+
+
+class TaintJson(Frozen):
+    """A row of spec.taints."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class ConditionJson(Frozen):
+    """A row of status.conditions."""
+
+    type: str
+    status: Truth
+    reason: str = ""
+    message: str = ""
+    last_transition_time: str | None = None
+
+
+class NodeSpec(Frozen):
+    """spec of a Node."""
+
+    taints: tuple[TaintJson, ...] | None = None
+    unschedulable: bool = False
+
+
+class NodeStatus(Frozen):
+    """status of a Node."""
+
+    conditions: tuple[ConditionJson, ...] | None = None
+
+
+class NodeJson(Frozen):
+    """A Node."""
+
+    metadata: Meta
+    spec: NodeSpec | None = None
+    status: NodeStatus | None = None
+
+    def value(self) -> ClusterNode:
+        meta, spec, status = self.metadata, self.spec or NodeSpec(), self.status or NodeStatus()
+        return ClusterNode(
+            name=meta.name,
+            uid=meta.uid,
+            version=meta.resource_version,
+            labels=meta.labels or {},
+            annotations=meta.annotations or {},
+            taints=tuple(Taint(one.key, one.effect, one.value) for one in spec.taints or ()),
+            conditions=tuple(
+                NodeCondition(one.type, one.status, one.reason, one.message, one.last_transition_time or "")
+                for one in status.conditions or ()
+            ),
+            unschedulable=spec.unschedulable,
+        )
+
+
+class Page(Frozen, rename={"continue_": "continue", "resource_version": "resourceVersion"}):
+    """metadata of a list. continue_: where the next page begins; empty: this was the last."""
+
+    resource_version: str = ""
+    continue_: str = ""
+
+
+class NodeList(Frozen):
+    """A list of Nodes."""
+
+    metadata: Page
+    items: tuple[NodeJson, ...] | None = None
+
+
+class Amounts(Frozen):
+    """resources of a container."""
+
+    requests: Mapping[str, str | int] | None = None
+    limits: Mapping[str, str | int] | None = None
+
+
+class ContainerJson(Frozen):
+    """A container."""
+
+    resources: Amounts | None = None
+
+
+class PodSpec(Frozen):
+    """spec of a pod."""
+
+    containers: tuple[ContainerJson, ...] = ()
+    priority: int | None = None
+
+
+class PodStatus(Frozen):
+    """status of a pod."""
+
+    phase: str = ""
+
+
+class PodJson(Frozen):
+    """A pod."""
+
+    metadata: Meta
+    spec: PodSpec
+    status: PodStatus | None = None
+
+    def value(self) -> ClusterPod:
+        meta = self.metadata
+        owners = [one.kind for one in meta.owner_references or () if one.controller]
+        return ClusterPod(
+            namespace=meta.namespace,
+            name=meta.name,
+            uid=meta.uid,
+            phase=(self.status or PodStatus()).phase,
+            owner=owners[0] if owners else "",
+            ends=meta.deletion_timestamp is not None,
+            priority=self.spec.priority or 0,
+            labels=meta.labels or {},
+            annotations=meta.annotations or {},
+            requests=_extended(self.spec),
+        )
+
+
+def _extended(spec: PodSpec) -> Mapping[str, str]:
+    """Extended resources only (``domain/name``): their amounts are whole numbers."""
+    total: Counter[str] = Counter()
+    for container in spec.containers:
+        found = (container.resources or Amounts()).requests or {}
+        total.update(
+            {name: int(count) for name, count in found.items() if "/" in name and str(count).isdigit()}
+        )
+    return {name: str(count) for name, count in total.items()}
+
+
+class PodList(Frozen):
+    """A list of pods."""
+
+    metadata: Page
+    items: tuple[PodJson, ...] | None = None
+
+
+class LeaseJson(Frozen):
+    """A Lease."""
+
+    metadata: Meta
+    spec: Mapping[str, str | int | None] | None = None
+
+    def value(self) -> Lease:
+        meta, spec = self.metadata, self.spec or {}
+        return Lease(
+            namespace=meta.namespace,
+            name=meta.name,
+            holder=str(spec.get("holderIdentity") or ""),
+            duration_seconds=int(spec.get("leaseDurationSeconds") or 0),
+            renewed_at=str(spec.get("renewTime") or ""),
+            transitions=int(spec.get("leaseTransitions") or 0),
+            version=meta.resource_version,
+            annotations=meta.annotations or {},
+        )
+
+
+class Cause(Frozen):
+    """A row of details.causes."""
+
+    reason: str = ""
+    message: str = ""
+
+
+class Details(Frozen):
+    """details of a Status."""
+
+    causes: tuple[Cause, ...] | None = None
+    retry_after_seconds: int = 0
+
+
+class Status(Frozen):
+    """How the API server says that something failed."""
+
+    message: str = ""
+    reason: str = ""
+    code: int = 0
+    details: Details | None = None
+
+
+def timestamp(seconds: float) -> str:
+    """RFC 3339 with microseconds, from seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def second(seconds: float) -> str:
+    """RFC 3339 with whole seconds, from seconds since 1970."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def reference(about: ObjectReference) -> Json:
+    """An object that an event is about."""
+    found: Json = {"apiVersion": about.api_version, "kind": about.kind, "name": about.name, "uid": about.uid}
+    return {**found, "namespace": about.namespace} if about.namespace else found
+
+
+def lease_json(lease: Lease) -> Json:
+    """A Lease as it is written."""
+    meta: Json = {"name": lease.name, "namespace": lease.namespace, "annotations": dict(lease.annotations)}
+    if lease.version:
+        meta["resourceVersion"] = lease.version
+    spec: Json = {"leaseTransitions": lease.transitions}
+    if lease.holder:
+        spec |= {"holderIdentity": lease.holder, "leaseDurationSeconds": lease.duration_seconds}
+    if lease.renewed_at:
+        spec["renewTime"] = lease.renewed_at
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": meta, "spec": spec}

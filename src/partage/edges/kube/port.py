@@ -1,0 +1,177 @@
+"""The port between a Kubernetes cluster and its users: values, and calls that all have deadlines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Literal, Protocol
+
+from msgspec import field
+
+from partage.values import Frozen
+
+EventType = Literal["Normal", "Warning"]
+Truth = Literal["True", "False", "Unknown"]
+
+
+class Taint(Frozen):
+    """A taint of a Node. effect: ``NoSchedule``, ``PreferNoSchedule``, ``NoExecute``."""
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class NodeCondition(Frozen):
+    """A condition of a Node. reason: one word in CamelCase, for programs; message: for people.
+
+    changed_at: when ``status`` changed last, RFC 3339; empty: now.
+    """
+
+    type: str
+    status: Truth
+    reason: str
+    message: str
+    changed_at: str = ""
+
+
+class ClusterNode(Frozen):
+    """A Node as the API server has it. version: its resourceVersion, to compare only."""
+
+    name: str
+    uid: str
+    version: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[Taint, ...] = ()
+    conditions: tuple[NodeCondition, ...] = ()
+    unschedulable: bool = False
+
+
+class ClusterPod(Frozen):
+    """A pod of a node. requests: resource names to amounts, of all its containers together, as the API server
+    has them. ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    phase: str
+    owner: str = ""
+    ends: bool = False
+    priority: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, str] = field(default_factory=dict)
+
+
+class ObjectReference(Frozen):
+    """The object that an event is about. namespace: empty for a Node."""
+
+    kind: str
+    name: str
+    uid: str
+    namespace: str = ""
+    api_version: str = "v1"
+
+
+class ClusterEvent(Frozen):
+    """Something that an admin should read. Equal events are one Event in the cluster, with a count.
+
+    reason: one word in CamelCase. action: what was done about it, one word. note: a sentence.
+    """
+
+    about: ObjectReference
+    reason: str
+    note: str
+    action: str
+    type: EventType = "Normal"
+
+
+class Lease(Frozen):
+    """A Lease. holder: empty if nobody holds it. renewed_at: RFC 3339, empty if never. version: empty for one
+    that does not exist yet.
+    """
+
+    namespace: str
+    name: str
+    holder: str = ""
+    duration_seconds: int = 0
+    renewed_at: str = ""
+    transitions: int = 0
+    version: str = ""
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+class Eviction(StrEnum):
+    """How a request to evict a pod ended. protected: a PodDisruptionBudget does not allow it now."""
+
+    ACCEPTED = "accepted"
+    GONE = "gone"
+    PROTECTED = "protected"
+
+
+class WatchState(Frozen):
+    """What a watch knows. node: the last answer, None if there is no such Node, or no answer yet.
+
+    trouble: why the API server cannot be asked now; empty: it answered. since: when that began, seconds of
+    the clock of the watch. restarts: how often the watch was begun, lists: how often the Node was listed.
+    """
+
+    node: ClusterNode | None = None
+    trouble: str = "the API server has not answered yet"
+    since: float = 0.0
+    restarts: int = 0
+    lists: int = 0
+
+
+class Cluster(Protocol):
+    """A cluster, as an agent or a verb sees it.
+
+    All calls raise Unreachable (no answer; a later call may succeed), Conflict (the object has changed
+    meanwhile), Absent (no such object) or Rejected (refused; the message names the missing permission).
+    """
+
+    async def node(self, name: str) -> ClusterNode:
+        """A Node."""
+        ...
+
+    async def apply_node(
+        self, node: ClusterNode, labels: Mapping[str, str], annotations: Mapping[str, str]
+    ) -> ClusterNode:
+        """Own exactly these labels and annotations of a Node (server-side apply). What was owned before and
+        is not named now is removed; what others own stays, unless it is named: then it is taken over.
+        """
+        ...
+
+    async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
+        """Replace all taints. ``node`` as it was read: Conflict if it has changed since."""
+        ...
+
+    async def set_condition(self, name: str, condition: NodeCondition) -> None:
+        """Add a condition to a Node, or replace the one of that type."""
+        ...
+
+    async def pods(self, node: str) -> tuple[ClusterPod, ...]:
+        """The pods of a node, in all namespaces."""
+        ...
+
+    async def evict(self, namespace: str, name: str, grace_seconds: int | None = None) -> Eviction:
+        """Ask for the end of a pod. PodDisruptionBudgets are honoured."""
+        ...
+
+    async def record(self, event: ClusterEvent) -> None:
+        """Make an event known, at most once; equal ones are counted."""
+        ...
+
+    async def lease(self, namespace: str, name: str) -> Lease:
+        """A Lease; one without version if there is none."""
+        ...
+
+    async def write_lease(self, lease: Lease) -> Lease:
+        """Create or replace a Lease. Conflict if it has changed since it was read."""
+        ...
+
+    async def watch_node(self, name: str, seen: Callable[[WatchState], None]) -> None:
+        """Follow a Node for ever: ``seen`` is called at every change, of the Node or of the trouble."""
+        ...

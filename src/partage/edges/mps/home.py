@@ -1,0 +1,198 @@
+"""Finds out where a daemon can live, and sees afterwards whether it does (``model.daemon_home`` decides).
+
+The kernel marks the host's root cgroup: the root of v2 has no ``cgroup.type``, only that of v1 has a
+``release_agent``. Paths do not tell it: each cgroup namespace calls its own root ``/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from zlib import crc32
+
+from partage.edges import procfs
+from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.systemd import HostSystemd
+from partage.edges.mps.unit import unit_name
+from partage.model.cgroup import parse_cgroup
+from partage.model.daemon_home import (
+    UNIFIED,
+    DaemonHome,
+    HomeChoice,
+    HomeKind,
+    Surroundings,
+    bound_to,
+    choose_home,
+)
+from partage.values import Frozen
+
+INITIAL_CGROUP_NAMESPACE = "cgroup:[4026531835]"
+"""The host's own cgroup namespace has this number on every Linux (PROC_CGROUP_INIT_INO)."""
+
+_CGROUP = "partage-mps"
+
+
+class DaemonHost(Frozen):
+    """The node around the daemons. The directories are parameters, so that tests can use their own.
+
+    run: ``/run``, with the sockets of systemd and D-Bus. path: where systemd-run is looked for.
+    own_shm: whether a daemon gets its own /dev/shm, which needs CAP_SYS_ADMIN. choice: the operator's.
+    node_pids: the node's pid namespace.
+    """
+
+    proc: Path = Path("/proc")
+    run: Path = Path("/run")
+    selinux: Path = Path("/sys/fs/selinux")
+    path: str | None = None
+    own_shm: bool = True
+    choice: HomeChoice = HomeChoice.AUTO
+    node_pids: str = procfs.INITIAL_PID_NAMESPACE
+
+    @property
+    def sees_node_pids(self) -> bool:
+        """Whether process 1 is the node's."""
+        return procfs.pid_namespace(self.proc) == self.node_pids
+
+    def systemd(self) -> HostSystemd:
+        """The node's systemd, asked from here or, in a container, through process 1. Blocking."""
+        contained = self._is_contained(procfs.self_cgroups(self.proc))
+        reason = "" if self.sees_node_pids else "process 1 is not the node's (hostPID is needed)"
+        through = self.proc / "1" if contained else None
+        return HostSystemd(self.run, self.path, through, reason if contained else "")
+
+    def surroundings(self, shared: Iterable[tuple[Path, Path]] = ()) -> Surroundings:
+        """What this process can reach. shared: as for ``HostSystemd.absent``. Blocking."""
+        lines = procfs.self_cgroups(self.proc)
+        return Surroundings(
+            no_systemd=self.systemd().absent(shared),
+            contained=self._is_contained(lines),
+            host_pids=self.sees_node_pids,
+            hierarchies=tuple(line.split(":", 2)[1] for line in lines if line.count(":") >= 2),
+            roots=dict(self._roots()),
+        )
+
+    def home(self, shared: Iterable[tuple[Path, Path]] = ()) -> DaemonHome:
+        """Where a daemon is to live. shared: as for ``HostSystemd.absent``. Blocking. Raises Unsupported."""
+        return choose_home(self.surroundings(shared), self.choice)
+
+    def make_cgroups(self, home: DaemonHome, paths: DaemonPaths) -> tuple[str, ...]:
+        """The cgroups that the daemon has to join, made if they are missing. Blocking."""
+        found = list(home.roots)
+        if home.unified:
+            own = _own_cgroup(Path(home.roots[0]), paths)
+            with contextlib.suppress(OSError):
+                own.mkdir(parents=True, exist_ok=True)
+            found[0] = str(own)
+        return tuple(found)
+
+    def remove_cgroup(self, paths: DaemonPaths) -> None:
+        """Remove the daemon's own cgroup. If a process is still in it, it stays; it uses no resources."""
+        root = dict(self._roots()).get(UNIFIED)
+        if root is not None:
+            with contextlib.suppress(OSError):
+                _own_cgroup(Path(root), paths).rmdir()
+
+    def cgroup_namespace(self) -> str:
+        """The host's cgroup namespace, to enter before a cgroup of the host is joined: where v2 is mounted
+        with ``nsdelegate`` the kernel refuses to move a process out of its namespace. Empty: it is this
+        process's own, or cannot be reached.
+        """
+        host = self.proc / "1/ns/cgroup"
+        return "" if self._in_host_cgroups() or not _can_read_link(host) else str(host)
+
+    def bound_to(self, home: DaemonHome, paths: DaemonPaths, pid: int, unit_pid: int | None = None) -> str:
+        """Whether the running daemon ends with what started it, a sentence; empty: it does not. Blocking.
+
+        unit_pid: the process that its unit has, if it is to be one.
+        """
+        contained = self._is_contained(procfs.self_cgroups(self.proc))
+        if home.kind is HomeKind.UNIT:
+            left = "" if unit_pid == pid else f"the unit {unit_name(paths.device)}"
+            return bound_to(home, contained=contained, left_in=left)
+        if home.kind is not HomeKind.CGROUP:
+            return bound_to(home, contained=contained)
+        wanted = self.make_cgroups(home, paths)
+        left = next((f"the cgroup {cgroup}" for cgroup in wanted if not _has(cgroup, pid)), "")
+        return bound_to(home, contained=contained, left_in=left)
+
+    # --- what there is ------------------------------------------------------------------------
+
+    def _in_host_cgroups(self) -> bool:
+        try:
+            return str((self.proc / "self/ns/cgroup").readlink()) == INITIAL_CGROUP_NAMESPACE
+        except OSError:
+            return True  # a kernel without cgroup namespaces
+
+    def _is_contained(self, cgroups: tuple[str, ...]) -> bool:
+        owner = parse_cgroup(cgroups)
+        return not self._in_host_cgroups() or bool(owner.container or owner.pod)
+
+    def _roots(self) -> Iterator[tuple[str, str]]:
+        """Hierarchy and directory of each root cgroup of the host that can be written.
+
+        Mounts of this process, then those of process 1: with the host's pid namespace that is the host's.
+        """
+        seen: set[str] = set()
+        views = [("self", Path())]
+        if self.sees_node_pids:
+            views.append(("1", self.proc / "1/root"))
+        for process, above in views:
+            for name, mounted in _mounts(self.proc / process / "mountinfo"):
+                directory = above / mounted.lstrip("/") if above.parts else Path(mounted)
+                if name not in seen and _is_host_root(directory, name):
+                    seen.add(name)
+                    yield name, str(directory)
+
+
+def _mounts(mountinfo: Path) -> Iterator[tuple[str, str]]:
+    """Hierarchy and mount point of every mounted cgroup file system (proc_pid_mountinfo(5))."""
+    for line in _lines(mountinfo):
+        before, _, after = line.partition(" - ")
+        words = after.split()
+        if words[:1] == ["cgroup2"]:
+            yield UNIFIED, before.split()[4]
+        elif words[:1] == ["cgroup"]:
+            options = words[-1].split(",")
+            yield ",".join(one for one in options if _is_of_name(one)), before.split()[4]
+
+
+_NO_CONTROLLERS = frozenset({"rw", "ro", "xattr", "clone_children", "noprefix"})
+
+
+def _is_of_name(option: str) -> bool:
+    """Whether a mount option is a part of the hierarchy's name in ``/proc/<pid>/cgroup``."""
+    return option.startswith("name=") or ("=" not in option and option not in _NO_CONTROLLERS)
+
+
+def _is_host_root(directory: Path, name: str) -> bool:
+    try:
+        marked = (directory / "release_agent").exists() if name else not (directory / "cgroup.type").exists()
+        return marked and os.access(directory, os.W_OK) and os.access(directory / "cgroup.procs", os.W_OK)
+    except OSError:
+        return False
+
+
+def _own_cgroup(root: Path, paths: DaemonPaths) -> Path:
+    return root / _CGROUP / f"{paths.device}@{crc32(os.fsencode(paths.home)):08x}"
+
+
+def _has(cgroup: str, pid: int) -> bool:
+    """Whether a process is in a cgroup."""
+    return str(pid) in _lines(Path(cgroup, "cgroup.procs"))
+
+
+def _can_read_link(path: Path) -> bool:
+    try:
+        path.readlink()
+    except OSError:
+        return False
+    return True
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

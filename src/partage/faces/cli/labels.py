@@ -1,0 +1,98 @@
+"""``partage labels``: the labels of a node."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.faces.cli import common
+
+if TYPE_CHECKING:
+    from partage.plan.labels import Labels
+
+
+@click.command(name="labels")
+@common.policy_options
+@common.machine_option
+@common.run_dir_option
+@click.option("--timestamp", is_flag=True, help="Add nvidia.com/gfd.timestamp, seconds since 1970.")
+@click.option(
+    "--to",
+    metavar="FILE",
+    help="Also write them to a file that node-feature-discovery reads, such as "
+    "/etc/kubernetes/node-feature-discovery/features.d/partage.",
+)
+@common.output_option("table", "json", "yaml", "nfd")
+def command(
+    *,
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    run_dir: str | None,
+    timestamp: bool,
+    to: str | None,
+    output: str,
+) -> None:
+    """Print the labels of the node: those of NVIDIA's GPU Feature Discovery, and Partage's own.
+
+    If an agent runs: the labels of what it offers now. With --policy: as they will be once the policy is
+    carried out. Nothing is sent to a cluster; the agent does that (partage agent --cluster).
+    """
+    labels = _labels(policy, config, machine, run_dir, time.time() if timestamp else None)
+    if to is not None:
+        _write(Path(to), labels)
+    if output == "nfd":
+        sys.stdout.write(features(labels))
+    elif output == "table":
+        for key, value in labels.items():
+            click.echo(f"{key}={value}")
+    else:
+        from partage.faces.documents.labels import LabelsDocument
+
+        common.print_document(LabelsDocument(labels=labels), output)
+
+
+def features(labels: Labels) -> str:
+    """The labels as a features file: ``key=value``, one a line."""
+    return "".join(f"{key}={value}\n" for key, value in labels.items())
+
+
+def _write(path: Path, labels: Labels) -> None:
+    """Replace the file in one step: node-feature-discovery may read it at any time.
+
+    It ignores files whose names begin with a dot.
+    """
+    beside = path.parent / f".{path.name}.new"
+    common.write_file(str(beside), features(labels))
+    beside.chmod(0o644)
+    beside.replace(path)
+
+
+def _labels(
+    policy: str | None, config: str | None, machine: str | None, run_dir: str | None, now_s: float | None
+) -> Labels:
+    from msgspec.structs import replace
+
+    from partage.edges.files.catalogue import geometry_of
+    from partage.faces.cli.plan import make_plan
+    from partage.faces.documents.plan import all_steps
+    from partage.model.step import StartDaemonAt
+    from partage.plan.labels import node_labels
+    from partage.plan.reconcile.gpu_after import gpu_after
+
+    loaded = common.read_policy(policy, config)
+    report = common.agent_report(machine, run_dir)
+    planned = make_plan(loaded, machine, run_dir, report=report, named=policy is not None)
+    common.print_problems(planned.warnings)
+    inventory, offer = planned.inventory, planned.offer
+    if planned.report is not None and policy is None:
+        offer = planned.report.offer
+    else:
+        steps = [step for step in all_steps(planned.plan) if not isinstance(step, StartDaemonAt)]
+        gpus = tuple(gpu_after(gpu, steps, geometry_of(gpu)) for gpu in inventory)
+        inventory = replace(inventory, gpus=gpus)
+    return node_labels(inventory, offer, planned.policy.options, geometry_of, now_s)

@@ -1,0 +1,99 @@
+"""Which policy of a directory a node takes: by its labels, else the default, else a fallback.
+
+The rules for default and fallback are those of NVIDIA's config-manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from partage.codec.fields import nearest_word
+from partage.model.choice_rules import DEFAULT_NAME, ChoiceRules, Fallback
+from partage.model.node_labels import POLICY_LABELS, NodeLabels
+from partage.text import listed
+from partage.values import Tagged
+
+_MOST_SHOWN = 20
+
+
+class TakePolicy(Tagged):
+    """This one. by: what chose it, ``label partage.dev/policy``, ``default``, ``fallback single``."""
+
+    name: str
+    by: str
+
+
+class TakeNone(Tagged):
+    """No policy: every GPU is exclusive."""
+
+    by: str
+
+
+class UnknownName(Tagged):
+    """What chooses, chooses a policy that is not there."""
+
+    message: str
+    hint: str
+
+
+class NothingChosen(Tagged):
+    """Neither label nor default nor fallback chooses one."""
+
+    message: str
+    hint: str
+
+
+class LabelsUnknown(Tagged):
+    """The labels decide, and are not known yet."""
+
+
+PolicyChoice = TakePolicy | TakeNone | UnknownName | NothingChosen | LabelsUnknown
+
+
+def choose_policy(names: Collection[str], labels: NodeLabels | None, rules: ChoiceRules) -> PolicyChoice:
+    """The policy of a node with these labels. labels None: not known yet; then only what no label can change
+    is chosen.
+    """
+    if labels is None:
+        return _without_label(names, rules) if _label_is_no_matter(names, rules) else LabelsUnknown()
+    key = next((key for key in POLICY_LABELS if labels.get(key)), None)
+    return _without_label(names, rules) if key is None else _named(names, labels[key], f"label {key}")
+
+
+def _label_is_no_matter(names: Collection[str], rules: ChoiceRules) -> bool:
+    """The one policy that is there is taken, whether a label names it or none does."""
+    return len(names) == 1 and isinstance(_without_label(names, rules), TakePolicy)
+
+
+def _without_label(names: Collection[str], rules: ChoiceRules) -> PolicyChoice:
+    if rules.default:
+        return _named(names, rules.default, "default")
+    for fallback in rules.fallback:
+        by = f"fallback {fallback}"
+        match fallback:
+            case Fallback.NAMED:
+                if DEFAULT_NAME in names:
+                    return TakePolicy(DEFAULT_NAME, by)
+            case Fallback.SINGLE:
+                if len(names) == 1:
+                    return TakePolicy(next(iter(names)), by)
+            case Fallback.EMPTY:
+                return TakeNone(by)
+    tried = ", ".join(rules.fallback) or "none"
+    return NothingChosen(
+        f"no policy is chosen: the node has no label, no default is given, and no fallback applies ({tried})",
+        f"label the node with {POLICY_LABELS[0]}, or name a default with --config; there is: {_shown(names)}",
+    )
+
+
+def _named(names: Collection[str], name: str, by: str) -> PolicyChoice:
+    if name in names:
+        return TakePolicy(name, by)
+    near = nearest_word(name, sorted(names))
+    advice = f"did you mean {near[:60]!r}? " if near else ""
+    message = f"{by} asks for {name[:60]!r}, and no policy has that name"
+    return UnknownName(message, f"{advice}there is: {_shown(names)}")
+
+
+def _shown(names: Collection[str]) -> str:
+    return listed([name[:60] for name in sorted(names)], _MOST_SHOWN) or "none"

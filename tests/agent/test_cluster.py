@@ -1,0 +1,235 @@
+"""The agent in a cluster: the labels of its Node, against an API server on real sockets."""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from partage.agent.cluster.node_labels import ClusterIntervals, NodeLabels
+from partage.agent.status.status import AgentStatus
+from partage.edges.kube.cluster import ApiCluster
+from tests.agent.harness import native, place, running, spawn
+from tests.edges.kube.scripted import PKI, Answer, ScriptedServer, Stream, api_server, node, quick, status
+
+FOUR = "4xh100-sxm5-80gb"
+
+
+class NodeServer:
+    """An API server with one Node. applied: what each apply said."""
+
+    def __init__(self, server: ScriptedServer) -> None:
+        self.server = server
+        server.answer = self.answer
+        self.labels = {"mine": "1"}
+        self.owned: set[str] = set()
+        self.version = 10
+        self.applied: list[dict[str, str]] = []
+        self.refuse: Answer | None = None
+        self.stream: Stream | None = None
+
+    @property
+    def watched(self) -> bool:
+        return self.stream is not None or not self.server.streams.empty()
+
+    async def answer(self, request) -> Answer:
+        if request.method == "PATCH":
+            answer = self.refuse or self._apply(request.json["metadata"]["labels"])
+            await self._tell()
+            return answer
+        found = {"metadata": {"resourceVersion": str(self.version)}, "items": [self._node()]}
+        return Answer({} if request.watches else found)
+
+    def _node(self):
+        return node(self.version, **self.labels)
+
+    def _apply(self, labels) -> Answer:
+        self.applied.append(labels)
+        kept = {key: value for key, value in self.labels.items() if key not in self.owned}
+        self.labels, self.owned = {**kept, **labels}, set(labels)
+        self.version += 1
+        return Answer(self._node())
+
+    async def edit(self, **labels: str) -> None:
+        """As another client; the watch says so."""
+        self.labels |= labels
+        self.version += 1
+        await self._tell()
+
+    async def _tell(self) -> None:
+        """The watch says how the Node is now, if one is open."""
+        while not self.server.streams.empty():
+            self.stream = self.server.streams.get_nowait()
+        if self.stream is not None and not self.stream.ended.is_set():
+            await self.stream.send("MODIFIED", self._node())
+
+
+def _kubeconfig(root: Path, url: str) -> Path:
+    path = root / "kubeconfig"
+    document = {
+        "clusters": [{"name": "c", "cluster": {"server": url, "certificate-authority": str(PKI / "ca.crt")}}],
+        "users": [{"name": "u", "user": {"token": "t"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(json.dumps(document))
+    return path
+
+
+@asynccontextmanager
+async def _agent(kubelet=None, policy: str | None = None):
+    """An agent beside an API server."""
+    async with api_server() as server:
+        api = NodeServer(server)
+        with place() as here:
+            options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1"]
+            with running(spawn(here, *options, machine=FOUR, policy=policy)) as agent:
+                yield here, api, agent
+
+
+async def _until(true_of, what: str, agent=None) -> None:
+    async with asyncio.timeout(20):
+        while not true_of():
+            await asyncio.sleep(0.01)
+            assert agent is None or agent.process.poll() is None, f"{what}: {''.join(agent.log)}"
+
+
+async def test_labels_follow_the_policy_and_those_of_before_disappear():
+    async with _agent(policy=native("{select: all, time-slicing: {replicas: 4}}")) as (here, api, agent):
+        await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "4", "labels", agent)
+        assert api.labels["partage.dev/gpu.shared.guarantee"] == "none"
+        assert api.labels["mine"] == "1"
+        here.write_policy(native())
+        await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "1", "labels", agent)
+        assert "partage.dev/gpu.shared.guarantee" not in api.labels
+        assert api.labels["mine"] == "1"
+        assert api.server.requests[-1].headers["authorization"] == "Bearer t"
+
+
+async def test_an_api_server_that_is_away_is_degraded_and_nothing_waits_for_it():
+    async with _agent() as (_, api, agent):
+        await _until(lambda: api.applied, "labels", agent)
+        await api.server.stop()
+        await asyncio.to_thread(agent.wait, lambda: "node-not-updated" in agent.degraded(), "told")
+        assert "node-not-updated" not in agent.health()[1], "the node works"
+        metric = 'partage_dependency_up{dependency="api-server"}'
+        assert await asyncio.to_thread(agent.metric, metric) == 0
+        await api.server.start()
+        await asyncio.to_thread(agent.wait, lambda: "node-not-updated" not in agent.degraded(), "well again")
+
+
+def test_without_a_cluster_its_client_is_not_imported():
+    names = "[one for one in sys.modules if one.startswith(('h11', 'partage.edges.kube.'))]"
+    code = f"import sys, partage.faces.agent; print({names})"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--cluster=/no/such/file", "--node-name=n1"], "No such file"),
+        (["--cluster=/no/such/file"], "--node-name"),
+    ],
+)
+def test_a_cluster_that_cannot_be_read_ends_the_agent(options, text, capsys):
+    from partage.faces.cli.main import run
+
+    with place() as here:
+        assert run(["agent", *here.options(), "--machine=1xl4", *options]) == 2
+    assert text in capsys.readouterr().err
+
+
+# --- against others, and refusals -----------------------------------------------------------------
+
+QUICK = ClusterIntervals(
+    settle_s=0.01, retry_s=0.01, retry_longest_s=0.02, contested_s=0.2, contested_longest_s=0.4
+)
+
+
+@asynccontextmanager
+async def _labels(wanted):
+    """The task with these labels wanted, beside an API server, and how often it asked for a turn."""
+    async with api_server() as server:
+        api = NodeServer(server)
+        asked: list[str] = []
+        cluster = ApiCluster(server.config(), "n1", backoff=quick)
+        labels = NodeLabels(
+            cluster, "n1", AgentStatus(lambda: 0.0), lambda: asked.append(labels.trouble), QUICK
+        )
+        labels._wanted = wanted
+        task = asyncio.create_task(labels.run())
+        try:
+            yield api, labels, asked
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def test_a_label_that_someone_else_changes_is_set_again_and_ever_more_rarely():
+    loop = asyncio.get_running_loop()
+    async with _labels({"a": "1"}) as (api, _, _):
+        times = []
+        for count in range(1, 5):
+            await _until(lambda count=count: len(api.applied) == count, "applied")
+            times.append(loop.time())
+            await _until(lambda: api.watched, "a watch")
+            await api.edit(a=f"other{count}")
+        pauses = [later - earlier for earlier, later in itertools.pairwise(times)]
+        assert pauses[0] >= 0.1, "half of contested_s"
+        assert pauses[2] >= 0.2, "half of contested_longest_s"
+        await api.edit(b="2")
+        assert len(api.applied) == 4
+
+
+async def test_what_others_label_is_none_of_our_business():
+    async with _labels({"a": "1"}) as (api, _, _):
+        await _until(lambda: len(api.applied) == 1, "applied")
+        await _until(lambda: api.watched, "a watch")
+        await api.edit(b="2")
+        await asyncio.sleep(0.1)
+        assert len(api.applied) == 1
+
+
+async def test_a_refusal_is_told_and_tried_again():
+    async with _labels({"a": "1"}) as (api, labels, asked):
+        api.refuse = status(403, "Forbidden", "cannot patch nodes")
+        await _until(lambda: "cannot patch nodes" in labels.trouble, "told")
+        assert "not permitted" in asked[-1]
+        api.refuse = None
+        await _until(lambda: len(api.applied) == 1, "applied")
+        await _until(lambda: labels.trouble == "", "well again")
+
+
+# --- labels that the agent reads -------------------------------------------------------------------
+
+CHOICE, MIG_CONFIG = "nvidia.com/device-plugin.config", "nvidia.com/mig.config"
+STATE = f"{MIG_CONFIG}.state"
+
+
+async def test_a_label_of_the_node_chooses_the_policy_and_a_layout():
+    async with api_server() as server:
+        api = NodeServer(server)
+        with place() as here:
+            policies = here.root / "policies"
+            policies.mkdir()
+            (policies / "default").write_text(native())
+            (policies / "fours").write_text(native("{select: all, time-slicing: {replicas: 4}}"))
+            options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1"]
+            with running(spawn(here, *options, f"--policy={policies}", machine=FOUR)) as agent:
+                await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "1", "default", agent)
+                await api.edit(**{CHOICE: "fours"})
+                await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "4", "fours", agent)
+                assert STATE not in api.labels
+                await api.edit(**{MIG_CONFIG: "all-3g.40gb"})
+                await _until(lambda: api.labels.get(STATE) == "success", "a layout", agent)
+                assert api.labels["nvidia.com/mig-3g.40gb.count"] == "8"
+                await api.edit(**{MIG_CONFIG: "thirds"})
+                await _until(lambda: api.labels.get(STATE) == "failed", "a wrong name", agent)
+                assert api.labels["nvidia.com/mig-3g.40gb.count"] == "8"
+                del api.labels[MIG_CONFIG]
+                await api.edit()
+                await _until(lambda: STATE not in api.labels, "no label", agent)

@@ -1,0 +1,148 @@
+"""The chart, as helm rendered it last: what each part may do, and that its options exist.
+
+``make chart`` renders it; here nothing but the results is read, so helm is not needed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from partage.faces.cli.agent import command as agent_command
+from partage.faces.cli.hardware import parser as hardware_parser
+
+ROOT = Path(__file__).parents[2]
+DEFAULT = ROOT / "deploy" / "manifests" / "partage.yaml"
+ALL = Path(__file__).parent / "rendered" / "all.yaml"
+ALONE = Path(__file__).parent / "rendered" / "alone.yaml"
+RENDERED = (DEFAULT, ALL, ALONE)
+
+Json = dict[str, Any]
+
+
+def _renderer() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("render_chart", ROOT / "deploy" / "render_chart.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _objects(path: Path) -> dict[tuple[str, str], Json]:
+    found = (one for one in yaml.safe_load_all(path.read_text()) if one)
+    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+
+
+def _pod(path: Path, component: str) -> Json:
+    daemon_set = _objects(path)["DaemonSet", f"partage-{component}"]
+    spec: Json = daemon_set["spec"]["template"]["spec"]
+    return spec
+
+
+def _container(path: Path, component: str) -> Json:
+    (container,) = _pod(path, component)["containers"]
+    found: Json = container
+    return found
+
+
+def test_what_was_rendered_is_current() -> None:
+    renderer = _renderer()
+    stale = [
+        str(path.relative_to(ROOT))
+        for path, values in renderer.outputs().items()
+        if not path.is_file() or not path.read_text().startswith(renderer.header(values))
+    ]
+    assert not stale, "the chart has changed: run make chart"
+
+
+@pytest.mark.parametrize("path", RENDERED, ids=lambda path: path.stem)
+def test_the_agent_has_no_privilege(path: Path) -> None:
+    pod, container = _pod(path, "agent"), _container(path, "agent")
+    assert not {"hostPID", "hostIPC", "hostNetwork"} & set(pod)
+    security = container["securityContext"]
+    assert security["capabilities"] == {"drop": ["ALL"]}
+    assert security["allowPrivilegeEscalation"] is False
+    assert security["readOnlyRootFilesystem"] is True
+    assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert "privileged" not in security
+    paths = {volume["hostPath"]["path"] for volume in pod["volumes"] if "hostPath" in volume}
+    assert paths <= {
+        "/var/lib/kubelet/device-plugins",
+        "/var/lib/kubelet/pod-resources",
+        "/var/log/containers",
+        "/run/partage",
+        "/var/lib/partage",
+        "/var/run/cdi",
+    }
+
+
+@pytest.mark.parametrize("path", RENDERED, ids=lambda path: path.stem)
+def test_the_helper_has_no_token_and_no_network(path: Path) -> None:
+    pod, container = _pod(path, "hardware"), _container(path, "hardware")
+    assert pod["automountServiceAccountToken"] is False
+    assert "serviceAccountName" not in pod
+    assert "hostNetwork" not in pod
+    assert "--no-network" in container["args"]
+    assert "--allow-container=partage/partage-agent-*/agent" in container["args"]
+
+
+def _rules(path: Path) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of everything that is granted."""
+    return {
+        (group, resource, verb)
+        for (kind, _), one in _objects(path).items()
+        if kind in ("Role", "ClusterRole")
+        for rule in one["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+LEAST = {
+    *(("", "nodes", verb) for verb in ("get", "list", "watch", "patch")),
+    ("", "nodes/status", "patch"),
+    ("events.k8s.io", "events", "create"),
+    ("events.k8s.io", "events", "patch"),
+    *(("coordination.k8s.io", "leases", verb) for verb in ("get", "list", "create", "update")),
+}
+DRAIN = {("", "pods", "get"), ("", "pods", "list"), ("", "pods/eviction", "create")}
+
+
+@pytest.mark.parametrize(("path", "granted"), [(DEFAULT, LEAST), (ALL, LEAST | DRAIN), (ALONE, set())])
+def test_nothing_more_is_granted_than_is_used(path: Path, granted: set[tuple[str, str, str]]) -> None:
+    assert _rules(path) == granted
+
+
+def test_without_an_api_server_there_is_no_token() -> None:
+    assert _pod(ALONE, "agent")["automountServiceAccountToken"] is False
+    assert _pod(DEFAULT, "agent")["automountServiceAccountToken"] is True
+
+
+@pytest.mark.parametrize("path", RENDERED, ids=lambda path: path.stem)
+def test_the_options_of_both_parts_exist(path: Path) -> None:
+    arguments = [one.replace("$(NODE_NAME)", "node1") for one in _container(path, "agent")["args"]]
+    with click.Context(agent_command) as ctx:
+        agent_command.parse_args(ctx, list(arguments))
+    hardware_parser().parse_args(_container(path, "hardware")["args"])
+
+
+def test_daemons_of_a_pod_outlive_an_upgrade_because_their_pod_is_not_replaced() -> None:
+    strategies = {
+        path: _objects(path)["DaemonSet", "partage-hardware"]["spec"]["updateStrategy"]["type"]
+        for path in (DEFAULT, ALL)
+    }
+    assert strategies == {DEFAULT: "OnDelete", ALL: "RollingUpdate"}
+
+
+def test_every_value_is_documented() -> None:
+    values = yaml.safe_load((ROOT / "deploy" / "helm" / "partage" / "values.yaml").read_text())
+    page = (ROOT / "docs" / "reference" / "chart.md").read_text()
+    assert [key for key in values if f"`{key}" not in page] == []

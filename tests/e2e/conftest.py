@@ -1,0 +1,58 @@
+"""The cluster of the end-to-end tests: one that ``make e2e`` starts here, or any that a kubeconfig names.
+
+``PARTAGE_E2E_BIN`` is a folder with the programs that ``tests/cluster/build`` makes, and with the image
+(``partage.tar``). ``PARTAGE_E2E_KUBECONFIG`` names a cluster in place of that, and ``PARTAGE_E2E_IMAGE`` an
+image that its nodes have or can pull. The chart is installed there, and removed again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.cluster import ROOT, Cluster
+
+SCRIPTS = ROOT / "tests" / "cluster"
+IMAGE = "docker.io/library/partage:e2e"
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A running cluster without Partage."""
+    named, programs = os.environ.get("PARTAGE_E2E_KUBECONFIG"), os.environ.get("PARTAGE_E2E_BIN")
+    if named:
+        yield Cluster(Path(named), os.environ.get("PARTAGE_E2E_IMAGE", IMAGE), None)
+        return
+    if not programs:
+        pytest.skip("no cluster: make e2e starts one")
+    os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
+    folder = tmp_path_factory.mktemp("cluster")
+    try:
+        subprocess.run([SCRIPTS / "up", programs, folder], check=True, timeout=300, stdout=subprocess.DEVNULL)
+        ctr = ["ctr", "-a", str(folder / "containerd.sock"), "-n", "k8s.io"]
+        archive = str(Path(programs) / "partage.tar")
+        subprocess.run([*ctr, "images", "import", archive], check=True, timeout=120, capture_output=True)
+        yield Cluster(folder / "admin.conf", IMAGE, folder)
+    finally:
+        subprocess.run([SCRIPTS / "down", folder], check=False, timeout=120)
+
+
+@pytest.fixture
+def tenants(cluster: Cluster) -> Iterator[None]:
+    """Removes the pods that a test made."""
+    yield
+    cluster.kubectl(
+        "delete", "pods", "-l", "partage-e2e=tenant", "--grace-period=0", "--force", "--wait", check=False
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """These tests take turns with one cluster, whatever runs beside them."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.xdist_group("cluster"))
+            item.add_marker(pytest.mark.timeout(300))

@@ -1,0 +1,191 @@
+"""The labels of a node: where one value is not true for all GPUs, and what Kubernetes takes as a value."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
+from partage.model.gpu import Inventory, NoDriver, VgpuHost
+from partage.plan.labels import node_labels, sanitised
+from partage.plan.offer.desired import resolve
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.files.machine_file import read_machine
+
+_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?", re.ASCII)
+_H100 = "NVIDIA-H100-80GB-HBM3"
+
+
+def _labels(inventory: Inventory, policy: str = "version: partage/v1"):
+    read = parse_policy(policy, "policy.yaml").policy
+    desired = resolve(read, inventory, geometry_of)
+    return node_labels(inventory, desired.offer, read.options, geometry_of)
+
+
+def _gpus(labels, prefix="nvidia.com/gpu."):
+    return {key.removeprefix(prefix): value for key, value in labels.items() if key.startswith(prefix)}
+
+
+def _of(name: str) -> Inventory:
+    return load_machine(name).inventory
+
+
+def _file(text: str) -> Inventory:
+    return read_machine(text.encode(), "machine.yaml").inventory
+
+
+def test_several_models_have_what_is_true_of_all():
+    labels = _labels(_of("4xh200-141gb+4xl40s"))
+    found = _gpus(labels)
+    assert "product" not in found
+    assert "family" not in found
+    assert (found["count"], found["memory"]) == ("8", "46068")
+    assert (found["compute.major"], found["compute.minor"]) == ("8", "9")
+    assert (labels["partage.dev/gpu.NVIDIA-H200"], labels["partage.dev/gpu.NVIDIA-L40S"]) == ("4", "4")
+
+
+def test_gpus_that_are_shared_in_different_ways_have_no_common_replicas():
+    policy = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, time-slicing: {replicas: 4}}
+  - {select: {index: [1]}, time-slicing: {replicas: 3}}
+"""
+    found = _gpus(_labels(_of("2xh100-sxm5-80gb"), policy))
+    assert (found["sharing-strategy"], found.get("replicas")) == ("time-slicing", None)
+    found = _gpus(_labels(_of("2xh100-sxm5-80gb"), policy.replace("replicas: 3", "replicas: 4")))
+    assert (found["sharing-strategy"], found["replicas"], found["product"]) == ("time-slicing", "4", _H100)
+
+
+def test_shares_without_a_name_of_their_own_say_so_in_the_product():
+    policy = """\
+version: partage/v1
+gpus: [{select: all, time-slicing: {replicas: 4}}]
+resources: {rename-shared: false}
+"""
+    assert _gpus(_labels(_of("2xh100-sxm5-80gb"), policy))["product"] == f"{_H100}-SHARED"
+
+
+_TWO_MIG = """\
+gpus:
+  - name: NVIDIA H100 80GB HBM3
+    mig_devices:
+      - {gi: 1, ci: 0, profile: 3g.40gb, start: 0, multiprocessors: 60}
+  - name: NVIDIA H100 80GB HBM3
+    mig_devices:
+      - {gi: 1, ci: 0, profile: 3g.40gb, start: 0, multiprocessors: 60}
+      - {gi: 2, ci: 0, profile: 3g.40gb, start: 4, multiprocessors: 60}
+"""
+_SINGLE = "version: v1\nflags: {migStrategy: single}\n"
+
+
+def test_mixed_names_each_profile():
+    labels = _labels(_file(_TWO_MIG))
+    assert (labels["nvidia.com/gpu.count"], labels["nvidia.com/gpu.replicas"]) == ("2", "0")
+    assert _gpus(labels, "nvidia.com/mig-3g.40gb.") == {
+        "count": "3",
+        "product": f"{_H100}-MIG-3g.40gb",
+        "replicas": "1",
+        "sharing-strategy": "none",
+        "memory": "40448",
+        "multiprocessors": "60",
+        "slices.gi": "3",
+        "slices.ci": "3",
+        "engines.copy": "3",
+        "engines.decoder": "3",
+        "engines.encoder": "0",
+        "engines.jpeg": "3",
+        "engines.ofa": "0",
+    }
+
+
+def test_single_puts_the_mig_devices_in_place_of_the_gpus():
+    found = _gpus(_labels(_file(_TWO_MIG), _SINGLE))
+    assert (found["count"], found["product"]) == ("3", f"{_H100}-MIG-3g.40gb")
+    assert (found["memory"], found["multiprocessors"], found["slices.gi"]) == ("40448", "60", "3")
+
+
+def test_single_with_unequal_devices_is_invalid():
+    inventory = _file(_TWO_MIG.replace("3g.40gb, start: 4", "1g.10gb, start: 4"))
+    options = parse_policy(_SINGLE, "config.yaml").policy.options
+    found = _gpus(node_labels(inventory, {}, options, geometry_of))
+    assert (found["product"], found["count"], found["replicas"]) == (f"{_H100}-MIG-INVALID", "0", "0")
+    assert (found["sharing-strategy"], found["memory"]) == ("", "0")
+
+
+def test_mps_capable_is_for_nodes_where_all_is_mps():
+    mps = "version: partage/v1\ngpus: [{select: {index: [0]}, mps: {replicas: 2}}]"
+    assert _labels(_of("1xh100-sxm5-80gb"), mps)["nvidia.com/mps.capable"] == "true"
+    assert _labels(_of("2xh100-sxm5-80gb"), mps)["nvidia.com/mps.capable"] == "false"
+
+
+def test_a_node_without_a_gpu_has_almost_no_labels():
+    absent = Inventory(NoDriver("driver-missing", "no driver"))
+    assert node_labels(absent, {}, parse_policy("version: v1", "c").policy.options, geometry_of, 5.9) == {
+        "nvidia.com/gfd.timestamp": "5",
+        "nvidia.com/vgpu.present": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    ("capability", "family"),
+    [((7, 0), "volta"), ((7, 5), "turing"), ((8, 6), "ampere"), ((8, 9), "ada-lovelace"), ((9, 0), "hopper"),
+     ((10, 0), "blackwell"), ((12, 0), "blackwell"), ((13, 0), "rubin"), ((40, 0), "undefined")],
+)  # fmt: skip
+def test_the_family_follows_from_the_capability(capability, family):
+    inventory = _of("1xh100-sxm5-80gb")
+    changed = replace(inventory, gpus=(replace(inventory.gpus[0], compute_capability=capability),))
+    assert _labels(changed)["nvidia.com/gpu.family"] == family
+
+
+@pytest.mark.parametrize(
+    ("classes", "mode"),
+    [((0x030000, 0x030000), "graphics"), ((0x030200, 0x030200), "compute"), ((0x030000, 0x030200), "mixed"),
+     ((0x030000, None), "mixed"), ((0x040000, 0x040000), "unknown")],
+)  # fmt: skip
+def test_the_mode_is_the_class_of_the_pci_devices(classes, mode):
+    inventory = _of("2xh100-sxm5-80gb")
+    gpus = tuple(replace(gpu, pci_class=one) for gpu, one in zip(inventory.gpus, classes, strict=True))
+    assert _labels(replace(inventory, gpus=gpus))["nvidia.com/gpu.mode"] == mode
+
+
+def test_a_clique_needs_all_gpus_in_it():
+    inventory = _of("2xh100-sxm5-80gb")
+    one, other = inventory.gpus
+    alike = replace(inventory, gpus=(replace(one, clique="u.1"), replace(other, clique="u.1")))
+    assert _labels(alike)["nvidia.com/gpu.clique"] == "u.1"
+    half = replace(inventory, gpus=(replace(one, clique="u.1"), other))
+    assert "nvidia.com/gpu.clique" not in _labels(half)
+
+
+def test_a_vgpu_names_its_host():
+    inventory = replace(_of("1xl4"), vgpu=VgpuHost("550.144.02", "r550_00"))
+    labels = _labels(inventory)
+    assert labels["nvidia.com/vgpu.present"] == "true"
+    assert labels["nvidia.com/vgpu.host-driver-version"] == "550.144.02"
+    assert labels["nvidia.com/vgpu.host-driver-branch"] == "r550_00"
+
+
+@given(st.text(max_size=100))
+def test_whatever_a_name_is_kubernetes_takes_its_label(text):
+    assert len(sanitised(text)) <= 63
+    assert _VALUE.fullmatch(sanitised(text))
+
+
+@given(st.text(min_size=1, max_size=120), st.booleans())
+def test_every_label_is_one_that_kubernetes_takes(product, shared):
+    inventory = _of("1xh100-sxm5-80gb")
+    changed = replace(inventory, gpus=(replace(inventory.gpus[0], product=product),), machine_type=product)
+    policy = """\
+version: v1
+sharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}
+"""
+    for key, value in _labels(changed, policy if shared else "version: v1").items():
+        name = key.partition("/")[2]
+        assert 0 < len(name) <= 63, key
+        assert _VALUE.fullmatch(name), key
+        assert len(value) <= 63, value
+        assert _VALUE.fullmatch(value), value

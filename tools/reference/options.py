@@ -1,0 +1,61 @@
+"""Verbs and options, from the parsers of the command line."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Iterator
+
+import click
+
+from partage.faces.cli.hardware import parser
+from partage.faces.cli.main import VERBS, partage
+from tools.reference.tables import code, table
+
+_HEADS = ("option", "default", "means")
+
+
+def options() -> str:
+    """A section for each verb: what it does, its arguments and its options."""
+    with click.Context(partage) as ctx:
+        return "\n".join(_section(ctx, verb) for verb in sorted(VERBS))
+
+
+def _section(ctx: click.Context, verb: str) -> str:
+    command = partage.get_command(ctx, verb)
+    assert command is not None
+    if verb == "hardware":
+        made = parser()
+        return f"## partage {verb}\n\n{made.description}\n\n{table(_HEADS, _argparse_rows(made))}"
+    text = inspect.cleandoc(command.help or VERBS[verb]).split("\n\n")[0]
+    arguments = [one.make_metavar(ctx) for one in command.params if isinstance(one, click.Argument)]
+    usage = " ".join(["partage", verb, *arguments, "[OPTIONS]"])
+    shown = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]
+    rows = [_row(one, ctx) for one in shown]
+    below = table(_HEADS, rows) if rows else "No options."
+    return f"## partage {verb}\n\n`{usage}`: {' '.join(text.split())}\n\n{below}"
+
+
+def _row(option: click.Option, ctx: click.Context) -> tuple[str, str, str]:
+    names = [*option.opts, *option.secondary_opts]
+    metavar = "" if option.is_flag or option.count else f" {_words(option.make_metavar(ctx))}"
+    default = option.default
+    given = isinstance(default, str | int | float) and not isinstance(default, bool) and option.show_default
+    return (
+        ", ".join(code(name + metavar) for name in names),
+        code(f"{default:g}" if isinstance(default, float) else str(default)) if given else "",
+        option.help or "",
+    )
+
+
+def _argparse_rows(made: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
+    for action in made._actions:  # noqa: SLF001 - argparse has no public list of them
+        if "--help" in action.option_strings:
+            continue
+        metavar = "" if action.nargs == 0 else f" {_words(str(action.metavar or action.dest.upper()))}"
+        yield ", ".join(code(name + metavar) for name in action.option_strings), "", action.help or ""
+
+
+def _words(metavar: str) -> str:
+    """Without bars, which a table's cell cannot have: ``NAME or FILE``, ``[table, json, yaml]``."""
+    return metavar.replace("|", ", " if metavar.startswith("[") else " or ")
