@@ -30,7 +30,7 @@ class SlurmNodeRow(Frozen):
 
 
 class RequestRow(Frozen):
-    """What becomes of a request. slurmSays: its message; empty: none is known."""
+    """What becomes of a request. slurm_says: Slurm's own message; empty: none is known."""
 
     request: str
     outcome: str
