@@ -12,7 +12,6 @@ Files are named as seen from the cluster file.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,8 +21,8 @@ from partage.codec.hostlist import MOST_NAMES, expand_hostlist
 from partage.codec.yaml_document import read_document
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.edges.files.input_file import read_input
-from partage.edges.files.policy import built_in, load_policy
 from partage.errors import InputError, Problem, Unsatisfiable
+from partage.faces.cli.common import read_policy
 from partage.faces.input_files import named
 from partage.model.gpu import Gpu, Inventory
 from partage.model.policy import Policy
@@ -199,10 +198,8 @@ class _Reader:
         if key not in self._policies:
             place = row.here("policy")
             try:
-                if file is None:
-                    self._policies[key] = built_in(os.environ).policy
-                else:
-                    self._policies[key] = load_policy(str(self._folder / file), config, os.environ).policy
+                named_file = None if file is None else str(self._folder / file)
+                self._policies[key] = read_policy(named_file, config).policy
             except InputError as error:
                 place.error("; ".join(str(named(problem, file or "")) for problem in error.problems))
                 return None
