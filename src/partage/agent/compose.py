@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from partage.agent.driver_gate import DriverGate
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
@@ -152,6 +153,7 @@ class _Agent:
         self._node_labels: NodeLabels | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
+        self._gate = DriverGate(options.run_dir, options.validations, hardware, self._hardware.observe)
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self._pod_resources = PodResourcesPoller(
             pod_resources=self._kubelet,
@@ -202,6 +204,7 @@ class _Agent:
 
     async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
         """Start, run, stop."""
+        self._gate.check()
         observation = asyncio.create_task(self._hardware.observe(), name="first observation")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
@@ -277,12 +280,13 @@ class _Agent:
             "events": self._hardware.watch_events(),
             "policy": self._policies.watch(),
             "reconciler": self._reconciler.run(),
+            "driver": self._gate.watch(self._options.intervals.policy_s),
             "state": self._state_writer.run(),
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
         }
         if self._labels is not None:
-            tasks["labels"] = self._labels(self._policies.know_labels)
+            tasks["labels"] = self._labels(self._know_labels)
         if self._options.cluster is not None:
             tasks["cluster"] = self._in_cluster(self._options.cluster)
         async with asyncio.TaskGroup() as group:
@@ -309,6 +313,10 @@ class _Agent:
         labels = self._node_labels = await asyncio.to_thread(self._new_node_labels, config)
         await labels.run()
 
+    def _know_labels(self, labels: Mapping[str, str]) -> None:
+        self._gate.know_labels(labels)
+        self._policies.know_labels(labels)
+
     def _cluster_trouble(self) -> str:
         return self._node_labels.trouble if self._node_labels else ""
 
@@ -318,7 +326,7 @@ class _Agent:
         from partage.edges.kube.cluster import ApiCluster
 
         name = self._options.node_name
-        cluster, know = ApiCluster(config, name), self._policies.know_labels
+        cluster, know = ApiCluster(config, name), self._know_labels
         return NodeLabels(cluster, name, self._status, self._requests.ask, know=know)
 
     def _plan(self) -> NodePlan:
@@ -329,7 +337,11 @@ class _Agent:
         assert self._group is not None
         try:
             endpoint = ResourceEndpoint(
-                plugin, self._options.kubelet_dir, changes=self._changes, clock=self._status.clock
+                plugin,
+                self._options.kubelet_dir,
+                changes=self._changes,
+                clock=self._status.clock,
+                takeover=self._options.takeover,
             )
         except InputError as error:
             # Only a name from an earlier policy or another plugin; names of this policy were checked before.

@@ -93,6 +93,8 @@ class AgentOptions(Frozen):
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
     cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
+    validations:   directory in which the GPU Operator says that driver and toolkit work; None: do not wait.
+    takeover:      register also what another process offers to the kubelet.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
 
@@ -111,6 +113,8 @@ class AgentOptions(Frozen):
     container_logs: Path = LOGS
     cluster: ClusterConfig | None = None
     node_name: str = ""
+    takeover: bool = False
+    validations: Path | None = None
     intervals: Intervals = field(default_factory=Intervals)
 
     @property

@@ -24,7 +24,7 @@ Resources = Mapping[ResourceName, Resource]
 LineOf = Callable[[Any, str | int], int | None]
 """The line of a key of a mapping, or of an item of a list; None where that is not known."""
 
-_POD_SPEC_AT = {
+POD_SPEC_AT = {
     "Pod": ("spec",),
     "PodTemplate": ("template", "spec"),
     "Deployment": ("spec", "template", "spec"),
@@ -47,7 +47,7 @@ class CheckedProblem(Frozen):
     here: bool = False
 
 
-class _ManifestNode(Frozen):
+class ManifestNode(Frozen):
     """A node of a document, with its path.
 
     line_of: the line of a key or item; None where that is not known. line: of this node, or of the nearest
@@ -61,7 +61,7 @@ class _ManifestNode(Frozen):
     line: int | None = None
     owner: str = ""
 
-    def at(self, *keys: str | int) -> _ManifestNode:
+    def at(self, *keys: str | int) -> ManifestNode:
         """The node below; None as value where there is nothing."""
         place = self
         for key in keys:
@@ -77,7 +77,7 @@ class _ManifestNode(Frozen):
         return place
 
     @property
-    def items(self) -> list[_ManifestNode]:
+    def items(self) -> list[ManifestNode]:
         """The nodes of a list; nothing for anything else."""
         return [self.at(n) for n in range(len(self.value))] if isinstance(self.value, list) else []
 
@@ -128,10 +128,10 @@ def findings(
     line_of: LineOf | None = None,
 ) -> list[CheckedProblem]:
     """Everything that is wrong with the GPU requests of one object. offered: None if not known."""
-    keys = _POD_SPEC_AT.get(str(document.get("kind")))
+    keys = POD_SPEC_AT.get(str(document.get("kind")))
     if keys is None:
         return []
-    top = _ManifestNode(file, path, document, line_of, owner=_object_name(document))
+    top = ManifestNode(file, path, document, line_of, owner=_object_name(document))
     spec = top.at(*keys)
     containers = [
         replace(container, owner=f"{container.owner}, {_container_name(container, word)}")
@@ -150,12 +150,12 @@ def _object_name(document: Mapping[str, Any]) -> str:
     return "/".join(part for part in (str(document["kind"]), name) if part) + namespace
 
 
-def _container_name(container: _ManifestNode, word: str) -> str:
+def _container_name(container: ManifestNode, word: str) -> str:
     name = container.at("name").value
     return f"{word} {name}" if isinstance(name, str) and name else f"a {word} without a name"
 
 
-def _container(container: _ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+def _container(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
     limits = container.at("resources", "limits")
     ours = [key for key in limits.keys if _is_ours(key, offered)]
     yield from _requests_without_limits(container, offered)
@@ -175,7 +175,7 @@ def _is_ours(key: str, offered: Resources | None) -> bool:
     return key.startswith(f"{VENDOR}/") or (offered is not None and key in offered)
 
 
-def _requests_without_limits(container: _ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+def _requests_without_limits(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
     requests, limits = container.at("resources", "requests"), container.at("resources", "limits")
     for key in requests.keys:
         if not _is_ours(key, offered):
@@ -189,7 +189,7 @@ def _requests_without_limits(container: _ManifestNode, offered: Resources | None
             )
 
 
-def _amount(asked: _ManifestNode, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
+def _amount(asked: ManifestNode, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
     amount = _whole(asked.value)
     if amount is None:
         yield asked.error(f"{asked.value!r} is not a number of GPUs or shares", "a whole number, 1 or more")
@@ -212,7 +212,7 @@ def _whole(value: object) -> int | None:
 
 
 def _against_offer(
-    asked: _ManifestNode, amount: int, name: ResourceName, offered: Resources
+    asked: ManifestNode, amount: int, name: ResourceName, offered: Resources
 ) -> Iterator[CheckedProblem]:
     resource = offered.get(name)
     if resource is None:
@@ -250,7 +250,7 @@ def _no_more(name: ResourceName, amount: int, shared: Sequence[DeviceOffer]) -> 
     return f"{asked}: shares of one GPU give no more of it than one share, and these may be of one GPU"
 
 
-def _environment(container: _ManifestNode) -> Iterator[CheckedProblem]:
+def _environment(container: ManifestNode) -> Iterator[CheckedProblem]:
     for variable in container.at("env").items:
         if variable.at("name").value != "NVIDIA_VISIBLE_DEVICES":
             continue
@@ -267,7 +267,7 @@ def _uses_mps(offered: Resources, key: str) -> bool:
     return resource is not None and any(offering.shared is Strategy.MPS for offering in resource.offerings)
 
 
-def _shared_memory(container: _ManifestNode) -> Iterator[CheckedProblem]:
+def _shared_memory(container: ManifestNode) -> Iterator[CheckedProblem]:
     for mount in container.at("volumeMounts").items:
         if str(mount.at("mountPath").value).rstrip("/") == "/dev/shm":  # noqa: S108 - a path in the container
             yield mount.warning(

@@ -214,11 +214,15 @@ class Driver(Tagged):
     cuda: str
 
 
+PAUSED = "paused"
+"""Kind of ``NoDriver``: the driver is left alone while something else exchanges it."""
+
+
 class NoDriver(Tagged):
     """Why no GPU can be seen: a state with an explanation, not an exception.
 
     kind: ``library-missing``, ``driver-missing``, ``version-mismatch``, ``no-permission``, ``resetting``,
-    ``failed``.
+    ``paused``, ``failed``.
     """
 
     kind: str

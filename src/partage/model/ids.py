@@ -36,6 +36,8 @@ _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 LONGEST_RESOURCE_NAME = 63
 _SEPARATOR = "::"
+_UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_SHARE_ID = re.compile(rf"(GPU-{_UUID}|MIG-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+)({_SEPARATOR}\d+)?", re.ASCII)
 
 
 def parse_resource_name(text: str) -> ResourceName:
@@ -94,6 +96,11 @@ def parse_share_id(share: ShareId) -> tuple[DeviceUuid, int | None]:
     if separator and number.isascii() and number.isdigit():
         return device_uuid(device), int(number)
     return device_uuid(share), None
+
+
+def is_share_id(text: str) -> bool:
+    """Whether an id has the form of Partage's and NVIDIA's plugin; those of other plugins differ."""
+    return _SHARE_ID.fullmatch(text) is not None
 
 
 def device_of(share: ShareId) -> DeviceUuid:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.model.gpu import Gpu
+from partage.model.gpu import PAUSED, Gpu, NoDriver
 from partage.model.health import (
     Event,
     GpuCondition,
@@ -21,14 +21,14 @@ from partage.model.health import (
     keep_instances,
     next_health,
 )
-from partage.model.ids import GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import MigStrategy
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import GONE, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
-from partage.plan.reconcile.transition import GpuServing
+from partage.plan.reconcile.transition import GpuServing, answerable_offer
 from partage.plan.serve.kubelet_view import KubeletView, ShareHealth, kubelet_view
 from partage.values import Frozen
 
@@ -91,7 +91,9 @@ def turn(
     left = now.departed - plan.serving.keys()
     health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths) if gpu not in left}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
-    share_health = ShareHealth(seen.node.known, health, plan.unusable, whole=strategy is MigStrategy.NONE)
+    share_health = ShareHealth(
+        seen.node.known, health, _unusable(seen, plan), whole=strategy is MigStrategy.NONE
+    )
     new_view = kubelet_view(
         plan.serving,
         share_health,
@@ -103,6 +105,17 @@ def turn(
     )
     state = NodeState(plan.serving, health, before.restored & now.unknown, now.absent)
     return TurnResult(state, new_view, plan)
+
+
+def _unusable(seen: TurnInput, plan: NodePlan) -> Mapping[DeviceUuid, str]:
+    """Devices whose shares cannot be used: all of them while the driver is paused, because it is known to
+    go. A driver that merely does not answer may be back in a moment.
+    """
+    driver = seen.node.inventory.driver
+    if not (isinstance(driver, NoDriver) and driver.kind == PAUSED):
+        return plan.unusable
+    served = (one.device for devices in answerable_offer(plan.serving).values() for one in devices)
+    return {**dict.fromkeys(served, driver.reason), **plan.unusable}
 
 
 def after_restart(state: NodeState) -> NodeState:

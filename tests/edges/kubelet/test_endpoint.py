@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
 
@@ -92,7 +98,7 @@ async def test_of_two_that_serve_one_resource_the_newer_keeps_it_until_it_ends(
     with scripted_kubelet(short_dir) as kubelet:
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as first:
             await until(lambda: first.state.registered)
-            async with running(ResourceEndpoint(Shelf("b"), short_dir)) as second:
+            async with running(ResourceEndpoint(Shelf("b"), short_dir, takeover=True)) as second:
                 await until(lambda: second.state.registered)
                 await until(lambda: not first.state.registered)
                 assert f"another process serves {short_dir}/nvidia-gpu.sock" in first.state.last_error
@@ -101,6 +107,97 @@ async def test_of_two_that_serve_one_resource_the_newer_keeps_it_until_it_ends(
             await until(lambda: len(kubelet.registered) == 3, limit_s=3.0)
             await until(lambda: first.state.registered)
     assert [record.getMessage() for record in caplog.records].count("not registered") == 1
+
+
+async def test_what_another_process_serves_is_not_registered_until_that_has_ended(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        async with AsyncExitStack() as stack:
+            async with running(ResourceEndpoint(Shelf("a"), short_dir)) as first:
+                await until(lambda: first.state.registered)
+                second = await stack.enter_async_context(running(ResourceEndpoint(Shelf("b"), short_dir)))
+                await until(lambda: second.state.other)
+                assert f"another process serves {short_dir}/nvidia-gpu.sock" in second.state.last_error
+                assert f"pid {os.getpid()}" in second.state.last_error
+                assert not second.state.serving
+                assert first.state.registered
+                assert len(kubelet.registered) == 1
+            await until(lambda: second.state.registered, limit_s=3.0)
+            assert second.state.other is None
+
+
+async def test_who_removes_the_socket_and_makes_a_new_one_a_moment_later_gets_the_resource(
+    short_dir: Path,
+) -> None:
+    path = short_dir / "nvidia-gpu.sock"
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir, takeover=True)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            path.unlink()
+            await until(lambda: not endpoint.state.serving)
+            with listening_child(path):
+                await until(lambda: endpoint.state.other)
+                assert len(kubelet.registered) == 1
+
+
+GPU = "GPU-00000000-0000-4000-8000-000000000001"
+
+
+@pytest.mark.parametrize(
+    ("listed", "name", "said"),
+    [
+        ({RESOURCE: ["nvidia0", "nvidia1"]}, "nvidiaGPU-1.sock", "seems to serve nvidia.com/gpu"),
+        (
+            {"nvidia.com/gpu.shared": [f"{GPU}::0"]},
+            "nvidia-gpu.shared.sock",
+            "the same GPUs as nvidia.com/gpu.shared",
+        ),
+        ({RESOURCE: [GPU]}, "rdma.sock", ""),
+        ({"nvidia.com/gpu.shared": [f"{GPU}::0"]}, "rdma.sock", ""),
+        ({RESOURCE: ["nvidia0"]}, "", ""),
+    ],
+    ids=["another name of socket", "same GPUs", "our own of before", "no longer served", "nobody listens"],
+)
+async def test_plugins_with_other_names_are_told_by_the_kubelets_checkpoint(
+    short_dir: Path, listed: dict[str, list[str]], name: str, said: str
+) -> None:
+    content = {"Data": {"PodDeviceEntries": None, "RegisteredDevices": listed}, "Checksum": 0}
+    (short_dir / "kubelet_internal_checkpoint").write_text(json.dumps(content))
+    with scripted_kubelet(short_dir), listening_child(short_dir / name if name else None):
+        async with running(ResourceEndpoint(Shelf(GPU), short_dir)) as endpoint:
+            if said:
+                await until(lambda: said in endpoint.state.last_error)
+                assert "(python" in endpoint.state.last_error
+                assert not endpoint.state.registrations
+            else:
+                await until(lambda: endpoint.state.registered)
+        async with running(ResourceEndpoint(Shelf(GPU), short_dir, takeover=True)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+
+
+_LISTENS = """
+import socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def listening_child(path: Path | None) -> Iterator[None]:
+    """Another process that listens there, for the length of a block; none without a path."""
+    if path is None:
+        yield
+        return
+    command = [sys.executable, "-c", _LISTENS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            yield
+        finally:
+            child.kill()
 
 
 async def test_a_socket_that_nobody_serves_any_more_is_replaced(short_dir: Path) -> None:

@@ -83,6 +83,9 @@ def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Itera
             continue
         waited_s = status.clock() - state.since
         why = state.last_error or "the kubelet has not answered yet"
+        if state.other is not None:
+            yield ReadinessReason("other-plugin", f"{resource.name} is not registered: {why}")
+            continue
         code = "kubelet-silent" if state.attempts and waited_s > intervals.silent_s else "not-registered"
         yield ReadinessReason(code, f"{resource.name} is not registered: {why}")
 

@@ -6,6 +6,7 @@ session opens, not before. No CUDA context is created, so a session uses no GPU 
 
 from __future__ import annotations
 
+import _ctypes
 import contextlib
 import ctypes
 import threading
@@ -69,6 +70,21 @@ class Binding:
                 self._open = False
                 with contextlib.suppress(HardwareError):
                     self.call("nvmlShutdown")
+
+    def unload(self) -> None:
+        """Unload the library, too: a file that is mapped keeps the driver's file system busy. Idempotent.
+
+        No thread may be in a call.
+        """
+        self.close()
+        with self._lock:
+            library, self._library, self._path = self._library, None, ""
+            pynvml: Any = self._pynvml
+            if library is None or pynvml is None:
+                return
+            pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001
+            pynvml.nvmlLib = self._pynvml = None
+            _ctypes.dlclose(library._handle)  # noqa: SLF001 - ctypes has no other way
 
     def call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - a foreign library's values
         """What the function of pynvml returns."""

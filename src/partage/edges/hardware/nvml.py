@@ -35,7 +35,7 @@ from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
-from partage.model.gpu import Inventory, NoDriver
+from partage.model.gpu import PAUSED, Inventory, NoDriver
 from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
@@ -94,17 +94,19 @@ class NvmlHardware:
         clock: Callable[[], float] = time.monotonic,
         keeper: DaemonKeeper | None = None,
         lacks_geometry: Lacks = lambda _: False,
+        paused: Callable[[], str] = str,
     ) -> None:
         """driver_root: where the driver is installed. host: where all files are, instead of driver_root.
 
         keeper: manages the MPS daemons; None: there are none. lacks_geometry: the GPUs whose driver is asked
-        what MIG allows on them.
+        what MIG allows on them. paused: why the driver has to be left alone now; empty if it has not.
         """
         self._host = host or Host(driver=Path(driver_root))
         self._deadline_s = deadline_s
         self._act_deadline_s = step_deadline_s
         self._clock = clock
         self._keeper = keeper
+        self._paused = paused
         self._worker = Worker("nvml")
         self._mailbox = EventQueue()
         self._one_step = asyncio.Lock()
@@ -146,6 +148,8 @@ class NvmlHardware:
         match step:
             case EndProcess():
                 await self._end(step)
+            case StartDaemon() if reason := self._paused():
+                raise DriverUnavailable(f"the driver is paused: {reason}", "wait until it may be used again")
             case StartDaemon() if running := running_reset(self._host):
                 raise DriverUnavailable(running, "wait until it has ended")
             case StartDaemon() | StopDaemon() | EndClient():
@@ -325,6 +329,11 @@ class NvmlHardware:
 
     def _open(self) -> NoDriver | None:
         """Open a session, and a watch if events are asked for. Returns None, or why that is not possible."""
+        if reason := self._paused():
+            self._end_session()
+            self._nvml.unload()
+            self._interrupted = True
+            return NoDriver(PAUSED, f"the driver is paused: {reason}", "wait until it may be used again")
         if self._nvml.is_open and self._needs_new_session():
             self._end_session()
         if not self._nvml.is_open:

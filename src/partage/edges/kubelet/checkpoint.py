@@ -10,8 +10,9 @@ pkg/kubelet/cm/devicemanager (manager.go, checkpoint/).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from partage.edges.read_file import read_regular
 from partage.errors import Unreachable
@@ -20,6 +21,7 @@ from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.values import Frozen
 
 CHECKPOINT = "kubelet_internal_checkpoint"
+T = TypeVar("T")
 LIMIT_BYTES = 64 * 2**20
 """The file contains the answer to every Allocate; 1,000 containers with long answers stay far below this."""
 
@@ -45,16 +47,26 @@ class CheckpointFile:
             return None
         return CheckpointIdentity(found.st_ino, found.st_mtime_ns)
 
+    def listed(self) -> Mapping[ResourceName, frozenset[ShareId]]:
+        """The healthy ids of each resource in the last list that a plugin sent; nothing without a file.
+
+        A resource stays named for some minutes after its plugin has gone. Raises Unreachable.
+        """
+        return self._read(_listed) or {}
+
     def held(self) -> CheckpointHolds:
         """Held ids by resource, with the UIDs of their pods; nothing if no kubelet has written the file yet.
 
         Raises Unreachable if it cannot be read or is in an unknown format.
         """
+        return self._read(_holds) or {}
+
+    def _read(self, part: Callable[[dict[str, Any]], T]) -> T | None:
+        """A part of the file's data; None without a file. Raises Unreachable."""
         try:
-            content = json.loads(read_regular(self._path, LIMIT_BYTES))
-            return _holds(content["Data"]["PodDeviceEntries"] or [])
+            return part(json.loads(read_regular(self._path, LIMIT_BYTES))["Data"])
         except FileNotFoundError:
-            return {}
+            return None
         except OSError as error:
             reason = error.strerror or str(error)
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -62,9 +74,18 @@ class CheckpointFile:
         raise Unreachable(f"the kubelet's checkpoint {self._path} cannot be read: {reason}")
 
 
-def _holds(entries: list[dict[str, object]]) -> CheckpointHolds:
+def _listed(data: dict[str, Any]) -> Mapping[ResourceName, frozenset[ShareId]]:
+    """Raises TypeError for another format."""
+    rows = data.get("RegisteredDevices") or {}
+    if not isinstance(rows, dict):
+        raise TypeError("no mapping of resources")
+    return {ResourceName(str(name)): frozenset(_ids(ids or [])) for name, ids in rows.items()}
+
+
+def _holds(data: dict[str, Any]) -> CheckpointHolds:
     """Raises KeyError or TypeError for another format."""
     held: dict[ResourceName, dict[ShareId, set[PodUid]]] = {}
+    entries: list[dict[str, object]] = data["PodDeviceEntries"] or []
     for entry in entries:
         by_id = held.setdefault(ResourceName(str(entry["ResourceName"])), {})
         for share in _ids(entry["DeviceIDs"]):

@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.kubelet.other_plugins import OtherPlugin, at_socket, in_directory
 from partage.edges.kubelet.port import EndpointState, PluginHandler
 from partage.edges.kubelet.registration import (
     KUBELET_SOCKET,
@@ -26,10 +27,9 @@ from partage.edges.kubelet.registration import (
 )
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity
-from partage.edges.listening import is_listening
 from partage.edges.ticks import until_tick
 from partage.errors import ClusterError, Unreachable
-from partage.model.ids import plugin_socket_name
+from partage.model.ids import device_of, plugin_socket_name
 from partage.values import Frozen
 
 CHECK_S, POLL_S = 1.0, 0.5
@@ -61,17 +61,17 @@ def pause_s(failures: int) -> float:
 class Backoff(Frozen):
     """The last failure, and until when to wait.
 
-    need, kubelet: what failed, and with which kubelet. Another action, or another kubelet, is tried at once.
+    need, sockets: what failed, and with which sockets. Another action, or another socket, is tried at once.
     """
 
     failures: int
     until: float
     need: NextAction
-    kubelet: SocketIdentity | None
+    sockets: ObservedSockets
 
     def concerns(self, need: NextAction, sockets: ObservedSockets) -> bool:
         """Whether the same is about to be tried again."""
-        return (need, sockets.kubelet) == (self.need, self.kubelet)
+        return (need, sockets) == (self.need, self.sockets)
 
 
 class ResourceEndpoint:
@@ -85,8 +85,10 @@ class ResourceEndpoint:
         changes: DirectoryChanges | None = None,
         clock: Callable[[], float] = time.monotonic,
         register_timeout_s: float = REGISTER_TIMEOUT_S,
+        takeover: bool = False,
     ) -> None:
-        """changes: watches the directory; None: it is only polled.
+        """changes: watches the directory; None: it is only polled. takeover: begin also where another process
+        offers the same; it loses the resource.
 
         Raises InputError if the socket's path would be too long.
         """
@@ -95,6 +97,8 @@ class ResourceEndpoint:
         self._server = PluginServer(handler, kubelet_dir / plugin_socket_name(handler.resource))
         self._changes = changes
         self._changed = asyncio.Event()
+        self._handler = handler
+        self._takeover = takeover
         self._clock = clock
         self._register_timeout_s = register_timeout_s
         self._known_to: SocketIdentity | None = None
@@ -170,6 +174,7 @@ class ResourceEndpoint:
 
     def _wait_for_kubelet(self) -> None:
         self._known_to = self._watched_s = None
+        self._set_state(replace(self._state, other=None))
         self._not_registered(f"no kubelet at {self._kubelet_socket}")
 
     async def _try(self, need: NextAction, sockets: ObservedSockets) -> float:
@@ -185,30 +190,46 @@ class ResourceEndpoint:
         except ClusterError as error:
             self._not_registered(str(error))
             failures += 1
-            self._backoff = Backoff(failures, self._clock() + pause_s(failures), need, sockets.kubelet)
+            self._backoff = Backoff(failures, self._clock() + pause_s(failures), need, sockets)
             return pause_s(failures)
         self._backoff = None
         return math.inf if need is NextAction.REGISTER else 0.0
 
     async def _act(self, need: NextAction, sockets: ObservedSockets) -> None:
         """Raises ClusterError."""
+        self._give_way(need)
         if need is NextAction.REGISTER:
             await self._register(sockets)
-            return
-        if need is NextAction.RECLAIM and is_listening(self._server.socket_path):
-            # The newest process keeps the socket: two that took it from each other would never come to rest.
-            self._set_state(replace(self._state, serving=False))
-            raise Unreachable(
-                f"another process serves {self._server.socket_path}",
-                "let only one agent or device plugin run on the node",
-            )
-        await self._serve()
+        else:
+            await self._serve(need)
 
-    async def _serve(self) -> None:
+    def _give_way(self, need: NextAction) -> None:
+        """Raises Unreachable where another process has the resource."""
+        other = self._other(need)
+        if other is None:
+            return
+        self._set_state(replace(self._state, serving=need is NextAction.REGISTER, other=other))
+        raise Unreachable(str(other), "only one plugin may offer them; partage takeover replaces NVIDIA's")
+
+    def _other(self, need: NextAction) -> OtherPlugin | None:
+        """The process that keeps this resource.
+
+        The newest process keeps the socket: two that took it from each other would never come to rest.
+        """
+        if self._takeover and need is not NextAction.RECLAIM:
+            return None
+        if need is not NextAction.REGISTER:
+            return at_socket(self._resource, self._server.socket_path)
+        devices = frozenset(device_of(row.id) for row in self._handler.devices().rows)
+        return in_directory(self._resource, devices, self._kubelet_socket.parent)
+
+    async def _serve(self, need: NextAction) -> None:
         self._known_to = self._watched_s = None
-        self._set_state(replace(self._state, serving=False, registered=False))
-        if await self._server.stop():
+        waited = self._state.other is not None
+        self._set_state(replace(self._state, serving=False, registered=False, other=None))
+        if await self._server.stop() or waited:
             await asyncio.sleep(HAND_OVER_S)
+            self._give_way(need)  # a plugin removes our socket a moment before it makes its own
         await self._server.start()
         self._set_state(replace(self._state, serving=True))
 
@@ -217,6 +238,7 @@ class ResourceEndpoint:
         if self._known_to != sockets.kubelet:
             self._watched_s = None
         self._known_to = None  # not known until the kubelet accepts
+        self._set_state(replace(self._state, other=None))
         self._registered_options = self._server.options
         self._set_state(replace(self._state, registered=False, attempts=self._state.attempts + 1))
         await register(
@@ -226,6 +248,7 @@ class ResourceEndpoint:
             options=self._registered_options,
             timeout_s=self._register_timeout_s,
         )
+        self._takeover = False  # who comes later is newer, and keeps it
         self._known_to, self._accepted_s = sockets.kubelet, self._clock()
         if self._watched_s is None:
             self._watched_s = self._accepted_s  # the kubelet opens the stream now, or never

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
+from partage.edges.kubelet.other_plugins import OtherPlugin
 from partage.model.allocation import CheckpointHolds, ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
@@ -29,6 +30,7 @@ class EndpointState(Frozen):
     since:         when serving or registered last changed.
     attempts:      registrations tried; registrations: those accepted, since the start.
     last_error:    why serving or registering failed last; empty after a success.
+    other:         another process that offers the same, for which this one keeps back.
     """
 
     resource: ResourceName
@@ -40,6 +42,7 @@ class EndpointState(Frozen):
     attempts: int = 0
     registrations: int = 0
     last_error: str = ""
+    other: OtherPlugin | None = None
 
 
 class PluginHandler(Protocol):

@@ -77,6 +77,20 @@ def _directory(
     help="The name of this node in the cluster; without it, nothing is written there ($NODE_NAME).",
 )
 @click.option(
+    "--validations",
+    metavar="auto|off|DIR",
+    default="auto",
+    show_default=True,
+    help="Where the GPU Operator says that driver and container toolkit work: at its start the agent waits "
+    "for that before it opens the driver; auto: /run/nvidia/validations, if there is such a directory.",
+)
+@click.option(
+    "--takeover",
+    is_flag=True,
+    help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
+    "Without it, such a resource is not registered (partage takeover does it step by step).",
+)
+@click.option(
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
 )
 def command(
@@ -95,6 +109,8 @@ def command(
     http: str | None,
     where: str,
     node_name: str,
+    validations: str,
+    takeover: bool,
     log_level: str,
 ) -> None:
     """Run the node: offer its GPUs to the kubelet, as the policy says.
@@ -121,6 +137,8 @@ def command(
         driver_root=str(driver_root) if driver_root is not None else None,
         cluster=_cluster(where, node_name),
         node_name=node_name,
+        takeover=takeover,
+        validations=None if machine is not None else _validations(validations),
     )
     check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
     check_unlocked(options.run_dir, RUN_LOCK)
@@ -133,6 +151,11 @@ def command(
         serve(options, helper.hardware, http, log_level)
     finally:
         gc.enable()
+
+
+def _validations(where: str) -> Path | None:
+    """The directory of ``--validations``."""
+    return {"off": None, "auto": Path("/run/nvidia/validations")}.get(where, Path(where).absolute())
 
 
 def _cluster(where: str, node_name: str) -> ClusterConfig | None:

@@ -236,11 +236,13 @@ def _on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[Che
 
 def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
     from partage.edges.files.policy import configurations
+    from partage.faces.dialects import dialect_findings
     from partage.faces.input_files import objects
     from partage.faces.manifest import findings
 
     for path, document, line_of in objects(paper):
         yield from findings(document, paper.file, path, context.offered, line_of)
+        yield from dialect_findings(document, paper.file, path, line_of)
     if configurations(paper.content, paper.file):
         yield from _policy(paper.content, paper.file, context)
 

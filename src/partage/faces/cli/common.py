@@ -316,12 +316,16 @@ def open_hardware(
         from partage.sim.node.hardware import SimulatedHardware
 
         return SimulatedHardware(load_machine(machine))
+    from functools import partial
+
+    from partage.edges.hardware.driver_pause import read_pause
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.keeper import MpsKeeper
     from partage.faces.unknown_models import lacks_geometry
 
-    keeper = MpsKeeper(Path(run_dir or DEFAULT_RUN_DIR), root)
-    return NvmlHardware(root, keeper=keeper, lacks_geometry=lacks_geometry)
+    directory = Path(run_dir or DEFAULT_RUN_DIR)
+    keeper, paused = MpsKeeper(directory, root), partial(read_pause, directory)
+    return NvmlHardware(root, keeper=keeper, lacks_geometry=lacks_geometry, paused=paused)
 
 
 def ask(

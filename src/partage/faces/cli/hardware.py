@@ -186,6 +186,9 @@ def _hardware(options: argparse.Namespace) -> Hardware:
         from partage.sim.node.hardware import SimulatedHardware
 
         return SimulatedHardware(load_machine(options.machine))
+    from functools import partial
+
+    from partage.edges.hardware.driver_pause import read_pause
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.home import DaemonHost
     from partage.edges.mps.keeper import MpsKeeper
@@ -195,7 +198,8 @@ def _hardware(options: argparse.Namespace) -> Hardware:
     host = DaemonHost(choice=HomeChoice(options.mps_daemons))
     on_node = options.driver_root_on_node
     keeper = MpsKeeper(options.run_dir, options.driver_root, driver_on_node=on_node, host=host)
-    return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry)
+    paused = partial(read_pause, options.run_dir)
+    return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry, paused=paused)
 
 
 def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

@@ -35,6 +35,8 @@ VERBS = {
     "export": "Write the live node as a policy.",
     "labels": "Print the labels of the node, as NVIDIA names them.",
     "check": "Check policies, manifests and stories before they are used.",
+    "takeover": "Put Partage in the place of NVIDIA's device plugin.",
+    "handback": "Give NVIDIA's device plugin its place again.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "Measure what sharing a GPU costs and gives.",
     "prove": "Try to break what shares guarantee, and report the result.",

@@ -12,11 +12,22 @@ from pathlib import Path
 from uuid import NAMESPACE_URL, uuid5
 
 from partage.edges.kubelet.checkpoint import CHECKPOINT
+from partage.model.ids import ShareId
 from partage.sim.kubelet.holding import Holdings
 
 
-def write_checkpoint(directory: Path, held: Mapping[str, Mapping[str, Holdings]]) -> None:
-    """Write it. held: by pod key and container name. The answers to Allocate are left out."""
+def write_checkpoint(
+    directory: Path,
+    held: Mapping[str, Mapping[str, Holdings]],
+    listed: Mapping[str, Mapping[ShareId, bool]] | None = None,
+) -> None:
+    """Write it. held: by pod key and container name. listed: devices of each resource, and whether each is
+    healthy. The answers to Allocate are left out.
+    """
+    healthy = {
+        resource: [name for name, well in devices.items() if well]
+        for resource, devices in (listed or {}).items()
+    }
     entries = [
         {
             "PodUID": str(uuid5(NAMESPACE_URL, pod)),
@@ -29,7 +40,7 @@ def write_checkpoint(directory: Path, held: Mapping[str, Mapping[str, Holdings]]
         for container, holdings in containers.items()
         for resource, holding in holdings.items()
     ]
-    content = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}, "Checksum": 0}
+    content = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": healthy}, "Checksum": 0}
     beside = directory / f"{CHECKPOINT}.new"
     beside.write_text(json.dumps(content), encoding="ascii")
     beside.replace(directory / CHECKPOINT)

@@ -170,7 +170,7 @@ class EmbeddedKubelet:
         except AdmissionError as error:
             return self._refused(pod, error)
         finally:
-            write_checkpoint(self._dir, self._manager.all_holdings())
+            write_checkpoint(self._dir, self._manager.all_holdings(), self._manager.devices())
         containers = tuple(
             waiting_container(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
         )
@@ -273,7 +273,7 @@ class EmbeddedKubelet:
 
     def _listed_devices(self) -> None:
         """A plugin has sent its list, or is gone: the device manager writes its checkpoint."""
-        write_checkpoint(self._dir, self._manager.all_holdings())
+        write_checkpoint(self._dir, self._manager.all_holdings(), self._manager.devices())
         self._note_change()
 
     def _update_allocated(self) -> None:

@@ -1,0 +1,101 @@
+"""Other processes that offer the same resource, or the same GPUs, to the kubelet.
+
+A plugin does not say which resource it serves, so it is told by the name of its socket, which NVIDIA's plugin
+derives from the resource as Partage does, and by what the kubelet's checkpoint lists. No plugin is asked for
+its list: a second ListAndWatch stream can take a change of health away from the kubelet's own, because
+NVIDIA's plugin sends each change to one stream only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from partage.edges.kubelet.checkpoint import CheckpointFile
+from partage.edges.listening import listener
+from partage.edges.procfs import name_of
+from partage.errors import Unreachable
+from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of, is_share_id, plugin_socket_name
+from partage.values import Frozen
+
+_KUBELET = "kubelet.sock"
+_NAMED = 3
+
+
+class OtherPlugin(Frozen):
+    """A process that offers what this one is about to offer.
+
+    resource: under which name. socket: where it listens. process: its name and pid, empty if they cannot be
+    seen from here. ids: devices of its list that are not of Partage's form. same_devices: its resource has
+    another name, and the same devices.
+    """
+
+    resource: ResourceName
+    socket: Path
+    process: str = ""
+    ids: tuple[ShareId, ...] = ()
+    same_devices: bool = False
+
+    def __str__(self) -> str:
+        who = f" ({self.process})" if self.process else ""
+        if self.same_devices:
+            return f"another process offers the same GPUs as {self.resource} at {self.socket}{who}"
+        if not self.ids:
+            return f"another process serves {self.socket}{who}"
+        ids = ", ".join(self.ids[:_NAMED]) + (", ..." if len(self.ids) > _NAMED else "")
+        return (
+            f"another process seems to serve {self.resource}: the kubelet lists {ids}, "
+            f"and something listens at {self.socket}{who}"
+        )
+
+
+def at_socket(resource: ResourceName, path: Path) -> OtherPlugin | None:
+    """The process that listens at the socket of this resource; None if none does."""
+    pid = listener(path)
+    return None if pid is None else OtherPlugin(resource, path, _process(pid))
+
+
+def in_directory(
+    resource: ResourceName, devices: frozenset[DeviceUuid], directory: Path
+) -> OtherPlugin | None:
+    """Another process that the kubelet knows for this resource under another socket, or that offers the same
+    devices under another name; None if none is seen.
+
+    devices: of the list that is about to be offered.
+    """
+    try:
+        listed = CheckpointFile(directory).listed()
+    except Unreachable:
+        return None
+    foreign = tuple(sorted(one for one in listed.get(resource, ()) if not is_share_id(one)))
+    if foreign and (found := next(_others(directory), None)) is not None:
+        path, pid = found
+        return OtherPlugin(resource, path, _process(pid), foreign)
+    for name, ids in listed.items():
+        if name == resource or devices.isdisjoint(map(device_of, ids)):
+            continue
+        path = directory / plugin_socket_name(name)
+        other = listener(path)
+        if other is not None and other != os.getpid():
+            return OtherPlugin(name, path, _process(other), same_devices=True)
+    return None
+
+
+def _others(directory: Path) -> Iterator[tuple[Path, int]]:
+    """Sockets of other processes, by name. It cannot be seen which of them serves a resource."""
+    try:
+        paths = sorted(directory.iterdir())
+    except OSError:
+        return
+    for path in paths:
+        if path.name == _KUBELET or not path.is_socket():
+            continue
+        pid = listener(path)
+        if pid is not None and pid != os.getpid():
+            yield path, pid
+
+
+def _process(pid: int) -> str:
+    name = name_of(Path("/proc"), pid) if pid else ""
+    return f"{name}, pid {pid}" if name else ""

@@ -1,0 +1,54 @@
+"""``partage handback``: NVIDIA's device plugin gets its place again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from partage.faces.cli import common
+from partage.faces.cli.takeover import Run, change, cluster_of, exchange_options, offered_by_nvidia, place_of
+from partage.faces.lean_imports import lean_imports
+
+
+@click.command(name="handback")
+@common.policy_option("Default: what NVIDIA's plugin listed before the takeover.", standard_input=True)
+@common.config_option
+@exchange_options
+def command(
+    *,
+    policy: str | None,
+    config: str | None,
+    where: str | None,
+    node_name: str,
+    wait_s: float | None,
+    kubelet_dir: Path,
+    run_dir: str | None,
+    state_dir: Path,
+    output: str,
+) -> int:
+    """Give NVIDIA's device plugin its place again, while pods run.
+
+    Checks that NVIDIA's plugin will offer every id that a pod holds, prints the steps, and with --cluster
+    does them: the node gets its label of before, NVIDIA's plugin starts and registers, and the agent gives
+    way by itself. Leave the agent running until then; afterwards it can be removed.
+
+    Exit code 3: pods would lose their GPUs; 4: it was not done in time, and Partage has its place again; 5:
+    the kubelet or the API server does not answer.
+    """
+    with lean_imports(tls=where is not None):
+        import asyncio
+
+        from partage.faces.plugin_exchange import handback_of, handback_steps
+
+    place = place_of(kubelet_dir, run_dir, state_dir)
+    exchange = handback_of(place, offered_by_nvidia(place, policy, config))
+    record = place.record()
+    label = record.label if record else None
+    run = Run(place, exchange, handback_steps(node_name, label), node_name, output)
+    cluster = cluster_of(where, node_name)
+    run.announce()
+    if not run.possible or (cluster is None and wait_s is None):
+        return run.finish(done=False)
+    asyncio.run(change(run, cluster, label, wait_s))
+    return run.finish(done=True)

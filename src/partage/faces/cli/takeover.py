@@ -1,0 +1,240 @@
+"""``partage takeover`` and ``partage handback``: the place of NVIDIA's device plugin, under running pods."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import click
+from msgspec.structs import replace
+
+from partage.agent.options import KUBELET_DIR, STATE_DIR
+from partage.errors import InputError, PartageError, Unsatisfiable
+from partage.faces.cli import common
+from partage.faces.lean_imports import lean_imports
+
+if TYPE_CHECKING:
+    from partage.edges.kube.config import ClusterConfig
+    from partage.faces.documents.takeover import ExchangeStepRow
+    from partage.faces.plugin_exchange import Place
+    from partage.plan.takeover import Exchange, Ids
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+_LIMIT_S = 120.0
+
+
+def exchange_options(command: Command) -> Command:
+    """The options of both verbs."""
+    for option in reversed(
+        (
+            click.option(
+                "--cluster",
+                "where",
+                metavar="auto|KUBECONFIG",
+                help="Do the steps through this API server; auto: that of the pod. Without it they are only "
+                "printed.",
+            ),
+            click.option("--node-name", metavar="NAME", envvar="NODE_NAME", default="", help="This node."),
+            click.option(
+                "--wait",
+                "wait_s",
+                type=click.FloatRange(0, 86400),
+                metavar="SECONDS",
+                help="Wait so long until the steps have been done, by hand or through --cluster (120 with "
+                "--cluster), and check the result.",
+            ),
+            click.option(
+                "--kubelet-dir",
+                type=click.Path(path_type=Path),
+                default=KUBELET_DIR,
+                metavar="DIR",
+                help=f"The kubelet's device-plugins directory ({KUBELET_DIR}).",
+            ),
+            common.run_dir_option,
+            click.option(
+                "--state-dir",
+                type=click.Path(path_type=Path),
+                default=STATE_DIR,
+                metavar="DIR",
+                help=f"State directory of the agent ({STATE_DIR}).",
+            ),
+            common.output_option("text", "json", "yaml"),
+        )
+    ):
+        command = option(command)
+    return command
+
+
+class Run:
+    """One run of either verb."""
+
+    def __init__(
+        self,
+        place: Place,
+        exchange: Exchange,
+        steps: Sequence[ExchangeStepRow],
+        node: str,
+        output: str,
+    ) -> None:
+        from partage.plan.takeover import problems_of
+
+        self.place, self.exchange, self.node, self.output = place, exchange, node, output
+        self.steps = list(steps)
+        self.problems = problems_of(exchange)
+
+    @property
+    def kind(self) -> Literal["Takeover", "Handback"]:
+        return "Takeover" if self.exchange.to == "Partage" else "Handback"
+
+    @property
+    def possible(self) -> bool:
+        return not any(one.severity == "error" for one in self.problems)
+
+    def announce(self) -> None:
+        """Print what was found and what is to be done."""
+        common.print_problems(self.problems)
+        if self.output != "text":
+            return
+        for name in self.exchange.resources:
+            row = self.exchange.row(name)
+            click.echo(
+                f"{name}: {row.listed} ids listed now, {row.held} held by {row.pods} pods; "
+                f"{row.offered} offered by {self.exchange.to}"
+            )
+        if self.possible:
+            for number, step in enumerate(self.steps, 1):
+                click.echo(f"{number}. {step.text}")
+                if step.command:
+                    click.echo(f"   {step.command}")
+
+    def finish(self, *, done: bool) -> int:
+        """Print the answer; the exit code."""
+        if done:
+            self.steps = [replace(one, done=True) for one in self.steps]
+        if self.output != "text":
+            from partage.faces.documents.takeover import TakeoverDocument
+
+            answer = TakeoverDocument(
+                kind=self.kind,
+                node=self.node,
+                possible=self.possible,
+                done=done,
+                resources=tuple(map(self.exchange.row, self.exchange.resources)),
+                problems=self.problems,
+                steps=tuple(self.steps),
+            )
+            common.print_document(answer, self.output)
+        elif done:
+            click.echo(f"done: the kubelet asks {self.exchange.to}, and lists every held id")
+        return 0 if self.possible else Unsatisfiable.exit_code
+
+
+def place_of(kubelet_dir: Path, run_dir: str | None, state_dir: Path) -> Place:
+    """The directories that the options name."""
+    with lean_imports():
+        from partage.faces.plugin_exchange import Place
+
+    return Place(kubelet_dir, Path(run_dir or common.DEFAULT_RUN_DIR), state_dir)
+
+
+def cluster_of(where: str | None, node: str) -> ClusterConfig | None:
+    """The cluster of ``--cluster``. Raises InputError."""
+    if where is None:
+        return None
+    if not node:
+        raise InputError("--cluster needs the name of this node", "add --node-name NAME, or set NODE_NAME")
+    from partage.edges.kube.config import cluster_config
+
+    return cluster_config(where, os.environ)
+
+
+async def change(run: Run, config: ClusterConfig | None, value: str | None, wait_s: float | None) -> None:
+    """Do the steps and wait. After a failure the node gets its label back. Raises PartageError."""
+    from partage.faces.plugin_exchange import Record, label_of, switch, until_exchanged
+
+    before = None if config is None else await label_of(config, run.node)
+    if run.exchange.to == "Partage":
+        listed = {
+            name: run.exchange.listed.get(name, frozenset()) | frozenset(run.exchange.held.get(name, {}))
+            for name in run.exchange.resources
+        }
+        run.place.write_record(Record(listed, before))
+    if config is not None:
+        await switch(config, run.node, value)
+    try:
+        await until_exchanged(run.place, run.exchange, _LIMIT_S if wait_s is None else wait_s)
+    except PartageError:
+        if config is not None:
+            await switch_back(config, run.node, before)
+        raise
+
+
+async def switch_back(config: ClusterConfig, node: str, before: str | None) -> None:
+    """Give the node its label of before. Raises ClusterError."""
+    from partage.edges.kube.device_plugins import DevicePlugins
+
+    await DevicePlugins(config).set_label(node, before)
+    click.echo("warning: the node has its label of before again", err=True)
+
+
+@click.command(name="takeover")
+@exchange_options
+def command(
+    *,
+    where: str | None,
+    node_name: str,
+    wait_s: float | None,
+    kubelet_dir: Path,
+    run_dir: str | None,
+    state_dir: Path,
+    output: str,
+) -> int:
+    """Let Partage take the place of NVIDIA's device plugin, while pods run.
+
+    Start the agent beside NVIDIA's plugin first, with the file of NVIDIA's plugin as its policy: it waits,
+    and registers nothing. This verb, on the node or in the agent's container, compares the ids that the
+    kubelet knows with those that the agent will offer, and prints the steps. With --cluster it does them: the
+    node gets the label nvidia.com/gpu.deploy.device-plugin=false, NVIDIA's pod ends, the agent registers the
+    same ids at once, and pods keep them. Clients of NVIDIA's MPS daemon do not survive that: they have to end
+    before.
+
+    Exit code 3: pods would lose their GPUs; 4: it was not done in time, and the label is as before; 5: the
+    kubelet or the API server does not answer.
+    """
+    with lean_imports(tls=where is not None):
+        import asyncio
+
+        from partage.faces.plugin_exchange import plugin_sets, registered, takeover_of, takeover_steps
+
+    place = place_of(kubelet_dir, run_dir, state_dir)
+    exchange = takeover_of(place)
+    config = cluster_of(where, node_name)
+    sets = asyncio.run(plugin_sets(config)) if config else None
+    run = Run(place, exchange, takeover_steps(node_name, sets), node_name, output)
+    offered = {name for name, ids in exchange.offered.items() if ids}
+    if offered and offered <= registered(place.report()):
+        click.echo("nothing to do: the kubelet asks Partage for all its resources", err=True)
+        return run.finish(done=True)
+    run.announce()
+    if not run.possible or (config is None and wait_s is None):
+        return run.finish(done=False)
+    asyncio.run(change(run, config, "false", wait_s))
+    return run.finish(done=True)
+
+
+def offered_by_nvidia(place: Place, policy: str | None, config: str | None) -> Ids:
+    """What NVIDIA's plugin will list: as before the takeover, or by its file. Raises InputError."""
+    if policy is None:
+        record = place.record()
+        if record is None:
+            raise InputError(
+                f"it is not known what NVIDIA's plugin offers: {place.state_dir} has no record of a takeover",
+                "name the file of NVIDIA's plugin with --policy",
+            )
+        return record.listed
+    from partage.faces.plugin_exchange import wanted_offer
+    from partage.plan.takeover import ids_of
+
+    return ids_of(wanted_offer(place.report(), common.read_policy(policy, config).policy))

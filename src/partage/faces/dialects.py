@@ -1,0 +1,198 @@
+"""Files of other systems that share GPUs: what is nearest to them in Partage, and what has no equivalent.
+
+Names only; sources: the public documents and manifests of HAMi, Alibaba's gpushare and ACK, nos, KAI, Volcano
+and the GPU Operator. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from partage.faces.manifest import POD_SPEC_AT, CheckedProblem, LineOf, ManifestNode
+from partage.values import Frozen
+
+_BY_MEMORY = (
+    "make shares of that size with mps (replicas, or shares of different sizes) or as MIG devices, and ask "
+    "for 1 of nvidia.com/gpu.shared or nvidia.com/mig-<profile>"
+)
+_NONE = "no equivalent: remove it"
+
+
+class _Word(Frozen):
+    """A name of another system. hint: the nearest equivalent."""
+
+    system: str
+    means: str
+    hint: str
+
+
+_RESOURCES: Mapping[str, _Word] = {
+    "aliyun.com/gpu-mem": _Word("Alibaba's gpushare", "GiB of one GPU's memory", _BY_MEMORY),
+    "aliyun.com/gpu-count": _Word("Alibaba's gpushare", "whole GPUs", "ask for nvidia.com/gpu"),
+    "aliyun.com/gpu-core.percentage": _Word(
+        "ACK", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the threads"
+    ),
+    "nvidia.com/gpumem": _Word("HAMi", "MiB of each GPU's memory", _BY_MEMORY),
+    "nvidia.com/gpumem-percentage": _Word("HAMi", "a part of each GPU's memory", _BY_MEMORY),
+    "nvidia.com/gpucores": _Word(
+        "HAMi", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the threads"
+    ),
+    "nvidia.com/priority": _Word("HAMi", "a priority inside the GPU", _NONE),
+    "volcano.sh/vgpu-number": _Word("Volcano", "virtual GPUs", "ask for 1 of nvidia.com/gpu.shared"),
+    "volcano.sh/vgpu-memory": _Word("Volcano", "MB of a GPU's memory", _BY_MEMORY),
+    "volcano.sh/vgpu-memory-percentage": _Word("Volcano", "a part of a GPU's memory", _BY_MEMORY),
+    "volcano.sh/vgpu-cores": _Word(
+        "Volcano",
+        "a part of a GPU's compute",
+        "mps with replicas gives each share an equal part of the threads",
+    ),
+}
+
+_NOS_SLICE = re.compile(r"nvidia\.com/gpu-(\d+)gb", re.ASCII)
+
+_MARKS: Mapping[str, _Word] = {
+    "gpu-fraction": _Word("KAI", "a part of a GPU", "a policy with replicas, and 1 of nvidia.com/gpu.shared"),
+    "gpu-memory": _Word("KAI", "MiB of a GPU's memory", _BY_MEMORY),
+    "nvidia.com/use-gputype": _Word(
+        "HAMi", "GPU models to take", "select by model in the policy, and give each its own name"
+    ),
+    "nvidia.com/nouse-gputype": _Word(
+        "HAMi", "GPU models to avoid", "select by model in the policy, and give each its own name"
+    ),
+    "nvidia.com/use-gpuuuid": _Word(
+        "HAMi", "GPUs to take", "select by uuid in the policy, with its own name"
+    ),
+    "nvidia.com/nouse-gpuuuid": _Word(
+        "HAMi", "GPUs to avoid", "select by uuid in the policy, with its own name"
+    ),
+    "hami.io/gpu-scheduler-policy": _Word("HAMi", "packed or spread GPUs", "the policy's option allocation"),
+    "hami.io/node-scheduler-policy": _Word("HAMi", "packed or spread nodes", "a matter of the scheduler"),
+    "ALIYUN_COM_GPU_MEM_IDX": _Word("Alibaba's gpushare", "the GPU that its scheduler chose", _NONE),
+}
+"""Annotations of pods."""
+
+_NODE_LABELS: Mapping[str, _Word] = {
+    "nos.nebuly.com/gpu-partitioning": _Word(
+        "nos",
+        "MIG or MPS made on demand",
+        "a policy with mig or mps; partage plan --demand finds layouts, and nothing changes by itself",
+    ),
+    "ack.node.gpu.schedule": _Word(
+        "ACK",
+        "one way of sharing for the whole node",
+        "partage.dev/policy names a policy, for each GPU its own way",
+    ),
+    "ack.node.gpu.placement": _Word("ACK", "packed or spread GPUs", "the policy's option allocation"),
+    "gpushare": _Word("Alibaba's gpushare", "this node shares its GPUs", "partage.dev/policy names a policy"),
+}
+
+_HAMI_KEYS: Mapping[str, str] = {
+    "deviceSplitCount": "time-slicing or mps with as many replicas",
+    "deviceMemoryScaling": "no equivalent above 1: memory is not given out twice",
+    "deviceCoreScaling": "no equivalent above 1; time-slicing shares compute without a limit",
+    "migStrategy": "flags.migStrategy, or mig-strategy in Partage's format",
+    "knownMigGeometries": "not needed: the catalogue and the driver know what fits",
+    "resourceMemoryName": "no resource counts memory: shares have fixed sizes",
+    "resourceCoreName": "no resource counts compute: shares have fixed sizes",
+    "disablecorelimit": "time-slicing has no limit of compute; mps has one",
+}
+
+
+def dialect_findings(
+    document: Mapping[str, Any], file: str, path: str, line_of: LineOf | None
+) -> list[CheckedProblem]:
+    """What an object says in the words of another system, each with its nearest equivalent."""
+    kind = str(document.get("kind"))
+    top = ManifestNode(file, path, document, line_of, owner=_owner(document))
+    if keys := POD_SPEC_AT.get(kind):
+        return [*_pod(top, keys)]
+    if kind == "Node":
+        return [*_marked(top.at("metadata", "labels"), _NODE_LABELS, "label")]
+    if kind == "ClusterPolicy" and str(document.get("apiVersion")).startswith("nvidia.com/"):
+        return [*_cluster_policy(top.at("spec"))]
+    if kind == "ConfigMap":
+        return [*_hami(top.at("data"))]
+    return []
+
+
+def _owner(document: Mapping[str, Any]) -> str:
+    metadata = document.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    return f"{document.get('kind')}/{name}" if isinstance(name, str) else str(document.get("kind"))
+
+
+def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Iterator[CheckedProblem]:
+    spec = top.at(*keys)
+    for group in ("initContainers", "containers"):
+        for container in spec.at(group).items:
+            limits = container.at("resources", "limits")
+            for key in limits.keys:
+                if (word := _resource(key)) is not None:
+                    yield _said(limits.at(key), f"{key} is a resource", word)
+    above = keys[:-1]
+    annotations = (top.at(*above) if above else top).at("metadata", "annotations")
+    yield from _marked(annotations, _MARKS, "annotation")
+    yield from _marked(spec.at("nodeSelector"), _NODE_LABELS, "label")
+
+
+def _resource(key: str) -> _Word | None:
+    if (slice_ := _NOS_SLICE.fullmatch(key)) is not None:
+        return _Word("nos", f"an MPS share of {slice_[1]} GB", _BY_MEMORY)
+    return _RESOURCES.get(key)
+
+
+def _marked(place: ManifestNode, words: Mapping[str, _Word], what: str) -> Iterator[CheckedProblem]:
+    for key in place.keys:
+        word = words.get(key)
+        if word is not None:
+            yield _said(place.at(key), f"{key} is a {what}", word)
+
+
+def _said(place: ManifestNode, what: str, word: _Word) -> CheckedProblem:
+    return place.warning(f"{what} of {word.system} ({word.means}), which Partage does not know", word.hint)
+
+
+def _cluster_policy(spec: ManifestNode) -> Iterator[CheckedProblem]:
+    """The GPU Operator: what Partage replaces has to be off, and what it brings can stay."""
+    for part, what in (
+        ("devicePlugin", "the device plugin"),
+        ("gfd", "GPU Feature Discovery"),
+        ("migManager", "the MIG manager"),
+    ):
+        if spec.at(part, "enabled").value is not False:
+            yield spec.at(part).warning(
+                f"{what} of the GPU Operator is on: Partage takes its place",
+                f"{part}.enabled=false once Partage runs; partage takeover changes one node at a time",
+            )
+    if spec.at("devicePlugin", "config", "name").value:
+        yield spec.at("devicePlugin", "config").warning(
+            "names the ConfigMap of NVIDIA's plugin",
+            "give it to Partage's chart as config.name: it reads the files as they are",
+        )
+    if spec.at("migManager", "config", "name").value:
+        yield spec.at("migManager", "config").warning(
+            "names the ConfigMap of NVIDIA's MIG manager", "Partage reads mig-parted's file as a policy"
+        )
+    if spec.at("driver", "enabled").value is not False:
+        yield spec.at("driver").warning(
+            "the driver is in a container of the GPU Operator",
+            "driverRoot=/run/nvidia/driver in Partage's chart",
+        )
+    if spec.at("sandboxWorkloads", "enabled").value is True:
+        yield spec.at("sandboxWorkloads").warning(
+            "GPUs for virtual machines: no equivalent", "keep Partage off these nodes"
+        )
+
+
+def _hami(data: ManifestNode) -> Iterator[CheckedProblem]:
+    """HAMi's device configuration: YAML in one value of a ConfigMap, told by its keys."""
+    for key in data.keys:
+        text = data.at(key).value
+        if not isinstance(text, str) or "resourceCountName" not in text:
+            continue
+        for name, hint in _HAMI_KEYS.items():
+            found = re.search(rf"^\s*{name}\s*:\s*(\S.*)$", text, re.MULTILINE | re.IGNORECASE)
+            if found is not None:
+                yield data.at(key).warning(f"{name}: {found[1].strip()} of HAMi", hint)

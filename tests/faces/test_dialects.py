@@ -1,0 +1,89 @@
+"""Files of other systems: each name is found, with what is nearest to it."""
+
+import pytest
+
+from partage.faces.dialects import dialect_findings
+
+
+def pod(limits=None, annotations=None, node_selector=None):
+    container = {"name": "main", "resources": {"limits": limits or {}}}
+    spec = {"containers": [container], "nodeSelector": node_selector or {}}
+    return {"kind": "Pod", "apiVersion": "v1", "metadata": {"annotations": annotations or {}}, "spec": spec}
+
+
+def said(document):
+    return [
+        (one.problem.path, f"{one.problem.message} | {one.problem.hint}")
+        for one in dialect_findings(document, "f", "", None)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("key", "system", "hint"),
+    [
+        ("aliyun.com/gpu-mem", "Alibaba's gpushare", "mps"),
+        ("aliyun.com/gpu-count", "Alibaba's gpushare", "nvidia.com/gpu"),
+        ("nvidia.com/gpumem", "HAMi", "mps"),
+        ("nvidia.com/gpucores", "HAMi", "threads"),
+        ("nvidia.com/gpu-10gb", "nos (an MPS share of 10 GB)", "mps"),
+        ("volcano.sh/vgpu-memory", "Volcano", "mps"),
+    ],
+)
+def test_resources_of_other_systems(key, system, hint):
+    ((path, text),) = said(pod({key: 1}))
+    assert path == f"spec.containers[0].resources.limits.{key}"
+    assert f"of {system}" in text
+    assert hint in text.partition(" | ")[2]
+
+
+def test_our_own_names_say_nothing():
+    names = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "cpu")
+    assert said(pod(dict.fromkeys(names, 1), {"a": "b"}, {"nvidia.com/gpu.product": "x"})) == []
+
+
+def test_annotations_and_labels_of_pods_and_nodes():
+    assert "KAI" in said(pod(annotations={"gpu-fraction": "0.5"}))[0][1]
+    job = {
+        "kind": "Job",
+        "apiVersion": "batch/v1",
+        "spec": {"template": pod(annotations={"hami.io/gpu-scheduler-policy": "binpack"})},
+    }
+    assert said(job)[0][0] == "spec.template.metadata.annotations.hami.io/gpu-scheduler-policy"
+    labels = {"nos.nebuly.com/gpu-partitioning": "mps", "ack.node.gpu.schedule": "share", "x": "y"}
+    found = said({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n", "labels": labels}})
+    assert [path for path, _ in found] == [f"metadata.labels.{key}" for key in list(labels)[:2]]
+
+
+def test_the_gpu_operator_keeps_what_partage_does_not_replace():
+    def policy(**spec):
+        return said(
+            {"kind": "ClusterPolicy", "apiVersion": "nvidia.com/v1", "metadata": {"name": "p"}, "spec": spec}
+        )
+
+    off = {"enabled": False}
+    assert [path for path, _ in policy(toolkit={"enabled": True})] == [
+        "spec.devicePlugin",
+        "spec.gfd",
+        "spec.migManager",
+        "spec.driver",
+    ]
+    assert policy(devicePlugin=off, gfd=off, migManager=off, driver=off) == []
+    named = policy(
+        devicePlugin={"enabled": False, "config": {"name": "c"}}, gfd=off, migManager=off, driver=off
+    )
+    assert "config.name" in named[0][1]
+
+
+def test_hamis_device_configuration():
+    text = (
+        "nvidia:\n  resourceCountName: nvidia.com/gpu\n  deviceSplitCount: 10\n  deviceMemoryScaling: 1.5\n"
+    )
+    document = {
+        "kind": "ConfigMap",
+        "apiVersion": "v1",
+        "data": {"device-config.yaml": text, "other": "x: 1"},
+    }
+    found = [text for _, text in said(document)]
+    assert found[0].startswith("ConfigMap: deviceSplitCount: 10 of HAMi | time-slicing or mps")
+    assert "memory is not given out twice" in found[1]
+    assert len(found) == 2
