@@ -8,6 +8,8 @@ READY  := $(VENV)/.ready
 RUNS   ?= 1000
 # The interpreter whose packages apt-get installs.
 DEBIAN ?= /usr/bin/python3
+# Debian trixie with Slurm 24.11, for the tests that start a real Slurm.
+SLURM_ROOT ?= build/slurm-24.11
 # Programs of a real Kubernetes, and the image, for `make chart` and `make e2e`.
 CLUSTER ?= build/cluster
 STORY  ?= examples/07-mixed-node/story.yaml
@@ -15,7 +17,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch bench chart e2e proto lock clean
+.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm bench chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -44,8 +46,16 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY)  ## all tests
+test: $(READY) build/.slurm-tried  ## all tests
 	$(PYTEST)
+
+# Once: as root it installs Slurm, else the tests with a real Slurm are skipped.
+build/.slurm-tried: tests/slurm/prepare.sh
+	@mkdir -p build && tests/slurm/prepare.sh $(SLURM_ROOT) && touch $@
+
+slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: root, 190 MB)
+	tests/slurm/prepare.sh $(SLURM_ROOT)
+	$(BIN)/python -m pytest tests/slurm -rs -v
 
 check: format lint types contracts docs test  ## what continuous integration runs
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import bench_mig, bench_packing, bench_verbs, peer
+from bench import bench_mig, bench_packing, bench_slurm, bench_verbs, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins
 from bench.client import Client, client, go_binary
 from bench.node import WHOLE, Starts, node, sliced, starts
@@ -75,12 +75,15 @@ def main() -> None:
     print("\n" + "\n".join(bench_verbs.lines(version_ms, verbs)))
     mig = bench_mig.measure()
     print(f"\n{bench_mig.line(mig)}")
+    files = bench_slurm.measure()
+    print(bench_slurm.line(files))
     _print_packing()
     _print_budgets(started, cells, costs, weather, slower)
     slowest = max(verbs, key=lambda name: verbs[name])
     what = f"slowest verb that only reads ({slowest}), of --version"
     _verdict(what, verbs[slowest] / version_ms, bench_verbs.BUDGET)
     _verdict("MIG planned for 8 GPUs, ms, the worst case", mig.worst, bench_mig.BUDGET_MS)
+    _verdict("Slurm's files for 1,000 nodes of 8 GPUs, s", files.seconds, bench_slurm.BUDGET_S)
 
 
 # --- measuring -----------------------------------------------------------------------------------

@@ -18,16 +18,24 @@ _HEADS = ("option", "default", "means")
 def options() -> str:
     """A section for each verb: what it does, its arguments and its options."""
     with click.Context(partage) as ctx:
-        return "\n".join(_section(ctx, verb) for verb in sorted(VERBS))
+        return "\n".join(section for verb in sorted(VERBS) for section in _sections(ctx, verb))
 
 
-def _section(ctx: click.Context, verb: str) -> str:
+def _sections(ctx: click.Context, verb: str) -> Iterator[str]:
+    """The section of a verb, or one for each command of a verb that has several."""
     command = partage.get_command(ctx, verb)
     assert command is not None
     if verb == "hardware":
         made = parser()
-        return f"## partage {verb}\n\n{made.description}\n\n{table(_HEADS, _argparse_rows(made))}"
-    text = inspect.cleandoc(command.help or VERBS[verb]).split("\n\n")[0]
+        yield f"## partage {verb}\n\n{made.description}\n\n{table(_HEADS, _argparse_rows(made))}"
+    elif isinstance(command, click.Group):
+        yield from (_section(ctx, f"{verb} {name}", one) for name, one in sorted(command.commands.items()))
+    else:
+        yield _section(ctx, verb, command)
+
+
+def _section(ctx: click.Context, verb: str, command: click.Command) -> str:
+    text = inspect.cleandoc(command.help or "").split("\n\n")[0]
     arguments = [one.make_metavar(ctx) for one in command.params if isinstance(one, click.Argument)]
     usage = " ".join(["partage", verb, *arguments, "[OPTIONS]"])
     shown = [one for one in command.params if isinstance(one, click.Option) and not one.hidden]

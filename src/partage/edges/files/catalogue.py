@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +206,7 @@ def _read(name: str) -> Any:  # noqa: ANN401  JSON
     return json.loads((_FOLDER / name).read_text(encoding="utf-8"))
 
 
+@lru_cache(maxsize=1024)  # every look-up of a GPU compares with every name of the catalogue
 def _plain(product: str) -> str:
     words = product.lower().replace("_", " ").replace("-", " ").split()
     return "-".join(words[1:] if words[:1] == ["nvidia"] else words)

@@ -80,7 +80,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     verdicts = [verdict for file in files for verdict in check_file(file, context)]
     problems = tuple(verdict.problem for verdict in verdicts)
     if output == "table":
-        _print(files, problems)
+        print_findings(files, problems)
     else:
         from partage.faces.documents.document import CheckDocument
 
@@ -269,7 +269,8 @@ def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:
         yield from (CheckedProblem(problem) for problem in error.problems)
 
 
-def _print(files: Sequence[str], problems: Sequence[Problem]) -> None:
+def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
+    """All problems, one below the other, and how many they are."""
     from rich.markup import escape
 
     from partage.text import count_of

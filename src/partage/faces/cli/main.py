@@ -42,6 +42,7 @@ VERBS = {
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "Measure what sharing a GPU costs and gives.",
     "prove": "Try to break what shares guarantee, and report the result.",
+    "slurm": "Write and check Slurm's configuration of GPUs.",
     "machines": "List the GPU models that Partage knows, and how to name them.",
     "record": "Write this node to a machine file for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",

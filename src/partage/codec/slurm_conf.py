@@ -1,0 +1,95 @@
+r"""Slurm's configuration files as lines of keys and values, read as Slurm reads them.
+
+``#`` begins a comment, ``\`` at the end of a line continues it, keys are read in any case, and a value with
+spaces stands in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from enum import StrEnum
+
+from partage.values import Frozen
+
+LIMIT_BYTES = 16 * 2**20
+_PAIR = re.compile(r'\s*([A-Za-z0-9_.]+)\s*[-+*/]?=\s*(?:"([^"]*)"|(\S+))(?=\s|$)')
+_COMMENT = re.compile(r"(?<!\\)#.*$")
+
+
+class ConfKind(StrEnum):
+    """Which file of Slurm's it is."""
+
+    GRES = "gres.conf"
+    SLURM = "slurm.conf"
+    CGROUP = "cgroup.conf"
+
+
+class ConfLine(Frozen):
+    """One line. number: of the file's line where it begins. rest: what is no key and value; mostly empty."""
+
+    number: int
+    pairs: tuple[tuple[str, str], ...]
+    rest: str = ""
+
+    def get(self, key: str) -> str | None:
+        """The value of a key, in any case; None if the line does not have it."""
+        return next((value for name, value in self.pairs if name.lower() == key.lower()), None)
+
+
+class ConfFile(Frozen):
+    """One file. name: as the operator named it."""
+
+    name: str
+    kind: ConfKind
+    lines: tuple[ConfLine, ...]
+
+
+def parse_conf(text: str, name: str) -> ConfFile | None:
+    """The file; None if it is none of the three."""
+    lines = tuple(_lines(text))
+    kind = _kind(name, lines)
+    return None if kind is None else ConfFile(name, kind, lines)
+
+
+def _lines(text: str) -> Iterator[ConfLine]:
+    begun, held = 0, ""
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = _COMMENT.sub("", raw).rstrip()
+        begun = begun or number
+        if line.endswith("\\"):
+            held += line[:-1]
+            continue
+        whole = (held + line).strip()
+        if whole:
+            yield _line(begun, whole)
+        begun, held = 0, ""
+    if held.strip():
+        yield _line(begun, held.strip())
+
+
+def _line(number: int, text: str) -> ConfLine:
+    if text.lower().startswith("include "):
+        return ConfLine(number, (("Include", text[8:].strip()),))
+    pairs: list[tuple[str, str]] = []
+    at = 0
+    while match := _PAIR.match(text, at):
+        pairs.append((match[1], match[2] if match[2] is not None else match[3]))
+        at = match.end()
+    return ConfLine(number, tuple(pairs), text[at:].strip())
+
+
+def _kind(name: str, lines: tuple[ConfLine, ...]) -> ConfKind | None:
+    """By the file's name, else by what it says."""
+    base = name.rpartition("/")[2].lower()
+    if "allowed" in base:
+        return None
+    for word, kind in (("cgroup", ConfKind.CGROUP), ("gres", ConfKind.GRES), ("slurm", ConfKind.SLURM)):
+        if word in base:
+            return kind
+    keys = {key.lower() for line in lines for key, _ in line.pairs}
+    if {"name", "autodetect"} & keys and not {"grestypes", "slurmctldhost", "gres"} & keys:
+        return ConfKind.GRES
+    if any(key.startswith(("constrain", "cgroup")) for key in keys):
+        return ConfKind.CGROUP
+    return ConfKind.SLURM if {"grestypes", "slurmctldhost", "gres", "clustername"} & keys else None

@@ -1,0 +1,124 @@
+"""``partage slurm``: the same policy for Slurm. ``config`` writes its files, ``check`` reads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.errors import InputError, Problem
+from partage.faces.cli import common
+from partage.faces.cli.slurm_check import check_command
+from partage.faces.cli.slurm_version import slurm_version_option, version_of
+
+if TYPE_CHECKING:
+    from partage.faces.slurm_cluster import NodeSource
+    from partage.model.slurm import SlurmVersion
+
+
+@click.group(name="slurm", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Slurm: write its configuration from the policy, and check what is there."""
+
+
+@command.command(name="config")
+@common.policy_options
+@common.machine_option
+@slurm_version_option
+@click.option("--node", metavar="NAME", help="The node's name in Slurm. Default: this host's name.")
+@click.option(
+    "--node-settings",
+    metavar="TEXT",
+    default="",
+    help="The rest of the node's line in slurm.conf: 'CPUs=64 RealMemory=1000000'.",
+)
+@click.option(
+    "--cluster", metavar="FILE", help="Write for all nodes of this file; see docs/reference/slurm.md."
+)
+@click.option(
+    "--types",
+    type=click.Choice(["short", "model", "profile"]),
+    default="short",
+    show_default=True,
+    help="What GPUs are called: h100 and h100_1g.10gb; h100_sxm5_80gb; h100 and 1g.10gb.",
+)
+@click.option(
+    "--output", metavar="DIR", type=click.Path(path_type=Path), help="Write the files there. Default: stdout."
+)
+def config_command(
+    *,
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    slurm_version: str | None,
+    node: str | None,
+    node_settings: str,
+    cluster: str | None,
+    types: str,
+    output: Path | None,
+) -> int:
+    """Write Slurm's configuration of GPUs: gres.conf, lines of slurm.conf, cgroup.conf.
+
+    A GPU is gpu:TYPE, a MIG device too; GPUs shared by MPS have 100 units of mps (one percent each), GPUs
+    shared in time have their replicas as shard. The same input gives the same files.
+
+    Exit code 2: the policy or an option is wrong; 3: this version of Slurm cannot do it, and why.
+    """
+    from partage.codec.slurm_text import MARK, config_files
+    from partage.faces.slurm_cluster import make_config
+    from partage.plan.slurm.type_names import TypeNames
+
+    if cluster is not None and any(one is not None for one in (policy, config, machine, node)):
+        raise click.UsageError("--cluster names machines, policies and nodes itself")
+    sources, named = (
+        _cluster(cluster)
+        if cluster is not None
+        else ((_one_node(policy, config, machine, node, node_settings),), None)
+    )
+    version = named if slurm_version is None and named else version_of(slurm_version)
+    written = make_config(sources, version, TypeNames(types))
+    common.print_problems(written.warnings)
+    files = config_files(written.config)
+    if output is None:
+        for name, text in files.items():
+            click.echo(f"# ---- {name}")
+            click.echo(text)
+        return 0
+    from partage.edges.files.generated import write_generated
+
+    changed = write_generated(output, files, MARK)
+    for name in files:
+        click.echo(f"{output / name}: {'written' if name in changed else 'unchanged'}", err=True)
+    return 0
+
+
+def _cluster(file: str) -> tuple[tuple[NodeSource, ...], SlurmVersion | None]:
+    from partage.faces.slurm_cluster import read_cluster
+
+    found = read_cluster(file)
+    common.print_problems(found.warnings)
+    return found.sources, found.slurm
+
+
+def _one_node(
+    policy: str | None, config: str | None, machine: str | None, node: str | None, settings: str
+) -> NodeSource:
+    import socket
+
+    from partage.faces.slurm_cluster import NodeSource, checked_settings
+
+    if node is None and machine is not None:
+        raise click.UsageError("--machine needs --node: the name that the node has in Slurm")
+    loaded = common.read_policy(policy, config)
+    common.print_problems(loaded.warnings)
+    inventory = common.need_driver(common.observe(machine))
+    try:
+        rest = checked_settings(settings)
+    except ValueError as error:
+        raise InputError([Problem("--node-settings", "", "error", str(error))]) from error
+    name = node or socket.gethostname().partition(".")[0]
+    return NodeSource((name,), inventory, loaded.policy, rest)
+
+
+command.add_command(check_command)

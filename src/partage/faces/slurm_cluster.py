@@ -1,0 +1,230 @@
+"""Which nodes Slurm's configuration is written for: this one, a simulated one, or those of a cluster file.
+
+    version: partage/v1
+    kind: SlurmCluster
+    slurm: 24.11.5
+    nodes:
+      - {name: "g[001-500]", machine: 8xh100-sxm5-80gb, policy: train.yaml, settings: "CPUs=64"}
+      - {name: g501, machine: recorded/g501.json}
+
+Files are named as seen from the cluster file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from partage.codec.fields import Dialect, Field, Notes, Place, Table
+from partage.codec.hostlist import MOST_NAMES, expand_hostlist
+from partage.codec.yaml_document import read_document
+from partage.edges.files.catalogue import geometry_of, load_catalogue
+from partage.edges.files.input_file import read_input
+from partage.errors import InputError, Problem, Unsatisfiable
+from partage.faces.cli.common import read_policy
+from partage.faces.input_files import named
+from partage.model.gpu import Gpu, Inventory
+from partage.model.policy import Policy
+from partage.model.slurm import SlurmConfig, SlurmNode, SlurmVersion
+from partage.plan.offer.desired import DesiredState, resolve
+from partage.plan.offer.findings import Findings
+from partage.plan.slurm.gres import NodeToName, cluster_config, node_gres
+from partage.plan.slurm.type_names import TypeNames
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.machine_names import is_name
+from partage.sim.node.planned_layouts import with_planned_layouts
+from partage.values import Frozen
+
+_TOP = ("version", "kind", "slurm", "nodes")
+_NODE = ("name", "machine", "policy", "config", "settings")
+_SETTINGS = re.compile(r"[^\n#]{0,1000}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]{0,200}", re.ASCII)
+SIMULATED_FILES = (
+    "its MIG devices are planned: their device files are those that the simulation gives",
+    "write the files again on the node, once its layout was made",
+)
+
+
+class NodeSource(Frozen):
+    """Nodes that are alike: their names, their GPUs, the policy."""
+
+    names: tuple[str, ...]
+    inventory: Inventory
+    policy: Policy
+    settings: str = ""
+
+
+class ClusterFile(Frozen):
+    """slurm: the version that the file names, or None."""
+
+    sources: tuple[NodeSource, ...]
+    slurm: SlurmVersion | None
+    warnings: tuple[Problem, ...] = ()
+
+
+class WrittenConfig(Frozen):
+    """The configuration, and the warnings about it."""
+
+    config: SlurmConfig
+    warnings: tuple[Problem, ...]
+
+
+def model_of(gpu: Gpu) -> str:
+    """The id of a GPU's model in the catalogue; empty if it is not there."""
+    model = load_catalogue().by_gpu(gpu)
+    return model.id if model else ""
+
+
+def make_config(
+    sources: tuple[NodeSource, ...],
+    version: SlurmVersion,
+    names: TypeNames,
+) -> WrittenConfig:
+    """What Slurm has to be told. Simulated nodes have the MIG layouts of their policy made already.
+
+    Raises InputError or Unsatisfiable with all problems.
+    """
+    findings = Findings("")
+    nodes: list[SlurmNode] = []
+    control: dict[str, None] = {}
+    warnings: list[Problem] = []
+    for source in sources:
+        desired, said = _as_planned(source)
+        warnings += said
+        inventory = desired.inventory
+        root = source.policy.options.dev_root
+        wanted = NodeToName(source.names[0], inventory, desired.offer, root, source.settings)
+        gres = node_gres(wanted, version, names, model_of, findings)
+        nodes += [SlurmNode(name, gres, source.settings) for name in source.names]
+        control |= dict.fromkeys(root.rstrip("/") + node for node in inventory.control_nodes)
+    config = cluster_config(nodes, version, control, findings)
+    findings.raise_any()
+    return WrittenConfig(config, (*warnings, *findings.warnings()))
+
+
+def _as_planned(source: NodeSource) -> tuple[DesiredState, list[Problem]]:
+    desired = resolve(source.policy, source.inventory, geometry_of)
+    warnings = list(desired.warnings)
+    if not (source.inventory.simulated and desired.pending):
+        return desired, warnings
+    if any(layout.enabled for layout in desired.layouts.values()):
+        message, hint = SIMULATED_FILES
+        warnings.append(Problem("", source.names[0], "warning", message, hint))
+    return resolve(source.policy, with_planned_layouts(desired, geometry_of), geometry_of), warnings
+
+
+# --- the cluster file -------------------------------------------------------------------------
+
+
+def read_cluster(file: str) -> ClusterFile:
+    """The nodes of a cluster file. Raises InputError with all problems."""
+    document = read_document(read_input(file), file)
+    notes = Notes(document, file, Dialect())
+    top = Field(document.value, Place(file, ""), notes).table(_TOP)
+    if top is None:
+        notes.finish()
+        raise AssertionError("a root that is no mapping has been noted")
+    for key, word in (("version", "partage/v1"), ("kind", "SlurmCluster")):
+        found = top.get(key)
+        if found and found.value != word:
+            found.error(f"is not the {key} of a cluster file", f"write {key}: {word}")
+    reader = _Reader(Path(file).parent)
+    slurm = top.value("slurm", lambda field: field.parsed(SlurmVersion.parse, "24.11.5"), None)
+    rows = top.needed("nodes", lambda field: field.items(), "the nodes") or []
+    sources = tuple(reader.sources(rows))
+    warnings = notes.finish()
+    return ClusterFile(sources, slurm, warnings)
+
+
+class _Reader:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._machines: dict[str, Inventory] = {}
+        self._policies: dict[tuple[str | None, str | None], Policy] = {}
+        self._seen: set[str] = set()
+
+    def sources(self, rows: list[Field]) -> Iterator[NodeSource]:
+        for place in rows:
+            row = place.table(_NODE)
+            source = self._source(row) if row else None
+            if source is not None:
+                yield source
+
+    def _source(self, row: Table) -> NodeSource | None:
+        names = row.needed("name", self._names, "the node's name in Slurm")
+        inventory = row.needed("machine", self._machine, "a machine's name or file")
+        policy = self._policy(row)
+        settings = row.value("settings", node_settings, "")
+        if names is None or inventory is None or policy is None:
+            return None
+        return NodeSource(names, inventory, policy, settings)
+
+    def _names(self, place: Field) -> tuple[str, ...] | None:
+        text = place.matching(_NAME, "the name of a node, or g[001-500]")
+        if text is None:
+            return None
+        try:
+            found = tuple(expand_hostlist(text))
+        except ValueError as error:
+            place.error(str(error))
+            return None
+        twice = sorted(self._seen & set(found))
+        if twice or len(set(found)) < len(found):
+            place.error(f"node {(twice or found)[0]} occurs twice")
+            return None
+        self._seen |= set(found)
+        if len(self._seen) > MOST_NAMES:
+            place.error(f"more than {MOST_NAMES:,} nodes")
+            return None
+        return found
+
+    def _machine(self, place: Field) -> Inventory | None:
+        text = place.some_text()
+        if text is None:
+            return None
+        if text not in self._machines:
+            try:
+                where = text if is_name(text) else str(self._folder / text)
+                self._machines[text] = load_machine(where).inventory
+            except (InputError, Unsatisfiable) as error:
+                place.error(str(error))
+                return None
+        return self._machines[text]
+
+    def _policy(self, row: Table) -> Policy | None:
+        file, config = row.value("policy", Field.some_text, None), row.value("config", Field.some_text, None)
+        key = (file, config)
+        if key not in self._policies:
+            place = row.here("policy")
+            try:
+                named_file = None if file is None else str(self._folder / file)
+                self._policies[key] = read_policy(named_file, config).policy
+            except InputError as error:
+                place.error("; ".join(str(named(problem, file or "")) for problem in error.problems))
+                return None
+        return self._policies[key]
+
+
+def node_settings(place: Field) -> str | None:
+    """The rest of a node's line in slurm.conf."""
+    text = place.matching(_SETTINGS, "settings of a node such as CPUs=64 RealMemory=1000000")
+    if text is None:
+        return None
+    try:
+        return checked_settings(text)
+    except ValueError as error:
+        place.error(str(error))
+        return None
+
+
+def checked_settings(text: str) -> str:
+    """``CPUs=64 RealMemory=1000000``, one space between. Raises ValueError."""
+    words = text.split()
+    for word in words:
+        key = word.partition("=")[0].lower()
+        if "=" not in word:
+            raise ValueError(f"{word[:40]!r} is not a setting such as CPUs=64")
+        if key in ("nodename", "gres"):
+            raise ValueError(f"{word[:40]!r} is written by Partage: give only the rest of the line")
+    return " ".join(words)

@@ -1,0 +1,89 @@
+"""Checks gres.conf, slurm.conf and cgroup.conf together, and against the GPUs of a node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partage.codec.slurm_conf import ConfFile, ConfKind
+from partage.errors import Problem
+from partage.model.gpu import Inventory
+from partage.model.slurm import SlurmVersion
+from partage.plan.slurm.against_node import check_against
+from partage.plan.slurm.conf_checks import Settings, check_cgroup_conf, check_slurm_conf, kinds
+from partage.plan.slurm.gres_lines import GresConf, read_gres_conf
+from partage.plan.slurm.merge import view_node
+from partage.plan.slurm.node_view import NodeLine, NodeView, gres_types, node_lines
+from partage.plan.slurm.notebook import Notebook
+from partage.values import Frozen
+
+THIS_NODE = "this node"
+"""The name of the node where no file names one."""
+
+
+class Checked(Frozen):
+    """problems: of the files. differences: from the GPUs of the node. nodes: what Slurm makes of each.
+
+    types: GresTypes. spread: a job may have shares of several GPUs (MULTIPLE_SHARING_GRES_PJ).
+    """
+
+    problems: tuple[Problem, ...]
+    differences: tuple[Problem, ...]
+    nodes: tuple[NodeView, ...]
+    types: tuple[str, ...]
+    spread: bool
+
+
+def check_files(
+    files: Sequence[ConfFile],
+    version: SlurmVersion,
+    inventory: Inventory | None = None,
+    node: str | None = None,
+) -> Checked:
+    """Check the files of a cluster. inventory: the GPUs of ``node``, or of every node if that is None."""
+    notes = Notebook()
+    slurm_files = kinds(files, ConfKind.SLURM)
+    gres = _gres(kinds(files, ConfKind.GRES), version, notes)
+    lines = [line for file in slurm_files for line in node_lines(file, notes)]
+    if slurm_files:
+        check_slurm_conf(slurm_files, lines, gres, version, notes)
+    settings = Settings(slurm_files)
+    for file in kinds(files, ConfKind.CGROUP):
+        check_cgroup_conf(file, settings, version, notes)
+    names = _names(lines, gres, node, whole=bool(slurm_files))
+    by_name = {name: line for line in lines for name in line.names}
+    views = tuple(view_node(name, by_name.get(name), gres, version, notes) for name in names)
+    differences = Notebook()
+    if inventory is not None and gres is not None:
+        gres_file = kinds(files, ConfKind.GRES)[0].name
+        for view in views:
+            if node is None or view.name == node:
+                check_against(view, inventory, gres_file, differences)
+    found = gres_types(slurm_files)
+    types = found[2] if found else tuple(dict.fromkeys(_used(views)))
+    spread = "multiple_sharing_gres_pj" in (settings.get("SelectTypeParameters") or "").lower()
+    return Checked(notes.problems, differences.problems, views, types, spread)
+
+
+def _gres(files: Sequence[ConfFile], version: SlurmVersion, notes: Notebook) -> GresConf | None:
+    if not files:
+        return None
+    found = [read_gres_conf(file, version, notes) for file in files]
+    return GresConf(
+        tuple(record for one in found for record in one.records),
+        tuple(detection for one in found for detection in one.detections),
+    )
+
+
+def _names(lines: Sequence[NodeLine], gres: GresConf | None, node: str | None, *, whole: bool) -> list[str]:
+    """The nodes with GRES: those of slurm.conf, else of gres.conf, else the one that was meant."""
+    named = [name for line in lines if line.gres for name in line.names]
+    if not whole and gres is not None:
+        named = [name for record in gres.records for name in record.nodes or ()]
+        if any(record.nodes is None for record in gres.records):
+            named.append(node or THIS_NODE)
+    return list(dict.fromkeys(named))
+
+
+def _used(views: Sequence[NodeView]) -> list[str]:
+    used = ["gpu"] if any(view.gpus for view in views) else []
+    return [*used, *(kind for view in views for kind in view.shares)]

@@ -1,0 +1,164 @@
+# ruff: noqa: E501 - lines of gres.conf
+"""What a policy means to Slurm."""
+
+import pytest
+
+from partage.codec.slurm_text import config_files, gres_value
+from partage.errors import Unsatisfiable
+from partage.faces.slurm_cluster import make_config
+from partage.model.slurm import GresName, SlurmVersion
+from partage.plan.slurm.type_names import TypeNames
+from tests.plan.slurm import configs
+
+
+def _lines(text):
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+@pytest.mark.parametrize(
+    ("policy", "version", "gres", "types"),
+    [
+        (configs.WHOLE, "22.05.8", "gpu:h100:4", "gpu"),
+        (configs.MPS, "22.05.8", "gpu:h100:2,gpu:h100_shared:2,mps:200", "gpu,mps"),
+        (configs.SHARDS, "22.05.8", "gpu:h100:2,gpu:h100_shared:2,shard:8", "gpu,shard"),
+        (configs.MIG, "22.05.8", "gpu:h100_1g.10gb:2,gpu:h100_3g.40gb:1,gpu:h100:3", "gpu"),
+        (
+            configs.MIG_MPS,
+            "24.11",
+            "gpu:h100_1g.10gb:2,gpu:h100_3g.40gb:1,gpu:h100:1,gpu:h100_shared:2,mps:200",
+            "gpu,mps",
+        ),
+        (
+            configs.SHARED_MIG,
+            "24.11",
+            "gpu:h100_1g.10gb_shared:4,gpu:h100_3g.40gb_shared:4,shard:32",
+            "gpu,shard",
+        ),
+    ],
+)
+def test_the_counts_of_a_node(policy, version, gres, types):
+    config = configs.config(policy, version)
+    assert gres_value(config.nodes[0].gres.counts) == gres
+    assert f"GresTypes={types}" in config_files(config)["slurm.conf"].splitlines()
+    assert f"NodeName=g1 Gres={gres} " in config_files(config)["slurm.conf"]
+
+
+def test_the_lines_of_a_mixed_node():
+    lines = _lines(configs.files(configs.MIG_MPS, "24.11")["gres.conf"])
+    caps = "/dev/nvidia-caps/nvidia-cap"
+    assert lines == [
+        f"NodeName=g1 AutoDetect=off Name=gpu Type=h100_1g.10gb MultipleFiles=/dev/nvidia1,{caps}201,{caps}202 Flags=nvidia_gpu_env",
+        f"NodeName=g1 Name=gpu Type=h100_1g.10gb MultipleFiles=/dev/nvidia1,{caps}210,{caps}211 Flags=nvidia_gpu_env",
+        f"NodeName=g1 Name=gpu Type=h100_3g.40gb MultipleFiles=/dev/nvidia1,{caps}156,{caps}157 Flags=nvidia_gpu_env",
+        "NodeName=g1 Name=gpu Type=h100 File=/dev/nvidia3 Flags=nvidia_gpu_env",
+        "NodeName=g1 Name=gpu Type=h100_shared File=/dev/nvidia[0,2] Flags=nvidia_gpu_env",
+        "NodeName=g1 Name=mps Count=100 File=/dev/nvidia0 Flags=all_sharing",
+        "NodeName=g1 Name=mps Count=100 File=/dev/nvidia2 Flags=all_sharing",
+    ]  # fmt: skip
+
+
+def test_devices_have_slurms_indexes_and_the_drivers_uuids():
+    devices = configs.config(configs.MIG, "22.05.8").nodes[0].gres.devices
+    assert [(one.index, one.name, one.type) for one in devices] == [
+        (0, "1:1", "h100_1g.10gb"), (1, "1:2", "h100_1g.10gb"), (2, "1:0", "h100_3g.40gb"),
+        (3, "0", "h100"), (4, "2", "h100"), (5, "3", "h100"),
+    ]  # fmt: skip
+    assert all(one.uuid.startswith("MIG-" if ":" in one.name else "GPU-") for one in devices)
+
+
+@pytest.mark.parametrize(
+    ("policy", "version", "said"),
+    [
+        (configs.BOTH, "24.11", "mps and shard exclude each other"),
+        (configs.MIG_MPS, "22.05.8", "reads each file of a MIG device as one GPU"),
+        (configs.MIG_SHARDS, "23.02.6", "reads each file of a MIG device as one GPU"),
+        (configs.MIG, "20.11.9", "has no MIG devices"),
+        (configs.SHARDS, "21.08.8", "has no shard"),
+        (configs.WHOLE, "18.08.9", "too old"),
+        (
+            "version: partage/v1\ngpus: [{select: {index: [0]}, mig: {layout: [1g.10gb], mps: {replicas: 2}}}]\n",
+            "24.11",
+            "splits the shares of MIG devices evenly",
+        ),
+    ],
+)
+def test_what_slurm_cannot_do_is_refused_with_the_reason(policy, version, said):
+    with pytest.raises(Unsatisfiable, match=said):
+        configs.config(policy, version)
+
+
+@pytest.mark.parametrize(
+    ("policy", "version"),
+    [(configs.MIG_MPS, "23.02.7"), (configs.MIG, "21.08"), (configs.SHARDS, "22.05"), (configs.MPS, "19.05")],
+)
+def test_the_first_release_that_can_do_it(policy, version):
+    assert configs.files(policy, version)["gres.conf"]
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"),
+    [("22.05.8", True), ("23.11.4", True), ("23.11.5", False), ("25.05.0", True), ("25.05.1", False)],
+)
+def test_releases_that_double_book_are_named(version, warned):
+    made = make_config((configs.source(configs.MPS),), SlurmVersion.parse(version), TypeNames.SHORT)
+    assert bool(made.warnings) is warned
+    whole = make_config((configs.source(configs.WHOLE),), SlurmVersion.parse(version), TypeNames.SHORT)
+    assert not whole.warnings
+
+
+def test_mps_here_and_shards_there_exclude_each_other_too():
+    sources = (configs.source(configs.MPS, names=["a"]), configs.source(configs.SHARDS, names=["b1", "b2"]))
+    with pytest.raises(Unsatisfiable, match=r"mps on a; shard on b1, b2"):
+        make_config(sources, SlurmVersion.parse("24.11"), TypeNames.SHORT)
+
+
+@pytest.mark.parametrize(
+    ("machine", "types", "gres"),
+    [
+        ("1xh100-sxm5-80gb+1xh100-pcie-80gb", "short", "gpu:h100:2"),
+        ("1xh100-sxm5-80gb+1xh100-pcie-80gb", "model", "gpu:h100_pcie_80gb:1,gpu:h100_sxm5_80gb:1"),
+        ("2xrtx-a6000", "short", "gpu:rtx_a6000:2"),
+        ("1xl40s", "short", "gpu:l40s:1"),
+        ("1xv100s-pcie-32gb", "short", "gpu:v100s:1"),
+    ],
+)
+def test_types(machine, types, gres):
+    assert gres_value(configs.config(configs.WHOLE, "24.11", machine, types).nodes[0].gres.counts) == gres
+
+
+def test_mig_devices_can_be_named_by_their_profile_alone():
+    counts = configs.config(configs.MIG, "24.11", types="profile").nodes[0].gres.counts
+    assert (GresName.GPU, "1g.10gb") in counts
+
+
+def test_a_name_of_the_policy_is_the_type():
+    policy = "version: partage/v1\ngpus: [{select: {index: [0]}, name: nvidia.com/gpu.notebooks, time-slicing: {replicas: 10}}]\n"
+    counts = configs.config(policy, "24.11").nodes[0].gres.counts
+    assert counts == {
+        (GresName.GPU, "h100"): 3, (GresName.GPU, "notebooks"): 1, (GresName.SHARD, ""): 10,
+    }  # fmt: skip
+
+
+def test_the_first_versions_name_the_files_that_every_job_may_use():
+    files = configs.files(configs.MPS, "20.11.9")
+    assert "Flags=" not in files["gres.conf"]
+    allowed = _lines(files["cgroup_allowed_devices_file.conf"])
+    assert "/dev/nvidia-uvm" in allowed
+    assert not any(line.startswith("/dev/nvidia") and line[-1].isdigit() for line in allowed)
+    assert "AllowedDevicesFile" in files["cgroup.conf"]
+    assert "AllowedDevicesFile" not in configs.files(configs.MPS, "22.05")["cgroup.conf"]
+
+
+def test_nodes_that_are_alike_are_one_block():
+    sources = (configs.source(configs.MPS, names=[f"g{n:03}" for n in range(1, 501)]),)
+    files = config_files(make_config(sources, SlurmVersion.parse("24.11"), TypeNames.SHORT).config)
+    assert len(_lines(files["gres.conf"])) == 4
+    assert all(line.startswith("NodeName=g[001-500] ") for line in _lines(files["gres.conf"]))
+    assert "UUID" not in files["gres.conf"]
+
+
+def test_a_gpu_without_mig_devices_is_left_out_with_the_reason():
+    policy = "version: v1\nmig-configs: {c: [{devices: [0], mig-enabled: true, mig-devices: {}}]}\n"
+    files = configs.files(policy, "24.11")
+    assert "# g1: GPU 0 is left out: it is in MIG mode and has no MIG device" in files["gres.conf"]
+    assert "Gres=gpu:h100:3 " in files["slurm.conf"]

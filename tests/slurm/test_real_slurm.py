@@ -1,0 +1,123 @@
+"""Every configuration that Partage writes, in a real Slurm: 22.05 of this machine, 24.11 in a chroot."""
+
+import re
+from contextlib import closing
+
+import pytest
+
+from tests.plan.slurm import configs
+from tests.slurm.lab import BUILDS, NEWER, OLD, Lab, why_not
+
+pytestmark = pytest.mark.xdist_group("slurm")
+
+ENV = ("sh", "-c", "env | grep -E 'CUDA|SLURM_(STEP|JOB)_GPUS|SHARDS|ROCR' | sort")
+_MPS_MACHINE = "2xh100-sxm5-80gb"
+
+
+def _lab(build, policy, machine="4xh100-sxm5-80gb", types="short"):
+    return Lab(build, configs.files(policy, build.version, machine, types), ["g1"])
+
+
+def _environment(lab, request):
+    done = lab.run("srun", "--immediate=2", f"--gres={request}", *ENV)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split("=", 1) for line in done.stdout.splitlines())
+
+
+def _cases(build):
+    everywhere = [configs.WHOLE, configs.MPS, configs.SHARDS, configs.MIG]
+    newer = [configs.MIG_MPS, configs.MIG_SHARDS, configs.SHARED_MIG, configs.MPS_ON_MIG]
+    return everywhere if build is OLD else everywhere + newer
+
+
+@pytest.mark.parametrize("types", ["short", "profile"])
+@pytest.mark.parametrize("build", BUILDS)
+def test_slurmd_reads_every_configuration_without_a_complaint(build, types):
+    for policy in _cases(build):
+        with closing(_lab(build, policy, types=types)) as lab:
+            assert lab.complaints() == [], policy
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_whole_gpu_and_four_shares_of_mps(build):
+    """Four jobs with mps:25 run on one GPU, the fifth waits and then starts."""
+    one = "version: partage/v1\ngpus: [{select: {index: [0]}, mps: {replicas: 4}}]\n"
+    with _lab(build, one, _MPS_MACHINE) as lab:
+        assert lab.logged_complaints() == []
+        assert _environment(lab, "gpu:h100:1")["CUDA_VISIBLE_DEVICES"] == "0"
+        assert _environment(lab, "mps:25") == {
+            "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25", "CUDA_VISIBLE_DEVICES": "1", "SLURM_STEP_GPUS": "1",
+        }  # fmt: skip
+        for n in range(5):
+            log = f"/tmp/{lab.d.name}/log/job{n}"
+            done = lab.run("sbatch", "-o", log, "--gres=mps:25", f"--job-name=share{n}", "--wrap", "sleep 60")
+            assert done.returncode == 0, done.stderr
+        lab.wait_for(lambda: _states(lab).count("RUNNING") == 4)
+        assert sorted(_states(lab)) == ["PENDING"] + ["RUNNING"] * 4
+        first = lab.run("squeue", "-h", "-t", "R", "-o", "%i").stdout.split()[0]
+        lab.run("scancel", first)
+        lab.wait_for(lambda: _states(lab) == ["RUNNING"] * 4)
+
+
+def _states(lab):
+    return lab.run("squeue", "-h", "-o", "%T").stdout.split()
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_shares_of_two_gpus_are_used_at_the_same_time(build):
+    """Without all_sharing the second GPU would stay idle."""
+    with _lab(build, configs.MPS, _MPS_MACHINE) as lab:
+        for _ in range(2):
+            lab.run("sbatch", "-o", "/dev/null", "--gres=mps:60", "--wrap", "sleep 60")
+        lab.wait_for(lambda: _states(lab) == ["RUNNING"] * 2)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_shards(build):
+    with _lab(build, configs.SHARDS) as lab:
+        assert lab.logged_complaints() == []
+        assert _environment(lab, "shard:2") == {
+            "CUDA_VISIBLE_DEVICES": "2", "SLURM_SHARDS_ON_NODE": "2", "SLURM_STEP_GPUS": "2",
+        }  # fmt: skip
+        assert _environment(lab, "gpu:h100:2")["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_mig_devices_by_their_type(build):
+    with _lab(build, configs.MIG) as lab:
+        assert lab.logged_complaints() == []
+        assert _environment(lab, "gpu:h100_1g.10gb:2")["SLURM_STEP_GPUS"] == "0,1"
+        assert _environment(lab, "gpu:h100_1g.10gb")["SLURM_STEP_GPUS"] == "0"
+        assert _environment(lab, "gpu:h100_3g.40gb:1")["SLURM_STEP_GPUS"] == "2"
+        assert _environment(lab, "gpu:h100:1")["SLURM_STEP_GPUS"] == "3"
+        too_many = lab.run("srun", "--immediate=2", "--gres=gpu:h100_1g.10gb:3", "true")
+        assert "Requested node configuration is not available" in too_many.stderr
+
+
+@pytest.mark.parametrize("build", NEWER)
+@pytest.mark.parametrize(("policy", "share"), [(configs.MIG_MPS, "mps:25"), (configs.MIG_SHARDS, "shard:2")])
+def test_mig_beside_shares(build, policy, share):
+    with _lab(build, policy) as lab:
+        assert lab.logged_complaints() == []
+        assert _environment(lab, share)["SLURM_STEP_GPUS"] == "4"
+        assert _environment(lab, "gpu:h100_1g.10gb:2")["SLURM_STEP_GPUS"] == "0,1"
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_the_order_of_the_devices_is_slurms(build):
+    """SLURM_JOB_GPUS is a place in this list: whoever gives a job its UUID relies on it."""
+    node = configs.config(configs.MIG, build.version).nodes[0]
+    with closing(_lab(build, configs.MIG)) as lab:
+        said = lab.run("slurmd", "-G", "-N", "g1", "-f", str(lab.d / "slurm.conf"))
+        types = re.findall(r"Name=gpu Type=(\S+) Count=(\d+)", said.stdout + said.stderr)
+    listed = [kind for kind, count in types for _ in range(int(count))]
+    assert listed == [device.type for device in node.gres.devices]
+
+
+@pytest.mark.skipif(why_not(OLD) != "", reason=why_not(OLD) or "-")
+def test_the_refusal_of_mig_beside_shares_is_right_about_22_05():
+    """What Partage refuses to write for 22.05, 22.05 reads wrongly: each file is a GPU."""
+    with closing(Lab(OLD, configs.files(configs.MIG_MPS, "24.11"), ["g1"])) as lab:
+        said = lab.run("slurmd", "-G", "-N", "g1", "-f", str(lab.d / "slurm.conf"))
+        found = re.findall(r"Name=gpu Type=h100_3g\S* Count=(\d+)", said.stdout + said.stderr)
+        assert found.count("1") == 3 or lab.complaints()
