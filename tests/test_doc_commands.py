@@ -76,7 +76,7 @@ def why_not_parsed(words, *, whole=True):
         if name.startswith("-"):
             partage.make_context("partage", words)
             return ""
-        with click.Context(partage) as ctx:
+        with click.Context(partage, help_option_names=["-h", "--help"]) as ctx:
             verb = partage.get_command(ctx, name)
             if verb is None:
                 return f"there is no verb {name}"

@@ -17,7 +17,7 @@ _HEADS = ("option", "default", "means")
 
 def options() -> str:
     """A section for each verb: what it does, its arguments and its options."""
-    with click.Context(partage) as ctx:
+    with click.Context(partage, help_option_names=["-h", "--help"]) as ctx:
         return "\n".join(section for verb in sorted(VERBS) for section in _sections(ctx, verb))
 
 
