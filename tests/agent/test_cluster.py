@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from partage.agent.cluster.node_labels import ClusterIntervals, NodeLabels
+from partage.agent.cluster.node_writer import ClusterIntervals, NodeWriter
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
 from tests.agent.harness import Place, native, place, running, spawn
@@ -205,7 +205,7 @@ async def _labels(wanted):
         api = NodeServer(server)
         asked: list[str] = []
         cluster = ApiCluster(server.config(), "n1", backoff=quick)
-        labels = NodeLabels(
+        labels = NodeWriter(
             cluster, "n1", AgentStatus(lambda: 0.0), lambda: asked.append(labels.trouble), QUICK
         )
         labels._wanted = wanted

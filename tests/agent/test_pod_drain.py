@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import asynccontextmanager
 
-from partage.agent.cluster.node_labels import ClusterIntervals
+from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster

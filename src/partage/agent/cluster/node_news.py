@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from partage.agent.cluster.node_labels import ClusterIntervals
+from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from partage.agent.cluster.node_labels import NodeLabels
 from partage.agent.cluster.node_news import NodeNews
+from partage.agent.cluster.node_writer import NodeWriter
 from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.port import Cluster, ClusterNode
@@ -27,7 +27,7 @@ class OwnNode:
         know: Callable[[ClusterNode], None],
     ) -> None:
         self._know = know
-        self.labels = NodeLabels(cluster, name, status, ask, know=self._seen)
+        self.labels = NodeWriter(cluster, name, status, ask, know=self._seen)
         self.news = NodeNews(cluster, name, status, watched=lambda: self.labels.watched, ask=ask)
         self.drain = PodDrain(cluster, name, status, tell=self.news.tell, ask=ask)
 

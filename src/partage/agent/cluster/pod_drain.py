@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from partage.agent.cluster.node_labels import ClusterIntervals
+from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterPod, Eviction

@@ -49,7 +49,7 @@ class ClusterIntervals(Frozen):
     drain_confirm_s: float = 5.0
 
 
-class NodeLabels:
+class NodeWriter:
     """Follows the own Node, and applies its labels: at the start, when they change, and when they are gone.
 
     trouble: why that does not work now; empty if it does. ask: called when ``trouble`` changes. know: told
