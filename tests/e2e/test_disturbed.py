@@ -84,11 +84,15 @@ def test_a_removed_chart_leaves_what_the_documents_name_and_nothing_else(node: C
     # The kubelet forgets the shares of a plugin that has gone; the name stays until it restarts.
     node.until("nothing is offered", lambda: not any(node.allocatable().values()))
     kinds = "daemonsets,pods,configmaps,serviceaccounts,roles,rolebindings,services"
-    left = node.get(kinds, "-n", NAMESPACE, "-l", "app.kubernetes.io/name=partage")["items"]
-    assert [one["metadata"]["name"] for one in left] == []
     wide = "clusterroles,clusterrolebindings,validatingadmissionpolicies,validatingadmissionpolicybindings"
-    left = node.get(wide, "-l", "app.kubernetes.io/name=partage")["items"]
-    assert [one["metadata"]["name"] for one in left] == []
+
+    def gone() -> bool:
+        for names, where in ((kinds, ("-n", NAMESPACE)), (wide, ())):
+            left = node.get(names, *where, "-l", "app.kubernetes.io/name=partage")["items"]
+            assert [one["metadata"]["name"] for one in left] == []
+        return True
+
+    node.until("the objects of the chart are gone", gone)  # its pods end after helm has
     if node.folder is not None:
         sockets = (node.folder / "node/var/lib/kubelet/device-plugins").glob("nvidia-*.sock")
         assert list(sockets) == []
