@@ -155,13 +155,14 @@ async def test_a_driver_that_comes_is_noticed_by_who_waits_for_events(node: Stub
 async def test_the_end_waits_for_no_thread_that_waits_for_events(node: StubNode) -> None:
     """That wait takes up to a second; the process that ends takes the thread along."""
     node.add_h100s(1)
-    hardware = NvmlHardware(host=node.host)
+    hardware, before = NvmlHardware(host=node.host), set(threading.enumerate())
     assert await hardware.events(0.05) == Events()
     await hardware.close()
-    waiting = [thread for thread in threading.enumerate() if thread.name == "nvml-events"]
+    waiting = [one for one in set(threading.enumerate()) - before if one.name == "nvml-events"]
     assert waiting
     for thread in waiting:
-        await asyncio.to_thread(thread.join)
+        await asyncio.to_thread(thread.join, 30)
+        assert not thread.is_alive()
 
 
 async def test_a_driver_that_was_replaced_is_read_with_its_own_library(node: StubNode) -> None:
